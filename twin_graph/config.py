@@ -1,0 +1,284 @@
+"""Every setting, once: its type, default, range, unit and source.
+
+Settings have dotted names (`train.batch_size`), the same in `--set`, in preset files and in `run.json`.
+"""
+
+import difflib
+import hashlib
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import resources
+from typing import Annotated, Any, Literal, NamedTuple
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from twin_graph.errors import UsageError
+
+NATURE = "Mnih et al. 2015"
+PEERS = "Stable-Baselines3 and CleanRL"
+
+
+def _setting(default: Any, meaning: str, *, unit: str = "", source: str = "", **limits: Any) -> Any:
+    return Field(default, description=meaning, json_schema_extra={"unit": unit, "source": source}, **limits)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EnvSettings(_Section):
+    id: str = _setting(
+        "", "Gymnasium id: ALE/Pong-v5, CartPole-v1, module:Id; discrete actions", source="ale-py, Gymnasium"
+    )
+    count: int = _setting(8, "environments that advance together", unit="environments", ge=1, le=1024)
+    frame_skip: int = _setting(
+        4, "frames for which an action is repeated (Atari; 1 elsewhere)", unit="frames", source=NATURE, ge=1, le=60
+    )
+    sticky: float = _setting(
+        0.0,
+        "probability that the emulator repeats the last action instead (Atari; 0.25 is v5's default)",
+        source="NoFrameskip-v4, " + PEERS,
+        ge=0,
+        le=1,
+    )
+    noop_max: int = _setting(
+        30, "a game begins with up to this many frames without action (Atari)", unit="frames", source=NATURE, ge=0
+    )
+    fire_reset: bool = _setting(False, "press FIRE after a reset, in training only (Atari)", source="Dopamine: no")
+    life_loss: bool = _setting(
+        True, "a lost life ends the bootstrap, in training only; the game goes on (Atari)", source=NATURE
+    )
+    clip_rewards: bool = _setting(True, "clip rewards to -1..1, in training only (Atari)", source=NATURE)
+    max_frames: int = _setting(
+        108_000, "a game is cut after this many frames (Atari)", unit="frames", source="Bellemare et al. 2013", ge=1
+    )
+    image_height: int = _setting(84, "of the scaled screen (Atari)", unit="pixels", source=NATURE, ge=8, le=210)
+    image_width: int = _setting(84, "of the scaled screen (Atari)", unit="pixels", source=NATURE, ge=8, le=160)
+    stack: int = _setting(4, "newest frames in one observation (Atari)", unit="frames", source=NATURE, ge=2, le=16)
+
+
+class ModelSettings(_Section):
+    padding: Literal["VALID", "SAME"] = _setting("VALID", "padding of the convolutions of `nature`", source=NATURE)
+    hidden_units: list[Annotated[int, Field(ge=1, le=8192)]] = _setting(
+        [256, 256], "widths of the layers of `mlp`", unit="units", source="RL Baselines3 Zoo", min_length=1, max_length=8
+    )
+
+
+class TrainSettings(_Section):
+    steps: int = _setting(
+        1_000_000, "length of the training, rounded up to whole vector steps", unit="agent steps", ge=1
+    )
+    start_steps: int = _setting(
+        10_000, "steps collected before the first update", unit="agent steps", source="CleanRL's order", ge=1
+    )
+    every_steps: int = _setting(4, "one update for this many", unit="agent steps", source=NATURE, ge=1)
+    batch_size: int = _setting(32, "transitions of one update", unit="transitions", source=NATURE, ge=1, le=65_536)
+    n_step: int = _setting(1, "rewards before the bootstrap value", unit="agent steps", source=NATURE, ge=1, le=1000)
+    discount: float = _setting(0.99, "of the value one agent step later", source=NATURE, ge=0, le=1)
+    learning_rate: float = _setting(1e-4, "of Adam", source=PEERS, gt=0, le=1)
+    adam_epsilon: float = _setting(1e-8, "of Adam", source="Kingma and Ba 2015", gt=0, le=1)
+
+
+class ReplaySettings(_Section):
+    capacity_steps: int = _setting(100_000, "newest steps kept", unit="agent steps", source="SB3's zoo", ge=1)
+
+
+class ActSettings(_Section):
+    epsilon_start: float = _setting(1.0, "share of random actions at the start", source=NATURE, ge=0, le=1)
+    epsilon_end: float = _setting(0.01, "share of random actions after the decay", source=PEERS, ge=0, le=1)
+    epsilon_decay_steps: int = _setting(100_000, "length of the linear decay", unit="agent steps", source="SB3", ge=1)
+
+
+class TargetSettings(_Section):
+    policy: Literal["latest"] = _setting("latest", "which snapshot a refresh restores into the target twin")
+    refresh_every_updates: int = _setting(
+        1_000, "a snapshot is committed and the target refreshed each", unit="updates", source=PEERS, ge=1
+    )
+
+
+class EvaluateSettings(_Section):
+    every_steps: int = _setting(50_000, "the newest snapshot plays for its true score each", unit="agent steps", ge=1)
+    episodes: int = _setting(10, "length of such an evaluation; 0 for none", unit="episodes", ge=0, le=100_000)
+    epsilon: float = _setting(
+        0.001, "share of random actions while evaluated", source="Rainbow, Dopamine; 0.05 in 2015", ge=0, le=1
+    )
+
+
+class TwinSettings(_Section):
+    check: bool = _setting(
+        False, "debug: after a refresh the twins are bit-equal, and the target never changes between two"
+    )
+    threads: int = _setting(0, "TensorFlow's threads inside one op, per twin; 0 for one a core", unit="threads", ge=0)
+
+
+class LogSettings(_Section):
+    every_steps: int = _setting(2_000, "a line of metrics each", unit="agent steps", ge=1)
+
+
+class Settings(_Section):
+    """All settings of a run."""
+
+    preset: str = _setting("", "name of the preset that the others started from")
+    seed: int = _setting(1, "of everything random in a run", ge=0, lt=2**31)
+    network: Literal["nature", "mlp"] = _setting("nature", "which Q network", source=NATURE)
+    loss: Literal["huber", "mse", "mse_all"] = _setting("huber", "of the TD errors", source=NATURE)
+    env: EnvSettings = EnvSettings()
+    model: ModelSettings = ModelSettings()
+    train: TrainSettings = TrainSettings()
+    replay: ReplaySettings = ReplaySettings()
+    act: ActSettings = ActSettings()
+    target: TargetSettings = TargetSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()
+    twin: TwinSettings = TwinSettings()
+    log: LogSettings = LogSettings()
+
+    @pydantic.model_validator(mode="after")
+    def _fit_together(self) -> typing.Self:
+        reach = self.env.count * (self.train.n_step + self.env.stack + 1)
+        if self.replay.capacity_steps < max(reach, self.train.start_steps):
+            raise ValueError(
+                f"replay.capacity_steps={self.replay.capacity_steps} is too small: it must hold train.start_steps="
+                f"{self.train.start_steps} and, for {self.env.count} environments, at least {reach} agent steps"
+            )
+        if self.train.start_steps < reach:
+            raise ValueError(
+                f"train.start_steps={self.train.start_steps} is too small: {self.env.count} environments need {reach} "
+                "agent steps before one n-step transition of each is complete"
+            )
+        return self
+
+    def sha256(self) -> str:
+        """Hash of all settings, for manifests."""
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
+
+
+class Description(NamedTuple):
+    """What is to be said of one setting."""
+
+    key: str
+    type: str
+    value: Any
+    range: str
+    unit: str
+    meaning: str
+    source: str
+
+
+def describe(settings: BaseModel, prefix: str = "") -> Iterator[Description]:
+    """All settings with their values in `settings`, in the order in which they are declared."""
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if isinstance(value, BaseModel):
+            yield from describe(value, f"{prefix}{name}.")
+            continue
+        extra = typing.cast(dict[str, str], field.json_schema_extra)
+        yield Description(
+            key=prefix + name,
+            type=_type_name(field.annotation),
+            value=value,
+            range=_range(field.metadata),
+            unit=extra["unit"],
+            meaning=field.description or "",
+            source=extra["source"],
+        )
+
+
+def keys() -> list[str]:
+    """The dotted names of all settings."""
+    return [description.key for description in describe(Settings())]
+
+
+def preset_names() -> list[str]:
+    """The presets that come with the package, sorted."""
+    return sorted(p.name.removesuffix(".toml") for p in _preset_folder().iterdir() if p.name.endswith(".toml"))
+
+
+def preset_description(name: str) -> str:
+    """One line on what a preset trains."""
+    return str(_read_preset(name)["description"])
+
+
+def load(preset: str, overrides: Iterable[tuple[str, Any]] = ()) -> Settings:
+    """The settings of a preset, changed by `(dotted name, value)` pairs; later ones win.
+
+    Raises:
+      UsageError: an unknown preset or name, or a value of the wrong type or out of range.
+    """
+    tree = _read_preset(preset)
+    del tree["description"]
+    tree["preset"] = preset
+    known = keys()
+    for key, value in overrides:
+        if key not in known:
+            raise UsageError(f"unknown setting {key!r}{nearest(key, known)}; `twin-graph presets {preset}` lists all")
+        *sections, name = key.split(".")
+        at = tree
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[name] = value
+    return validate(tree)
+
+
+def validate(tree: Mapping[str, Any]) -> Settings:
+    """Settings from nested mappings, with one line for the first thing that is wrong."""
+    try:
+        return Settings.model_validate(tree)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        if not key:
+            raise UsageError(message) from None
+        if first["type"] == "extra_forbidden":
+            raise UsageError(f"unknown setting {key!r}{nearest(key, keys())}") from None
+        raise UsageError(f"{key}={first['input']}: {message[0].lower()}{message[1:]}") from None
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """`key=value` as a pair; the value is read as TOML, and as plain text where it is not."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise UsageError(f"--set {text!r}: write it as key=value, for example --set train.batch_size=64")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    return key.strip(), parsed
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the name most like this one, or nothing."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6) or [k for k in known if k.endswith("." + name)][:1]
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _preset_folder() -> resources.abc.Traversable:
+    return resources.files("twin_graph") / "presets"
+
+
+def _read_preset(name: str) -> dict[str, Any]:
+    if name not in preset_names():
+        raise UsageError(
+            f"unknown preset {name!r}{nearest(name, preset_names())}; there are {', '.join(preset_names())}"
+        )
+    return tomllib.loads((_preset_folder() / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def _type_name(annotation: Any) -> str:
+    if typing.get_origin(annotation) is Literal:
+        return " | ".join(typing.get_args(annotation))
+    if isinstance(annotation, types.GenericAlias):
+        return "list of numbers"
+    return {int: "whole number", float: "number", bool: "true | false", str: "text"}[annotation]
+
+
+def _range(metadata: Iterable[Any]) -> str:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    return ", ".join(
+        f"{sign} {getattr(limit, name):,}" for limit in metadata for name, sign in signs.items() if hasattr(limit, name)
+    )

@@ -1,0 +1,83 @@
+"""Environments behind one vector interface: Atari on ALE's vector emulator, all others on Gymnasium's vector API.
+
+Both reset an environment in the step in which its episode ends (`SAME_STEP`), so that every vector step is exactly
+`count` agent steps and none has to be masked.
+"""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from twin_graph.config import EnvSettings
+from twin_graph.errors import UsageError
+
+
+class VectorStep(NamedTuple):
+    """What E environments answer to one action each.
+
+    Attributes:
+      s_t: observations that followed the actions, before any reset, `[E, *observation_shape]`.
+      r_t: rewards to learn from (clipped, if the protocol says so), float32 `[E]`.
+      terminal_t: bool `[E]`; nothing follows that has value: the game is over or, if the protocol says so, a life.
+      last_t: bool `[E]`; the episode ended, or was cut by its time limit.
+      s_next: observations to act on now: a new episode's first where `last_t`, else `s_t`.
+      score_t: rewards as the environment gave them, float32 `[E]`.
+    """
+
+    s_t: np.ndarray
+    r_t: np.ndarray
+    terminal_t: np.ndarray
+    last_t: np.ndarray
+    s_next: np.ndarray
+    score_t: np.ndarray
+
+
+class VectorEnv(Protocol):
+    """E copies of one environment.
+
+    Attributes:
+      count: E.
+      n_actions: actions are the integers below it.
+      observation_shape, observation_dtype: of one observation.
+      stack: newest frames on the observation's first axis; 1 where observations are whole.
+      frames_per_step: emulator frames in one agent step.
+      protocol: what a score depends on, in words for people; stands beside every score.
+    """
+
+    count: int
+    n_actions: int
+    observation_shape: tuple[int, ...]
+    observation_dtype: np.dtype
+    stack: int
+    frames_per_step: int
+    protocol: dict[str, str | int | float | bool]
+
+    def reset(self, seeds: np.ndarray) -> np.ndarray:
+        """Begins an episode in each environment from its seed, int64 `[E]`; returns `s_0`."""
+        ...
+
+    def step(self, actions: np.ndarray) -> VectorStep:
+        """Takes one action, integers `[E]`, in each environment."""
+        ...
+
+    def close(self) -> None:
+        """Ends the emulators."""
+        ...
+
+
+def make(settings: EnvSettings, *, count: int, evaluation: bool = False) -> VectorEnv:
+    """`count` environments of `settings.id`; for evaluation with true rewards, whole games and no help at the start.
+
+    Raises:
+      UsageError: the environment does not exist, or its actions or observations are not of a kind that can be learnt.
+    """
+    if not settings.id:
+        raise UsageError("no environment: give one with --env, for example --env ALE/Breakout-v5")
+    # Imported here because ALE takes half a second, which commands that only read records need not pay.
+    if settings.id.startswith("ALE/"):
+        from twin_graph.envs.atari import Atari
+
+        return Atari(settings, count=count, evaluation=evaluation)
+    from twin_graph.envs.gym import Gym
+
+    return Gym(settings, count=count)

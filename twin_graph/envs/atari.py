@@ -1,0 +1,105 @@
+"""Atari 2600 games on `ale_py`'s own vector emulator, which steps, scales and stacks in C++ threads."""
+
+import ale_py
+import gymnasium
+import numpy as np
+from ale_py import roms
+from ale_py.vector_env import AtariVectorEnv
+
+from twin_graph.config import EnvSettings, nearest
+from twin_graph.envs import VectorStep
+from twin_graph.errors import UsageError
+
+gymnasium.register_envs(ale_py)
+
+
+class Atari:
+    """Implements `twin_graph.envs.VectorEnv`; owns the emulators and their threads.
+
+    Observations are uint8 `[stack, H, W]`, the maximum of the last two raw screens in grey, scaled; a game begins with
+    one frame after frames of zeros.
+
+    The emulator is asked for neither clipping nor life loss: its own life loss would start a new game at each lost
+    life, so that an agent never saw what comes later, and its clipping would hide the score of the training games.
+    """
+
+    def __init__(self, settings: EnvSettings, *, count: int, evaluation: bool) -> None:
+        self._clip = settings.clip_rewards and not evaluation
+        self._life_loss = settings.life_loss and not evaluation
+        fire_reset = settings.fire_reset and not evaluation
+        self._env = AtariVectorEnv(
+            _rom(settings.id),
+            count,
+            frameskip=settings.frame_skip,
+            repeat_action_probability=settings.sticky,
+            noop_max=settings.noop_max + 1,  # ALE draws from 0 to noop_max - 1
+            max_num_frames_per_episode=settings.max_frames,
+            img_height=settings.image_height,
+            img_width=settings.image_width,
+            stack_num=settings.stack,
+            use_fire_reset=fire_reset,
+            reward_clipping=False,
+            episodic_life=False,
+            autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
+        )
+        self._lives = np.zeros(count, np.int32)
+        self.count = count
+        self.n_actions = int(self._env.single_action_space.n)
+        self.observation_shape: tuple[int, ...] = self._env.single_observation_space.shape
+        self.observation_dtype = np.dtype(np.uint8)
+        self.stack = settings.stack
+        self.frames_per_step = settings.frame_skip
+        self.protocol: dict[str, str | int | float | bool] = {
+            "environment": settings.id,
+            "environments": count,
+            "actions": self.n_actions,
+            "frame skip": settings.frame_skip,
+            "sticky actions": settings.sticky,
+            "no-ops up to": settings.noop_max,
+            "fire at reset": fire_reset,
+            "life loss is terminal": self._life_loss,
+            "rewards clipped": self._clip,
+            "time limit, frames": settings.max_frames,
+            "image": f"{settings.image_height}x{settings.image_width}x{settings.stack}",
+        }
+
+    def reset(self, seeds: np.ndarray) -> np.ndarray:
+        observations, info = self._env.reset(seed=seeds)
+        self._lives = info["lives"]
+        return np.asarray(observations)
+
+    def step(self, actions: np.ndarray) -> VectorStep:
+        s_next, score_t, terminated, truncated, info = self._env.step(actions)
+        last_t = terminated | truncated
+        s_t = s_next
+        if last_t.any():
+            s_t = np.where(last_t[:, None, None, None], info["final_obs"], s_next)
+        # Where the game ended, `lives` is already that of the next one.
+        life_lost = (info["lives"] < self._lives) & ~last_t
+        self._lives = info["lives"]
+        score_t = score_t.astype(np.float32)
+        return VectorStep(
+            s_t=s_t,
+            r_t=np.clip(score_t, -1, 1) if self._clip else score_t,
+            terminal_t=terminated | life_lost if self._life_loss else terminated,
+            last_t=last_t,
+            s_next=s_next,
+            score_t=score_t,
+        )
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def _rom(environment_id: str) -> str:
+    """The ROM's name for a Gymnasium id."""
+    known = [name for name in gymnasium.registry if name.startswith("ALE/")]
+    if environment_id not in known:
+        raise UsageError(f"unknown game {environment_id!r}{nearest(environment_id, known)}")
+    specification = gymnasium.spec(environment_id)
+    if specification.kwargs.get("obs_type", "rgb") == "ram":
+        raise UsageError(f"{environment_id} observes memory; only games seen as images are supported")
+    game = specification.kwargs["game"]
+    if roms.get_rom_path(game) is None:
+        raise UsageError(f"ale-py comes without the ROM of {environment_id}; choose another game")
+    return str(game)

@@ -1,0 +1,71 @@
+"""Q networks: plain `tf.nn` on resource variables.
+
+Weights and biases start uniform in +-1/sqrt(fan_in), which is Torch's default, and so what DQN 3.0 (Mnih et al.
+2015), Stable-Baselines3 and CleanRL start from.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from twin_graph.errors import UsageError
+from twin_graph.graph_mode import tf
+
+Tensor = Any
+
+
+def nature(observation: Tensor, n_actions: int, *, padding: str) -> Tensor:
+    """The network of Mnih et al. 2015: three convolutions, 512 units.
+
+    Args:
+      observation: uint8 `[B, stack, H, W]`, 0 to 255; frames first, as Gymnasium stacks them. 4 x 84 x 84 in the paper.
+      n_actions: A.
+      padding: `VALID` (the paper) or `SAME`, for every convolution.
+
+    Returns:
+      Q values, float32 `[B, A]`.
+    """
+    # On the CPU TensorFlow convolves with channels last; moving them here, on bytes, is cheaper than in NumPy.
+    x = tf.cast(tf.transpose(observation, [0, 2, 3, 1]), tf.float32) / 255.0
+    x = tf.nn.relu(_convolution("conv1", x, kernel=8, channels=32, stride=4, padding=padding))
+    x = tf.nn.relu(_convolution("conv2", x, kernel=4, channels=64, stride=2, padding=padding))
+    x = tf.nn.relu(_convolution("conv3", x, kernel=3, channels=64, stride=1, padding=padding))
+    x = tf.nn.relu(_dense("fc1", _flatten(x), 512))
+    return _dense("q", x, n_actions)
+
+
+def mlp(observation: Tensor, n_actions: int, *, hidden_units: Sequence[int]) -> Tensor:
+    """Fully connected layers of `hidden_units` with rectifiers, for vectors: float32 `[B, D]` to Q `[B, A]`."""
+    x = _flatten(tf.cast(observation, tf.float32))
+    for i, units in enumerate(hidden_units, start=1):
+        x = tf.nn.relu(_dense(f"fc{i}", x, units))
+    return _dense("q", x, n_actions)
+
+
+def _flatten(x: Tensor) -> Tensor:
+    return tf.reshape(x, [-1, x.shape[1:].num_elements()])
+
+
+def _convolution(name: str, x: Tensor, *, kernel: int, channels: int, stride: int, padding: str) -> Tensor:
+    height, width, depth = x.shape[1:].as_list()
+    if padding == "VALID" and min(height, width) < kernel:
+        raise UsageError(
+            f"the image is too small for the network: {name} has a {kernel}x{kernel} kernel and gets {height}x{width}; "
+            "raise env.image_height and env.image_width, or set model.padding=SAME"
+        )
+    weights, bias = _weights_and_bias(name, [kernel, kernel, depth, channels], fan_in=kernel * kernel * depth)
+    return tf.nn.bias_add(tf.nn.conv2d(x, weights, strides=stride, padding=padding), bias)
+
+
+def _dense(name: str, x: Tensor, units: int) -> Tensor:
+    weights, bias = _weights_and_bias(name, [x.shape[1], units], fan_in=int(x.shape[1]))
+    return tf.nn.bias_add(tf.matmul(x, weights), bias)
+
+
+def _weights_and_bias(name: str, shape: Sequence[int], *, fan_in: int) -> tuple[Tensor, Tensor]:
+    uniform = tf.random_uniform_initializer(-(fan_in**-0.5), fan_in**-0.5)
+    with tf.variable_scope(name):
+        variable: Callable[..., Tensor] = tf.get_variable
+        return (
+            variable("weights", shape, initializer=uniform, use_resource=True),
+            variable("bias", shape[-1:], initializer=uniform, use_resource=True),
+        )

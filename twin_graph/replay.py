@@ -1,0 +1,194 @@
+"""Experience replay: a ring of single frames from which stacks and n-step transitions are put together when sampled.
+
+A slot `i` of an environment holds what was known and done at its step `i`:
+
+    slot            i           i+1          i+2
+    frame           newest      newest       newest      of the observation s_i, s_i+1, s_i+2
+    action          a_i         a_i+1        a_i+2
+    reward          r_i+1       r_i+2        r_i+3       what followed a_i, a_i+1, a_i+2
+    terminal, last              (of the step that a_i took)
+
+An observation of `stack` frames is read back from slots `i-stack+1 .. i`; frames from before the episode's first slot
+are zeros, as ALE pads them. All environments advance together, so that the slots that can be sampled are one range of
+steps, the same for each of them.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Transition(NamedTuple):
+    """One step of E environments.
+
+    Attributes:
+      s_tm1: what was observed before, `[E, *observation_shape]`.
+      a_tm1: actions taken, integers `[E]`.
+      r_t: rewards that followed, float32 `[E]`.
+      terminal_t: bool `[E]`; no value beyond this step (the game, or a life, was lost or won).
+      last_t: bool `[E]`; the episode ends here, by an end of the game or by a cut; `s_tm1` of the next step is a reset's.
+      s_t: what was observed after, before any reset, `[E, *observation_shape]`.
+    """
+
+    s_tm1: np.ndarray
+    a_tm1: np.ndarray
+    r_t: np.ndarray
+    terminal_t: np.ndarray
+    last_t: np.ndarray
+    s_t: np.ndarray
+
+
+class Batch(NamedTuple):
+    """B transitions of n steps.
+
+    Attributes:
+      s_tm1: `[B, *observation_shape]`.
+      a_tm1: int32 `[B]`.
+      r_t: float32 `[B]`, the discounted sum of the rewards of the n steps, or of fewer where the episode ended.
+      discount_t: float32 `[B]`, discount**k after k steps, and 0 where a terminal step is among them.
+      s_t: `[B, *observation_shape]`, what is bootstrapped from; of no meaning where `discount_t` is 0.
+    """
+
+    s_tm1: np.ndarray
+    a_tm1: np.ndarray
+    r_t: np.ndarray
+    discount_t: np.ndarray
+    s_t: np.ndarray
+
+
+class Replay:
+    """Owns the ring. Memory is reserved here and touched as steps come in.
+
+    Args:
+      capacity_steps: agent steps kept, over all environments; rounded down to whole vector steps.
+      environments: E.
+      observation_shape: of one observation; its first axis is the stack if `stack` is above 1.
+      dtype: NumPy type of observations.
+      stack: frames that make up one observation; 1 for observations that are stored whole.
+      n_step: steps until the bootstrap value.
+      discount: per agent step.
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity_steps: int,
+        environments: int,
+        observation_shape: tuple[int, ...],
+        dtype: np.typing.DTypeLike,
+        stack: int,
+        n_step: int,
+        discount: float,
+    ) -> None:
+        self._length = capacity_steps // environments
+        if self._length <= stack + n_step:
+            raise ValueError(f"{capacity_steps} agent steps are too few for {environments} environments")
+        self._environments = environments
+        self._stack = stack
+        self._n_step = n_step
+        self._discount = discount
+        self._observation_shape = observation_shape
+        self._offsets = np.arange(stack - 1, -1, -1)  # oldest frame first
+        frame_shape = observation_shape[1:] if stack > 1 else observation_shape
+        per_slot = (self._length, environments)
+        self._frames = np.zeros((*per_slot, *frame_shape), dtype)
+        self._actions = np.zeros(per_slot, np.int32)
+        self._rewards = np.zeros(per_slot, np.float32)
+        self._terminal = np.zeros(per_slot, np.bool_)
+        self._last = np.zeros(per_slot, np.bool_)
+        self._age = np.zeros(per_slot, np.int64)  # steps since the episode began
+        self._next_age = np.zeros(environments, np.int64)
+        self._cut_frames: dict[int, dict[int, np.ndarray]] = {}  # slot -> environment -> frame seen after a cut
+        self._written = 0
+
+    @staticmethod
+    def bytes_needed(
+        capacity_steps: int, observation_shape: tuple[int, ...], dtype: np.typing.DTypeLike, stack: int
+    ) -> int:
+        """Memory of a full ring, in bytes."""
+        frame = int(np.prod(observation_shape[1:] if stack > 1 else observation_shape)) * np.dtype(dtype).itemsize
+        return capacity_steps * (frame + 4 + 4 + 1 + 1 + 8)
+
+    def add(self, transition: Transition) -> None:
+        """Appends one step of every environment, over the oldest one when full.
+
+        Raises:
+          ValueError: an episode begins with a stack whose older frames are not zeros; they could not be read back.
+        """
+        slot = self._written % self._length
+        if self._stack > 1:
+            if transition.s_tm1[self._next_age == 0, :-1].any():
+                raise ValueError(
+                    "the first observation of an episode must be one frame after frames of zeros; with Gymnasium's "
+                    'FrameStackObservation use padding_type="zero"'
+                )
+            self._frames[slot] = transition.s_tm1[:, -1]
+        else:
+            self._frames[slot] = transition.s_tm1
+        self._actions[slot] = transition.a_tm1
+        self._rewards[slot] = transition.r_t
+        self._terminal[slot] = transition.terminal_t
+        self._last[slot] = transition.last_t
+        self._age[slot] = self._next_age
+        self._next_age = np.where(transition.last_t, 0, self._next_age + 1)
+        # The slot after a cut holds a reset's frame, so that the one to bootstrap from is kept aside.
+        self._cut_frames.pop(slot, None)
+        cut = np.flatnonzero(transition.last_t & ~transition.terminal_t)
+        if cut.size:
+            newest = transition.s_t[:, -1] if self._stack > 1 else transition.s_t
+            self._cut_frames[slot] = {int(e): newest[e].copy() for e in cut}
+        self._written += 1
+
+    def steps(self) -> range:
+        """The steps at which a transition of n steps can start: its whole stack and its end are in the ring."""
+        oldest = self._written - self._length
+        first = 0 if oldest <= 0 else oldest + self._stack - 1
+        return range(first, max(first, self._written - self._n_step))
+
+    def sample(self, batch_size: int, random: np.random.Generator) -> Batch:
+        """Transitions drawn uniformly, with replacement, from all that can be sampled.
+
+        Raises:
+          ValueError: there are none yet.
+        """
+        steps = self.steps()
+        drawn = random.integers(0, len(steps) * self._environments, size=batch_size)
+        return self.gather(steps.start + drawn // self._environments, drawn % self._environments)
+
+    def gather(self, step: np.ndarray, environment: np.ndarray) -> Batch:
+        """The transitions that start at these steps (each in `steps()`) of these environments; integers `[B]` each."""
+        r_t = np.zeros(step.shape, np.float32)
+        discount_t = np.ones(step.shape, np.float32)
+        end = step.copy()
+        going = np.ones(step.shape, np.bool_)
+        for _ in range(self._n_step):
+            at = end % self._length, environment
+            r_t += np.where(going, discount_t * self._rewards[at], 0)
+            discount_t *= np.where(going, self._discount * ~self._terminal[at], 1).astype(np.float32)
+            end += going
+            going &= ~(self._terminal[at] | self._last[at])
+
+        before_end = (end - 1) % self._length, environment
+        start = step % self._length, environment
+        s_t = self._observations(end, environment, self._age[before_end] + 1)
+        for row in np.flatnonzero(self._last[before_end] & ~self._terminal[before_end]):
+            frame = self._cut_frames[int(before_end[0][row])][int(environment[row])]
+            if self._stack > 1:
+                s_t[row, -1] = frame
+            else:
+                s_t[row] = frame
+        return Batch(
+            s_tm1=self._observations(step, environment, self._age[start]),
+            a_tm1=self._actions[start],
+            r_t=r_t,
+            discount_t=discount_t,
+            s_t=s_t,
+        )
+
+    def _observations(self, step: np.ndarray, environment: np.ndarray, age: np.ndarray) -> np.ndarray:
+        """The stacks whose newest frames are those of `step`, with zeros for frames older than the episode."""
+        slots = (step[:, None] - self._offsets) % self._length
+        flat = self._frames.reshape(self._length * self._environments, -1)
+        frames = np.take(flat, slots * self._environments + environment[:, None], axis=0)  # [B, stack, frame size]
+        frames[self._offsets > age[:, None]] = 0
+        return frames.reshape(len(step), *self._observation_shape)

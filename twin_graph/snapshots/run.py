@@ -1,0 +1,176 @@
+"""The folder of a run: where everything in it lies, and what its records say.
+
+    checkpoints/<run>/
+      run.json            what this run is: settings, versions, protocol
+      snapshots/<id>/     see `twin_graph.snapshots.store`
+      ledger.jsonl        starts and ends of the trainer, commits, swaps
+      evaluations.jsonl   scores by snapshot id, every episode's return
+      metrics.jsonl       what TensorBoard shows, as lines
+      events/             TensorBoard's own file, one for each attempt
+"""
+
+import datetime
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from twin_graph.config import Settings, validate
+from twin_graph.errors import DamagedError, UsageError
+from twin_graph.snapshots.files import append_line, fsync, read_lines, write_file
+from twin_graph.snapshots.store import FORMAT, Manifest, SnapshotStore
+
+RUNS = Path("checkpoints")
+
+
+class Run:
+    """Paths and records of one run. Opening it reads `run.json` alone.
+
+    Raises:
+      UsageError: there is no run in this folder.
+      DamagedError: its `run.json` is not what was written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.attempt = 1
+        try:
+            self.description = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+            if self.description["format"] != FORMAT:
+                raise DamagedError(
+                    f"{folder} has format {self.description['format']}; this version of twin-graph reads {FORMAT}"
+                )
+            self.settings: Settings = validate(self.description["settings"])
+        except (FileNotFoundError, NotADirectoryError):
+            raise UsageError(f"no run in {folder}; `twin-graph runs` lists those in {RUNS}/") from None
+        except (ValueError, KeyError, TypeError, UsageError) as error:
+            raise DamagedError(f"{folder / 'run.json'} is damaged: {error}") from None
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def events(self) -> Path:
+        """TensorBoard's folder."""
+        return self.folder / "events"
+
+    def store(self) -> SnapshotStore:
+        """The run's snapshots as they are now."""
+        return SnapshotStore(self.folder / "snapshots")
+
+    def record(self, event: str, **fields: Any) -> None:
+        """Appends a durable line to the ledger; every line says event, attempt and time."""
+        append_line(
+            self.folder / "ledger.jsonl", {"event": event, "attempt": self.attempt, "time": utc_now(), **fields}
+        )
+
+    def record_start(self) -> None:
+        """The ledger's line on the process that trains from here on."""
+        self.record("start", pid=os.getpid(), host=socket.gethostname(), process_started=_process_started(os.getpid()))
+
+    def record_evaluation(self, evaluation: dict[str, Any]) -> None:
+        """Appends a durable line to `evaluations.jsonl`."""
+        append_line(
+            self.folder / "evaluations.jsonl", {"attempt": self.attempt, "time": utc_now(), **evaluation}
+        )
+
+    def record_metrics(self, metrics: dict[str, Any]) -> None:
+        """Appends a line to `metrics.jsonl`; not fsynced, since nothing is decided by it."""
+        append_line(self.folder / "metrics.jsonl", {"attempt": self.attempt, **metrics}, durable=False)
+
+    def ledger(self) -> Iterator[dict[str, Any]]:
+        return read_lines(self.folder / "ledger.jsonl")
+
+    def evaluations(self) -> Iterator[dict[str, Any]]:
+        return read_lines(self.folder / "evaluations.jsonl")
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        return read_lines(self.folder / "metrics.jsonl")
+
+    def scores(self) -> dict[str, float]:
+        """Mean return by snapshot id, over the episodes of its scheduled evaluations."""
+        returns: dict[str, list[float]] = {}
+        for evaluation in self.evaluations():
+            if evaluation["scheduled"]:
+                returns.setdefault(evaluation["snapshot"], []).extend(evaluation["returns"])
+        return {snapshot: sum(r) / len(r) for snapshot, r in returns.items() if r}
+
+    def resolve(self, reference: str) -> Manifest:
+        """The snapshot that a reference means: see `SnapshotStore.resolve`."""
+        return self.store().resolve(reference, self.scores())
+
+    def state(self) -> str:
+        """`running`, `finished`, `stopped` (by a person) or `failed` (by an error or a crash)."""
+        start: dict[str, Any] | None = None
+        for line in self.ledger():
+            if line["event"] == "start":
+                start = line
+            elif line["event"] == "end":
+                return str(line["state"])
+        if start is None or start["host"] != socket.gethostname():
+            # Of another machine's process nothing can be known from here but that it has not said it ended.
+            return "failed" if start is None else "running"
+        return "running" if _process_started(start["pid"]) == start["process_started"] else "failed"
+
+
+def create(folder: Path, settings: Settings, protocol: dict[str, Any], versions: dict[str, str]) -> Run:
+    """Makes the folder of a new run.
+
+    Raises:
+      UsageError: it exists already, or cannot be made. Nothing is overwritten.
+    """
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise UsageError(f"{folder} exists already; choose another --run-dir, or remove it") from None
+    except OSError as error:
+        raise UsageError(f"cannot make {folder}: {error.strerror}") from None
+    description = {
+        "format": FORMAT,
+        "name": folder.resolve().name,
+        "created": utc_now(),
+        "settings": settings.model_dump(),
+        "settings_sha256": settings.sha256(),
+        "protocol": protocol,
+        "versions": versions,
+    }
+    write_file(folder / "run.json", json.dumps(description, indent=1) + "\n")
+    fsync(folder.parent)
+    return Run(folder)
+
+
+def default_folder(settings: Settings) -> Path:
+    """The first free `checkpoints/<preset>-seed<seed>-<number>`."""
+    number = 1
+    while (folder := RUNS / f"{settings.preset}-seed{settings.seed}-{number}").exists():
+        number += 1
+    return folder
+
+
+def find(name: str) -> Run:
+    """The run in a folder, or of that name under `checkpoints/`."""
+    here, there = Path(name), RUNS / name
+    return Run(here if (here / "run.json").exists() or not (there / "run.json").exists() else there)
+
+
+def all_runs(parent: Path = RUNS) -> list[Run]:
+    """The runs under a folder, oldest first."""
+    runs = [Run(path.parent) for path in parent.glob("*/run.json")]
+    return sorted(runs, key=lambda run: str(run.description["created"]))
+
+
+def utc_now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def _process_started(pid: int) -> float | None:
+    """When a process of this machine began (seconds since 1970), so that a reused number is not taken for it."""
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        return None

@@ -1,0 +1,27 @@
+"""Counter-based random streams: a draw depends on (seed, purpose, counter) and on nothing that happened before."""
+
+import enum
+
+import numpy as np
+
+
+class Purpose(enum.IntEnum):
+    """What a stream is for. Numbers are part of a run's identity: never reuse one."""
+
+    ACT = 1
+    SAMPLE = 2
+    ENVIRONMENT = 3
+    EVALUATION_ENVIRONMENT = 4
+    EVALUATION_ACT = 5
+    BOOTSTRAP = 6
+
+
+def stream(seed: int, purpose: Purpose, counter: int) -> np.random.Generator:
+    """A generator of its own for each (seed, purpose, counter), each with 2**192 numbers before the next begins."""
+    key = np.array([seed, purpose], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, counter]))
+
+
+def environment_seeds(seed: int, purpose: Purpose, counter: int, count: int) -> np.ndarray:
+    """`count` seeds for emulators: int32 in [0, 2**31), which is what ALE takes."""
+    return stream(seed, purpose, counter).integers(0, 2**31, size=count, dtype=np.int64)

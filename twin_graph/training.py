@@ -1,0 +1,240 @@
+"""The run loop, and what a training records on its way."""
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from twin_graph.agent import Agent
+from twin_graph.envs import VectorEnv, VectorStep
+from twin_graph.evaluation import Evaluation, evaluate
+from twin_graph.graph_mode import tf
+from twin_graph.replay import Transition
+from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.store import Manifest
+from twin_graph.stopwatch import PHASES
+from twin_graph.streams import Purpose, environment_seeds
+from twin_graph.twin import Twin
+
+RECENT_EPISODES = 20
+
+
+def run_loop(agent: Agent, env: VectorEnv) -> Iterator[VectorStep]:
+    """Acts, steps the environments, observes, learns, for ever; yields after each vector step."""
+    seed = agent.settings.seed
+    s_tm1 = env.reset(environment_seeds(seed, Purpose.ENVIRONMENT, agent.agent_steps, env.count))
+    while True:
+        a_tm1 = agent.act(s_tm1)
+        with agent.stopwatch.phase("environment"):
+            step = env.step(a_tm1)
+        agent.observe(Transition(s_tm1, a_tm1, step.r_t, step.terminal_t, step.last_t, step.s_t))
+        agent.learn()
+        yield step
+        s_tm1 = step.s_next
+
+
+class Progress:
+    """Where a training stands, for `metrics.jsonl`, TensorBoard and the terminal alike.
+
+    Attributes:
+      agent: whose counters and target are meant.
+      total_steps: agent steps of the whole training.
+      returns: true scores of the newest training episodes.
+      evaluation: the newest, with its snapshot's id; None before the first.
+      note: what is being done when it is not training, for people.
+      stopped: somebody asked for an end before it was reached.
+    """
+
+    def __init__(self, agent: Agent, environments: int) -> None:
+        self.agent = agent
+        self.total_steps = math.ceil(agent.settings.train.steps / environments) * environments
+        self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
+        self.evaluation: tuple[str, Evaluation] | None = None
+        self.note = ""
+        self.stopped = False
+        self._scores = [0.0] * environments
+        self._marked = time.perf_counter()
+        self._mark = (0, 0, dict(agent.stopwatch.seconds), dict(agent.stopwatch.calls))
+
+    def count(self, step: VectorStep) -> None:
+        """Adds up the true scores of the training episodes."""
+        for e, score in enumerate(step.score_t):
+            self._scores[e] += float(score)
+            if step.last_t[e]:
+                self.returns.append(self._scores[e])
+                self._scores[e] = 0.0
+
+    def metrics(self) -> dict[str, Any]:
+        """Everything there is to log; rates and times are those since this was last called."""
+        agent = self.agent
+        now = time.perf_counter()
+        steps, updates, seconds, calls = self._mark
+        elapsed = now - self._marked
+        metrics: dict[str, Any] = {
+            **agent.counters.model_dump(),
+            "epsilon": agent.epsilon,
+            "loss": agent.last_loss,
+            "q_mean": agent.last_q,
+            "train_return": sum(self.returns) / len(self.returns) if self.returns else math.nan,
+            "target_snapshot": agent.target_snapshot.id,
+            "target_age_updates": agent.updates - agent.target_since_update,
+            "agent_steps_per_second": (agent.agent_steps - steps) / elapsed,
+            "updates_per_second": (agent.updates - updates) / elapsed,
+            "seconds": elapsed,
+        }
+        for phase in PHASES:
+            spent = agent.stopwatch.seconds[phase] - seconds[phase]
+            metrics[f"time_share/{phase}"] = spent / elapsed
+            metrics[f"milliseconds/{phase}"] = 1000 * spent / max(1, agent.stopwatch.calls[phase] - calls[phase])
+        self._marked = now
+        self._mark = (agent.agent_steps, agent.updates, dict(agent.stopwatch.seconds), dict(agent.stopwatch.calls))
+        return metrics
+
+
+def train(run: Run, env: VectorEnv) -> Iterator[Progress]:
+    """Trains from the beginning to `train.steps`; yields where it stands after each vector step.
+
+    SIGINT and SIGTERM end it at the next vector step. However it ends, a snapshot of what was learnt is committed
+    first and the ledger says how; after an error, the newest snapshot is the last that was committed.
+
+    Raises:
+      DivergedError: a loss is NaN or infinite.
+      OSError: a record could not be written.
+    """
+    run.record_start()
+    try:
+        with contextlib.ExitStack() as stack:
+            agent = stack.enter_context(
+                Agent(
+                    run,
+                    observation_shape=env.observation_shape,
+                    observation_dtype=env.observation_dtype,
+                    n_actions=env.n_actions,
+                    environments=env.count,
+                    stack=env.stack,
+                    frames_per_step=env.frames_per_step,
+                )
+            )
+            # One writer, and so one event file, for the whole attempt.
+            events = stack.enter_context(contextlib.closing(tf.summary.FileWriter(str(run.events), agent.online.graph)))
+            progress = Progress(agent, env.count)
+            yield from _steps_and_records(run, env, progress, events)
+            agent.commit()
+            if not progress.stopped:
+                yield from _evaluate_newest(run, progress, events)
+            _log(run, progress, events)
+    except BaseException as error:
+        state = "stopped" if isinstance(error, KeyboardInterrupt | GeneratorExit) else "failed"
+        with contextlib.suppress(OSError):  # a full disk, perhaps: the error itself matters more
+            run.record("end", state=state, reason=str(error) or type(error).__name__)
+        raise
+    run.record(
+        "end",
+        state="stopped" if progress.stopped else "finished",
+        reason="interrupted" if progress.stopped else f"{progress.total_steps} agent steps done",
+        weights_sha256=agent.newest_snapshot.weights_sha256,
+    )
+
+
+def _steps_and_records(run: Run, env: VectorEnv, progress: Progress, events: Any) -> Iterator[Progress]:
+    agent, settings = progress.agent, run.settings
+    with _stop_requests() as stop:
+        for step in run_loop(agent, env):
+            progress.count(step)
+            if _crossed(agent.agent_steps, env.count, settings.log.every_steps):
+                _log(run, progress, events)
+            yield progress
+            progress.stopped = stop.is_set() and agent.agent_steps < progress.total_steps
+            if progress.stopped or agent.agent_steps >= progress.total_steps:
+                return
+            if _crossed(agent.agent_steps, env.count, settings.evaluate.every_steps):
+                yield from _evaluate_newest(run, progress, events)
+
+
+def _crossed(agent_steps: int, environments: int, every: int) -> bool:
+    """Whether the last vector step reached or passed a multiple of `every`."""
+    return agent_steps // every > (agent_steps - environments) // every
+
+
+def _evaluate_newest(run: Run, progress: Progress, events: Any) -> Iterator[Progress]:
+    """Plays the newest snapshot, restored into a twin of its own, and records its score."""
+    agent, settings = progress.agent, run.settings
+    if not settings.evaluate.episodes:
+        return
+    snapshot = agent.newest_snapshot
+    progress.note = f"evaluating {snapshot.id}: {settings.evaluate.episodes} episodes"
+    yield progress
+    with (
+        agent.stopwatch.phase("evaluate"),
+        Twin("evaluation", agent.online.spec, threads=settings.twin.threads, like=agent.online) as twin,
+    ):
+        twin.restore(run.store().prefix(snapshot))
+        evaluation = evaluate(
+            twin.q_values,
+            settings,
+            episodes=settings.evaluate.episodes,
+            seed=settings.seed,
+            counter=agent.agent_steps,
+        )
+    record_evaluation(run, snapshot, evaluation, scheduled=True)
+    _write_events(
+        events,
+        snapshot.counters.agent_steps,
+        {
+            "evaluation/mean_return": evaluation.mean,
+            "evaluation/interval_low": evaluation.interval[0],
+            "evaluation/interval_high": evaluation.interval[1],
+        },
+    )
+    progress.evaluation = snapshot.id, evaluation
+    progress.note = ""
+    yield progress
+
+
+def record_evaluation(run: Run, snapshot: Manifest, evaluation: Evaluation, *, scheduled: bool) -> None:
+    """Appends an evaluation to the run's records; one made by hand is not `scheduled` and steers nothing."""
+    run.record_evaluation(
+        {
+            "snapshot": snapshot.id,
+            "scheduled": scheduled,
+            **snapshot.counters.model_dump(),
+            **evaluation.summary(),
+        }
+    )
+
+
+def _log(run: Run, progress: Progress, events: Any) -> None:
+    metrics = progress.metrics()
+    run.record_metrics(metrics)
+    _write_events(events, metrics["agent_steps"], {k: v for k, v in metrics.items() if isinstance(v, int | float)})
+
+
+def _write_events(events: Any, agent_steps: int, values: dict[str, float]) -> None:
+    """TensorBoard's horizontal axis is always agent steps."""
+    summary = tf.Summary(value=[tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+    events.add_summary(summary, agent_steps)
+
+
+@contextlib.contextmanager
+def _stop_requests() -> Iterator[threading.Event]:
+    """Turns the first SIGINT or SIGTERM into a request; a second SIGINT interrupts at once, as usual."""
+    requested = threading.Event()
+
+    def request(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        requested.set()
+        signal.signal(number, previous[number])
+
+    if threading.current_thread() is not threading.main_thread():
+        yield requested  # Python lets only the main thread handle signals
+        return
+    previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield requested
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,149 @@
+"""A twin: one graph, its session and its Saver. Weights pass between twins through Saver files and no other way."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from twin_graph.errors import TwinMismatchError, WrongGraphError
+from twin_graph.graph_mode import tf
+from twin_graph.model import ModelSpec, build_model
+
+_NAME_KEY = "twin_graph_name"
+
+
+class Variable(NamedTuple):
+    """Name, shape and type of a variable, as a manifest records it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Twin:
+    """Owns a finalized graph built by `build_model()`, its session and its Saver; `close()` or `with` ends the session.
+
+    Args:
+      name: how messages call it, e.g. `online`.
+      spec: what to build.
+      seed: of the initial weights. Equal seeds give equal weights.
+      threads: intra-op threads of this session; 0 is one for each core.
+      like: a twin with which this one must be able to exchange snapshots.
+
+    Raises:
+      TwinMismatchError: this twin's variables are not those of `like`; the message names those that differ.
+    """
+
+    def __init__(
+        self, name: str, spec: ModelSpec, *, seed: int = 0, threads: int = 0, like: "Twin | None" = None
+    ) -> None:
+        self.name = name
+        self.spec = spec
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            tf.set_random_seed(seed)
+            self.model = build_model(spec)
+            # The Saver is built once: one built at each save would grow the graph, and with it every later save.
+            self._saver = tf.train.Saver(self.model.trainables, max_to_keep=0)
+            initialize = tf.global_variables_initializer()
+            self.variables = tuple(
+                Variable(v.op.name, tuple(v.shape.as_list()), v.dtype.base_dtype.name) for v in tf.global_variables()
+            )
+            self.graph.add_to_collection(_NAME_KEY, name)
+        self.graph.finalize()
+        if like is not None:
+            check_same_variables(like, self)
+        self.session = tf.Session(graph=self.graph, config=_session_config(threads))
+        self.session.run(initialize)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the session and frees its variables. Safe to call twice."""
+        self.session.close()
+
+    def run(self, fetches: Any, feed: Mapping[Any, Any] | None = None) -> Any:
+        """`session.run`, with an error that names tensor and twins when something belongs to another graph."""
+        try:
+            return self.session.run(fetches, feed)
+        except (TypeError, ValueError):
+            # Looked into only after a failure, so that the hot path pays nothing.
+            for tensor in [*tf.nest.flatten(fetches), *(feed or {})]:
+                graph = getattr(tensor, "graph", self.graph)
+                if graph is not self.graph:
+                    owner = graph.get_collection(_NAME_KEY)
+                    raise WrongGraphError(
+                        f"tensor {tensor.name} belongs to "
+                        f"{f'twin {owner[0]!r}' if owner else 'a graph that is no twin'} "
+                        f"and was run in the session of twin {self.name!r}; run it in its own twin's session"
+                    ) from None
+            raise
+
+    def q_values(self, observations: np.ndarray) -> np.ndarray:
+        """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`."""
+        values: np.ndarray = self.run(self.model.q_tm1, {self.model.s_tm1: observations})
+        return values
+
+    def save(self, prefix: Path) -> None:
+        """Writes `prefix.index` and `prefix.data-00000-of-00001`: the trainable variables, not fsynced."""
+        # Neither the meta graph (it doubles the time) nor TensorFlow's `checkpoint` file (it is not crash-safe).
+        self._saver.save(self.session, str(prefix), write_meta_graph=False, write_state=False)
+
+    def restore(self, prefix: Path) -> None:
+        """Loads the trainable variables that `save()` of a twin wrote under `prefix`."""
+        self._saver.restore(self.session, str(prefix))
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The trainable variables' values by name, in the order of names."""
+        names = [variable.op.name for variable in self.model.trainables]
+        return dict(zip(names, self.run(list(self.model.trainables)), strict=True))
+
+    def weights_sha256(self) -> str:
+        """The hash that names these weights: see `weights_sha256`."""
+        return weights_sha256(self.weights())
+
+
+def check_same_variables(first: Twin, second: Twin) -> None:
+    """Raises `TwinMismatchError` unless both hold variables of the same names, shapes and types."""
+    differences = []
+    ours, theirs = ({v.name: v for v in twin.variables} for twin in (first, second))
+    for name in sorted(ours.keys() | theirs.keys()):
+        a, b = ours.get(name), theirs.get(name)
+        if a is None or b is None:
+            differences.append(f"{name} only in {(first if b is None else second).name!r}")
+        elif a != b:
+            differences.append(
+                f"{name} is {a.dtype}{list(a.shape)} in {first.name!r} and {b.dtype}{list(b.shape)} in {second.name!r}"
+            )
+    if differences:
+        raise TwinMismatchError(f"{first.name!r} and {second.name!r} are not twins: " + "; ".join(differences))
+
+
+def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
+    """sha256 over the weights sorted by name: name, type, shape and little-endian C-order bytes, length-prefixed."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        value = weights[name]
+        little_endian = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))
+        for part in (name.encode(), value.dtype.name.encode(), repr(value.shape).encode(), little_endian.data):
+            digest.update(memoryview(part).nbytes.to_bytes(8, "little"))
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _session_config(threads: int) -> Any:
+    return tf.ConfigProto(
+        intra_op_parallelism_threads=threads or os.cpu_count() or 1,
+        inter_op_parallelism_threads=1,
+        # Without it the first session of the process fixes the thread pool of all the others.
+        use_per_session_threads=True,
+        gpu_options=tf.GPUOptions(allow_growth=True),
+    )
