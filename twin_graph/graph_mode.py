@@ -4,16 +4,47 @@ Everything else takes `tf` from here. Importing this module costs seconds, so th
 records never do.
 """
 
+import contextlib
 import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def _stderr_held_back() -> Iterator[None]:
+    """Keeps what is written to file descriptor 2 and shows it only if an error follows.
+
+    TensorFlow's libraries greet each process with lines that no log level silences (tensorflow issue 100442), and
+    with an error where there is no GPU. Whoever sets TF_CPP_MIN_LOG_LEVEL sees them.
+    """
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        yield
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as held:
+        stderr = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            held.seek(0)
+            os.write(stderr, held.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
 
 # oneDNN is TensorFlow's default only on CPUs with AVX512-VNNI or newer. On an AVX2 machine (EPYC 7003) it takes
 # the update of the nature network from 56 to 28 ms, so it is on unless the user's environment says otherwise.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import tensorflow
+with _stderr_held_back():
+    import tensorflow
 
-tf = tensorflow.compat.v1
-tf.disable_eager_execution()
-tf.logging.set_verbosity(tf.logging.ERROR)
-TENSORFLOW_VERSION: str = tensorflow.__version__
+    tf = tensorflow.compat.v1
+    tf.disable_eager_execution()
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    tf.config.list_physical_devices()  # looks for GPUs now, with what it has to say about them

@@ -47,6 +47,7 @@ class Progress:
       returns: true scores of the newest training episodes.
       evaluation: the newest, with its snapshot's id; None before the first.
       note: what is being done when it is not training, for people.
+      latest: what `metrics()` last gave; empty before.
       stopped: somebody asked for an end before it was reached.
     """
 
@@ -57,6 +58,7 @@ class Progress:
         self.evaluation: tuple[str, Evaluation] | None = None
         self.note = ""
         self.stopped = False
+        self.latest: dict[str, Any] = {}
         self._scores = [0.0] * environments
         self._marked = time.perf_counter()
         self._mark = (0, 0, dict(agent.stopwatch.seconds), dict(agent.stopwatch.calls))
@@ -93,6 +95,7 @@ class Progress:
             metrics[f"milliseconds/{phase}"] = 1000 * spent / max(1, agent.stopwatch.calls[phase] - calls[phase])
         self._marked = now
         self._mark = (agent.agent_steps, agent.updates, dict(agent.stopwatch.seconds), dict(agent.stopwatch.calls))
+        self.latest = metrics
         return metrics
 
 

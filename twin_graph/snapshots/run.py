@@ -1,7 +1,7 @@
 """The folder of a run: where everything in it lies, and what its records say.
 
     checkpoints/<run>/
-      run.json            what this run is: settings, versions, protocol
+      run.json            what this run is: settings, protocol, versions, processor
       snapshots/<id>/     see `twin_graph.snapshots.store`
       ledger.jsonl        starts and ends of the trainer, commits, swaps
       evaluations.jsonl   scores by snapshot id, every episode's return
@@ -13,18 +13,24 @@ import datetime
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
 
+from twin_graph import cpu
 from twin_graph.config import Settings, validate
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import append_line, fsync, read_lines, write_file
 from twin_graph.snapshots.store import FORMAT, Manifest, SnapshotStore
 
 RUNS = Path("checkpoints")
+
+#: Packages whose versions a run records.
+VERSIONED = ("twin-graph", "tensorflow", "numpy", "gymnasium", "ale-py")
 
 
 class Run:
@@ -118,16 +124,29 @@ class Run:
         return "running" if _process_started(start["pid"]) == start["process_started"] else "failed"
 
 
-def create(folder: Path, settings: Settings, protocol: dict[str, Any], versions: dict[str, str]) -> Run:
+def check_absent(folder: Path) -> None:
+    """Raises `UsageError` if there is something where a new run is to be: nothing is ever overwritten."""
+    if folder.exists() or folder.is_symlink():
+        raise UsageError(f"{folder} exists already; choose another --run-dir, or remove it")
+
+
+def create(
+    folder: Path | str, settings: Settings, protocol: Mapping[str, Any] = MappingProxyType({})
+) -> Run:
     """Makes the folder of a new run.
+
+    Args:
+      folder: must not exist yet.
+      settings: of the whole run; they never change.
+      protocol: what scores of the environment depend on, for people.
 
     Raises:
       UsageError: it exists already, or cannot be made. Nothing is overwritten.
     """
+    folder = Path(folder)
+    check_absent(folder)
     try:
         folder.mkdir(parents=True)
-    except FileExistsError:
-        raise UsageError(f"{folder} exists already; choose another --run-dir, or remove it") from None
     except OSError as error:
         raise UsageError(f"cannot make {folder}: {error.strerror}") from None
     description = {
@@ -136,8 +155,9 @@ def create(folder: Path, settings: Settings, protocol: dict[str, Any], versions:
         "created": utc_now(),
         "settings": settings.model_dump(),
         "settings_sha256": settings.sha256(),
-        "protocol": protocol,
-        "versions": versions,
+        "protocol": dict(protocol),
+        "versions": {name: version(name) for name in VERSIONED},
+        "cpu": cpu.describe()._asdict(),
     }
     write_file(folder / "run.json", json.dumps(description, indent=1) + "\n")
     fsync(folder.parent)

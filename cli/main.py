@@ -1,0 +1,87 @@
+"""The entry point `twin-graph`: the list of commands, and errors as one line with an exit code."""
+
+import importlib
+import sys
+from importlib.metadata import version
+
+import click
+
+from twin_graph.errors import TwinGraphError
+
+INTERRUPTED = 130
+
+# Command -> module that defines it, and what the list says of it. A module is imported when its command runs, so that
+# commands that read records do not wait for TensorFlow.
+COMMANDS = {
+    "train": ("train", "Train an agent."),
+    "status": ("records", "Show how a run is doing."),
+    "runs": ("records", "List runs."),
+    "log": ("records", "List the snapshots of a run."),
+    "show": ("records", "Show one snapshot."),
+    "evaluate": ("evaluate", "Measure the true score of a snapshot."),
+    "presets": ("machine", "List what can be trained, or a preset's settings."),
+    "doctor": ("machine", "Look at what this machine can do."),
+}
+
+
+class Commands(click.Group):
+    """A group whose commands are imported when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f".{COMMANDS[name][0]}", __package__)
+        command: click.Command = getattr(module, name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_text) for name, (_, help_text) in COMMANDS.items()])
+
+
+@click.group(cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
+@click.version_option(version("twin-graph"), prog_name="twin-graph")
+def cli(debug: bool) -> None:  # noqa: ARG001 - main() reads it
+    """Deep Q-learning on twin TensorFlow graphs; the target network is a snapshot on disk.
+
+    \b
+    Example:
+      twin-graph train cartpole
+      twin-graph runs
+      twin-graph log cartpole-seed1-1
+    """
+
+
+def main() -> None:
+    """Runs the command line and exits: 0 done, 1 failed, 2 usage, 3 damaged data, 130 interrupted."""
+    debug = "--debug" in sys.argv
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        code = INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except TwinGraphError as error:
+        if debug:
+            raise
+        click.echo(f"Error: {error}", err=True)
+        code = error.exit_code
+    except BrokenPipeError:
+        code = 0  # the reader, `head` perhaps, has seen enough
+    except OSError as error:
+        if debug:
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        click.echo(f"Error: {error.strerror or error}{where}; --debug shows where it came from", err=True)
+        code = 1
+    except Exception as error:
+        if debug:
+            raise
+        click.echo(f"Error: {type(error).__name__}: {error}; --debug shows where it came from", err=True)
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)

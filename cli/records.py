@@ -1,0 +1,154 @@
+"""Commands that read a run's records: `status`, `runs`, `log`, `show`. None of them imports TensorFlow."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from twin_graph.snapshots import report
+from twin_graph.snapshots.run import RUNS, all_runs, find
+
+from .params import json_option, print_json, run_argument, stdout
+
+
+@click.command()
+@run_argument
+@json_option
+def status(run: str, as_json: bool) -> None:
+    """Show how RUN is doing: state, counters, target, scores.
+
+    RUN is a run's folder or its name under checkpoints/.
+
+    \b
+    Example:
+      twin-graph status pong-seed1-1
+    """
+    summary = report.status(find(run))
+    if as_json:
+        print_json(summary)
+        return
+    table = Table.grid(padding=(0, 2))
+    for name in ("run", "state", "attempt"):
+        table.add_row(name, str(summary[name]))
+    table.add_row("agent steps", f"{summary['agent_steps']:,} of {summary['total_steps']:,}")
+    for name in ("updates", "frames", "episodes", "snapshots"):
+        table.add_row(name, f"{summary[name]:,}")
+    for target in summary["targets"]:
+        table.add_row("target", f"{target['snapshot']}  (policy {target['policy']}, {target['age_updates']:,} updates old)")
+    if summary["agent_steps_per_second"]:
+        table.add_row("rate", f"{summary['agent_steps_per_second']:.0f} agent steps/s")
+    for name in ("latest", "best"):
+        if score := summary["scores"][name]:
+            table.add_row(f"{name} score", f"{score['mean']:.2f}  ({score['snapshot']})")
+    table.add_row("weights_sha256", str(summary["weights_sha256"]))
+    stdout.print(table)
+
+
+@click.command()
+@click.argument("folder", default=str(RUNS), type=click.Path(path_type=Path))
+@json_option
+def runs(folder: Path, as_json: bool) -> None:
+    """List the runs in FOLDER (default: checkpoints/).
+
+    \b
+    Example:
+      twin-graph runs
+    """
+    summaries = [report.status(run) for run in all_runs(folder)]
+    if as_json:
+        print_json(summaries)
+        return
+    if not summaries:
+        stdout.print(f"no runs in {folder}/ yet; start one with: twin-graph train cartpole")
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("run", "state", "environment", "agent steps", "snapshots", "latest score", "best score"):
+        table.add_column(heading, justify="left" if heading in ("run", "state", "environment") else "right")
+    for summary in summaries:
+        scores = (summary["scores"][name] for name in ("latest", "best"))
+        table.add_row(
+            summary["run"],
+            summary["state"],
+            summary["environment"],
+            f"{summary['agent_steps']:,}",
+            f"{summary['snapshots']:,}",
+            *(f"{score['mean']:.2f}" if score else "-" for score in scores),
+        )
+    stdout.print(table)
+
+
+@click.command()
+@run_argument
+@click.option("-n", "count", type=click.IntRange(min=1), help="Only the newest N.")
+@json_option
+def log(run: str, count: int | None, as_json: bool) -> None:
+    """List the snapshots of RUN, newest first, with their scores.
+
+    \b
+    Example:
+      twin-graph log pong-seed1-1 -n 20
+    """
+    entries = report.log(find(run))[:count]
+    if as_json:
+        print_json(entries)
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("snapshot", "agent steps", "updates", "episodes", "score", "committed (UTC)", ""):
+        table.add_column(heading, justify="right" if heading not in ("snapshot", "", "committed (UTC)") else "left")
+    for entry in entries:
+        score = entry["score"]
+        table.add_row(
+            entry["id"],
+            f"{entry['agent_steps']:,}",
+            f"{entry['updates']:,}",
+            f"{entry['episodes']:,}",
+            "-" if score is None else f"{score:.2f}",
+            entry["time"][:19].replace("T", " "),
+            ", ".join(entry["marks"]),
+        )
+    stdout.print(table)
+
+
+@click.command()
+@run_argument
+@click.argument("ref", default="latest")
+@json_option
+def show(run: str, ref: str, as_json: bool) -> None:
+    """Show one snapshot of RUN: counters, scores, when it was the target, variables.
+
+    REF is an id or a unique beginning of one, latest, latest~3, best, or @update:12000.
+
+    \b
+    Example:
+      twin-graph show pong-seed1-1 best
+    """
+    details = report.show(find(run), ref)
+    if as_json:
+        print_json(details)
+        return
+    manifest = details["manifest"]
+    table = Table.grid(padding=(0, 2))
+    for name in ("id", "lineage", "parent", "attempt", "time", "weights_sha256", "settings_sha256"):
+        table.add_row(name, str(manifest[name]))
+    for name, value in manifest["counters"].items():
+        table.add_row(name.replace("_", " "), f"{value:,}")
+    for evaluation in details["evaluations"]:
+        low, high = evaluation["interval_95"]
+        table.add_row(
+            "score" if evaluation["scheduled"] else "score, by hand",
+            f"{evaluation['mean']:.2f}  (95% interval {low:.2f} to {high:.2f}, {evaluation['episodes']} episodes)",
+        )
+    for swap in details["swaps"]:
+        table.add_row("became target", f"from update {swap['first_update']:,}  ({swap['reason']})")
+    stdout.print(table)
+    stdout.print(_variables(manifest["variables"]))
+
+
+def _variables(variables: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("variable", "shape", "type"):
+        table.add_column(heading)
+    for variable in variables:
+        table.add_row(variable["name"], str(list(variable["shape"])), variable["dtype"])
+    return table

@@ -1,0 +1,39 @@
+"""Deep Q-learning on twin TensorFlow graphs: the target network is a snapshot on disk.
+
+    settings = twin_graph.load("cartpole", [("train.batch_size", 64)])
+    run = twin_graph.create("checkpoints/mine", settings)
+    with twin_graph.Agent(run, observation_shape=(4,), n_actions=2) as agent:
+        ...
+
+`examples/own_loop.py` is a whole program.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twin_graph.agent import Agent as Agent
+    from twin_graph.config import Settings as Settings
+    from twin_graph.config import load as load
+    from twin_graph.errors import TwinGraphError as TwinGraphError
+    from twin_graph.replay import Transition as Transition
+    from twin_graph.snapshots.run import create as create
+    from twin_graph.snapshots.run import find as find
+
+# Looked up when first used: importing the agent imports TensorFlow, which takes seconds.
+_HOMES = {
+    "Agent": "twin_graph.agent",
+    "Settings": "twin_graph.config",
+    "Transition": "twin_graph.replay",
+    "TwinGraphError": "twin_graph.errors",
+    "create": "twin_graph.snapshots.run",
+    "find": "twin_graph.snapshots.run",
+    "load": "twin_graph.config",
+}
+__all__ = ["Agent", "Settings", "Transition", "TwinGraphError", "create", "find", "load"]  # noqa: F822
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

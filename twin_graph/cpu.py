@@ -1,0 +1,32 @@
+"""What the processor offers, read from the operating system."""
+
+import os
+import platform
+from pathlib import Path
+from typing import NamedTuple
+
+_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
+
+
+class Cpu(NamedTuple):
+    """Model name, cores that this process may use, and those of the features that matter to TensorFlow."""
+
+    model: str
+    cores: int
+    features: tuple[str, ...]
+
+
+def describe() -> Cpu:
+    """This machine's processor; model and features are read from /proc and so known on Linux alone."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    facts = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
+    facts = {name.strip(): value.strip() for name, value in facts.items()}
+    flags = facts.get("flags", "").split()
+    return Cpu(
+        model=facts.get("model name") or platform.processor() or platform.machine(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        features=tuple(feature for feature in _FEATURES if feature in flags),
+    )

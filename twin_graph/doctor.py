@@ -1,0 +1,86 @@
+"""What this machine can do, and what a training would need on it."""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from twin_graph import config, cpu, envs, needs, training
+from twin_graph.graph_mode import tf
+from twin_graph.snapshots.run import RUNS, VERSIONED, create
+
+_MEASURED_STEPS = 1_000
+
+
+class Finding(NamedTuple):
+    """One thing looked at; `advice` is what to do where it is not `ok`."""
+
+    subject: str
+    ok: bool
+    found: str
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Looks at processor, memory, disk and packages, and trains Pong for `_MEASURED_STEPS` agent steps after filling."""
+    return list(_findings())
+
+
+def _findings() -> Iterator[Finding]:
+    processor = cpu.describe()
+    yield Finding("processor", True, f"{processor.model}, {processor.cores} cores, {' '.join(processor.features)}")
+    yield Finding("GPU", True, ", ".join(d.name for d in tf.config.list_physical_devices("GPU")) or "none, CPU it is")
+    yield Finding(
+        "packages",
+        True,
+        ", ".join(f"{name} {version(name)}" for name in VERSIONED),
+    )
+    onednn = os.environ["TF_ENABLE_ONEDNN_OPTS"] == "1"
+    yield Finding("oneDNN", onednn, "on" if onednn else "off", "unset TF_ENABLE_ONEDNN_OPTS: about half the speed")
+
+    settings = config.load("pong")
+    env = envs.make(settings.env, count=settings.env.count)
+    try:
+        needed = needs.measure(settings, env, RUNS)
+        yield Finding(
+            "memory",
+            needed.memory <= needed.memory_free,
+            f"{needs.gigabytes(needed.memory_free)} free; pong needs {needs.gigabytes(needed.memory)}",
+            "close other programs, or lower replay.capacity_steps",
+        )
+        yield Finding(
+            "disk",
+            needed.disk <= needed.disk_free,
+            f"{needs.gigabytes(needed.disk_free)} free; pong needs {needs.gigabytes(needed.disk)}",
+            "make room, or choose another --run-dir",
+        )
+        rate = _rate(env)
+    finally:
+        env.close()
+    minutes = settings.train.steps / rate / 60
+    yield Finding("speed", True, f"{rate:.0f} agent steps/s; pong takes about {minutes:.0f} minutes")
+    load = psutil.getloadavg()[0] - 1
+    idle = load < 0.5 * processor.cores
+    yield Finding("other load", idle, f"{max(0.0, load):.1f} busy cores", "the speed above will change when it ends")
+
+
+def _rate(env: envs.VectorEnv) -> float:
+    """Agent steps per second of `train pong` once it learns."""
+    start = 500
+    short = [("train.start_steps", start), ("train.steps", start + _MEASURED_STEPS), ("evaluate.episodes", 0)]
+    folder = Path(tempfile.mkdtemp(prefix="twin-graph-doctor-"))
+    try:
+        run = create(folder / "run", config.load("pong", short), env.protocol)
+        began = 0.0
+        for progress in training.train(run, env):
+            if not began and progress.agent.agent_steps >= start + _MEASURED_STEPS // 4:
+                began = time.perf_counter()  # the first updates, slower, are left out
+        return 0.75 * _MEASURED_STEPS / (time.perf_counter() - began)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
