@@ -16,12 +16,11 @@ def _stderr_held_back() -> Iterator[None]:
     """Keeps what is written to file descriptor 2 and shows it only if an error follows.
 
     TensorFlow's libraries greet each process with lines that no log level silences (tensorflow issue 100442), and
-    with an error where there is no GPU. Whoever sets TF_CPP_MIN_LOG_LEVEL sees them.
+    with an error where there is no GPU. TF_CPP_MIN_LOG_LEVEL=0 shows them.
     """
-    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") < "2":
         yield
         return
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     sys.stderr.flush()
     with tempfile.TemporaryFile() as held:
         stderr = os.dup(2)

@@ -107,9 +107,10 @@ def build_model(spec: ModelSpec) -> Model:
     else:
         q_tm1 = networks.mlp(s_tm1, spec.n_actions, hidden_units=spec.hidden_units)
 
+    q_tm1 = tf.identity(q_tm1, name="q_tm1")
     q_taken = tf.reduce_sum(q_tm1 * tf.one_hot(a_tm1, spec.n_actions), axis=1)
     td_error = losses.q_learning_target(r_t, discount_t, q_target_t) - q_taken
-    loss = losses.LOSSES[spec.loss](td_error, spec.n_actions)
+    loss = tf.identity(losses.LOSSES[spec.loss](td_error, spec.n_actions), name="loss")
     train_op = tf.train.AdamOptimizer(spec.learning_rate, epsilon=spec.adam_epsilon).minimize(loss)
     return Model(
         s_tm1=s_tm1,

@@ -152,6 +152,8 @@ class Replay:
           ValueError: there are none yet.
         """
         steps = self.steps()
+        if not steps:
+            raise ValueError("no transition of n steps is complete yet")
         drawn = random.integers(0, len(steps) * self._environments, size=batch_size)
         return self.gather(steps.start + drawn // self._environments, drawn % self._environments)
 

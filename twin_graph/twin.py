@@ -1,5 +1,6 @@
 """A twin: one graph, its session and its Saver. Weights pass between twins through Saver files and no other way."""
 
+import errno
 import hashlib
 import os
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from twin_graph.errors import TwinMismatchError, WrongGraphError
+from twin_graph.errors import DamagedError, TwinMismatchError, WrongGraphError
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
 
@@ -93,13 +94,34 @@ class Twin:
         return values
 
     def save(self, prefix: Path) -> None:
-        """Writes `prefix.index` and `prefix.data-00000-of-00001`: the trainable variables, not fsynced."""
-        # Neither the meta graph (it doubles the time) nor TensorFlow's `checkpoint` file (it is not crash-safe).
-        self._saver.save(self.session, str(prefix), write_meta_graph=False, write_state=False)
+        """Writes `prefix.index` and `prefix.data-00000-of-00001`: the trainable variables, not fsynced.
+
+        Raises:
+          OSError: the disk is full or cannot be written.
+        """
+        try:
+            # Neither the meta graph (it doubles the time) nor TensorFlow's `checkpoint` file (it is not crash-safe).
+            self._saver.save(self.session, str(prefix), write_meta_graph=False, write_state=False)
+        except tf.errors.ResourceExhaustedError:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(prefix)) from None
+        except (tf.errors.OpError, ValueError) as error:
+            raise OSError(errno.EIO, "TensorFlow cannot write the weights", str(prefix)) from error
 
     def restore(self, prefix: Path) -> None:
-        """Loads the trainable variables that `save()` of a twin wrote under `prefix`."""
-        self._saver.restore(self.session, str(prefix))
+        """Loads the trainable variables that `save()` of a twin wrote under `prefix`.
+
+        Raises:
+          DamagedError: the files are missing, damaged, or hold other variables.
+        """
+        try:
+            # A resource variable takes whatever shape it is given: without this look, another network's weights
+            # of the same names would be loaded without a word.
+            held = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
+            if held != {v.op.name: v.shape.as_list() for v in self.model.trainables}:
+                raise ValueError("other variables")
+            self._saver.restore(self.session, str(prefix))
+        except (tf.errors.OpError, ValueError, RuntimeError) as error:
+            raise DamagedError(f"{prefix} cannot be restored: not this network's weights, or damaged") from error
 
     def weights(self) -> dict[str, np.ndarray]:
         """The trainable variables' values by name, in the order of names."""

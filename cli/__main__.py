@@ -1,0 +1,5 @@
+"""`python -m twin_graph_cli`."""
+
+from .main import main
+
+main()

@@ -1,0 +1,67 @@
+"""What tests share: small settings on real environments, and runs trained from them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twin_graph import config, envs, training
+from twin_graph.snapshots.run import Run, create
+
+# One thread a session: tests compare hashes, and the tiny networks gain nothing from two.
+CARTPOLE = {
+    "train.steps": 1_200,
+    "train.start_steps": 200,
+    "train.batch_size": 16,
+    "model.hidden_units": [16],
+    "target.refresh_every_updates": 50,
+    "evaluate.every_steps": 600,
+    "evaluate.episodes": 2,
+    "log.every_steps": 200,
+    "twin.threads": 1,
+}
+PONG = {
+    "env.count": 2,
+    "train.steps": 160,
+    "train.start_steps": 80,
+    "train.batch_size": 4,
+    "replay.capacity_steps": 1_000,
+    "target.refresh_every_updates": 8,
+    "evaluate.episodes": 0,
+    "log.every_steps": 40,
+}
+
+
+@pytest.fixture
+def cartpole() -> Callable[..., config.Settings]:
+    """Settings of a CartPole training of seconds; keyword arguments are dotted names with `__` for the dot."""
+    return lambda **changes: _settings("cartpole", CARTPOLE, changes)
+
+
+@pytest.fixture
+def pong() -> Callable[..., config.Settings]:
+    """Settings of a Pong training of seconds, on the real emulator and the whole network."""
+    return lambda **changes: _settings("pong", PONG, changes)
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., Run]:
+    """Trains to the end and returns the run, in a new folder each time."""
+
+    def run_to_end(settings: config.Settings) -> Run:
+        run = create(tmp_path / f"run{len(list(tmp_path.iterdir()))}", settings)
+        env = envs.make(settings.env, count=settings.env.count)
+        try:
+            for _ in training.train(run, env):
+                pass
+        finally:
+            env.close()
+        return run
+
+    return run_to_end
+
+
+def _settings(preset: str, small: dict[str, Any], changes: dict[str, Any]) -> config.Settings:
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    return config.load(preset, {**small, **dotted}.items())

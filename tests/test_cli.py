@@ -1,0 +1,296 @@
+"""The command line as a person uses it: real processes, exit codes, streams, signals."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from twin_graph_cli.main import COMMANDS, cli
+
+TINY = [
+    "--set=train.start_steps=200",
+    "--set=model.hidden_units=[16]",
+    "--set=train.batch_size=16",
+    "--set=target.refresh_every_updates=50",
+    "--set=evaluate.episodes=2",
+    "--set=log.every_steps=200",
+]
+
+
+def twin_graph(*arguments: str, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "twin_graph_cli", *arguments], cwd=cwd, capture_output=True, text=True, **options
+    )  # type: ignore[call-overload, no-any-return]
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} does not appear"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which `train cartpole` has run once, into its default place."""
+    cwd = tmp_path_factory.mktemp("work")
+    done = twin_graph("train", "cartpole", "--steps", "1200", *TINY, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    return cwd
+
+
+def test_train_prints_protocol_needs_scores_and_hash_on_stderr(trained: Path) -> None:
+    done = twin_graph("train", "cartpole", "--steps", "600", "--seed", "3", *TINY, cwd=trained)
+    assert done.returncode == 0
+    for part in ("checkpoints/cartpole-seed3-1", "protocol: environment CartPole-v1", "needs: memory", "score of 0000"):
+        assert part in done.stderr
+    assert re.search(r"weights_sha256: [0-9a-f]{64}\n", done.stderr)
+    assert "cuInit" not in done.stderr
+    assert "InitializeLog" not in done.stderr
+
+
+def test_json_of_train_is_one_document_and_equal_seeds_agree(trained: Path) -> None:
+    documents = []
+    for folder in ("a", "b"):
+        done = twin_graph("train", "cartpole", "--steps=800", "--json", f"--run-dir={folder}", *TINY, cwd=trained)
+        documents.append(json.loads(done.stdout))
+    assert documents[0]["weights_sha256"] == documents[1]["weights_sha256"]
+    assert documents[0]["updates"] == 150
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["status", "cartpole-seed1-1"],
+        ["runs"],
+        ["log", "cartpole-seed1-1"],
+        ["show", "cartpole-seed1-1", "latest~1"],
+        ["presets"],
+        ["presets", "pong"],
+    ],
+)
+def test_commands_that_read_need_no_tensorflow_and_print_for_people_and_programs(
+    trained: Path, command: list[str]
+) -> None:
+    code = (
+        "import sys, runpy\n"
+        "try: runpy.run_module('twin_graph_cli', run_name='__main__')\n"
+        "finally: sys.stderr.write(','.join({'tensorflow', 'gymnasium', 'ale_py', 'matplotlib'} & set(sys.modules)))"
+    )
+    for extra in ([], ["--json"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *command, *extra], cwd=trained, capture_output=True, text=True, check=True
+        )
+        assert done.stderr == ""
+        assert len(done.stdout) > 50
+        if extra:
+            json.loads(done.stdout)
+
+
+def test_commands_that_read_answer_in_half_a_second(trained: Path) -> None:
+    for command in (["status", "cartpole-seed1-1"], ["log", "cartpole-seed1-1"], ["runs"]):
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            twin_graph(*command, cwd=trained)
+            times.append(time.perf_counter() - start)
+        assert min(times) < 0.5, command
+
+
+def test_status_log_and_show_agree(trained: Path) -> None:
+    status = json.loads(twin_graph("status", "cartpole-seed1-1", "--json", cwd=trained).stdout)
+    log = json.loads(twin_graph("log", "checkpoints/cartpole-seed1-1", "--json", cwd=trained).stdout)
+    shown = json.loads(twin_graph("show", "cartpole-seed1-1", "latest", "--json", cwd=trained).stdout)
+    assert status["state"] == "finished"
+    assert status["snapshots"] == len(log) == 6
+    assert status["weights_sha256"] == log[0]["weights_sha256"] == shown["manifest"]["weights_sha256"]
+    assert set(log[0]["marks"]) >= {"latest", "target"}
+    assert shown["evaluations"][0]["episodes"] == 2
+    assert shown["swaps"][0]["first_update"] == 251
+
+
+def test_evaluate_plays_records_and_steers_nothing(trained: Path) -> None:
+    before = json.loads(twin_graph("status", "cartpole-seed1-1", "--json", cwd=trained).stdout)
+    arguments = ("evaluate", "cartpole-seed1-1", "latest~2", "--episodes", "4", "--json")
+    first, again = (json.loads(twin_graph(*arguments, cwd=trained).stdout) for _ in range(2))
+    assert len(first["returns"]) == 4
+    assert first == again
+    other = json.loads(twin_graph(*arguments, "--seed", "1", cwd=trained).stdout)
+    assert other["seeds"] != first["seeds"]
+    after = json.loads(twin_graph("status", "cartpole-seed1-1", "--json", cwd=trained).stdout)
+    assert after == before
+    shown = json.loads(twin_graph("show", "cartpole-seed1-1", "latest~2", "--json", cwd=trained).stdout)
+    assert [e["scheduled"] for e in shown["evaluations"]][-3:] == [False] * 3
+
+
+def test_evaluate_refuses_damaged_weights(trained: Path) -> None:
+    twin_graph("train", "cartpole", "--steps=400", "--run-dir=damaged", *TINY, cwd=trained)
+    data = next((trained / "damaged" / "snapshots").glob("000001-*/model.data*"))
+    data.write_bytes(data.read_bytes()[:-1])
+    done = twin_graph("evaluate", "damaged", "000001", "--episodes", "1", cwd=trained)
+    assert done.returncode == 3
+    assert "model.data-00000-of-00001 is damaged" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["train", "pongg"], 2, "unknown preset 'pongg'; did you mean 'pong'"),
+        (["train", "pong", "--env", "ALE/Pongg-v5"], 2, "did you mean 'ALE/Pong-v5'"),
+        (["train", "atari"], 2, "give one with --env"),
+        (["train", "cartpole", "--env", "Pendulum-v1"], 2, "continuous actions"),
+        (["train", "cartpole", "--set", "train.batchsize=1"], 2, "did you mean 'train.batch_size'"),
+        (["train", "cartpole", "--set", "train.discount=2"], 2, "train.discount=2: input should be less than"),
+        (["train", "cartpole", "--set", "train.discount"], 2, "write it as key=value"),
+        (["train", "cartpole", "--steps", "0"], 2, "x>=1"),
+        (["train", "cartpole", "--run-dir", "checkpoints/cartpole-seed1-1"], 2, "exists already"),
+        (["train", "pong", "--env", "CartPole-v1"], 2, "use --set network=mlp"),
+        (["train", "pong", "--set", "env.image_height=20"], 2, "the image is too small"),
+        (["train", "pong", "--set", "replay.capacity_steps=1000000000"], 1, "too little memory"),
+        (["train", "cartpole", "--steps=9999999999", "--set=target.refresh_every_updates=1"], 1, "too little disk"),
+        (["train"], 2, "Missing argument 'PRESET'"),
+        (["tarin"], 2, "No such command 'tarin'"),
+        (["status", "nothing"], 2, "no run in nothing"),
+        (["log", "nothing"], 2, "no run in nothing"),
+        (["show", "cartpole-seed1-1", "zzz"], 2, "no snapshot 'zzz'"),
+        (["show", "cartpole-seed1-1", "0000"], 2, "begins 6 ids"),
+        (["evaluate", "cartpole-seed1-1", "zzz"], 2, "no snapshot 'zzz'"),
+        (["evaluate", "cartpole-seed1-1", "--episodes", "0"], 2, "x>=1"),
+        (["presets", "nope"], 2, "unknown preset 'nope'"),
+    ],
+)
+def test_bad_input_gets_one_clear_line_and_the_right_code(
+    trained: Path, arguments: list[str], code: int, message: str
+) -> None:
+    def files() -> dict[str, float]:
+        return {str(path): path.stat().st_mtime for path in trained.rglob("*")}
+
+    before = files()
+    done = twin_graph(*arguments, cwd=trained)
+    assert done.returncode == code
+    errors = [line for line in done.stderr.splitlines() if line and not line.startswith(("Usage: ", "Try "))]
+    assert len(errors) == 1, done.stderr
+    assert message in errors[0]
+    assert done.stdout == ""
+    assert files() == before
+
+
+def test_a_traceback_is_shown_only_with_debug(trained: Path) -> None:
+    assert "Traceback" not in twin_graph("status", "nothing", cwd=trained).stderr
+    assert "Traceback" in twin_graph("--debug", "status", "nothing", cwd=trained).stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_training_after_committing_a_snapshot(trained: Path, number: signal.Signals) -> None:
+    folder = trained / f"stopped-{number.name}"
+    command = [sys.executable, "-m", "twin_graph_cli", "train", "cartpole", "--run-dir", str(folder), "--json", *TINY]
+    trainer = subprocess.Popen(command, cwd=trained, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(folder / "metrics.jsonl")
+    running = json.loads(twin_graph("status", str(folder), "--json", cwd=trained).stdout)
+    trainer.send_signal(number)
+    stdout, stderr = trainer.communicate(timeout=30)
+    assert trainer.returncode == 130
+    assert "interrupted at" in stderr
+    assert running["state"] == "running"
+    document = json.loads(stdout)
+    status = json.loads(twin_graph("status", str(folder), "--json", cwd=trained).stdout)
+    assert document["state"] == status["state"] == "stopped"
+    assert document["weights_sha256"] == status["weights_sha256"]
+    assert document["updates"] == status["updates"] < 24_750
+
+
+def test_a_killed_trainer_is_reported_as_failed(trained: Path) -> None:
+    command = [sys.executable, "-m", "twin_graph_cli", "train", "cartpole", "--run-dir", "killed", *TINY]
+    trainer = subprocess.Popen(command, cwd=trained, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(trained / "killed" / "metrics.jsonl")
+    trainer.kill()
+    trainer.wait()
+    assert json.loads(twin_graph("status", "killed", "--json", cwd=trained).stdout)["state"] == "failed"
+    assert twin_graph("log", "killed", cwd=trained).returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_disk_that_is_too_small_and_one_that_fills_up_meanwhile(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2M", "tmpfs", str(disk)], check=False).returncode:
+        pytest.skip("this container may not mount")
+    try:
+        refused = twin_graph("train", "cartpole", "--steps=100000", "--run-dir", str(disk / "run"), *TINY, cwd=tmp_path)
+        assert refused.returncode == 1
+        assert "too little disk" in refused.stderr
+        assert not (disk / "run").exists()
+
+        command = [sys.executable, "-m", "twin_graph_cli", "train", "cartpole", "--steps=20000"]
+        trainer = subprocess.Popen(
+            [*command, "--run-dir", str(disk / "run"), *TINY], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        )
+        wait_for(disk / "run" / "metrics.jsonl")
+        with (disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+            while True:  # something else takes all the room there is
+                filler.write(b"x" * 4096)
+        _, stderr = trainer.communicate(timeout=60)
+        assert trainer.returncode == 1
+        assert "Error: No space left on device" in stderr.splitlines()[-1]
+        (disk / "filler").unlink()
+        snapshots = json.loads(twin_graph("log", str(disk / "run"), "--json", cwd=tmp_path).stdout)
+        assert len(snapshots) >= 1
+        evaluated = twin_graph("evaluate", str(disk / "run"), "latest", "--episodes=1", cwd=tmp_path)
+        assert evaluated.returncode == 0, evaluated.stderr
+        assert json.loads(twin_graph("status", str(disk / "run"), "--json", cwd=tmp_path).stdout)["state"] == "failed"
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    for name in COMMANDS:
+        result = CliRunner().invoke(cli, [name, "--help"])
+        assert result.exit_code == 0
+        assert re.search(rf"Examples?:\n\s+twin-graph {name}", result.output), name
+
+
+def test_the_list_of_commands_is_that_of_the_modules() -> None:
+    result = CliRunner().invoke(cli, ["--help"])
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} ", result.output, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("words", "completion"),
+    [
+        ("twin-graph tr", "train"),
+        ("twin-graph train po", "pong"),
+        ("twin-graph log cart", "cartpole-seed1-1"),
+        ("twin-graph train pong --set train.ba", "train.batch_size="),
+    ],
+)
+def test_shell_completion(trained: Path, words: str, completion: str) -> None:
+    environment = {
+        **os.environ,
+        "_TWIN_GRAPH_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    script = Path(sys.executable).with_name("twin-graph")
+    done = subprocess.run([script], cwd=trained, env=environment, capture_output=True, text=True, check=False)
+    assert f"plain,{completion}" in done.stdout.splitlines()
+
+
+def test_the_example_of_a_loop_of_ones_own(trained: Path) -> None:
+    example = Path(__file__).parent.parent / "examples" / "own_loop.py"
+    done = subprocess.run(
+        [sys.executable, str(example), "mine", "1500"], cwd=trained, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "newest snapshot: 00000" in done.stdout
+    log = json.loads(twin_graph("log", "mine", "--json", cwd=trained).stdout)
+    assert log[0]["agent_steps"] == 1500

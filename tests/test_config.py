@@ -1,0 +1,75 @@
+"""Settings: presets, overrides, and one line for whatever is wrong."""
+
+import pytest
+
+from twin_graph import config
+from twin_graph.errors import UsageError
+
+
+def load(*assignments: str, preset: str = "pong") -> config.Settings:
+    return config.load(preset, map(config.parse_assignment, assignments))
+
+
+@pytest.mark.parametrize("preset", config.preset_names())
+def test_presets_are_valid_and_say_what_they_train(preset: str) -> None:
+    assert config.load(preset).preset == preset
+    assert len(config.preset_description(preset)) > 20
+
+
+@pytest.mark.parametrize("preset", ["pong", "breakout", "atari"])
+def test_atari_presets_use_the_protocol_of_2015_and_of_the_peers(preset: str) -> None:
+    env = config.load(preset).env
+    assert (env.sticky, env.noop_max, env.frame_skip, env.life_loss, env.clip_rewards) == (0.0, 30, 4, True, True)
+
+
+def test_assignments_are_read_as_toml_and_else_as_text() -> None:
+    settings = load("train.batch_size=64", "env.sticky=0.25", "loss=mse", "model.hidden_units=[8, 8]", "twin.check=true")
+    assert settings.train.batch_size == 64
+    assert settings.env.sticky == 0.25
+    assert settings.loss == "mse"
+    assert settings.model.hidden_units == [8, 8]
+    assert settings.twin.check is True
+
+
+def test_the_last_assignment_wins() -> None:
+    assert load("seed=1", "seed=5").seed == 5
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("train.batchsize=3", "unknown setting 'train.batchsize'; did you mean 'train.batch_size'"),
+        ("batch_size=3", "did you mean 'train.batch_size'"),
+        ("train=3", "unknown setting 'train'"),
+        ("train.batch_size=0", "train.batch_size=0: input should be greater than or equal to 1"),
+        ("train.batch_size=many", "train.batch_size=many: input should be a valid integer"),
+        ("env.sticky=1.5", "env.sticky=1.5: input should be less than or equal to 1"),
+        ("loss=hubert", "loss=hubert: input should be 'huber', 'mse' or 'mse_all'"),
+        ("model.hidden_units=[]", "model.hidden_units="),
+        ("replay.capacity_steps=500", "replay.capacity_steps=500 is too small"),
+        ("train.start_steps=8", "train.start_steps=8 is too small"),
+        ("batch_size", "write it as key=value"),
+        ("=3", "write it as key=value"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(assignment: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        load(assignment)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_preset_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="unknown preset 'pongg'; did you mean 'pong'"):
+        config.load("pongg")
+
+
+def test_every_setting_says_what_it_means() -> None:
+    for setting in config.describe(config.Settings()):
+        assert setting.meaning, setting.key
+        counted = setting.key.endswith(("_steps", "_updates", "_frames", "episodes", "steps"))
+        assert setting.unit or not counted, f"{setting.key} counts something: say what"
+
+
+def test_the_hash_of_settings_sees_every_change() -> None:
+    assert load().sha256() == load().sha256() != load("train.discount=0.98").sha256()

@@ -1,0 +1,191 @@
+"""Environments, on the real emulator and on Gymnasium."""
+
+import gymnasium
+import numpy as np
+import pytest
+from ale_py.vector_env import AtariVectorEnv
+
+from twin_graph import envs
+from twin_graph.config import EnvSettings
+from twin_graph.envs import VectorEnv, VectorStep
+from twin_graph.errors import UsageError
+
+SEEDS = np.array([11, 12, 13])
+
+
+def play(env: VectorEnv, steps: int, seeds: np.ndarray = SEEDS) -> tuple[np.ndarray, list[VectorStep]]:
+    random = np.random.default_rng(3)
+    first = env.reset(seeds)
+    return first, [env.step(random.integers(0, env.n_actions, size=env.count)) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("environment", ["ALE/Pong-v5", "CartPole-v1"])
+def test_equal_seeds_and_actions_give_equal_games(environment: str) -> None:
+    games = []
+    for _ in range(2):
+        env = envs.make(EnvSettings(id=environment), count=3)
+        first, steps = play(env, 100)
+        env.close()
+        games.append((first, *(np.stack([getattr(step, field) for step in steps]) for field in VectorStep._fields)))
+    for ours, again in zip(*games, strict=True):
+        np.testing.assert_array_equal(ours, again)
+
+
+def test_a_reset_in_the_middle_of_a_game_is_a_fresh_game() -> None:
+    env = envs.make(EnvSettings(id="ALE/Breakout-v5"), count=3)
+    first, steps = play(env, 60)
+    again, steps_again = play(env, 60)
+    env.close()
+    np.testing.assert_array_equal(first, again)
+    for step, step_again in zip(steps, steps_again, strict=True):
+        np.testing.assert_array_equal(step.s_t, step_again.s_t)
+
+
+def test_atari_games_are_those_of_the_emulators_default_mode_without_its_idle_steps() -> None:
+    """ALE resets in the step after the end by default; we reset in the same step. Frames and rewards agree."""
+    settings = EnvSettings(id="ALE/Breakout-v5", noop_max=9, life_loss=False, clip_rewards=False)
+    ours = envs.make(settings, count=1)
+    reference = AtariVectorEnv(
+        "breakout", 1, noop_max=10, episodic_life=False, reward_clipping=False, use_fire_reset=False
+    )
+    random = np.random.default_rng(0)
+    s_next = ours.reset(SEEDS[:1])
+    np.testing.assert_array_equal(s_next, reference.reset(seed=SEEDS[:1])[0])
+    ends = 0
+    while ends < 3:
+        action = random.integers(0, 4, size=1)
+        step = ours.step(action)
+        observation, reward, terminated, truncated, _ = reference.step(action)
+        np.testing.assert_array_equal(step.s_t, observation)
+        assert step.r_t == reward
+        assert step.last_t == (terminated | truncated)
+        if step.last_t[0]:
+            ends += 1
+            observation, *_ = reference.step(action)  # the idle step: it resets and ignores its action
+        np.testing.assert_array_equal(step.s_next, observation)
+    ours.close()
+    reference.close()
+
+
+def test_a_new_game_begins_with_one_frame_after_zeros() -> None:
+    env = envs.make(EnvSettings(id="ALE/Breakout-v5"), count=3)
+    first, steps = play(env, 400)
+    env.close()
+    begun = [first] + [step.s_next[step.last_t] for step in steps]
+    assert sum(len(observations) for observations in begun) > 5
+    for observations in begun:
+        assert not observations[:, :-1].any()
+        assert observations[:, -1].any(axis=(1, 2)).all()
+
+
+def test_a_lost_life_is_terminal_for_learning_and_the_game_goes_on() -> None:
+    env = envs.make(EnvSettings(id="ALE/Breakout-v5"), count=3)
+    _, steps = play(env, 400)
+    env.close()
+    terminal = np.stack([step.terminal_t for step in steps])
+    last = np.stack([step.last_t for step in steps])
+    # Breakout gives five lives: four are lost on the way, the fifth ends the game.
+    per_game = [
+        int(terminal[start:end, e].sum())
+        for e in range(3)
+        for ends in [np.flatnonzero(last[:, e]) + 1]
+        for start, end in zip([0, *ends[:-1]], ends, strict=True)
+    ]
+    assert len(per_game) >= 3
+    assert set(per_game) == {5}
+    for step in steps:
+        lost = step.terminal_t & ~step.last_t
+        np.testing.assert_array_equal(step.s_t[lost], step.s_next[lost])
+
+
+def test_evaluation_plays_whole_games_for_true_rewards() -> None:
+    settings = EnvSettings(id="ALE/SpaceInvaders-v5", fire_reset=True)
+    training, evaluation = envs.make(settings, count=3), envs.make(settings, count=3, evaluation=True)
+    _, steps = play(training, 300)
+    assert {reward for step in steps for reward in step.r_t} == {0.0, 1.0}
+    assert {score for step in steps for score in step.score_t} > {0.0, 5.0}
+    _, steps = play(evaluation, 300)
+    for step in steps:
+        np.testing.assert_array_equal(step.r_t, step.score_t)
+        np.testing.assert_array_equal(step.terminal_t, step.last_t)
+    assert evaluation.protocol["rewards clipped"] is False
+    assert evaluation.protocol["life loss is terminal"] is False
+    assert evaluation.protocol["fire at reset"] is False
+    training.close()
+    evaluation.close()
+
+
+def test_a_game_cut_by_its_time_limit_is_not_terminal() -> None:
+    env = envs.make(EnvSettings(id="ALE/Pong-v5", max_frames=80), count=3)
+    _, steps = play(env, 25)
+    env.close()
+    cuts = [i for i, step in enumerate(steps) if step.last_t.any()]
+    assert cuts == [19]
+    assert steps[19].last_t.all()
+    assert not steps[19].terminal_t.any()
+    assert not np.array_equal(steps[19].s_t, steps[19].s_next)
+
+
+def test_the_final_observation_of_an_episode_is_kept_apart_from_the_next_ones_first() -> None:
+    """CartPole ends when the pole leans beyond 0.2095 rad or the cart leaves +-2.4, and starts within +-0.05."""
+    env = envs.make(EnvSettings(id="CartPole-v1"), count=3)
+    _, steps = play(env, 300)
+    env.close()
+    ended = [(step.s_t[step.last_t], step.s_next[step.last_t]) for step in steps if step.last_t.any()]
+    assert len(ended) > 10
+    for final, first in ended:
+        assert ((abs(final[:, 2]) > 0.2095) | (abs(final[:, 0]) > 2.4)).all()
+        assert (abs(first) <= 0.05).all()
+
+
+def test_an_environment_of_the_users_own_module(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    (tmp_path / "my_envs.py").write_text(  # type: ignore[operator]
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gymnasium.register('Mine-v0', CartPoleEnv, max_episode_steps=7)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    env = envs.make(EnvSettings(id="my_envs:Mine-v0"), count=3)
+    _, steps = play(env, 7)
+    env.close()
+    assert env.protocol["time limit, steps"] == 7
+    assert steps[-1].last_t.all()
+    assert not steps[-1].terminal_t.all()
+    gymnasium.registry.pop("Mine-v0")
+
+
+def test_actions_that_do_not_begin_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FromOne(gymnasium.Env):  # type: ignore[type-arg]
+        observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+        action_space = gymnasium.spaces.Discrete(2, start=1)
+
+        def reset(self, **_: object) -> tuple[np.ndarray, dict[str, object]]:
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, object]]:
+            return np.zeros(1, np.float32), float(action), False, False, {}
+
+    gymnasium.register("FromOne-v0", FromOne)
+    env = envs.make(EnvSettings(id="FromOne-v0"), count=2)
+    env.reset(SEEDS[:2])
+    assert env.step(np.array([0, 1])).r_t.tolist() == [1.0, 2.0]
+    env.close()
+    gymnasium.registry.pop("FromOne-v0")
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ("", "no environment: give one with --env"),
+        ("ALE/Pongg-v5", "did you mean 'ALE/Pong-v5'"),
+        ("PongNoFrameskip-v4", "old name"),
+        ("Pendulum-v1", "continuous actions"),
+        ("CartPol-v1", "did you mean 'CartPole-v1'"),
+        ("no_such_module:Env-v0", "No module named 'no_such_module'"),
+        ("FrozenLake-v1", "only Box observations"),
+    ],
+)
+def test_environments_that_cannot_be_learnt_get_one_line(environment: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        envs.make(EnvSettings(id=environment), count=1)
+    assert "\n" not in str(error.value)

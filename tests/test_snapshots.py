@@ -1,0 +1,283 @@
+"""The store: commits that are whole or absent, references, damage that is named, the ledger, a run's state."""
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twin_graph import config
+from twin_graph.errors import DamagedError, UsageError
+from twin_graph.snapshots import files
+from twin_graph.snapshots.files import append_line, read_lines
+from twin_graph.snapshots.run import Run, create, find
+from twin_graph.snapshots.store import Counters, Manifest, SnapshotStore, VariableRecord
+
+
+def commit(store: SnapshotStore, updates: int, save: Callable[[Path], None] | None = None) -> Manifest:
+    def write_two_files(prefix: Path) -> None:
+        for name in ("index", "data"):
+            prefix.with_suffix(f".{name}").write_bytes(f"{name} {updates}".encode())
+
+    return store.commit(
+        save or write_two_files,
+        lineage="online",
+        attempt=1,
+        time="2026-01-01T00:00:00+00:00",
+        counters=Counters(agent_steps=4 * updates, updates=updates, frames=16 * updates, episodes=updates // 10),
+        settings_sha256="0" * 64,
+        weights_sha256=f"{updates:08x}" * 8,
+        variables=[VariableRecord(name="w", shape=(2,), dtype="float32")],
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SnapshotStore:
+    store = SnapshotStore(tmp_path / "snapshots")
+    for updates in (0, 100, 200, 300):
+        commit(store, updates)
+    return store
+
+
+def test_what_was_committed_is_read_back(store: SnapshotStore) -> None:
+    again = SnapshotStore(store.folder)
+    assert again.manifests == store.manifests
+    assert [manifest.id for manifest in again.manifests] == [
+        "000000-00000000",
+        "000001-00000064",
+        "000002-000000c8",
+        "000003-0000012c",
+    ]
+    assert [manifest.parent for manifest in again.manifests] == [None, *(m.id for m in again.manifests[:-1])]
+    for manifest in again.manifests:
+        again.check_files(manifest)
+        assert {path.name for path in (store.folder / manifest.id).iterdir()} == {
+            "model.index",
+            "model.data",
+            "manifest.json",
+        }
+
+
+def test_order_is_that_of_numbers_beyond_six_digits(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path / "snapshots")
+    first = commit(store, 1)
+    for number in (999_999, 1_000_000):
+        manifest = first.model_copy(update={"id": f"{number:06d}-aaaaaaaa", "number": number})
+        (store.folder / manifest.id).mkdir()
+        (store.folder / manifest.id / "manifest.json").write_text(manifest.model_dump_json())
+    assert [manifest.number for manifest in SnapshotStore(store.folder).manifests] == [0, 999_999, 1_000_000]
+
+
+@pytest.mark.parametrize(
+    ("reference", "number"),
+    [
+        ("latest", 3),
+        ("latest~0", 3),
+        ("latest~3", 0),
+        ("000001-00000064", 1),
+        ("000002", 2),
+        ("best", 1),
+        ("@update:250", 2),
+        ("@update:300", 3),
+        ("@update:0", 0),
+    ],
+)
+def test_references(store: SnapshotStore, reference: str, number: int) -> None:
+    scores = {"000000-00000000": 3.0, "000001-00000064": 9.0}
+    assert store.resolve(reference, scores).number == number
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("latest~4", "only 4 snapshots"),
+        ("00000", "begins 4 ids"),
+        ("zzz", "no snapshot 'zzz'; the newest is 000003-0000012c"),
+        ("", "no snapshot ''"),
+        ("best", "no snapshot has been evaluated"),
+    ],
+)
+def test_references_that_mean_nothing(store: SnapshotStore, reference: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        store.resolve(reference, {})
+
+
+def test_an_empty_store_has_no_newest(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no snapshot yet"):
+        SnapshotStore(tmp_path / "snapshots").resolve("latest", {})
+
+
+@pytest.mark.parametrize("failing", ["write", "fsync", "rename"])
+def test_a_commit_that_fails_leaves_nothing(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        if failing == "fsync":
+            patched.setattr(files.os, "fsync", full)
+        if failing == "rename":
+            patched.setattr(Path, "rename", full)
+        commit(store, 400, save=full if failing == "write" else None)
+
+    assert sorted(path.name for path in store.folder.iterdir()) == [manifest.id for manifest in store.manifests]
+    assert SnapshotStore(store.folder).manifests == store.manifests
+    assert commit(store, 400).number == 4
+
+
+def test_files_are_durable_before_the_snapshot_has_its_name(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def recording_fsync(descriptor: int) -> None:
+        done.append("fsync " + Path(f"/proc/self/fd/{descriptor}").resolve().name)
+        fsync(descriptor)
+
+    def recording_rename(source: Path, target: Path) -> Path:
+        done.append("rename")
+        return rename(source, target)
+
+    monkeypatch.setattr(files.os, "fsync", recording_fsync)
+    monkeypatch.setattr(Path, "rename", recording_rename)
+    commit(store, 400)
+    before, after = done[: done.index("rename")], done[done.index("rename") + 1 :]
+    assert {"fsync model.index", "fsync model.data", "fsync manifest.json"} < set(before)
+    assert before[-1].startswith("fsync .tmp-000004-")
+    assert after == ["fsync snapshots"]
+
+
+def test_unknown_folders_are_left_alone(store: SnapshotStore) -> None:
+    for name in (".tmp-000004-00000190-77", "notes", "000009-copy"):
+        (store.folder / name).mkdir()
+    assert SnapshotStore(store.folder).manifests == store.manifests
+    assert commit(store, 400).number == 4
+    assert (store.folder / "notes").is_dir()
+
+
+def test_damaged_files_are_named(store: SnapshotStore) -> None:
+    snapshot = store.newest
+    data = store.folder / snapshot.id / "model.data"
+    whole = data.read_bytes()
+    for damaged in (whole[:-1], bytes([whole[0] ^ 1]) + whole[1:]):
+        data.write_bytes(damaged)
+        with pytest.raises(DamagedError, match=r"000003-0000012c/model\.data is damaged"):
+            store.check_files(snapshot)
+    data.unlink()
+    with pytest.raises(DamagedError, match=r"model\.data is missing"):
+        store.check_files(snapshot)
+
+
+@given(data=st.data())
+def test_any_bytes_for_a_manifest_give_a_manifest_or_a_clean_error(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    store = SnapshotStore(tmp_path_factory.mktemp("store"))
+    snapshot = commit(store, 7)
+    path = store.folder / snapshot.id / "manifest.json"
+    whole = path.read_bytes()
+    flip = st.integers(0, len(whole) - 1).flatmap(
+        lambda i: st.integers(1, 255).map(lambda x: whole[:i] + bytes([whole[i] ^ x]) + whole[i + 1 :])
+    )
+    path.write_bytes(data.draw(st.one_of(st.binary(), flip, st.integers(0, len(whole)).map(lambda n: whole[:n]))))
+    try:
+        SnapshotStore(store.folder)
+    except DamagedError as error:
+        assert str(path) in str(error)  # noqa: PT017
+        assert "\n" not in str(error)  # noqa: PT017
+
+
+def test_lines_are_read_back_and_a_line_cut_short_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    append_line(path, {"n": 1, "text": "größer"})
+    whole = path.read_bytes()
+    append_line(path, {"n": 2, "loss": float("nan")})
+    assert list(read_lines(path)) == [{"n": 1, "text": "größer"}, {"n": 2, "loss": None}]
+    path.write_bytes(whole + b'{"n": 2, "lo')
+    assert list(read_lines(path)) == [{"n": 1, "text": "größer"}]
+    append_line(path, {"n": 3})
+    assert list(read_lines(path)) == [{"n": 1, "text": "größer"}, {"n": 3}]
+
+
+@given(content=st.binary())
+def test_any_bytes_for_a_ledger_give_records_or_a_clean_error(
+    content: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("run") / "ledger.jsonl"
+    path.write_bytes(content)
+    try:
+        assert all(isinstance(record, dict) for record in read_lines(path))
+    except DamagedError as error:
+        assert str(path) in str(error)  # noqa: PT017
+
+
+def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", config.load("cartpole"))
+    before = (run.folder / "run.json").read_bytes()
+    for occupied in (tmp_path / "run", tmp_path / "run" / "run.json"):
+        with pytest.raises(UsageError, match="exists already"):
+            create(occupied, config.load("pong"))
+    assert (run.folder / "run.json").read_bytes() == before
+
+
+def test_a_run_knows_its_settings_and_versions(tmp_path: Path) -> None:
+    settings = config.load("cartpole", [("seed", 9)])
+    create(tmp_path / "run", settings, {"frame skip": 4})
+    run = Run(tmp_path / "run")
+    assert run.settings == settings
+    assert run.description["protocol"] == {"frame skip": 4}
+    assert run.description["versions"]["tensorflow"].startswith("2.2")
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no run in"):
+        find(str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"format": 99}', b'{"format": 1, "settings": 5}', b"\xff"])
+def test_a_damaged_run_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(DamagedError, match=r"run\.json is damaged|has format 99"):
+        Run(tmp_path)
+
+
+def test_the_state_of_a_run_follows_its_trainers_process(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", config.load("cartpole"))
+    assert run.state() == "failed"  # made, and no trainer ever began
+    run.record_start()
+    assert run.state() == "running"
+    run.record("end", state="finished", reason="done")
+    assert run.state() == "finished"
+
+    code = "import sys; from twin_graph.snapshots.run import Run; from pathlib import Path;"
+    code += "Run(Path(sys.argv[1])).record_start()"
+    crashed = create(tmp_path / "crashed", config.load("cartpole"))
+    subprocess.run([sys.executable, "-c", code, str(crashed.folder)], check=True)
+    assert crashed.state() == "failed"
+
+
+def test_a_process_number_that_was_given_again_is_not_taken_for_the_trainer(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", config.load("cartpole"))
+    run.record("start", pid=os.getpid(), host=socket.gethostname(), process_started=1.0)
+    assert run.state() == "failed"
+
+
+def test_scores_come_from_scheduled_evaluations_alone(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", config.load("cartpole"))
+    for snapshot, scheduled, returns in (("a", True, [1.0, 3.0]), ("a", False, [99.0]), ("b", True, [4.0])):
+        run.record_evaluation({"snapshot": snapshot, "scheduled": scheduled, "returns": returns})
+    assert run.scores() == {"a": 2.0, "b": 4.0}
+
+
+def test_run_json_is_plain_json(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", config.load("cartpole"))
+    assert json.loads((run.folder / "run.json").read_text())["settings"]["env"]["id"] == "CartPole-v1"

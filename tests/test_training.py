@@ -1,0 +1,344 @@
+"""Whole trainings: refresh through the disk, determinism, records, evaluation, how they end."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from twin_graph import envs, needs, training
+from twin_graph.agent import Agent
+from twin_graph.config import Settings
+from twin_graph.errors import DivergedError, TwinGraphError, TwinMismatchError
+from twin_graph.evaluation import Evaluation, evaluate
+from twin_graph.replay import Transition
+from twin_graph.snapshots import report
+from twin_graph.snapshots.run import Run, create
+from twin_graph.twin import Twin
+
+Make = Callable[..., Settings]
+Train = Callable[[Settings], Run]
+
+
+def restore_in_memory(agent: Agent, reason: str) -> None:
+    """What a refresh does, without the disk: copies the online twin's variables into the target twin's."""
+    values = agent.online.weights()
+    for variable in agent.target.model.trainables:
+        variable.load(values[variable.op.name], agent.target.session)
+    agent.target_snapshot = agent.newest_snapshot
+    agent.target_since_update = agent.updates
+
+
+@pytest.mark.parametrize("preset", ["cartpole", "pong"])
+def test_refreshing_through_the_disk_trains_exactly_as_a_copy_in_memory_would(
+    request: pytest.FixtureRequest, train: Train, monkeypatch: pytest.MonkeyPatch, preset: str
+) -> None:
+    # Squared, because the Huber loss clips the large errors of the beginning, and with them all influence of the target.
+    settings = request.getfixturevalue(preset)(loss="mse")
+    through_disk = train(settings)
+    monkeypatch.setattr(Agent, "refresh", restore_in_memory)
+    in_memory = train(settings)
+    hashes = [[m.weights_sha256 for m in run.store().manifests] for run in (through_disk, in_memory)]
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes[0])) > 2
+
+
+def test_the_target_matters(cartpole: Make, train: Train) -> None:
+    """The comparison above would prove nothing if the target had no influence."""
+    often, seldom = (train(cartpole(loss="mse", target__refresh_every_updates=n)) for n in (50, 100))
+    assert often.store().newest.weights_sha256 != seldom.store().newest.weights_sha256
+
+
+def test_equal_seeds_give_equal_weights_and_other_seeds_others(cartpole: Make, train: Train) -> None:
+    first, again, other = (train(cartpole(seed=seed)).store().newest.weights_sha256 for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_equal_seeds_give_equal_weights_on_the_real_emulator(pong: Make, train: Train) -> None:
+    first, again = (train(pong()).store().newest for _ in range(2))
+    assert first.weights_sha256 == again.weights_sha256
+    assert first.counters.updates == 20
+
+
+def test_snapshots_and_ledger_follow_the_schedule(cartpole: Make, train: Train) -> None:
+    run = train(cartpole())
+    manifests = run.store().manifests
+    # (1200 - 200) / 4 updates, one snapshot each 50 and one at the start.
+    assert [m.counters.updates for m in manifests] == [0, 50, 100, 150, 200, 250]
+    assert [m.counters.agent_steps for m in manifests] == [0, 400, 600, 800, 1000, 1200]
+    ledger = list(run.ledger())
+    assert [line["event"] for line in ledger] == ["start", *["commit", "swap"] * 6, "end"]
+    swaps = [line for line in ledger if line["event"] == "swap"]
+    assert [(line["snapshot"], line["first_update"]) for line in swaps] == [
+        (m.id, m.counters.updates + 1) for m in manifests
+    ]
+    for manifest in manifests:
+        run.store().check_files(manifest)
+
+
+def test_check_mode_sees_a_target_that_changes_between_refreshes(
+    cartpole: Make, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(cartpole(twin__check=True))
+    learn = Agent.learn
+
+    def tampering_learn(agent: Agent) -> list[float]:
+        losses = learn(agent)
+        if agent.updates == 70:
+            variable = agent.target.model.trainables[0]
+            variable.load(agent.target.weights()[variable.op.name] + 1e-3, agent.target.session)
+        return losses
+
+    monkeypatch.setattr(Agent, "learn", tampering_learn)
+    with pytest.raises(TwinMismatchError, match="changed between two refreshes, by update 71"):
+        train(cartpole(twin__check=True))
+
+
+def test_check_mode_sees_a_restore_that_is_not_the_snapshot(
+    cartpole: Make, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore = Twin.restore
+
+    def stale_restore(twin: Twin, prefix: Path) -> None:
+        restore(twin, next(prefix.parent.parent.glob("000000-*")) / prefix.name)
+
+    monkeypatch.setattr(Twin, "restore", stale_restore)
+    with pytest.raises(TwinMismatchError, match="after the refresh at update 50 the twins differ"):
+        train(cartpole(twin__check=True))
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_names_update_and_snapshot(cartpole: Make, tmp_path: Path) -> None:
+    """A reward of 1e30 squares to infinity in single precision."""
+    run = create(tmp_path / "run", cartpole(loss="mse", train__batch_size=200))
+    env = envs.make(run.settings.env, count=8)
+    step = env.step
+
+    def step_with_a_huge_reward(actions: np.ndarray) -> envs.VectorStep:
+        answer = step(actions)
+        return answer._replace(r_t=np.full_like(answer.r_t, 1e30)) if agent_steps[0] > 500 else answer
+
+    agent_steps = [0]
+    env.step = step_with_a_huge_reward  # type: ignore[method-assign]
+    with pytest.raises(DivergedError, match=r"the loss is (inf|nan) at update 7\d; the last good snapshot is 000001-"):
+        for progress in training.train(run, env):
+            agent_steps[0] = progress.agent.agent_steps
+    env.close()
+    assert run.state() == "failed"
+    assert "the loss is" in list(run.ledger())[-1]["reason"]
+
+
+def test_a_full_disk_stops_the_run_and_loses_no_snapshot(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create(tmp_path / "run", cartpole())
+    save = Twin.save
+
+    def save_until_full(twin: Twin, prefix: Path) -> None:
+        if "000003" in str(prefix):
+            raise OSError(28, "No space left on device")
+        save(twin, prefix)
+
+    monkeypatch.setattr(Twin, "save", save_until_full)
+    env = envs.make(run.settings.env, count=8)
+    with pytest.raises(OSError, match="No space left"):
+        for _ in training.train(run, env):
+            pass
+    env.close()
+    assert run.state() == "failed"
+    assert [m.number for m in run.store().manifests] == [0, 1, 2]
+
+
+def test_metrics_and_tensorboard_hold_the_same_numbers_in_one_event_file(cartpole: Make, train: Train) -> None:
+    run = train(cartpole())
+    [event_file] = run.events.iterdir()
+    events = EventAccumulator(str(event_file))
+    events.Reload()
+    lines = list(run.metrics())
+    assert [line["agent_steps"] for line in lines] == [200, 400, 600, 800, 1000, 1200, 1200]
+    for tag in ("loss", "q_mean", "epsilon", "updates", "target_age_updates", "agent_steps_per_second"):
+        shown = {event.step: event.value for event in events.Scalars(tag)}
+        written = {line["agent_steps"]: math.nan if line[tag] is None else line[tag] for line in lines}
+        assert shown == pytest.approx(written, nan_ok=True)
+    assert [event.step for event in events.Scalars("evaluation/mean_return")] == [600, 1200]
+
+
+def test_every_phase_is_timed_and_they_add_up(cartpole: Make, train: Train) -> None:
+    line = list(train(cartpole()).metrics())[3]
+    shares = {key: value for key, value in line.items() if key.startswith("time_share/")}
+    assert {key.split("/")[1] for key in shares} == {
+        "act",
+        "environment",
+        "sample",
+        "target",
+        "train",
+        "refresh",
+        "evaluate",
+    }
+    assert all(share > 0 for key, share in shares.items() if key != "time_share/evaluate")
+    assert 0.6 < sum(shares.values()) <= 1
+
+
+def test_scheduled_evaluations_are_recorded_by_snapshot(cartpole: Make, train: Train) -> None:
+    run = train(cartpole())
+    by_number = {m.id: m for m in run.store().manifests}
+    evaluations = list(run.evaluations())
+    assert [by_number[e["snapshot"]].counters.agent_steps for e in evaluations] == [600, 1200]
+    for evaluation in evaluations:
+        assert evaluation["scheduled"] is True
+        assert len(evaluation["returns"]) == evaluation["episodes"] == 2
+        assert evaluation["mean"] == np.mean(evaluation["returns"])
+        assert evaluation["protocol"]["epsilon"] == 0
+    assert evaluations[0]["seeds"] != evaluations[1]["seeds"]
+
+
+def test_evaluating_does_not_change_the_training(cartpole: Make, train: Train) -> None:
+    hashes = {train(cartpole(evaluate__episodes=n)).store().newest.weights_sha256 for n in (0, 3)}
+    assert len(hashes) == 1
+
+
+class Scripted:
+    """Stands for a Q function: pushes the cart toward the side to which the pole leans."""
+
+    calls = 0
+
+    def __call__(self, observations: np.ndarray) -> np.ndarray:
+        self.calls += 1
+        return np.stack([-observations[:, 2] - observations[:, 3], observations[:, 2] + observations[:, 3]], axis=1)
+
+
+@pytest.mark.parametrize("episodes", [1, 7, 23])
+def test_an_evaluation_plays_as_many_games_as_asked_fixed_beforehand(cartpole: Make, episodes: int) -> None:
+    told: list[int] = []
+    evaluation = evaluate(Scripted(), cartpole(), episodes=episodes, seed=5, counter=0, progress=told.append)
+    assert len(evaluation.returns) == episodes
+    assert told[-1] == episodes
+    assert all(score > 100 for score in evaluation.returns)
+    again = evaluate(Scripted(), cartpole(), episodes=episodes, seed=5, counter=0)
+    assert again.returns == evaluation.returns
+
+
+def test_long_games_count_as_often_as_short_ones(cartpole: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environment 0 plays games of 1 step, environment 1 games of 9: five each, whichever ends first."""
+
+    class Uneven:
+        count, n_actions, protocol = 2, 2, {}
+        age = np.zeros(2, int)
+
+        def reset(self, seeds: np.ndarray) -> np.ndarray:
+            return np.zeros((2, 4), np.float32)
+
+        def step(self, actions: np.ndarray) -> envs.VectorStep:
+            self.age = self.age + 1
+            last = self.age == [1, 9]
+            self.age[last] = 0
+            zeros, ones = np.zeros((2, 4), np.float32), np.ones(2, np.float32)
+            return envs.VectorStep(zeros, ones, last, last, zeros, ones)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(envs, "make", lambda *_, **__: Uneven())
+    monkeypatch.setattr("twin_graph.evaluation.PARALLEL_GAMES", 2)
+    evaluation = evaluate(Scripted(), cartpole(), episodes=10, seed=0, counter=0)
+    assert evaluation.returns == [1.0, 9.0] * 5
+
+
+def test_the_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
+    """95% of the intervals of 30 normal scores should hold the true mean; the percentile bootstrap gets near."""
+    random = np.random.default_rng(0)
+    covered = 0
+    for _ in range(200):
+        low, high = Evaluation(list(random.normal(10, 5, size=30)), [], {}).interval
+        covered += low <= 10 <= high
+    assert 0.89 < covered / 200 < 0.99
+
+
+def test_the_needs_of_a_training_are_measured_and_checked(pong: Make, tmp_path: Path) -> None:
+    settings = pong(replay__capacity_steps=1_000_000)
+    env = envs.make(settings.env, count=1)
+    needed = needs.measure(settings, env, tmp_path / "not" / "there" / "yet")
+    env.close()
+    # 84 x 84 bytes a frame, plus action, reward, two flags and age.
+    assert needed.replay == 1_000_000 * (84 * 84 + 18)
+    needs.check(needed)
+    with pytest.raises(TwinGraphError, match=r"too little memory: .* 8\.4 GB .* lower replay\.capacity_steps"):
+        needs.check(needed._replace(memory_free=8_000_000_000))
+    with pytest.raises(TwinGraphError, match="too little disk"):
+        needs.check(needed._replace(disk_free=1_000))
+
+
+def test_the_disk_that_was_asked_for_is_enough_and_not_far_too_much(cartpole: Make, train: Train) -> None:
+    run = train(cartpole(evaluate__episodes=0))
+    env = envs.make(run.settings.env, count=1)
+    asked = needs.measure(run.settings, env, run.folder).disk
+    env.close()
+    written = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
+    assert written / 4 < asked
+    assert asked > 0.6 * written
+
+
+def test_status_after_a_training(cartpole: Make, train: Train) -> None:
+    run = train(cartpole())
+    newest = run.store().newest
+    summary = report.status(run)
+    assert summary["state"] == "finished"
+    assert (summary["agent_steps"], summary["updates"], summary["frames"]) == (1200, 250, 1200)
+    assert summary["targets"] == [{"lineage": "online", "snapshot": newest.id, "policy": "latest", "age_updates": 0}]
+    assert summary["snapshots"] == 6
+    assert summary["weights_sha256"] == newest.weights_sha256
+    assert summary["scores"]["latest"]["snapshot"] == newest.id
+    json.dumps(summary, allow_nan=False)
+
+
+def test_an_agent_in_a_loop_of_ones_own_learns_what_pays(cartpole: Make, tmp_path: Path) -> None:
+    """A bandit: action 1 pays 1, action 0 nothing, and every step ends the episode."""
+    settings = cartpole(env__count=1, train__start_steps=100, train__learning_rate=0.01, train__n_step=1)
+    state = np.ones((1, 4), np.float32)
+    with Agent(create(tmp_path / "run", settings), observation_shape=(4,), n_actions=2) as agent:
+        losses: list[float] = []
+        end = np.array([True])
+        for _ in range(1_000):
+            a_tm1 = agent.act(state)
+            agent.observe(Transition(state, a_tm1, a_tm1.astype(np.float32), end, end, state))
+            losses += agent.learn()
+        assert agent.updates == len(losses) == (1_000 - 100) // 4
+        assert agent.episodes == 1_000
+        assert agent.q_values(state)[0] == pytest.approx([0, 1], abs=0.1)
+
+
+def test_epsilon_decays_linearly_by_agent_steps(cartpole: Make, tmp_path: Path) -> None:
+    settings = cartpole(act__epsilon_decay_steps=1000, act__epsilon_end=0.1)
+    with Agent(create(tmp_path / "run", settings), observation_shape=(4,), n_actions=2) as agent:
+        for steps, epsilon in ((0, 1.0), (500, 0.55), (1000, 0.1), (5000, 0.1)):
+            agent.agent_steps = steps
+            assert agent.epsilon == pytest.approx(epsilon)
+
+
+def test_random_actions_are_as_frequent_as_epsilon_and_all_actions_occur(pong: Make, tmp_path: Path) -> None:
+    settings = pong(act__epsilon_start=0.3, act__epsilon_end=0.3, network="mlp", **{"model__hidden_units": [4]})
+    with Agent(create(tmp_path / "run", settings), observation_shape=(4,), n_actions=6, environments=2) as agent:
+        observations = np.ones((2, 4), np.float32)
+        greedy = agent.q_values(observations).argmax(axis=1)[0]
+        actions = []
+        for agent.agent_steps in range(0, 4000, 2):  # noqa: B007 - the loop variable is the counter
+            actions += list(agent.act(observations))
+    counts = np.bincount(actions, minlength=6) / len(actions)
+    assert counts[greedy] == pytest.approx(0.7 + 0.05, abs=0.03)
+    assert all(count == pytest.approx(0.05, abs=0.02) for a, count in enumerate(counts) if a != greedy)
+
+
+def test_progress_counts_true_scores(cartpole: Make, train: Train) -> None:
+    line = list(train(cartpole()).metrics())[-1]
+    assert 8 <= line["train_return"] <= 500
+    assert line["loss"] > 0
+    assert line["episodes"] > 0
+
+
+def test_the_length_is_rounded_up_to_whole_vector_steps(cartpole: Make, train: Train) -> None:
+    run = train(cartpole(train__steps=1_001))
+    assert run.store().newest.counters.agent_steps == 1_008
+
+

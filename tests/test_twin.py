@@ -1,0 +1,202 @@
+"""Twins: the same variables in two graphs, weights passed through Saver files, no tensor in the wrong session."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from twin_graph.config import Settings
+from twin_graph.errors import DamagedError, TwinMismatchError, UsageError, WrongGraphError
+from twin_graph.graph_mode import tf
+from twin_graph.model import ModelSpec, build_model
+from twin_graph.twin import Twin, weights_sha256
+
+
+@pytest.fixture
+def spec(cartpole: Callable[..., Settings]) -> ModelSpec:
+    return ModelSpec.of(cartpole(), (4,), np.float32, 2)
+
+
+@pytest.fixture
+def pair(spec: ModelSpec) -> Iterator[tuple[Twin, Twin]]:
+    with Twin("online", spec, seed=1) as online, Twin("target", spec, seed=2, like=online) as target:
+        yield online, target
+
+
+def test_twins_have_the_same_variables_in_different_graphs(pair: tuple[Twin, Twin]) -> None:
+    online, target = pair
+    assert online.graph is not target.graph
+    assert online.session is not target.session
+    assert online.variables == target.variables
+    assert {"fc1/weights", "fc1/bias", "q/weights", "q/bias"} <= {v.name for v in online.variables}
+
+
+def test_weights_pass_through_saver_files_bit_for_bit(pair: tuple[Twin, Twin], tmp_path: Path) -> None:
+    online, target = pair
+    assert online.weights_sha256() != target.weights_sha256()
+    online.save(tmp_path / "model")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.data-00000-of-00001", "model.index"]
+    target.restore(tmp_path / "model")
+    assert online.weights_sha256() == target.weights_sha256()
+    observations = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
+    np.testing.assert_array_equal(online.q_values(observations), target.q_values(observations))
+
+
+def test_saving_and_restoring_do_not_grow_the_graph(pair: tuple[Twin, Twin], tmp_path: Path) -> None:
+    online, target = pair
+    before = len(online.graph.get_operations()), len(target.graph.get_operations())
+    for _ in range(3):
+        online.save(tmp_path / "model")
+        target.restore(tmp_path / "model")
+    assert (len(online.graph.get_operations()), len(target.graph.get_operations())) == before
+    with pytest.raises(RuntimeError, match="finalized"), online.graph.as_default():
+        tf.constant(1)
+
+
+def test_a_fetch_of_the_other_twin_names_tensor_and_both_twins(pair: tuple[Twin, Twin]) -> None:
+    online, target = pair
+    with pytest.raises(WrongGraphError, match=r"tensor q_tm1:0 belongs to twin 'target' .* of twin 'online'"):
+        online.run(target.model.q_tm1, {online.model.s_tm1: np.zeros((1, 4))})
+
+
+def test_a_feed_of_the_other_twin_names_tensor_and_both_twins(pair: tuple[Twin, Twin]) -> None:
+    online, target = pair
+    with pytest.raises(WrongGraphError, match=r"tensor s_tm1:0 belongs to twin 'online' .* of twin 'target'"):
+        target.run(target.model.q_tm1, {online.model.s_tm1: np.zeros((1, 4))})
+
+
+def test_another_mistake_in_a_feed_keeps_its_own_message(pair: tuple[Twin, Twin]) -> None:
+    online, _ = pair
+    with pytest.raises(ValueError, match="shape"):
+        online.run(online.model.q_tm1, {online.model.s_tm1: np.zeros((1, 5))})
+
+
+def test_weights_that_are_missing_damaged_or_of_another_network_are_refused(
+    pair: tuple[Twin, Twin], spec: ModelSpec, tmp_path: Path
+) -> None:
+    online, target = pair
+    before = target.weights_sha256()
+    with pytest.raises(DamagedError, match="nothing cannot be restored"):
+        target.restore(tmp_path / "nothing")
+    with Twin("other", dataclasses.replace(spec, hidden_units=(32,))) as other:
+        other.save(tmp_path / "other")
+    with pytest.raises(DamagedError, match="other cannot be restored"):
+        target.restore(tmp_path / "other")
+    online.save(tmp_path / "model")
+    data = tmp_path / "model.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:-20])
+    with pytest.raises(DamagedError, match="model cannot be restored"):
+        target.restore(tmp_path / "model")
+    assert target.weights_sha256() == before
+
+
+def test_a_save_that_cannot_be_written_is_an_oserror(pair: tuple[Twin, Twin], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file/model"):
+        pair[0].save(tmp_path / "file" / "model")
+
+
+def test_twins_that_differ_are_refused_and_the_message_says_where(spec: ModelSpec) -> None:
+    wider = dataclasses.replace(spec, hidden_units=(32,))
+    deeper = dataclasses.replace(spec, hidden_units=(16, 16))
+    with Twin("online", spec) as online:
+        with pytest.raises(
+            TwinMismatchError, match=r"fc1/weights is float32\[4, 16\] in 'online' and float32\[4, 32\] in 'target'"
+        ):
+            Twin("target", wider, like=online)
+        with pytest.raises(TwinMismatchError, match="fc2/weights only in 'target'"):
+            Twin("target", deeper, like=online)
+
+
+def test_equal_seeds_give_equal_weights(spec: ModelSpec) -> None:
+    hashes = []
+    for seed in (1, 1, 2):
+        with Twin("twin", spec, seed=seed) as twin:
+            hashes.append(twin.weights_sha256())
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_the_hash_of_weights_sees_names_shapes_types_and_values() -> None:
+    value = np.arange(6, dtype=np.float32)
+    variants = [
+        {"a": value},
+        {"b": value},
+        {"a": value.reshape(2, 3)},
+        {"a": value.astype(np.float64)},
+        {"a": value + 1},
+        {"a": value, "b": value},
+    ]
+    assert len({weights_sha256(v) for v in variants}) == len(variants)
+
+
+def test_the_hash_of_weights_does_not_see_order_or_memory_layout() -> None:
+    value = np.arange(6, dtype=np.float32).reshape(2, 3)
+    reference = weights_sha256({"a": value, "b": value})
+    assert weights_sha256({"b": value, "a": np.asfortranarray(value)}) == reference
+    assert weights_sha256({"a": value.astype(">f4"), "b": value}) == reference
+
+
+def test_initial_weights_stay_within_one_over_the_root_of_fan_in(spec: ModelSpec) -> None:
+    with Twin("twin", spec, seed=1) as twin:
+        weights = twin.weights()
+    for layer, fan_in in (("fc1", 4), ("q", 16)):
+        for name in ("weights", "bias"):
+            size = abs(weights[f"{layer}/{name}"])
+            assert 0 < size.max() <= fan_in**-0.5
+    assert abs(weights["q/weights"]).max() > 0.8 * 16**-0.5
+
+
+@pytest.mark.parametrize(
+    ("image", "padding", "flat"),
+    [((84, 84), "VALID", 7 * 7 * 64), ((84, 84), "SAME", 11 * 11 * 64), ((105, 80), "SAME", 14 * 10 * 64)],
+)
+def test_the_nature_network_flattens_to_the_sizes_of_its_sources(
+    pong: Callable[..., Settings], image: tuple[int, int], padding: str, flat: int
+) -> None:
+    """7x7x64 stands in the 2015 paper's released code, 14x10x64 in the question that this project comes from."""
+    settings = pong(model__padding=padding)
+    spec = ModelSpec.of(settings, (4, *image), np.uint8, 6)
+    with tf.Graph().as_default():
+        model = build_model(spec)
+    shapes = {v.op.name: tuple(v.shape.as_list()) for v in model.trainables}
+    assert shapes == {
+        "conv1/weights": (8, 8, 4, 32),
+        "conv1/bias": (32,),
+        "conv2/weights": (4, 4, 32, 64),
+        "conv2/bias": (64,),
+        "conv3/weights": (3, 3, 64, 64),
+        "conv3/bias": (64,),
+        "fc1/weights": (flat, 512),
+        "fc1/bias": (512,),
+        "q/weights": (512, 6),
+        "q/bias": (6,),
+    }
+
+
+def test_an_image_too_small_for_the_network_is_refused(pong: Callable[..., Settings]) -> None:
+    spec = ModelSpec.of(pong(), (4, 20, 84), np.uint8, 6)
+    with tf.Graph().as_default(), pytest.raises(UsageError, match="conv3 has a 3x3 kernel and gets 1x9"):
+        build_model(spec)
+
+
+def test_the_image_network_refuses_vectors(pong: Callable[..., Settings]) -> None:
+    with pytest.raises(UsageError, match="use --set network=mlp"):
+        ModelSpec.of(pong(), (4,), np.float32, 2)
+
+
+def test_training_moves_q_toward_the_target(spec: ModelSpec) -> None:
+    """One state, one action, target 1 + 0.5 * 4 = 3: the taken action's value gets there, by Adam at 0.01."""
+    with Twin("online", dataclasses.replace(spec, learning_rate=0.01), seed=1) as online:
+        model = online.model
+        feed = {
+            model.s_tm1: np.ones((1, 4), np.float32),
+            model.a_tm1: [1],
+            model.r_t: [1.0],
+            model.discount_t: [0.5],
+            model.q_target_t: [[4.0, -9.0]],
+        }
+        for _ in range(400):
+            online.run(model.train_op, feed)
+        assert online.q_values(np.ones((1, 4), np.float32))[0, 1] == pytest.approx(3.0, abs=0.05)
