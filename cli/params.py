@@ -29,7 +29,7 @@ def print_json(document: Any) -> None:
     click.echo(json.dumps(document, indent=1, ensure_ascii=False))
 
 
-class RunName(click.ParamType):
+class RunName(click.ParamType[str]):
     """A run's folder, or its name under `checkpoints/`."""
 
     name = "run"
@@ -41,7 +41,7 @@ class RunName(click.ParamType):
         ]
 
 
-class PresetName(click.ParamType):
+class PresetName(click.ParamType[str]):
     """A preset; whether it exists is the library's to say."""
 
     name = "preset"
@@ -54,13 +54,13 @@ class PresetName(click.ParamType):
         ]
 
 
-class Assignment(click.ParamType):
+class Assignment(click.ParamType[str]):
     """`key=value` for a setting."""
 
     name = "key=value"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
-        return [CompletionItem(f"{key}=") for key in config.keys() if key.startswith(incomplete)]
+        return [CompletionItem(f"{key}=") for key in config.setting_names() if key.startswith(incomplete)]
 
 
 run_argument: Callable[[Any], Any] = click.argument("run", type=RunName())

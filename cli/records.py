@@ -35,7 +35,9 @@ def status(run: str, as_json: bool) -> None:
     for name in ("updates", "frames", "episodes", "snapshots"):
         table.add_row(name, f"{summary[name]:,}")
     for target in summary["targets"]:
-        table.add_row("target", f"{target['snapshot']}  (policy {target['policy']}, {target['age_updates']:,} updates old)")
+        table.add_row(
+            "target", f"{target['snapshot']}  (policy {target['policy']}, {target['age_updates']:,} updates old)"
+        )
     if summary["agent_steps_per_second"]:
         table.add_row("rate", f"{summary['agent_steps_per_second']:.0f} agent steps/s")
     for name in ("latest", "best"):

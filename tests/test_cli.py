@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-
 from twin_graph_cli.main import COMMANDS, cli
 
 TINY = [

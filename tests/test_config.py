@@ -23,7 +23,9 @@ def test_atari_presets_use_the_protocol_of_2015_and_of_the_peers(preset: str) ->
 
 
 def test_assignments_are_read_as_toml_and_else_as_text() -> None:
-    settings = load("train.batch_size=64", "env.sticky=0.25", "loss=mse", "model.hidden_units=[8, 8]", "twin.check=true")
+    settings = load(
+        "train.batch_size=64", "env.sticky=0.25", "loss=mse", "model.hidden_units=[8, 8]", "twin.check=true"
+    )
     assert settings.train.batch_size == 64
     assert settings.env.sticky == 0.25
     assert settings.loss == "mse"

@@ -154,7 +154,7 @@ def test_an_environment_of_the_users_own_module(monkeypatch: pytest.MonkeyPatch,
     gymnasium.registry.pop("Mine-v0")
 
 
-def test_actions_that_do_not_begin_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actions_that_do_not_begin_at_zero() -> None:
     class FromOne(gymnasium.Env):  # type: ignore[type-arg]
         observation_space = gymnasium.spaces.Box(-1, 1, (1,))
         action_space = gymnasium.spaces.Discrete(2, start=1)

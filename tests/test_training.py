@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +36,7 @@ def restore_in_memory(agent: Agent, reason: str) -> None:
 def test_refreshing_through_the_disk_trains_exactly_as_a_copy_in_memory_would(
     request: pytest.FixtureRequest, train: Train, monkeypatch: pytest.MonkeyPatch, preset: str
 ) -> None:
-    # Squared, because the Huber loss clips the large errors of the beginning, and with them all influence of the target.
+    # Squared: the Huber loss clips the large errors of the beginning, and with them the target's influence.
     settings = request.getfixturevalue(preset)(loss="mse")
     through_disk = train(settings)
     monkeypatch.setattr(Agent, "refresh", restore_in_memory)
@@ -323,7 +322,7 @@ def test_random_actions_are_as_frequent_as_epsilon_and_all_actions_occur(pong: M
         observations = np.ones((2, 4), np.float32)
         greedy = agent.q_values(observations).argmax(axis=1)[0]
         actions = []
-        for agent.agent_steps in range(0, 4000, 2):  # noqa: B007 - the loop variable is the counter
+        for agent.agent_steps in range(0, 4000, 2):
             actions += list(agent.act(observations))
     counts = np.bincount(actions, minlength=6) / len(actions)
     assert counts[greedy] == pytest.approx(0.7 + 0.05, abs=0.03)
@@ -340,5 +339,3 @@ def test_progress_counts_true_scores(cartpole: Make, train: Train) -> None:
 def test_the_length_is_rounded_up_to_whole_vector_steps(cartpole: Make, train: Train) -> None:
     run = train(cartpole(train__steps=1_001))
     assert run.store().newest.counters.agent_steps == 1_008
-
-

@@ -30,7 +30,7 @@ _HOMES = {
     "find": "twin_graph.snapshots.run",
     "load": "twin_graph.config",
 }
-__all__ = ["Agent", "Settings", "Transition", "TwinGraphError", "create", "find", "load"]  # noqa: F822
+__all__ = ["Agent", "Settings", "Transition", "TwinGraphError", "create", "find", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -187,7 +187,7 @@ class Agent:
         return self.last_loss
 
     def commit(self) -> Manifest:
-        """Saves the online twin as a snapshot, durable when this returns; the one there is, if nothing was learnt since.
+        """Saves the online twin as a snapshot, durable when this returns; gives the newest if nothing was learnt since.
 
         Raises:
           OSError: the disk is full or failed; nothing was committed.

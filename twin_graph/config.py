@@ -64,7 +64,12 @@ class EnvSettings(_Section):
 class ModelSettings(_Section):
     padding: Literal["VALID", "SAME"] = _setting("VALID", "padding of the convolutions of `nature`", source=NATURE)
     hidden_units: list[Annotated[int, Field(ge=1, le=8192)]] = _setting(
-        [256, 256], "widths of the layers of `mlp`", unit="units", source="RL Baselines3 Zoo", min_length=1, max_length=8
+        [256, 256],
+        "widths of the layers of `mlp`",
+        unit="units",
+        source="RL Baselines3 Zoo",
+        min_length=1,
+        max_length=8,
     )
 
 
@@ -187,7 +192,7 @@ def describe(settings: BaseModel, prefix: str = "") -> Iterator[Description]:
         )
 
 
-def keys() -> list[str]:
+def setting_names() -> list[str]:
     """The dotted names of all settings."""
     return [description.key for description in describe(Settings())]
 
@@ -211,7 +216,7 @@ def load(preset: str, overrides: Iterable[tuple[str, Any]] = ()) -> Settings:
     tree = _read_preset(preset)
     del tree["description"]
     tree["preset"] = preset
-    known = keys()
+    known = setting_names()
     for key, value in overrides:
         if key not in known:
             raise UsageError(f"unknown setting {key!r}{nearest(key, known)}; `twin-graph presets {preset}` lists all")
@@ -234,7 +239,7 @@ def validate(tree: Mapping[str, Any]) -> Settings:
         if not key:
             raise UsageError(message) from None
         if first["type"] == "extra_forbidden":
-            raise UsageError(f"unknown setting {key!r}{nearest(key, keys())}") from None
+            raise UsageError(f"unknown setting {key!r}{nearest(key, setting_names())}") from None
         raise UsageError(f"{key}={first['input']}: {message[0].lower()}{message[1:]}") from None
 
 

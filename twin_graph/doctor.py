@@ -28,7 +28,7 @@ class Finding(NamedTuple):
 
 
 def examine() -> list[Finding]:
-    """Looks at processor, memory, disk and packages, and trains Pong for `_MEASURED_STEPS` agent steps after filling."""
+    """Looks at processor, memory, disk and packages, and trains Pong for `_MEASURED_STEPS` agent steps."""
     return list(_findings())
 
 

@@ -58,7 +58,7 @@ def evaluate(
     episodes: int,
     seed: int,
     counter: int,
-    progress: Callable[[int], None] = lambda finished: None,
+    progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Plays `episodes` whole games greedily but for `evaluate.epsilon`.
 
@@ -84,16 +84,15 @@ def evaluate(
         s_tm1 = env.reset(seeds)
         while left.any():
             explore = random.random(count) < epsilon
-            actions = np.where(
-                explore, random.integers(0, env.n_actions, size=count), q_values(s_tm1).argmax(axis=1)
-            )
+            actions = np.where(explore, random.integers(0, env.n_actions, size=count), q_values(s_tm1).argmax(axis=1))
             step = env.step(actions)
             score += step.score_t
             for e in np.flatnonzero(step.last_t):
                 if left[e]:
                     returns[e].append(float(score[e]))
                     left[e] -= 1
-                    progress(episodes - int(left.sum()))
+                    if progress:
+                        progress(episodes - int(left.sum()))
                 score[e] = 0
             s_tm1 = step.s_next
         return Evaluation(

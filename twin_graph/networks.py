@@ -17,7 +17,7 @@ def nature(observation: Tensor, n_actions: int, *, padding: str) -> Tensor:
     """The network of Mnih et al. 2015: three convolutions, 512 units.
 
     Args:
-      observation: uint8 `[B, stack, H, W]`, 0 to 255; frames first, as Gymnasium stacks them. 4 x 84 x 84 in the paper.
+      observation: uint8 `[B, stack, H, W]`, frames first, as Gymnasium stacks them; 4x84x84 in the paper.
       n_actions: A.
       padding: `VALID` (the paper) or `SAME`, for every convolution.
 

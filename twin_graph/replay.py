@@ -26,7 +26,7 @@ class Transition(NamedTuple):
       a_tm1: actions taken, integers `[E]`.
       r_t: rewards that followed, float32 `[E]`.
       terminal_t: bool `[E]`; no value beyond this step (the game, or a life, was lost or won).
-      last_t: bool `[E]`; the episode ends here, by an end of the game or by a cut; `s_tm1` of the next step is a reset's.
+      last_t: bool `[E]`; the episode ends here, by itself or by a cut; the next `s_tm1` is a reset's.
       s_t: what was observed after, before any reset, `[E, *observation_shape]`.
     """
 
@@ -191,6 +191,6 @@ class Replay:
         """The stacks whose newest frames are those of `step`, with zeros for frames older than the episode."""
         slots = (step[:, None] - self._offsets) % self._length
         flat = self._frames.reshape(self._length * self._environments, -1)
-        frames = np.take(flat, slots * self._environments + environment[:, None], axis=0)  # [B, stack, frame size]
+        frames: np.ndarray = np.take(flat, slots * self._environments + environment[:, None], axis=0)
         frames[self._offsets > age[:, None]] = 0
         return frames.reshape(len(step), *self._observation_shape)

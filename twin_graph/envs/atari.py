@@ -44,8 +44,8 @@ class Atari:
         )
         self._lives = np.zeros(count, np.int32)
         self.count = count
-        self.n_actions = int(self._env.single_action_space.n)
-        self.observation_shape: tuple[int, ...] = self._env.single_observation_space.shape
+        self.n_actions = len(self._env.ale.get_action_set())
+        self.observation_shape = (settings.stack, settings.image_height, settings.image_width)
         self.observation_dtype = np.dtype(np.uint8)
         self.stack = settings.stack
         self.frames_per_step = settings.frame_skip

@@ -1,10 +1,10 @@
 """Any Gymnasium environment with discrete actions, on Gymnasium's own vector API."""
 
-from typing import cast
+from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, Space
 from gymnasium.vector import AutoresetMode
 
 from twin_graph.config import EnvSettings, nearest
@@ -49,7 +49,8 @@ class Gym:
         }
 
     def reset(self, seeds: np.ndarray) -> np.ndarray:
-        observations, _ = self._env.reset(seed=[int(seed) for seed in seeds])
+        # Gymnasium's vector environments take a list of seeds; the base class's annotation does not say so.
+        observations, _ = self._env.reset(seed=[int(seed) for seed in seeds])  # type: ignore[arg-type]
         return self._typed(observations)
 
     def step(self, actions: np.ndarray) -> VectorStep:
@@ -72,7 +73,7 @@ class Gym:
         return np.array(observations, self.observation_dtype)
 
 
-def _look_at(environment_id: str) -> tuple[gymnasium.Space, gymnasium.Space, int | None]:
+def _look_at(environment_id: str) -> tuple[Space[Any], Space[Any], int | None]:
     """Spaces and time limit (in agent steps) of an environment, or one line on why it cannot be made."""
     if environment_id.endswith(("NoFrameskip-v4", "Deterministic-v4")):
         raise UsageError(
@@ -86,7 +87,7 @@ def _look_at(environment_id: str) -> tuple[gymnasium.Space, gymnasium.Space, int
         raise UsageError(f"cannot make {environment_id!r}: {_first_sentence(error)}{hint}") from None
     except (gymnasium.error.Error, ImportError) as error:
         raise UsageError(f"cannot make {environment_id!r}: {_first_sentence(error)}") from None
-    spaces = cast(gymnasium.Space, environment.action_space), cast(gymnasium.Space, environment.observation_space)
+    spaces = environment.action_space, environment.observation_space
     time_limit = environment.spec.max_episode_steps if environment.spec else None
     environment.close()
     return *spaces, time_limit

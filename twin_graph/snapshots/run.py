@@ -1,12 +1,12 @@
 """The folder of a run: where everything in it lies, and what its records say.
 
-    checkpoints/<run>/
-      run.json            what this run is: settings, protocol, versions, processor
-      snapshots/<id>/     see `twin_graph.snapshots.store`
-      ledger.jsonl        starts and ends of the trainer, commits, swaps
-      evaluations.jsonl   scores by snapshot id, every episode's return
-      metrics.jsonl       what TensorBoard shows, as lines
-      events/             TensorBoard's own file, one for each attempt
+checkpoints/<run>/
+  run.json            what this run is: settings, protocol, versions, processor
+  snapshots/<id>/     see `twin_graph.snapshots.store`
+  ledger.jsonl        starts and ends of the trainer, commits, swaps
+  evaluations.jsonl   scores by snapshot id, every episode's return
+  metrics.jsonl       what TensorBoard shows, as lines
+  events/             TensorBoard's own file, one for each attempt
 """
 
 import datetime
@@ -81,9 +81,7 @@ class Run:
 
     def record_evaluation(self, evaluation: dict[str, Any]) -> None:
         """Appends a durable line to `evaluations.jsonl`."""
-        append_line(
-            self.folder / "evaluations.jsonl", {"attempt": self.attempt, "time": utc_now(), **evaluation}
-        )
+        append_line(self.folder / "evaluations.jsonl", {"attempt": self.attempt, "time": utc_now(), **evaluation})
 
     def record_metrics(self, metrics: dict[str, Any]) -> None:
         """Appends a line to `metrics.jsonl`; not fsynced, since nothing is decided by it."""
@@ -130,9 +128,7 @@ def check_absent(folder: Path) -> None:
         raise UsageError(f"{folder} exists already; choose another --run-dir, or remove it")
 
 
-def create(
-    folder: Path | str, settings: Settings, protocol: Mapping[str, Any] = MappingProxyType({})
-) -> Run:
+def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] = MappingProxyType({})) -> Run:
     """Makes the folder of a new run.
 
     Args:

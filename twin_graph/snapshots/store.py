@@ -1,15 +1,15 @@
 """Snapshots on disk: immutable records of one learner's weights, named by number and content.
 
-    snapshots/000042-3fa9c1d2/
-      model.index, model.data-00000-of-00001    what a Saver wrote
-      manifest.json                             what it is: see `Manifest`
+snapshots/000042-3fa9c1d2/
+  model.index, model.data-00000-of-00001    what a Saver wrote
+  manifest.json                             what it is: see `Manifest`
 """
 
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import commit_folder
 
-FORMAT = 1
+FORMAT: Final = 1
 MANIFEST = "manifest.json"
 MODEL_PREFIX = "model"
 
