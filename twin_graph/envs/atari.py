@@ -45,7 +45,7 @@ class Atari:
         self._lives = np.zeros(count, np.int32)
         self.count = count
         self.n_actions = len(self._env.ale.get_action_set())
-        self.observation_shape = (settings.stack, settings.image_height, settings.image_width)
+        self.observation_shape: tuple[int, ...] = (settings.stack, settings.image_height, settings.image_width)
         self.observation_dtype = np.dtype(np.uint8)
         self.stack = settings.stack
         self.frames_per_step = settings.frame_skip

@@ -1,0 +1,77 @@
+"""Trains CartPole with several seeds and evaluates each last snapshot over 100 fresh episodes.
+
+    python benchmarks/cartpole.py [--seeds 5] [--output benchmarks/results/cartpole.json]
+
+Nothing is chosen: the last snapshot counts, not the best. The commands are those that a person types.
+"""
+
+import json
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from twin_graph import cpu
+
+GOAL = 475.0  # CartPole-v1's reward threshold in Gymnasium's registry
+EPISODES = 100
+
+
+@click.command()
+@click.option("--seeds", default=5, show_default=True, help="Seeds 1 to this one.")
+@click.option("--output", type=click.Path(path_type=Path), default=Path("benchmarks/results/cartpole.json"))
+def main(seeds: int, output: Path) -> None:
+    """Train, evaluate, print a table and write JSON."""
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(1, seeds + 1):
+            run = f"{folder}/seed{seed}"
+            start = time.perf_counter()
+            trained = twin_graph("train", "cartpole", "--seed", str(seed), "--run-dir", run)
+            seconds = time.perf_counter() - start
+            evaluated = twin_graph("evaluate", run, "latest", "--episodes", str(EPISODES))
+            results.append(
+                {
+                    "seed": seed,
+                    "mean": evaluated["mean"],
+                    "interval_95": evaluated["interval_95"],
+                    "minimum": min(evaluated["returns"]),
+                    "episodes": evaluated["episodes"],
+                    "agent_steps": trained["agent_steps"],
+                    "updates": trained["updates"],
+                    "seconds": round(seconds, 1),
+                    "weights_sha256": trained["weights_sha256"],
+                }
+            )
+            Console(stderr=True).print(results[-1])
+    document = {"goal": GOAL, "cpu": cpu.describe()._asdict(), "results": results}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    table = Table("seed", "mean return", "95% interval", "worst", "seconds", "reached", box=None)
+    for result in results:
+        low, high = result["interval_95"]
+        table.add_row(
+            str(result["seed"]),
+            f"{result['mean']:.1f}",
+            f"{low:.1f} to {high:.1f}",
+            f"{result['minimum']:.0f}",
+            f"{result['seconds']:.0f}",
+            "yes" if result["mean"] >= GOAL else "no",
+        )
+    Console().print(table)
+
+
+def twin_graph(*arguments: str) -> dict[str, Any]:
+    """What a command prints with `--json`."""
+    done = subprocess.run(["twin-graph", *arguments, "--json"], check=True, stdout=subprocess.PIPE)
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+if __name__ == "__main__":
+    main()
