@@ -39,7 +39,7 @@ class TrainingDisplay:
         """Called after every vector step; costs nothing most of the time."""
         now = time.monotonic()
         new_evaluation = progress.evaluation is not self._evaluation
-        if now - self._shown < self._interval and not new_evaluation and not progress.note:
+        if now - self._shown < self._interval and not new_evaluation:
             return
         self._shown = now
         if new_evaluation:
@@ -53,12 +53,14 @@ class TrainingDisplay:
             )
         if self._live:
             self._live.update(_panel(progress, now - self._start), refresh=True)
-        elif not progress.note:
+        else:
             self._console.print(_line(progress, now - self._start), soft_wrap=True)
 
 
 def _line(progress: Any, elapsed: float) -> str:
     agent = progress.agent
+    if progress.note:
+        return f"{agent.agent_steps:>11,} agent steps  {progress.note}"
     return (
         f"{agent.agent_steps:>11,} agent steps  {agent.updates:,} updates  return {_recent_return(progress)}  "
         f"epsilon {agent.epsilon:.2f}  loss {agent.last_loss:.4f}  q {agent.last_q:.2f}  "

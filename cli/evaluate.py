@@ -33,7 +33,7 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
     store.check_files(snapshot)
 
     from twin_graph import envs
-    from twin_graph.evaluation import evaluate as play
+    from twin_graph.evaluation import play
     from twin_graph.model import ModelSpec
     from twin_graph.training import record_evaluation
     from twin_graph.twin import Twin
@@ -45,14 +45,9 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
     with Twin("evaluation", spec) as twin, Progress(console=stderr, transient=True) as bar:
         twin.restore(store.prefix(snapshot))
         task = bar.add_task(f"{snapshot.id}", total=episodes)
-        evaluation = play(
-            twin.q_values,
-            settings,
-            episodes=episodes,
-            seed=_BY_HAND + seed,
-            counter=snapshot.number,
-            progress=lambda finished: bar.update(task, completed=finished),
-        )
+        games = play(twin.q_values, settings, episodes=episodes, seed=_BY_HAND + seed, counter=snapshot.number)
+        for evaluation in games:
+            bar.update(task, completed=len(evaluation.returns))
     record_evaluation(found, snapshot, evaluation, scheduled=False)
     if as_json:
         print_json({"snapshot": snapshot.id, **evaluation.summary()})

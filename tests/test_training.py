@@ -12,8 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from twin_graph import envs, needs, training
 from twin_graph.agent import Agent
 from twin_graph.config import Settings
-from twin_graph.errors import DivergedError, TwinGraphError, TwinMismatchError
-from twin_graph.evaluation import Evaluation, evaluate
+from twin_graph.errors import DivergedError, TwinGraphError, TwinMismatchError, UsageError
+from twin_graph.evaluation import Evaluation, evaluate, play
 from twin_graph.replay import Transition
 from twin_graph.snapshots import report
 from twin_graph.snapshots.run import Run, create
@@ -211,10 +211,11 @@ class Scripted:
 
 @pytest.mark.parametrize("episodes", [1, 7, 23])
 def test_an_evaluation_plays_as_many_games_as_asked_fixed_beforehand(cartpole: Make, episodes: int) -> None:
-    told: list[int] = []
-    evaluation = evaluate(Scripted(), cartpole(), episodes=episodes, seed=5, counter=0, progress=told.append)
+    told = [len(part.returns) for part in play(Scripted(), cartpole(), episodes=episodes, seed=5, counter=0)]
+    assert told == sorted(told)
+    assert (told[0], told[-1]) == (0, episodes)
+    evaluation = evaluate(Scripted(), cartpole(), episodes=episodes, seed=5, counter=0)
     assert len(evaluation.returns) == episodes
-    assert told[-1] == episodes
     assert all(score > 100 for score in evaluation.returns)
     again = evaluate(Scripted(), cartpole(), episodes=episodes, seed=5, counter=0)
     assert again.returns == evaluation.returns
@@ -306,6 +307,26 @@ def test_an_agent_in_a_loop_of_ones_own_learns_what_pays(cartpole: Make, tmp_pat
         assert agent.updates == len(losses) == (1_000 - 100) // 4
         assert agent.episodes == 1_000
         assert agent.q_values(state)[0] == pytest.approx([0, 1], abs=0.1)
+
+
+def test_an_agent_does_not_begin_anew_in_a_run_that_was_trained(cartpole: Make, train: Train) -> None:
+    run = train(cartpole())
+    with pytest.raises(UsageError, match="was trained already"):
+        Agent(run, observation_shape=(4,), n_actions=2)
+
+
+def test_a_training_asked_to_stop_while_it_evaluates_stops_and_records_no_half_evaluation(
+    cartpole: Make, tmp_path: Path
+) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=50))
+    env = envs.make(run.settings.env, count=8)
+    for progress in training.train(run, env):
+        if progress.note:
+            progress.stop.set()
+    env.close()
+    assert progress.agent.agent_steps == 600
+    assert list(run.evaluations()) == []
+    assert run.state() == "stopped"
 
 
 def test_epsilon_decays_linearly_by_agent_steps(cartpole: Make, tmp_path: Path) -> None:

@@ -139,12 +139,19 @@ def test_the_hash_of_weights_does_not_see_order_or_memory_layout() -> None:
     assert weights_sha256({"a": value.astype(">f4"), "b": value}) == reference
 
 
-def test_initial_weights_are_uniform_within_their_limits(spec: ModelSpec) -> None:
-    with Twin("twin", spec, seed=1) as twin:
-        weights = twin.weights()
-    for layer, limit in (("fc1", (6 / 4) ** 0.5), ("q", 16**-0.5)):
-        size = abs(weights[f"{layer}/weights"])
-        assert 0.8 * limit < size.max() <= limit
+def test_initial_weights_are_uniform_within_their_limits(spec: ModelSpec, pong: Callable[..., Settings]) -> None:
+    """Torch's +-1/sqrt(fan_in) for vectors; He's +-sqrt(6/fan_in) before the rectifiers of the image network."""
+    with Twin("vectors", spec, seed=1) as vectors:
+        weights = vectors.weights()
+    for layer, fan_in in (("fc1", 4), ("q", 16)):
+        for name in ("weights", "bias"):
+            assert abs(weights[f"{layer}/{name}"]).max() <= fan_in**-0.5
+            assert weights[f"{layer}/{name}"].std() > 0.3 * fan_in**-0.5
+    with Twin("images", ModelSpec.of(pong(), (4, 84, 84), np.uint8, 6), seed=1) as images:
+        weights = images.weights()
+    fan_in = {"conv1": 256, "conv2": 512, "conv3": 576, "fc1": 3136}
+    for layer, limit in [(layer, (6 / n) ** 0.5) for layer, n in fan_in.items()] + [("q", 512**-0.5)]:
+        assert 0.99 * limit < abs(weights[f"{layer}/weights"]).max() <= limit
         assert not weights[f"{layer}/bias"].any()
 
 

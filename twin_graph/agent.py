@@ -9,7 +9,7 @@ import numpy as np
 
 from twin_graph import targets
 from twin_graph.config import Settings
-from twin_graph.errors import DivergedError, TwinMismatchError
+from twin_graph.errors import DivergedError, TwinMismatchError, UsageError
 from twin_graph.model import ModelSpec
 from twin_graph.replay import Replay, Transition
 from twin_graph.snapshots.run import Run, utc_now
@@ -62,6 +62,8 @@ class Agent:
         self.stopwatch = Stopwatch()
         self._run = run
         self._store = run.store()
+        if self._store.manifests:
+            raise UsageError(f"{run.folder} was trained already; make a new run for a new agent")
         self._environments = environments
         self._frames_per_step = frames_per_step
         self._n_actions = n_actions

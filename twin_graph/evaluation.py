@@ -1,6 +1,6 @@
 """True scores: whole games, unclipped, in environments of their own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,54 +51,52 @@ class Evaluation(NamedTuple):
         }
 
 
-def evaluate(
-    q_values: Callable[[np.ndarray], np.ndarray],
-    settings: Settings,
-    *,
-    episodes: int,
-    seed: int,
-    counter: int,
-    progress: Callable[[int], None] | None = None,
-) -> Evaluation:
-    """Plays `episodes` whole games greedily but for `evaluate.epsilon`.
+def play(
+    q_values: Callable[[np.ndarray], np.ndarray], settings: Settings, *, episodes: int, seed: int, counter: int
+) -> Iterator[Evaluation]:
+    """Plays `episodes` whole games greedily but for `evaluate.epsilon`; yields what there is after each vector step.
 
     Every environment plays a number of games fixed beforehand: taking the first that finish would favour short ones.
+    Only the last evaluation yielded, that of all games, is a score.
 
     Args:
       q_values: observations `[B, ...]` to Q values `[B, A]`.
       settings: of the run.
       episodes: games to play.
       seed, counter: give the environments' seeds and the random actions; use a pair once for fresh ones.
-      progress: told the number of finished games whenever it grows.
     """
     count = min(episodes, PARALLEL_GAMES)
-    left = np.array([len(range(e, episodes, count)) for e in range(count)])
-    returns: list[list[float]] = [[] for _ in range(count)]
+    returns: list[float | None] = [None] * episodes
+    playing = np.arange(count)  # the game that each environment plays; those at or beyond `episodes` do not count
     score = np.zeros(count)
     epsilon = settings.evaluate.epsilon
     seeds = environment_seeds(seed, Purpose.EVALUATION_ENVIRONMENT, counter, count)
     random = stream(seed, Purpose.EVALUATION_ACT, counter)
 
     env = envs.make(settings.env, count=count, evaluation=True)
+    protocol = {**env.protocol, "epsilon": epsilon}
     try:
         s_tm1 = env.reset(seeds)
-        while left.any():
+        while (playing < episodes).any():
             explore = random.random(count) < epsilon
             actions = np.where(explore, random.integers(0, env.n_actions, size=count), q_values(s_tm1).argmax(axis=1))
             step = env.step(actions)
             score += step.score_t
             for e in np.flatnonzero(step.last_t):
-                if left[e]:
-                    returns[e].append(float(score[e]))
-                    left[e] -= 1
-                    if progress:
-                        progress(episodes - int(left.sum()))
+                if playing[e] < episodes:
+                    returns[playing[e]] = float(score[e])
+                playing[e] += count
                 score[e] = 0
             s_tm1 = step.s_next
-        return Evaluation(
-            returns=[returns[k % count][k // count] for k in range(episodes)],
-            seeds=[int(s) for s in seeds],
-            protocol={**env.protocol, "epsilon": epsilon},
-        )
+            yield Evaluation([r for r in returns if r is not None], [int(s) for s in seeds], protocol)
     finally:
         env.close()
+
+
+def evaluate(
+    q_values: Callable[[np.ndarray], np.ndarray], settings: Settings, *, episodes: int, seed: int, counter: int
+) -> Evaluation:
+    """What `play` ends with."""
+    for evaluation in play(q_values, settings, episodes=episodes, seed=seed, counter=counter):  # noqa: B007
+        pass
+    return evaluation

@@ -1,23 +1,26 @@
-"""Q networks: plain `tf.nn` on resource variables.
+"""Q networks: plain `tf.nn` on resource variables."""
 
-Layers before a rectifier start uniform in +-sqrt(6/fan_in) (He et al. 2015), the read-out in +-1/sqrt(fan_in), biases
-at zero. DQN 3.0, Stable-Baselines3 and CleanRL start every layer from Torch's +-1/sqrt(fan_in). Four layers of that
-leaves a spread of 0.0002 between the Q values of different Pong screens, so that at the beginning all gradients agree:
-with Adam at 2e-4 the first convolution was dead after 10,000 updates (no unit above zero on any screen), and nothing
-was learnt.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from twin_graph.errors import UsageError
 from twin_graph.graph_mode import tf
 
 Tensor = Any
+Initializer = Any
+
+#: How a layer's weights and biases start, from the number of inputs of each of its units.
+Start = Callable[[int], tuple[Initializer, Initializer]]
 
 
 def nature(observation: Tensor, n_actions: int, *, padding: str) -> Tensor:
     """The network of Mnih et al. 2015: three convolutions, 512 units.
+
+    Layers before a rectifier start uniform in +-sqrt(6/fan_in) (He et al. 2015), the read-out in +-1/sqrt(fan_in),
+    biases at zero. DQN 3.0, Stable-Baselines3 and CleanRL start every layer from Torch's +-1/sqrt(fan_in). Four layers
+    of that leave a spread of 0.0002 between the Q values of different Pong screens, so that at the beginning all
+    gradients agree: with Adam at 2e-4 the first convolution was dead after 10,000 updates (no unit above zero on any
+    screen), and nothing was learnt.
 
     Args:
       observation: uint8 `[B, stack, H, W]`, frames first, as Gymnasium stacks them; 4x84x84 in the paper.
@@ -29,53 +32,66 @@ def nature(observation: Tensor, n_actions: int, *, padding: str) -> Tensor:
     """
     # On the CPU TensorFlow convolves with channels last. Moving bytes would be no faster, and oneDNN refuses it.
     x = tf.transpose(tf.cast(observation, tf.float32) / 255.0, [0, 2, 3, 1])
-    x = _convolution("conv1", x, kernel=8, channels=32, stride=4, padding=padding)
-    x = _convolution("conv2", x, kernel=4, channels=64, stride=2, padding=padding)
-    x = _convolution("conv3", x, kernel=3, channels=64, stride=1, padding=padding)
-    return _read_out(_dense("fc1", _flatten(x), 512), n_actions)
+    for name, kernel, channels, stride in (("conv1", 8, 32, 4), ("conv2", 4, 64, 2), ("conv3", 3, 64, 1)):
+        x = tf.nn.relu(_convolution(name, x, kernel, channels, stride, padding, _he))
+    x = tf.nn.relu(_dense("fc1", _flatten(x), 512, _he))
+    return _dense("q", x, n_actions, _linear)
 
 
 def mlp(observation: Tensor, n_actions: int, *, hidden_units: Sequence[int]) -> Tensor:
-    """Fully connected layers of `hidden_units` with rectifiers, for vectors: float32 `[B, D]` to Q `[B, A]`."""
+    """Fully connected layers of `hidden_units` with rectifiers, for vectors: float32 `[B, D]` to Q `[B, A]`.
+
+    Everything starts uniform in +-1/sqrt(fan_in), as in Torch. Biases at zero would let every unit bend at the origin,
+    which is where the few numbers of a task like CartPole stay.
+    """
     x = _flatten(tf.cast(observation, tf.float32))
     for i, units in enumerate(hidden_units, start=1):
-        x = _dense(f"fc{i}", x, units)
-    return _read_out(x, n_actions)
+        x = tf.nn.relu(_dense(f"fc{i}", x, units, _torch))
+    return _dense("q", x, n_actions, _torch)
 
 
 def _flatten(x: Tensor) -> Tensor:
     return tf.reshape(x, [-1, x.shape[1:].num_elements()])
 
 
-def _convolution(name: str, x: Tensor, *, kernel: int, channels: int, stride: int, padding: str) -> Tensor:
+def _convolution(name: str, x: Tensor, kernel: int, channels: int, stride: int, padding: str, start: Start) -> Tensor:
     height, width, depth = x.shape[1:].as_list()
     if padding == "VALID" and min(height, width) < kernel:
         raise UsageError(
             f"the image is too small for the network: {name} has a {kernel}x{kernel} kernel and gets {height}x{width}; "
             "raise env.image_height and env.image_width, or set model.padding=SAME"
         )
-    fan_in = kernel * kernel * depth
-    weights, bias = _weights_and_bias(name, [kernel, kernel, depth, channels], limit=(6 / fan_in) ** 0.5)
-    return tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, weights, strides=stride, padding=padding), bias))
+    weights, bias = _weights_and_bias(name, [kernel, kernel, depth, channels], start(kernel * kernel * depth))
+    return tf.nn.bias_add(tf.nn.conv2d(x, weights, strides=stride, padding=padding), bias)
 
 
-def _dense(name: str, x: Tensor, units: int) -> Tensor:
+def _dense(name: str, x: Tensor, units: int, start: Start) -> Tensor:
     fan_in = int(x.shape[1])
-    weights, bias = _weights_and_bias(name, [fan_in, units], limit=(6 / fan_in) ** 0.5)
-    return tf.nn.relu(tf.nn.bias_add(tf.matmul(x, weights), bias))
-
-
-def _read_out(x: Tensor, n_actions: int) -> Tensor:
-    fan_in = int(x.shape[1])
-    weights, bias = _weights_and_bias("q", [fan_in, n_actions], limit=fan_in**-0.5)
+    weights, bias = _weights_and_bias(name, [fan_in, units], start(fan_in))
     return tf.nn.bias_add(tf.matmul(x, weights), bias)
 
 
-def _weights_and_bias(name: str, shape: Sequence[int], *, limit: float) -> tuple[Tensor, Tensor]:
+def _weights_and_bias(
+    name: str, shape: Sequence[int], initializers: tuple[Initializer, Initializer]
+) -> tuple[Tensor, Tensor]:
     with tf.variable_scope(name):
         return (
-            tf.get_variable(
-                "weights", shape, initializer=tf.random_uniform_initializer(-limit, limit), use_resource=True
-            ),
-            tf.get_variable("bias", shape[-1:], initializer=tf.zeros_initializer(), use_resource=True),
+            tf.get_variable("weights", shape, initializer=initializers[0], use_resource=True),
+            tf.get_variable("bias", shape[-1:], initializer=initializers[1], use_resource=True),
         )
+
+
+def _he(fan_in: int) -> tuple[Initializer, Initializer]:
+    return _uniform((6 / fan_in) ** 0.5), tf.zeros_initializer()
+
+
+def _linear(fan_in: int) -> tuple[Initializer, Initializer]:
+    return _uniform(fan_in**-0.5), tf.zeros_initializer()
+
+
+def _torch(fan_in: int) -> tuple[Initializer, Initializer]:
+    return _uniform(fan_in**-0.5), _uniform(fan_in**-0.5)
+
+
+def _uniform(limit: float) -> Initializer:
+    return tf.random_uniform_initializer(-limit, limit)

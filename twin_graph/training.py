@@ -12,7 +12,7 @@ from typing import Any
 
 from twin_graph.agent import Agent
 from twin_graph.envs import VectorEnv, VectorStep
-from twin_graph.evaluation import Evaluation, evaluate
+from twin_graph.evaluation import Evaluation, play
 from twin_graph.graph_mode import tf
 from twin_graph.replay import Transition
 from twin_graph.snapshots.run import Run
@@ -48,20 +48,25 @@ class Progress:
       evaluation: the newest, with its snapshot's id; None before the first.
       note: what is being done when it is not training, for people.
       latest: what `metrics()` last gave; empty before.
-      stopped: somebody asked for an end before it was reached.
+      stop: set by whoever wants the training to end at its next vector step.
     """
 
-    def __init__(self, agent: Agent, environments: int) -> None:
+    def __init__(self, agent: Agent, environments: int, stop: threading.Event) -> None:
         self.agent = agent
+        self.stop = stop
         self.total_steps = math.ceil(agent.settings.train.steps / environments) * environments
         self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
         self.evaluation: tuple[str, Evaluation] | None = None
         self.note = ""
-        self.stopped = False
         self.latest: dict[str, Any] = {}
         self._scores = [0.0] * environments
         self._marked = time.perf_counter()
         self._mark = (0, 0, dict(agent.stopwatch.seconds), dict(agent.stopwatch.calls))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody asked for an end before it was reached."""
+        return self.stop.is_set() and self.agent.agent_steps < self.total_steps
 
     def count(self, step: VectorStep) -> None:
         """Adds up the true scores of the training episodes."""
@@ -125,11 +130,10 @@ def train(run: Run, env: VectorEnv) -> Iterator[Progress]:
             )
             # One writer, and so one event file, for the whole attempt.
             events = stack.enter_context(contextlib.closing(tf.summary.FileWriter(str(run.events), agent.online.graph)))
-            progress = Progress(agent, env.count)
+            progress = Progress(agent, env.count, stack.enter_context(_stop_requests()))
             yield from _steps_and_records(run, env, progress, events)
             agent.commit()
-            if not progress.stopped:
-                yield from _evaluate_newest(run, progress, events)
+            yield from _evaluate_newest(run, progress, events)
             _log(run, progress, events)
     except BaseException as error:
         state = "stopped" if isinstance(error, KeyboardInterrupt | GeneratorExit) else "failed"
@@ -146,17 +150,15 @@ def train(run: Run, env: VectorEnv) -> Iterator[Progress]:
 
 def _steps_and_records(run: Run, env: VectorEnv, progress: Progress, events: Any) -> Iterator[Progress]:
     agent, settings = progress.agent, run.settings
-    with _stop_requests() as stop:
-        for step in run_loop(agent, env):
-            progress.count(step)
-            if _crossed(agent.agent_steps, env.count, settings.log.every_steps):
-                _log(run, progress, events)
-            yield progress
-            progress.stopped = stop.is_set() and agent.agent_steps < progress.total_steps
-            if progress.stopped or agent.agent_steps >= progress.total_steps:
-                return
-            if _crossed(agent.agent_steps, env.count, settings.evaluate.every_steps):
-                yield from _evaluate_newest(run, progress, events)
+    for step in run_loop(agent, env):
+        progress.count(step)
+        if _crossed(agent.agent_steps, env.count, settings.log.every_steps):
+            _log(run, progress, events)
+        yield progress
+        if progress.stop.is_set() or agent.agent_steps >= progress.total_steps:
+            return
+        if _crossed(agent.agent_steps, env.count, settings.evaluate.every_steps):
+            yield from _evaluate_newest(run, progress, events)
 
 
 def _crossed(agent_steps: int, environments: int, every: int) -> bool:
@@ -165,25 +167,24 @@ def _crossed(agent_steps: int, environments: int, every: int) -> bool:
 
 
 def _evaluate_newest(run: Run, progress: Progress, events: Any) -> Iterator[Progress]:
-    """Plays the newest snapshot, restored into a twin of its own, and records its score."""
+    """Plays the newest snapshot, restored into a twin of its own, and records its score, unless asked to stop."""
     agent, settings = progress.agent, run.settings
-    if not settings.evaluate.episodes:
+    episodes = settings.evaluate.episodes
+    if not episodes or progress.stop.is_set():
         return
     snapshot = agent.newest_snapshot
-    progress.note = f"evaluating {snapshot.id}: {settings.evaluate.episodes} episodes"
-    yield progress
     with (
         agent.stopwatch.phase("evaluate"),
         Twin("evaluation", agent.online.spec, threads=settings.twin.threads, like=agent.online) as twin,
     ):
         twin.restore(run.store().prefix(snapshot))
-        evaluation = evaluate(
-            twin.q_values,
-            settings,
-            episodes=settings.evaluate.episodes,
-            seed=settings.seed,
-            counter=agent.agent_steps,
-        )
+        games = play(twin.q_values, settings, episodes=episodes, seed=settings.seed, counter=agent.agent_steps)
+        for evaluation in games:
+            progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
+            yield progress
+            if progress.stop.is_set():
+                return
+    progress.note = ""
     record_evaluation(run, snapshot, evaluation, scheduled=True)
     _write_events(
         events,
@@ -195,7 +196,6 @@ def _evaluate_newest(run: Run, progress: Progress, events: Any) -> Iterator[Prog
         },
     )
     progress.evaluation = snapshot.id, evaluation
-    progress.note = ""
     yield progress
 
 
