@@ -87,7 +87,7 @@ def train(
 
 def _report(folder: Path, progress: Any, as_json: bool) -> None:
     agent = progress.agent
-    snapshot = agent.newest_snapshot
+    snapshot = agent.store.newest
     evaluation = progress.evaluation
     if as_json:
         print_json(

@@ -45,7 +45,7 @@ def main(folder: str, steps: int) -> None:
                 score = 0.0
         agent.commit()
         print(f"Q at the start of an episode: {agent.q_values(env.reset(seed=0)[0][None])[0]}")
-        print(f"newest snapshot: {agent.newest_snapshot.id}")
+        print(f"newest snapshot: {agent.store.newest.id}")
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ class Agent:
     Attributes:
       online, target: the twins.
       agent_steps, updates, episodes: counters, from 0.
+      store: the run's snapshots.
       target_snapshot: what the target twin holds.
       target_since_update: the number of updates done when it was restored.
       last_loss, last_q: of the newest update; NaN before the first.
@@ -61,8 +62,8 @@ class Agent:
         self.last_loss = self.last_q = math.nan
         self.stopwatch = Stopwatch()
         self._run = run
-        self._store = run.store()
-        if self._store.manifests:
+        self.store = run.store()
+        if self.store.manifests:
             raise UsageError(f"{run.folder} was trained already; make a new run for a new agent")
         self._environments = environments
         self._frames_per_step = frames_per_step
@@ -114,10 +115,6 @@ class Agent:
         act = self.settings.act
         progress = min(1.0, self.agent_steps / act.epsilon_decay_steps)
         return act.epsilon_start + progress * (act.epsilon_end - act.epsilon_start)
-
-    @property
-    def newest_snapshot(self) -> Manifest:
-        return self._store.newest
 
     def q_values(self, observations: np.ndarray) -> np.ndarray:
         """The online twin's Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`."""
@@ -182,7 +179,7 @@ class Agent:
         if not math.isfinite(self.last_loss):
             raise DivergedError(
                 f"the loss is {self.last_loss} at update {self.updates}; the last good snapshot is "
-                f"{self._store.newest.id}. Try a smaller train.learning_rate"
+                f"{self.store.newest.id}. Try a smaller train.learning_rate"
             )
         if self.settings.twin.check and self.target.weights_sha256() != self.target_snapshot.weights_sha256:
             raise TwinMismatchError(f"the target twin changed between two refreshes, by update {self.updates}")
@@ -194,11 +191,11 @@ class Agent:
         Raises:
           OSError: the disk is full or failed; nothing was committed.
         """
-        if self._store.manifests and self._store.newest.counters.updates == self.updates:
-            return self._store.newest
+        if self.store.manifests and self.store.newest.counters.updates == self.updates:
+            return self.store.newest
         with self.stopwatch.phase("refresh"):
             trainable = {variable.op.name for variable in self.online.model.trainables}
-            snapshot = self._store.commit(
+            snapshot = self.store.commit(
                 self.online.save,
                 lineage=LINEAGE,
                 attempt=self._run.attempt,
@@ -214,9 +211,9 @@ class Agent:
     def refresh(self, reason: str) -> None:
         """Restores the snapshot that the target policy chooses into the target twin, and records it."""
         policy = self.settings.target.policy
-        snapshot = targets.POLICIES[policy](self._store.manifests)
+        snapshot = targets.POLICIES[policy](self.store.manifests)
         with self.stopwatch.phase("refresh"):
-            self.target.restore(self._store.prefix(snapshot))
+            self.target.restore(self.store.prefix(snapshot))
             self._run.record(
                 "swap",
                 snapshot=snapshot.id,

@@ -22,6 +22,7 @@ from twin_graph.streams import Purpose, environment_seeds
 from twin_graph.twin import Twin
 
 RECENT_EPISODES = 20
+_FLUSH_SECONDS = 10  # until TensorBoard sees a number
 
 
 def run_loop(agent: Agent, env: VectorEnv) -> Iterator[VectorStep]:
@@ -107,8 +108,9 @@ class Progress:
 def train(run: Run, env: VectorEnv) -> Iterator[Progress]:
     """Trains from the beginning to `train.steps`; yields where it stands after each vector step.
 
-    SIGINT and SIGTERM end it at the next vector step. However it ends, a snapshot of what was learnt is committed
-    first and the ledger says how; after an error, the newest snapshot is the last that was committed.
+    SIGINT, SIGTERM and `progress.stop` end it at the next vector step. A snapshot of what was learnt is committed at
+    the end, asked for or reached. After an error, or when the caller stops iterating, the newest snapshot is the last
+    that the schedule committed. The ledger says how it ended.
 
     Raises:
       DivergedError: a loss is NaN or infinite.
@@ -129,12 +131,14 @@ def train(run: Run, env: VectorEnv) -> Iterator[Progress]:
                 )
             )
             # One writer, and so one event file, for the whole attempt.
-            events = stack.enter_context(contextlib.closing(tf.summary.FileWriter(str(run.events), agent.online.graph)))
+            writer = tf.summary.FileWriter(str(run.events), agent.online.graph, flush_secs=_FLUSH_SECONDS)
+            events = stack.enter_context(contextlib.closing(writer))
             progress = Progress(agent, env.count, stack.enter_context(_stop_requests()))
             yield from _steps_and_records(run, env, progress, events)
             agent.commit()
             yield from _evaluate_newest(run, progress, events)
-            _log(run, progress, events)
+            if progress.latest.get("agent_steps") != agent.agent_steps:
+                _log(run, progress, events)
     except BaseException as error:
         state = "stopped" if isinstance(error, KeyboardInterrupt | GeneratorExit) else "failed"
         with contextlib.suppress(OSError):  # a full disk, perhaps: the error itself matters more
@@ -144,7 +148,7 @@ def train(run: Run, env: VectorEnv) -> Iterator[Progress]:
         "end",
         state="stopped" if progress.stopped else "finished",
         reason="interrupted" if progress.stopped else f"{progress.total_steps} agent steps done",
-        weights_sha256=agent.newest_snapshot.weights_sha256,
+        weights_sha256=agent.store.newest.weights_sha256,
     )
 
 
@@ -172,12 +176,12 @@ def _evaluate_newest(run: Run, progress: Progress, events: Any) -> Iterator[Prog
     episodes = settings.evaluate.episodes
     if not episodes or progress.stop.is_set():
         return
-    snapshot = agent.newest_snapshot
+    snapshot = agent.store.newest
     with (
         agent.stopwatch.phase("evaluate"),
         Twin("evaluation", agent.online.spec, threads=settings.twin.threads, like=agent.online) as twin,
     ):
-        twin.restore(run.store().prefix(snapshot))
+        twin.restore(agent.store.prefix(snapshot))
         games = play(twin.q_values, settings, episodes=episodes, seed=settings.seed, counter=agent.agent_steps)
         for evaluation in games:
             progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
