@@ -1,6 +1,9 @@
 """Commands about what can be trained here: `presets`, `doctor`."""
 
+import json
+
 import click
+from rich.markup import escape
 from rich.table import Table
 
 from twin_graph import config
@@ -34,21 +37,17 @@ def presets(preset: str | None, as_json: bool) -> None:
         print_json(settings.model_dump())
         return
     defaults = {setting.key: setting.value for setting in config.describe(config.Settings())}
-    table = Table(box=None, pad_edge=False, caption="values in bold differ from the default", caption_justify="left")
-    for heading in ("setting", "value", "unit", "range", "meaning", "source"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "setting")
     for setting in config.describe(settings):
-        changed = setting.value != defaults[setting.key]
-        value = str(setting.value) if setting.value != "" else "-"
-        table.add_row(
-            setting.key,
-            f"[bold]{value}[/]" if changed else value,
-            setting.unit,
-            setting.range or setting.type,
-            setting.meaning,
-            setting.source,
-        )
-    stdout.print(table)
+        value = json.dumps(setting.value)  # as --set takes it
+        default = defaults[setting.key]
+        style = "bold green" if setting.value != default else "green"
+        stdout.print(f"[bold]{setting.key}[/] = [{style}]{escape(value)}[/] {setting.unit}", soft_wrap=True)
+        limits = f"; {setting.range}" if setting.range else f"; {setting.type}" if "|" in setting.type else ""
+        source = f"source: {setting.source}" if setting.source else ""
+        if setting.value != default and default != "":
+            source = f"default: {json.dumps(default)}" + (f" ({setting.source})" if setting.source else "")
+        stdout.print(f"    {escape(setting.meaning)}[dim]{limits}{'; ' if source else ''}{source}[/]", soft_wrap=True)
+    stdout.print("\nChange one with --set, for example: --set train.batch_size=64")
 
 
 @click.command()

@@ -48,7 +48,7 @@ class EnvSettings(_Section):
     noop_max: int = _setting(
         30, "a game begins with up to this many frames without action (Atari)", unit="frames", source=NATURE, ge=0
     )
-    fire_reset: bool = _setting(False, "press FIRE after a reset, in training only (Atari)", source="Dopamine: no")
+    fire_reset: bool = _setting(False, "press FIRE after a reset, in training only (Atari)", source="off in 2015")
     life_loss: bool = _setting(
         True, "a lost life ends the bootstrap, in training only; the game goes on (Atari)", source=NATURE
     )
@@ -77,9 +77,7 @@ class TrainSettings(_Section):
     steps: int = _setting(
         1_000_000, "length of the training, rounded up to whole vector steps", unit="agent steps", ge=1
     )
-    start_steps: int = _setting(
-        10_000, "steps collected before the first update", unit="agent steps", source="CleanRL's order", ge=1
-    )
+    start_steps: int = _setting(10_000, "steps collected before the first update", unit="agent steps", ge=1)
     every_steps: int = _setting(4, "one update for this many", unit="agent steps", source=NATURE, ge=1)
     batch_size: int = _setting(32, "transitions of one update", unit="transitions", source=NATURE, ge=1, le=65_536)
     n_step: int = _setting(1, "rewards before the bootstrap value", unit="agent steps", source=NATURE, ge=1, le=1000)
@@ -89,19 +87,23 @@ class TrainSettings(_Section):
 
 
 class ReplaySettings(_Section):
-    capacity_steps: int = _setting(100_000, "newest steps kept", unit="agent steps", source="SB3's zoo", ge=1)
+    capacity_steps: int = _setting(100_000, "newest steps kept", unit="agent steps", source="RL Baselines3 Zoo", ge=1)
 
 
 class ActSettings(_Section):
     epsilon_start: float = _setting(1.0, "share of random actions at the start", source=NATURE, ge=0, le=1)
     epsilon_end: float = _setting(0.01, "share of random actions after the decay", source=PEERS, ge=0, le=1)
-    epsilon_decay_steps: int = _setting(100_000, "length of the linear decay", unit="agent steps", source="SB3", ge=1)
+    epsilon_decay_steps: int = _setting(100_000, "length of the linear decay", unit="agent steps", ge=1)
 
 
 class TargetSettings(_Section):
     policy: Literal["latest"] = _setting("latest", "which snapshot a refresh restores into the target twin")
     refresh_every_updates: int = _setting(
-        1_000, "a snapshot is committed and the target refreshed each", unit="updates", source=PEERS, ge=1
+        1_000,
+        "a snapshot is committed and the target refreshed each",
+        unit="updates",
+        source="10,000 in " + NATURE,
+        ge=1,
     )
 
 
