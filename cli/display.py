@@ -65,7 +65,7 @@ def _line(progress: Any, elapsed: float) -> str:
         f"{agent.agent_steps:>11,} agent steps  {agent.updates:,} updates  return {_recent_return(progress)}  "
         f"epsilon {agent.epsilon:.2f}  loss {agent.last_loss:.4f}  q {agent.last_q:.2f}  "
         f"target {agent.target_snapshot.id} ({agent.updates - agent.target_since_update:,} updates old)  "
-        f"{_rate(progress)}  {_left(progress, elapsed)}"
+        f"{_rate(progress)}  {_left(progress, elapsed)}  {_phases(progress)}"
     )
 
 
@@ -90,13 +90,25 @@ def _panel(progress: Any, elapsed: float) -> Group:
         "rate",
         _rate(progress),
     )
+    facts.add_row("score", _score(progress))
+    return Group(bar, facts, f"[dim]{_phases(progress)}[/]", f"[yellow]{progress.note}[/]")
+
+
+def _phases(progress: Any) -> str:
+    """Mean milliseconds of each phase, and its share of the time."""
     latest = progress.latest
-    phases = "  ".join(
+    return "  ".join(
         f"{phase} {latest[f'milliseconds/{phase}']:.1f} ms ({latest[f'time_share/{phase}']:.0%})"
         for phase in PHASES
         if latest and latest[f"time_share/{phase}"] > 0
     )
-    return Group(bar, facts, f"[dim]{phases}[/]", f"[yellow]{progress.note}[/]")
+
+
+def _score(progress: Any) -> str:
+    if progress.evaluation is None:
+        return "not evaluated yet"
+    snapshot, evaluation = progress.evaluation
+    return f"{evaluation.mean:.2f} ({snapshot})"
 
 
 def _recent_return(progress: Any) -> str:

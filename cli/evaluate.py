@@ -42,7 +42,10 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
     env = envs.make(settings.env, count=1, evaluation=True)
     spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
     env.close()
-    with Twin("evaluation", spec) as twin, Progress(console=stderr, transient=True) as bar:
+    with (
+        Twin("evaluation", spec, threads=settings.twin.threads) as twin,
+        Progress(console=stderr, transient=True) as bar,
+    ):
         twin.restore(store.prefix(snapshot))
         task = bar.add_task(f"{snapshot.id}", total=episodes)
         games = play(twin.q_values, settings, episodes=episodes, seed=_BY_HAND + seed, counter=snapshot.number)

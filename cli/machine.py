@@ -8,11 +8,11 @@ from rich.table import Table
 
 from twin_graph import config
 
-from .params import PresetName, json_option, print_json, stderr, stdout
+from .params import complete_preset, json_option, print_json, stderr, stdout
 
 
 @click.command()
-@click.argument("preset", required=False, type=PresetName())
+@click.argument("preset", required=False, shell_complete=complete_preset)
 @json_option
 def presets(preset: str | None, as_json: bool) -> None:
     """List the presets, or every setting of PRESET: its value, unit, range, meaning and source.

@@ -71,8 +71,6 @@ def main() -> None:
             raise
         click.echo(f"Error: {error}", err=True)
         code = error.exit_code
-    except BrokenPipeError:
-        code = 0  # the reader, `head` perhaps, has seen enough
     except OSError as error:
         if debug:
             raise

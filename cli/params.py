@@ -21,7 +21,7 @@ stdout = Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
 
 def say(text: str) -> None:
     """One line for people, on stderr; never broken by us, so that paths and hashes can be copied."""
-    stderr.print(text, soft_wrap=True)
+    stderr.print(text, soft_wrap=True, markup=False)
 
 
 def print_json(document: Any) -> None:
@@ -29,41 +29,29 @@ def print_json(document: Any) -> None:
     click.echo(json.dumps(document, indent=1, ensure_ascii=False))
 
 
-class RunName(click.ParamType[str]):
-    """A run's folder, or its name under `checkpoints/`."""
-
-    name = "run"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
-        names = (path.parent.name for path in RUNS.glob("*/run.json"))
-        return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)] or [
-            CompletionItem(incomplete, type="dir")
-        ]
+def _complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
+    names = (path.parent.name for path in RUNS.glob("*/run.json"))
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)] or [
+        CompletionItem(incomplete, type="dir")
+    ]
 
 
-class PresetName(click.ParamType[str]):
-    """A preset; whether it exists is the library's to say."""
-
-    name = "preset"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
-        return [
-            CompletionItem(name, help=config.preset_description(name))
-            for name in config.preset_names()
-            if name.startswith(incomplete)
-        ]
+def complete_preset(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
+    """Presets with their descriptions."""
+    return [
+        CompletionItem(name, help=config.preset_description(name))
+        for name in config.preset_names()
+        if name.startswith(incomplete)
+    ]
 
 
-class Assignment(click.ParamType[str]):
-    """`key=value` for a setting."""
-
-    name = "key=value"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
-        return [CompletionItem(f"{key}=") for key in config.setting_names() if key.startswith(incomplete)]
+def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
+    """Names of settings, up to the equals sign."""
+    return [CompletionItem(f"{name}=") for name in config.setting_names() if name.startswith(incomplete)]
 
 
-run_argument: Callable[[Any], Any] = click.argument("run", type=RunName())
+#: A run's folder, or its name under `checkpoints/`.
+run_argument: Callable[[Any], Any] = click.argument("run", shell_complete=_complete_run)
 json_option: Callable[[Any], Any] = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else there."
 )

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.markup import escape
 from rich.table import Table
 
 from twin_graph.snapshots import report
-from twin_graph.snapshots.run import RUNS, all_runs, find
+from twin_graph.snapshots.run import RUNS, find
 
 from .params import json_option, print_json, run_argument, stdout
 
@@ -30,7 +31,7 @@ def status(run: str, as_json: bool) -> None:
         return
     table = Table.grid(padding=(0, 2))
     for name in ("run", "state", "attempt"):
-        table.add_row(name, str(summary[name]))
+        table.add_row(name, escape(str(summary[name])))
     table.add_row("agent steps", f"{summary['agent_steps']:,} of {summary['total_steps']:,}")
     for name in ("updates", "frames", "episodes", "snapshots"):
         table.add_row(name, f"{summary[name]:,}")
@@ -57,7 +58,7 @@ def runs(folder: Path, as_json: bool) -> None:
     Example:
       twin-graph runs
     """
-    summaries = [report.status(run) for run in all_runs(folder)]
+    summaries = report.runs(folder)
     if as_json:
         print_json(summaries)
         return
@@ -68,9 +69,12 @@ def runs(folder: Path, as_json: bool) -> None:
     for heading in ("run", "state", "environment", "agent steps", "snapshots", "latest score", "best score"):
         table.add_column(heading, justify="left" if heading in ("run", "state", "environment") else "right")
     for summary in summaries:
+        if summary["state"] == "damaged":
+            table.add_row(escape(summary["run"]), "damaged", escape(summary["reason"]))
+            continue
         scores = (summary["scores"][name] for name in ("latest", "best"))
         table.add_row(
-            summary["run"],
+            escape(summary["run"]),
             summary["state"],
             summary["environment"],
             f"{summary['agent_steps']:,}",

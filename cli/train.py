@@ -11,11 +11,11 @@ from twin_graph.snapshots.run import check_absent, create, default_folder
 
 from .display import TrainingDisplay
 from .main import INTERRUPTED
-from .params import Assignment, PresetName, json_option, print_json, say, stderr
+from .params import complete_preset, complete_setting, json_option, print_json, say, stderr
 
 
 @click.command()
-@click.argument("preset", type=PresetName())
+@click.argument("preset", shell_complete=complete_preset)
 @click.option("--env", "env_id", metavar="ID", help="Another environment, e.g. ALE/Breakout-v5 or CartPole-v1.")
 @click.option("--steps", type=click.IntRange(min=1), help="Length of the training in agent steps.")
 @click.option("--seed", type=int, help="Of everything random.  [default: 1]")
@@ -27,7 +27,7 @@ from .params import Assignment, PresetName, json_option, print_json, say, stderr
 @click.option(
     "--set",
     "assignments",
-    type=Assignment(),
+    shell_complete=complete_setting,
     multiple=True,
     metavar="KEY=VALUE",
     help="Change a setting; `twin-graph presets PRESET` lists them. Repeatable.",
@@ -68,7 +68,7 @@ def train(
         needs.check(needed)
         run = create(folder, settings, env.protocol)
 
-        say(f"[bold]{folder}[/]  (seed {settings.seed}; watch it with: tensorboard --logdir {folder})")
+        say(f"{folder}  (seed {settings.seed}; watch it with: tensorboard --logdir {folder})")
         say("protocol: " + ", ".join(f"{name} {_plain(value)}" for name, value in env.protocol.items()))
         say(
             f"needs: memory {needs.gigabytes(needed.memory)} of {needs.gigabytes(needed.memory_free)} free, "
@@ -81,7 +81,7 @@ def train(
                 display.show(progress)
     assert progress is not None
     _report(folder, progress, as_json)
-    if progress.stopped:
+    if progress.stop.is_set():
         raise click.exceptions.Exit(INTERRUPTED)
 
 
@@ -93,14 +93,14 @@ def _report(folder: Path, progress: Any, as_json: bool) -> None:
         print_json(
             {
                 "run": str(folder),
-                "state": "stopped" if progress.stopped else "finished",
+                "state": "stopped" if progress.stop.is_set() else "finished",
                 **agent.counters.model_dump(),
                 "snapshot": snapshot.id,
                 "weights_sha256": snapshot.weights_sha256,
                 "evaluation": {"snapshot": evaluation[0], **evaluation[1].summary()} if evaluation else None,
             }
         )
-    say(f"{'interrupted' if progress.stopped else 'finished'} at {agent.agent_steps:,} agent steps")
+    say(f"{'interrupted' if progress.stop.is_set() else 'finished'} at {agent.agent_steps:,} agent steps")
     if evaluation:
         low, high = evaluation[1].interval
         say(

@@ -13,6 +13,8 @@ from twin_graph.snapshots.run import Run, create
 CARTPOLE = {
     "train.steps": 1_200,
     "train.start_steps": 200,
+    "train.every_steps": 4,
+    "train.n_step": 3,
     "train.batch_size": 16,
     "model.hidden_units": [16],
     "target.refresh_every_updates": 50,
@@ -25,6 +27,8 @@ PONG = {
     "env.count": 2,
     "train.steps": 160,
     "train.start_steps": 80,
+    "train.every_steps": 4,
+    "train.n_step": 3,
     "train.batch_size": 4,
     "replay.capacity_steps": 1_000,
     "target.refresh_every_updates": 8,

@@ -1,9 +1,12 @@
 """Settings: presets, overrides, and one line for whatever is wrong."""
 
+import typing
+
 import pytest
 
 from twin_graph import config
 from twin_graph.errors import UsageError
+from twin_graph.losses import LOSSES
 
 
 def load(*assignments: str, preset: str = "pong") -> config.Settings:
@@ -71,6 +74,10 @@ def test_every_setting_says_what_it_means() -> None:
         assert setting.meaning, setting.key
         counted = setting.key.endswith(("_steps", "_updates", "_frames", "episodes", "steps"))
         assert setting.unit or not counted, f"{setting.key} counts something: say what"
+
+
+def test_every_loss_can_be_chosen() -> None:
+    assert set(typing.get_args(config.Settings.model_fields["loss"].annotation)) == set(LOSSES)
 
 
 def test_the_hash_of_settings_sees_every_change() -> None:

@@ -94,16 +94,19 @@ def test_every_transition_is_that_of_a_naive_list(data: st.DataObject) -> None:
 
     valid = replay.steps()
     assert len(valid) >= min(len(steps), length - stack + 1) - n
-    for start in valid:
-        batch = replay.gather(np.full(environments, start), np.arange(environments))
-        for e, history in enumerate(walk.history):
-            r_t, discount_t, s_t = n_step(history, start, n)
-            np.testing.assert_array_equal(batch.s_tm1[e], history[start].s_tm1)
-            assert batch.a_tm1[e] == history[start].a_tm1
-            assert batch.r_t[e] == pytest.approx(r_t, rel=1e-6)
-            assert batch.discount_t[e] == pytest.approx(discount_t, rel=1e-6)
-            if discount_t:
-                np.testing.assert_array_equal(batch.s_t[e], s_t)
+    pairs = data.draw(st.permutations([(start, e) for start in valid for e in range(environments)]), "order")
+    if not pairs:
+        return
+    batch = replay.gather(*np.array(pairs).T)
+    for row, (start, e) in enumerate(pairs):
+        step = walk.history[e][start]
+        r_t, discount_t, s_t = n_step(walk.history[e], start, n)
+        np.testing.assert_array_equal(batch.s_tm1[row], step.s_tm1)
+        assert batch.a_tm1[row] == step.a_tm1
+        assert batch.r_t[row] == pytest.approx(r_t, rel=1e-6)
+        assert batch.discount_t[row] == pytest.approx(discount_t, rel=1e-6)
+        if discount_t:
+            np.testing.assert_array_equal(batch.s_t[row], s_t)
 
 
 def filled(steps: int = 40, capacity: int = 20) -> Replay:

@@ -114,6 +114,29 @@ def test_an_empty_store_has_no_newest(tmp_path: Path) -> None:
         SnapshotStore(tmp_path / "snapshots").resolve("latest", {})
 
 
+@pytest.mark.parametrize("nth", range(1, 6))
+def test_a_commit_fails_with_each_of_its_fsyncs(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """Two data files, the manifest, the folder, its parent."""
+    calls = [0]
+    fsync = os.fsync
+
+    def failing_fsync(descriptor: int) -> None:
+        calls[0] += 1
+        if calls[0] == nth:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="Input/output error"):
+        patched.setattr(files.os, "fsync", failing_fsync)
+        commit(store, 400)
+    assert calls[0] == nth
+    assert SnapshotStore(store.folder).manifests == store.manifests
+    assert commit(store, 400).number == 4
+    assert calls[0] == nth
+
+
 @pytest.mark.parametrize("failing", ["write", "fsync", "rename"])
 def test_a_commit_that_fails_leaves_nothing(
     store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, failing: str
@@ -208,6 +231,59 @@ def test_lines_are_read_back_and_a_line_cut_short_is_passed_over(tmp_path: Path)
     assert list(read_lines(path)) == [{"n": 1, "text": "größer"}, {"n": 3}]
 
 
+def test_a_ledger_cut_anywhere_keeps_all_lines_before_the_cut(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    records = [{"n": n, "text": "größer\u2028\x85"} for n in range(3)]
+    ends = []
+    for record in records:
+        append_line(path, record)
+        ends.append(path.stat().st_size)
+    whole = path.read_bytes()
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        # A last line that lacks only its end is whole.
+        expected = [record for record, end in zip(records, ends, strict=True) if end - 1 <= cut]
+        assert list(read_lines(path)) == expected
+        append_line(path, {"n": 9})
+        assert list(read_lines(path)) == [*expected, {"n": 9}]
+
+
+def test_the_newest_lines_are_read_without_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for n in range(100):
+        append_line(path, {"n": n}, durable=False)
+    assert [line["n"] for line in read_lines(path, newest_bytes=30)] == [97, 98, 99]
+    assert [line["n"] for line in read_lines(path, newest_bytes=10_000)] == list(range(100))
+
+
+def test_several_processes_append_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "evaluations.jsonl"
+    code = (
+        "import sys; from pathlib import Path; from twin_graph.snapshots.files import append_line\n"
+        "for n in range(50): append_line(Path(sys.argv[1]), {'n': n, 'long': 'x' * 20_000}, durable=False)"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(path)]) for _ in range(3)]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert sorted(record["n"] for record in read_lines(path)) == sorted(list(range(50)) * 3)
+
+
+def test_records_that_lack_what_they_must_say_are_damage(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", config.load("cartpole"))
+    append_line(run.folder / "evaluations.jsonl", {"snapshot": "a"})
+    with pytest.raises(DamagedError, match=r"evaluations\.jsonl is damaged: a record has no 'scheduled'"):
+        run.scores()
+
+
+def test_a_run_that_cannot_be_written_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        patched.setattr(files.os, "fsync", full)
+        create(tmp_path / "run", config.load("cartpole"))
+    assert not (tmp_path / "run").exists()
+
+
 @given(content=st.binary())
 def test_any_bytes_for_a_ledger_give_records_or_a_clean_error(
     content: bytes, tmp_path_factory: pytest.TempPathFactory
@@ -257,6 +333,8 @@ def test_the_state_of_a_run_follows_its_trainers_process(tmp_path: Path) -> None
     assert run.state() == "running"
     run.record("end", state="finished", reason="done")
     assert run.state() == "finished"
+    run.record_start()
+    assert run.state() == "running"
 
     code = "import sys; from twin_graph.snapshots.run import Run; from pathlib import Path;"
     code += "Run(Path(sys.argv[1])).record_start()"

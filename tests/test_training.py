@@ -1,5 +1,6 @@
 """Whole trainings: refresh through the disk, determinism, records, evaluation, how they end."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -14,9 +15,11 @@ from twin_graph.agent import Agent
 from twin_graph.config import Settings
 from twin_graph.errors import DivergedError, TwinGraphError, TwinMismatchError, UsageError
 from twin_graph.evaluation import Evaluation, evaluate, play
+from twin_graph.model import ModelSpec
 from twin_graph.replay import Transition
 from twin_graph.snapshots import report
 from twin_graph.snapshots.run import Run, create
+from twin_graph.stopwatch import Stopwatch
 from twin_graph.twin import Twin
 
 Make = Callable[..., Settings]
@@ -157,16 +160,19 @@ def test_metrics_and_tensorboard_hold_the_same_numbers_in_one_event_file(cartpol
     events = EventAccumulator(str(event_file))
     events.Reload()
     lines = list(run.metrics())
-    assert [line["agent_steps"] for line in lines] == [200, 400, 600, 800, 1000, 1200]
+    scores = {line["agent_steps"]: line["evaluation/mean_return"] for line in lines if "loss" not in line}
+    assert {event.step: event.value for event in events.Scalars("evaluation/mean_return")} == pytest.approx(scores)
+    assert list(scores) == [600, 1200]
+    assert [line["agent_steps"] for line in lines if "loss" in line] == [200, 400, 600, 800, 1000, 1200]
+    lines = [line for line in lines if "loss" in line]
     for tag in ("loss", "q_mean", "epsilon", "updates", "target_age_updates", "agent_steps_per_second"):
         shown = {event.step: event.value for event in events.Scalars(tag)}
         written = {line["agent_steps"]: math.nan if line[tag] is None else line[tag] for line in lines}
         assert shown == pytest.approx(written, nan_ok=True)
-    assert [event.step for event in events.Scalars("evaluation/mean_return")] == [600, 1200]
 
 
 def test_every_phase_is_timed_and_they_add_up(cartpole: Make, train: Train) -> None:
-    line = list(train(cartpole()).metrics())[3]
+    line = [line for line in train(cartpole()).metrics() if "loss" in line][4]
     shares = {key: value for key, value in line.items() if key.startswith("time_share/")}
     assert {key.split("/")[1] for key in shares} == {
         "act",
@@ -174,10 +180,11 @@ def test_every_phase_is_timed_and_they_add_up(cartpole: Make, train: Train) -> N
         "sample",
         "target",
         "train",
+        "save",
         "refresh",
         "evaluate",
     }
-    assert all(share > 0 for key, share in shares.items() if key != "time_share/evaluate")
+    assert all(share > 0 for share in shares.values())
     assert 0.6 < sum(shares.values()) <= 1
 
 
@@ -194,6 +201,100 @@ def test_scheduled_evaluations_are_recorded_by_snapshot(cartpole: Make, train: T
     assert evaluations[0]["seeds"] != evaluations[1]["seeds"]
 
 
+def test_what_is_evaluated_is_the_snapshot(cartpole: Make, train: Train) -> None:
+    run = train(cartpole(evaluate__episodes=5))
+    store = run.store()
+    spec = ModelSpec.of(run.settings, (4,), np.float32, 2)
+    returns = []
+    for snapshot in (store.resolve("@update:100", {}), store.newest, store.manifests[0]):
+        with Twin("again", spec, threads=1) as twin:
+            twin.restore(store.prefix(snapshot))
+            played = evaluate(twin.q_values, run.settings, episodes=5, seed=1, counter=snapshot.counters.agent_steps)
+        returns.append(played.returns)
+    assert [evaluation["returns"] for evaluation in run.evaluations()] == returns[:2]
+    assert returns[0] != returns[2]
+
+
+def test_the_run_loop_passes_on_what_each_value_is_for(cartpole: Make) -> None:
+    """Every value that an environment answers is another number, so that none can stand for another."""
+
+    class Numbered:
+        count = 2
+
+        def __init__(self) -> None:
+            self.t = 0
+
+        def reset(self, seeds: np.ndarray) -> np.ndarray:
+            return np.full((2, 1), 1000.0)
+
+        def step(self, actions: np.ndarray) -> envs.VectorStep:
+            self.t += 1
+            last = np.array([self.t == 2, False])
+            numbers = [np.full(2, kind * 100.0 + self.t) for kind in (1, 2, 3)]
+            s_t, r_t, score = numbers
+            s_next = np.where(last, 1000.0 + self.t, s_t)
+            return envs.VectorStep(s_t[:, None], r_t, np.array([False, self.t == 1]), last, s_next[:, None], score)
+
+    class Recorder:
+        settings, agent_steps, stopwatch = cartpole(), 0, Stopwatch()
+
+        def __init__(self) -> None:
+            self.seen: list[Transition] = []
+            self.order: list[str] = []
+
+        def act(self, s: np.ndarray) -> np.ndarray:
+            self.order.append("act")
+            return s[:, 0].astype(int)
+
+        def observe(self, transition: Transition) -> None:
+            self.order.append("observe")
+            self.seen.append(transition)
+
+        def learn(self) -> None:
+            self.order.append("learn")
+
+    recorder = Recorder()
+    scores = [step.score_t[0] for step in itertools.islice(training.run_loop(recorder, Numbered()), 3)]  # type: ignore[arg-type]
+    assert scores == [301, 302, 303]
+    assert recorder.order == ["act", "observe", "learn"] * 3
+    first, second, third = recorder.seen
+    for transition, s_tm1, r_t, s_t in ((first, 1000, 201, 101), (second, 101, 202, 102)):
+        assert transition.s_tm1.ravel().tolist() == [s_tm1, s_tm1]
+        assert transition.a_tm1.tolist() == [s_tm1, s_tm1]
+        assert transition.r_t.tolist() == [r_t, r_t]
+        assert transition.s_t.ravel().tolist() == [s_t, s_t]
+    assert first.terminal_t.tolist() == [False, True]
+    assert second.last_t.tolist() == [True, False]
+    assert third.s_tm1.ravel().tolist() == [1002, 102]
+
+
+def test_frames_are_agent_steps_times_the_frame_skip(pong: Make, train: Train) -> None:
+    counters = train(pong()).store().newest.counters
+    assert (counters.agent_steps, counters.frames) == (160, 640)
+
+
+def test_weights_that_are_not_finite_are_never_committed(cartpole: Make, tmp_path: Path) -> None:
+    with Agent(create(tmp_path / "run", cartpole()), observation_shape=(4,), n_actions=2) as agent:
+        variable = agent.online.model.trainables[0]
+        variable.load(np.full(variable.shape.as_list(), np.nan, np.float32), agent.online.session)
+        agent.updates = 50
+        with pytest.raises(DivergedError, match=r"not finite after update 50; the last good snapshot is 000000-"):
+            agent.commit()
+        assert len(agent.store.manifests) == 1
+
+
+@pytest.mark.parametrize(("environment", "epsilon"), [("ALE/Pong-v5", 0.001), ("CartPole-v1", 0.0)])
+def test_the_epsilon_of_evaluations_follows_the_environment_unless_it_is_set(
+    cartpole: Make, environment: str, epsilon: float
+) -> None:
+    for settings, expected in (
+        (cartpole(env__id=environment), epsilon),
+        (cartpole(env__id=environment, evaluate__epsilon=0.05), 0.05),
+    ):
+        first = next(play(lambda s: np.zeros((len(s), 2)), settings, episodes=1, seed=0, counter=0))
+        assert first.protocol["epsilon"] == expected
+
+
 def test_evaluating_does_not_change_the_training(cartpole: Make, train: Train) -> None:
     hashes = {train(cartpole(evaluate__episodes=n)).store().newest.weights_sha256 for n in (0, 3)}
     assert len(hashes) == 1
@@ -202,10 +303,7 @@ def test_evaluating_does_not_change_the_training(cartpole: Make, train: Train) -
 class Scripted:
     """Stands for a Q function: pushes the cart toward the side to which the pole leans."""
 
-    calls = 0
-
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        self.calls += 1
         return np.stack([-observations[:, 2] - observations[:, 3], observations[:, 2] + observations[:, 3]], axis=1)
 
 
@@ -225,7 +323,7 @@ def test_long_games_count_as_often_as_short_ones(cartpole: Make, monkeypatch: py
     """Environment 0 plays games of 1 step, environment 1 games of 9: five each, whichever ends first."""
 
     class Uneven:
-        count, n_actions, protocol = 2, 2, {}
+        count, n_actions, evaluation_epsilon, protocol = 2, 2, 0.0, {}
         age = np.zeros(2, int)
 
         def reset(self, seeds: np.ndarray) -> np.ndarray:
@@ -276,8 +374,7 @@ def test_the_disk_that_was_asked_for_is_enough_and_not_far_too_much(cartpole: Ma
     asked = needs.measure(run.settings, env, run.folder).disk
     env.close()
     written = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
-    assert written / 4 < asked
-    assert asked > 0.6 * written
+    assert written < asked < 3 * written
 
 
 def test_status_after_a_training(cartpole: Make, train: Train) -> None:
@@ -351,7 +448,7 @@ def test_random_actions_are_as_frequent_as_epsilon_and_all_actions_occur(pong: M
 
 
 def test_progress_counts_true_scores(cartpole: Make, train: Train) -> None:
-    line = list(train(cartpole()).metrics())[-1]
+    line = [line for line in train(cartpole()).metrics() if "loss" in line][-1]
     assert 8 <= line["train_return"] <= 500
     assert line["loss"] > 0
     assert line["episodes"] > 0

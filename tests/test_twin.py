@@ -206,6 +206,22 @@ def test_the_image_network_refuses_vectors(pong: Callable[..., Settings]) -> Non
         ModelSpec.of(pong(), (4,), np.float32, 2)
 
 
+def test_images_with_channels_last_are_refused_by_the_image_network(pong: Callable[..., Settings]) -> None:
+    with pytest.raises(UsageError, match="puts its channels first"):
+        ModelSpec.of(pong(), (84, 84, 3), np.uint8, 6)
+
+
+def test_bytes_are_scaled_and_numbers_are_not(spec: ModelSpec) -> None:
+    with (
+        Twin("bytes", dataclasses.replace(spec, observation_dtype="uint8"), seed=1) as of_bytes,
+        Twin("floats", spec, seed=1) as of_floats,
+    ):
+        observations = np.array([[0, 51, 102, 255]], np.uint8)
+        np.testing.assert_allclose(
+            of_bytes.q_values(observations), of_floats.q_values(observations.astype(np.float32) / 255), rtol=1e-6
+        )
+
+
 def test_training_moves_q_toward_the_target(spec: ModelSpec) -> None:
     """One state, one action, target 1 + 0.5 * 4 = 3: the taken action's value gets there, by Adam at 0.01."""
     with Twin("online", dataclasses.replace(spec, learning_rate=0.01), seed=1) as online:

@@ -16,7 +16,7 @@ from twin_graph.snapshots.run import Run, utc_now
 from twin_graph.snapshots.store import Counters, Manifest, VariableRecord
 from twin_graph.stopwatch import Stopwatch
 from twin_graph.streams import Purpose, stream
-from twin_graph.twin import Twin
+from twin_graph.twin import Twin, weights_sha256
 
 LINEAGE = "online"
 
@@ -25,7 +25,8 @@ class Agent:
     """Q-learning from E environments that somebody else steps; owns both twins, closed by `close()` or `with`.
 
     A loop of one's own is `a = agent.act(s)`, one step of the environments, `agent.observe(transition)`,
-    `agent.learn()`. All counters and all random draws follow from the number of calls and the run's seed.
+    `agent.learn()`. All counters and all random draws follow from the number of calls and the run's seed. Making an
+    agent records a start in the run's ledger, closing it an end.
 
     Args:
       run: the folder in which snapshots are committed and refreshes recorded; its settings are the agent's.
@@ -65,6 +66,8 @@ class Agent:
         self.store = run.store()
         if self.store.manifests:
             raise UsageError(f"{run.folder} was trained already; make a new run for a new agent")
+        run.record_start()
+        self._closed = False
         self._environments = environments
         self._frames_per_step = frames_per_step
         self._n_actions = n_actions
@@ -94,11 +97,25 @@ class Agent:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            by_hand = isinstance(error, KeyboardInterrupt | GeneratorExit)
+            with contextlib.suppress(OSError):  # a full disk, perhaps: the error itself matters more
+                self.close("stopped" if by_hand else "failed", str(error) or type(error).__name__)
 
-    def close(self) -> None:
-        """Ends both sessions. What was committed stays."""
+    def close(self, state: str = "finished", reason: str = "") -> None:
+        """Ends both sessions and records in the ledger how the agent ended; what was committed stays.
+
+        Args:
+          state: `finished`, `stopped` or `failed`.
+          reason: for people.
+        """
+        if self._closed:
+            return
+        self._closed = True
         self._twins.close()
+        self._run.record("end", state=state, reason=reason, weights_sha256=self.store.newest.weights_sha256)
 
     @property
     def counters(self) -> Counters:
@@ -190,10 +207,17 @@ class Agent:
 
         Raises:
           OSError: the disk is full or failed; nothing was committed.
+          DivergedError: a weight is NaN or infinite; nothing was committed.
         """
         if self.store.manifests and self.store.newest.counters.updates == self.updates:
             return self.store.newest
-        with self.stopwatch.phase("refresh"):
+        with self.stopwatch.phase("save"):
+            weights = self.online.weights()
+            if not all(np.isfinite(value).all() for value in weights.values()):
+                raise DivergedError(
+                    f"the weights are not finite after update {self.updates}; the last good snapshot is "
+                    f"{self.store.newest.id}. Try a smaller train.learning_rate"
+                )
             trainable = {variable.op.name for variable in self.online.model.trainables}
             snapshot = self.store.commit(
                 self.online.save,
@@ -202,7 +226,7 @@ class Agent:
                 time=utc_now(),
                 counters=self.counters,
                 settings_sha256=self._settings_sha256,
-                weights_sha256=self.online.weights_sha256(),
+                weights_sha256=weights_sha256(weights),
                 variables=[VariableRecord(**v._asdict()) for v in self.online.variables if v.name in trainable],
             )
             self._run.record("commit", snapshot=snapshot.id, lineage=LINEAGE, **snapshot.counters.model_dump())

@@ -54,7 +54,11 @@ class EnvSettings(_Section):
     )
     clip_rewards: bool = _setting(True, "clip rewards to -1..1, in training only (Atari)", source=NATURE)
     max_frames: int = _setting(
-        108_000, "a game is cut after this many frames (Atari)", unit="frames", source="Bellemare et al. 2013", ge=1
+        108_000,
+        "a game is cut after this many frames (Atari)",
+        unit="frames",
+        source="NoFrameskip-v4",
+        ge=1,
     )
     image_height: int = _setting(84, "of the scaled screen (Atari)", unit="pixels", source=NATURE, ge=8, le=210)
     image_width: int = _setting(84, "of the scaled screen (Atari)", unit="pixels", source=NATURE, ge=8, le=160)
@@ -110,8 +114,12 @@ class TargetSettings(_Section):
 class EvaluateSettings(_Section):
     every_steps: int = _setting(50_000, "the newest snapshot plays for its true score each", unit="agent steps", ge=1)
     episodes: int = _setting(10, "length of such an evaluation; 0 for none", unit="episodes", ge=0, le=100_000)
-    epsilon: float = _setting(
-        0.001, "share of random actions while evaluated", source="Rainbow, Dopamine; 0.05 in 2015", ge=0, le=1
+    epsilon: float | None = _setting(
+        None,
+        "share of random actions while evaluated; null is 0.001 on Atari and 0 elsewhere",
+        source="Rainbow, Dopamine; 0.05 in 2015",
+        ge=0,
+        le=1,
     )
 
 
@@ -281,6 +289,8 @@ def _type_name(annotation: Any) -> str:
         return " | ".join(typing.get_args(annotation))
     if isinstance(annotation, types.GenericAlias):
         return "list of numbers"
+    if isinstance(annotation, types.UnionType):
+        return _type_name(annotation.__args__[0])
     return {int: "whole number", float: "number", bool: "true | false", str: "text"}[annotation]
 
 

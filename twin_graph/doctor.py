@@ -1,5 +1,6 @@
 """What this machine can do, and what a training would need on it."""
 
+import math
 import os
 import shutil
 import tempfile
@@ -33,6 +34,7 @@ def examine() -> list[Finding]:
 
 
 def _findings() -> Iterator[Finding]:
+    load = psutil.getloadavg()[0]
     processor = cpu.describe()
     yield Finding("processor", True, f"{processor.model}, {processor.cores} cores, {' '.join(processor.features)}")
     yield Finding("GPU", True, ", ".join(d.name for d in tf.config.list_physical_devices("GPU")) or "none, CPU it is")
@@ -65,22 +67,28 @@ def _findings() -> Iterator[Finding]:
         env.close()
     minutes = settings.train.steps / rate / 60
     yield Finding("speed", True, f"{rate:.0f} agent steps/s; pong takes about {minutes:.0f} minutes")
-    load = psutil.getloadavg()[0] - 1
     idle = load < 0.5 * processor.cores
-    yield Finding("other load", idle, f"{max(0.0, load):.1f} busy cores", "the speed above will change when it ends")
+    yield Finding("other load", idle, f"{load:.1f} cores busy", "the speed above will change when that ends")
 
 
 def _rate(env: envs.VectorEnv) -> float:
-    """Agent steps per second of `train pong` once it learns."""
+    """Agent steps per second of `train pong` once it learns and acts by the network; without evaluations."""
     start = 500
-    short = [("train.start_steps", start), ("train.steps", start + _MEASURED_STEPS), ("evaluate.episodes", 0)]
+    short = {
+        "train.start_steps": start,
+        "train.steps": start + _MEASURED_STEPS,
+        "act.epsilon_start": config.load("pong").act.epsilon_end,
+        "evaluate.episodes": 0,
+    }
     folder = Path(tempfile.mkdtemp(prefix="twin-graph-doctor-"))
     try:
-        run = create(folder / "run", config.load("pong", short), env.protocol)
-        began = 0.0
+        run = create(folder / "run", config.load("pong", short.items()), env.protocol)
+        began = math.nan
         for progress in training.train(run, env):
-            if not began and progress.agent.agent_steps >= start + _MEASURED_STEPS // 4:
+            if math.isnan(began) and progress.agent.agent_steps >= start + _MEASURED_STEPS // 4:
                 began = time.perf_counter()  # the first updates, slower, are left out
+        if progress.stop.is_set():
+            raise KeyboardInterrupt
         return 0.75 * _MEASURED_STEPS / (time.perf_counter() - began)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -34,7 +34,7 @@ class Evaluation(NamedTuple):
     def interval(self) -> tuple[float, float]:
         """95% percentile bootstrap interval of the mean (Efron 1979), over episodes."""
         random = stream(0, Purpose.BOOTSTRAP, 0)
-        draws = random.choice(self.returns, size=(RESAMPLES, len(self.returns))).mean(axis=1)
+        draws = [random.choice(self.returns, size=len(self.returns)).mean() for _ in range(RESAMPLES)]
         low, high = np.percentile(draws, [2.5, 97.5])
         return float(low), float(high)
 
@@ -69,11 +69,11 @@ def play(
     returns: list[float | None] = [None] * episodes
     playing = np.arange(count)  # the game that each environment plays; those at or beyond `episodes` do not count
     score = np.zeros(count)
-    epsilon = settings.evaluate.epsilon
     seeds = environment_seeds(seed, Purpose.EVALUATION_ENVIRONMENT, counter, count)
     random = stream(seed, Purpose.EVALUATION_ACT, counter)
 
     env = envs.make(settings.env, count=count, evaluation=True)
+    epsilon = env.evaluation_epsilon if settings.evaluate.epsilon is None else settings.evaluate.epsilon
     protocol = {**env.protocol, "epsilon": epsilon}
     try:
         s_tm1 = env.reset(seeds)

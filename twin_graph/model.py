@@ -43,10 +43,12 @@ class ModelSpec:
         cls, settings: Settings, observation_shape: tuple[int, ...], dtype: np.typing.DTypeLike, n_actions: int
     ) -> "ModelSpec":
         """The spec that `settings` ask for in an environment with these observations and actions."""
-        if settings.network == "nature" and len(observation_shape) != 3:
+        channels_last = len(observation_shape) == 3 and observation_shape[2] in (1, 3, 4)
+        if settings.network == "nature" and (len(observation_shape) != 3 or channels_last):
             raise UsageError(
                 f"network=nature needs stacked images [stack, H, W] and {settings.env.id} gives observations of shape "
                 f"{list(observation_shape)}; use --set network=mlp"
+                + (", or an environment that puts its channels first" if channels_last else "")
             )
         return cls(
             observation_shape=observation_shape,

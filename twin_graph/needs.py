@@ -48,7 +48,7 @@ def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
     return Needs(
         replay=replay,
         memory=replay + PROCESS_BYTES,
-        memory_free=psutil.virtual_memory().available,
+        memory_free=_memory_free(),
         disk=snapshots * (weights + _MANIFEST_AND_LEDGER_BYTES)
         + train.steps // settings.log.every_steps * _METRICS_BYTES,
         disk_free=shutil.disk_usage(existing).free,
@@ -68,6 +68,18 @@ def check(needed: Needs) -> None:
             f"too little disk: this training will write about {gigabytes(needed.disk)} of snapshots and "
             f"{gigabytes(needed.disk_free)} are free; raise target.refresh_every_updates, or choose another --run-dir"
         )
+
+
+def _memory_free() -> int:
+    """What the machine has free, or this container's limit leaves (Linux control groups, version 2)."""
+    free = int(psutil.virtual_memory().available)
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+    except (OSError, ValueError):  # no such group, or its limit is "max"
+        return free
+    return min(free, limit - used)
 
 
 def gigabytes(size: int) -> str:

@@ -31,7 +31,7 @@ def nature(observation: Tensor, n_actions: int, *, padding: str) -> Tensor:
       Q values, float32 `[B, A]`.
     """
     # On the CPU TensorFlow convolves with channels last. Moving bytes would be no faster, and oneDNN refuses it.
-    x = tf.transpose(tf.cast(observation, tf.float32) / 255.0, [0, 2, 3, 1])
+    x = tf.transpose(_floats(observation), [0, 2, 3, 1])
     for name, kernel, channels, stride in (("conv1", 8, 32, 4), ("conv2", 4, 64, 2), ("conv3", 3, 64, 1)):
         x = tf.nn.relu(_convolution(name, x, kernel, channels, stride, padding, _he))
     x = tf.nn.relu(_dense("fc1", _flatten(x), 512, _he))
@@ -44,10 +44,16 @@ def mlp(observation: Tensor, n_actions: int, *, hidden_units: Sequence[int]) -> 
     Everything starts uniform in +-1/sqrt(fan_in), as in Torch. Biases at zero would let every unit bend at the origin,
     which is where the few numbers of a task like CartPole stay.
     """
-    x = _flatten(tf.cast(observation, tf.float32))
+    x = _flatten(_floats(observation))
     for i, units in enumerate(hidden_units, start=1):
         x = tf.nn.relu(_dense(f"fc{i}", x, units, _torch))
     return _dense("q", x, n_actions, _torch)
+
+
+def _floats(observation: Tensor) -> Tensor:
+    """Bytes are taken for brightness and scaled to 0..1; other numbers stay as they are."""
+    x = tf.cast(observation, tf.float32)
+    return x / 255.0 if observation.dtype == tf.uint8 else x
 
 
 def _flatten(x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-PHASES = ("act", "environment", "sample", "target", "train", "refresh", "evaluate")
+PHASES = ("act", "environment", "sample", "target", "train", "save", "refresh", "evaluate")
 
 
 class Stopwatch:

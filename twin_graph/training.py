@@ -13,7 +13,7 @@ from typing import Any
 from twin_graph.agent import Agent
 from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.evaluation import Evaluation, play
-from twin_graph.graph_mode import tf
+from twin_graph.events import EventFile
 from twin_graph.replay import Transition
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import Manifest
@@ -22,7 +22,6 @@ from twin_graph.streams import Purpose, environment_seeds
 from twin_graph.twin import Twin
 
 RECENT_EPISODES = 20
-_FLUSH_SECONDS = 10  # until TensorBoard sees a number
 
 
 def run_loop(agent: Agent, env: VectorEnv) -> Iterator[VectorStep]:
@@ -63,11 +62,6 @@ class Progress:
         self._scores = [0.0] * environments
         self._marked = time.perf_counter()
         self._mark = (0, 0, dict(agent.stopwatch.seconds), dict(agent.stopwatch.calls))
-
-    @property
-    def stopped(self) -> bool:
-        """Whether somebody asked for an end before it was reached."""
-        return self.stop.is_set() and self.agent.agent_steps < self.total_steps
 
     def count(self, step: VectorStep) -> None:
         """Adds up the true scores of the training episodes."""
@@ -116,43 +110,30 @@ def train(run: Run, env: VectorEnv) -> Iterator[Progress]:
       DivergedError: a loss is NaN or infinite.
       OSError: a record could not be written.
     """
-    run.record_start()
-    try:
-        with contextlib.ExitStack() as stack:
-            agent = stack.enter_context(
-                Agent(
-                    run,
-                    observation_shape=env.observation_shape,
-                    observation_dtype=env.observation_dtype,
-                    n_actions=env.n_actions,
-                    environments=env.count,
-                    stack=env.stack,
-                    frames_per_step=env.frames_per_step,
-                )
-            )
-            # One writer, and so one event file, for the whole attempt.
-            writer = tf.summary.FileWriter(str(run.events), agent.online.graph, flush_secs=_FLUSH_SECONDS)
-            events = stack.enter_context(contextlib.closing(writer))
-            progress = Progress(agent, env.count, stack.enter_context(_stop_requests()))
-            yield from _steps_and_records(run, env, progress, events)
-            agent.commit()
-            yield from _evaluate_newest(run, progress, events)
-            if progress.latest.get("agent_steps") != agent.agent_steps:
-                _log(run, progress, events)
-    except BaseException as error:
-        state = "stopped" if isinstance(error, KeyboardInterrupt | GeneratorExit) else "failed"
-        with contextlib.suppress(OSError):  # a full disk, perhaps: the error itself matters more
-            run.record("end", state=state, reason=str(error) or type(error).__name__)
-        raise
-    run.record(
-        "end",
-        state="stopped" if progress.stopped else "finished",
-        reason="interrupted" if progress.stopped else f"{progress.total_steps} agent steps done",
-        weights_sha256=agent.store.newest.weights_sha256,
-    )
+    with (
+        _stop_requests() as stop,
+        Agent(
+            run,
+            observation_shape=env.observation_shape,
+            observation_dtype=env.observation_dtype,
+            n_actions=env.n_actions,
+            environments=env.count,
+            stack=env.stack,
+            frames_per_step=env.frames_per_step,
+        ) as agent,
+        EventFile(run.events, agent.online.graph) as events,
+    ):
+        progress = Progress(agent, env.count, stop)
+        yield from _steps_and_records(run, env, progress, events)
+        agent.commit()
+        yield from _evaluate_newest(run, progress, events)
+        if progress.latest.get("agent_steps") != agent.agent_steps:
+            _log(run, progress, events)
+        if stop.is_set():
+            agent.close("stopped", "interrupted")
 
 
-def _steps_and_records(run: Run, env: VectorEnv, progress: Progress, events: Any) -> Iterator[Progress]:
+def _steps_and_records(run: Run, env: VectorEnv, progress: Progress, events: EventFile) -> Iterator[Progress]:
     agent, settings = progress.agent, run.settings
     for step in run_loop(agent, env):
         progress.count(step)
@@ -170,7 +151,7 @@ def _crossed(agent_steps: int, environments: int, every: int) -> bool:
     return agent_steps // every > (agent_steps - environments) // every
 
 
-def _evaluate_newest(run: Run, progress: Progress, events: Any) -> Iterator[Progress]:
+def _evaluate_newest(run: Run, progress: Progress, events: EventFile) -> Iterator[Progress]:
     """Plays the newest snapshot, restored into a twin of its own, and records its score, unless asked to stop."""
     agent, settings = progress.agent, run.settings
     episodes = settings.evaluate.episodes
@@ -187,19 +168,19 @@ def _evaluate_newest(run: Run, progress: Progress, events: Any) -> Iterator[Prog
             progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
             yield progress
             if progress.stop.is_set():
-                return
+                break
     progress.note = ""
-    record_evaluation(run, snapshot, evaluation, scheduled=True)
-    _write_events(
-        events,
-        snapshot.counters.agent_steps,
-        {
-            "evaluation/mean_return": evaluation.mean,
-            "evaluation/interval_low": evaluation.interval[0],
-            "evaluation/interval_high": evaluation.interval[1],
-        },
-    )
+    if len(evaluation.returns) < episodes:
+        return
     progress.evaluation = snapshot.id, evaluation
+    record_evaluation(run, snapshot, evaluation, scheduled=True)
+    values = {
+        "evaluation/mean_return": evaluation.mean,
+        "evaluation/interval_low": evaluation.interval[0],
+        "evaluation/interval_high": evaluation.interval[1],
+    }
+    run.record_metrics({**snapshot.counters.model_dump(), **values})
+    events.write(snapshot.counters.agent_steps, values)
     yield progress
 
 
@@ -215,16 +196,10 @@ def record_evaluation(run: Run, snapshot: Manifest, evaluation: Evaluation, *, s
     )
 
 
-def _log(run: Run, progress: Progress, events: Any) -> None:
+def _log(run: Run, progress: Progress, events: EventFile) -> None:
     metrics = progress.metrics()
     run.record_metrics(metrics)
-    _write_events(events, metrics["agent_steps"], {k: v for k, v in metrics.items() if isinstance(v, int | float)})
-
-
-def _write_events(events: Any, agent_steps: int, values: dict[str, float]) -> None:
-    """TensorBoard's horizontal axis is always agent steps."""
-    summary = tf.Summary(value=[tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
-    events.add_summary(summary, agent_steps)
+    events.write(metrics["agent_steps"], {k: v for k, v in metrics.items() if isinstance(v, int | float)})
 
 
 @contextlib.contextmanager

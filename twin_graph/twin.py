@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from twin_graph import cpu
 from twin_graph.errors import DamagedError, TwinMismatchError, WrongGraphError
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
@@ -163,7 +164,7 @@ def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
 
 def _session_config(threads: int) -> Any:
     return tf.ConfigProto(
-        intra_op_parallelism_threads=threads or os.cpu_count() or 1,
+        intra_op_parallelism_threads=threads or cpu.describe().cores,
         inter_op_parallelism_threads=1,
         # Without it the first session of the process fixes the thread pool of all the others.
         use_per_session_threads=True,

@@ -41,6 +41,7 @@ class VectorEnv(Protocol):
       observation_shape, observation_dtype: of one observation.
       stack: newest frames on the observation's first axis; 1 where observations are whole.
       frames_per_step: emulator frames in one agent step.
+      evaluation_epsilon: share of random actions while evaluated, where the settings do not say.
       protocol: what a score depends on, in words for people; stands beside every score.
     """
 
@@ -50,6 +51,7 @@ class VectorEnv(Protocol):
     observation_dtype: np.dtype
     stack: int
     frames_per_step: int
+    evaluation_epsilon: float
     protocol: dict[str, str | int | float | bool]
 
     def reset(self, seeds: np.ndarray) -> np.ndarray:

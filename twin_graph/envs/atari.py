@@ -49,6 +49,7 @@ class Atari:
         self.observation_dtype = np.dtype(np.uint8)
         self.stack = settings.stack
         self.frames_per_step = settings.frame_skip
+        self.evaluation_epsilon = 0.001
         self.protocol: dict[str, str | int | float | bool] = {
             "environment": settings.id,
             "environments": count,

@@ -41,6 +41,7 @@ class Gym:
         self.observation_dtype = np.dtype(np.uint8 if observation_space.dtype == np.uint8 else np.float32)
         self.stack = 1
         self.frames_per_step = 1
+        self.evaluation_epsilon = 0.0
         self.protocol: dict[str, str | int | float | bool] = {
             "environment": settings.id,
             "environments": count,

@@ -1,14 +1,18 @@
 """Writes that are whole or absent after a crash, and durable once they return."""
 
 import contextlib
+import fcntl
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from twin_graph.errors import DamagedError
+
+_Result = TypeVar("_Result")
 
 
 def fsync(path: Path) -> None:
@@ -20,10 +24,13 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def commit_folder(destination: Path, fill: Callable[[Path], None]) -> None:
+def commit_folder(destination: Path, fill: Callable[[Path], _Result]) -> _Result:
     """Creates the folder `destination` with what `fill(folder)` writes into it: all of it, or nothing.
 
     Everything is written into a temporary folder beside it, made durable, and renamed.
+
+    Returns:
+      What `fill` returned.
 
     Raises:
       OSError: the disk is full, a write or an fsync failed; `destination` does not exist then.
@@ -31,7 +38,7 @@ def commit_folder(destination: Path, fill: Callable[[Path], None]) -> None:
     temporary = destination.with_name(f".tmp-{destination.name}-{os.getpid()}")
     temporary.mkdir()
     try:
-        fill(temporary)
+        result = fill(temporary)
         for file in temporary.iterdir():
             fsync(file)
         fsync(temporary)
@@ -39,7 +46,12 @@ def commit_folder(destination: Path, fill: Callable[[Path], None]) -> None:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    fsync(destination.parent)
+    try:
+        fsync(destination.parent)
+    except BaseException:
+        shutil.rmtree(destination, ignore_errors=True)
+        raise
+    return result
 
 
 def write_file(path: Path, text: str) -> None:
@@ -57,41 +69,59 @@ def write_file(path: Path, text: str) -> None:
 
 
 def append_line(path: Path, record: dict[str, Any], *, durable: bool = True) -> None:
-    """Appends one JSON document as one line, with one write; NaN and infinity are written as null.
+    """Appends one JSON document as one line; NaN and infinity are written as null.
 
-    A line that a crash cut short is closed first, so that the damage stays in it.
-    """
-    line = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
-    with path.open("a+b") as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                line = "\n" + line
-        file.write(line.encode())
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file of JSON lines; none where there is no file. Lines that a crash cut short are passed over.
+    Several processes may append to one file. A line that a crash cut short is closed first, so that the damage stays
+    in it.
 
     Raises:
-      DamagedError: the file is not text, or a line is JSON but no record.
+      OSError: the disk is full, or a write or an fsync failed; the line may be there in part.
+    """
+    line = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    is_new = not path.exists()
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        while line:
+            line = line[os.write(descriptor, line) :]
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    if durable and is_new:
+        fsync(path.parent)
+
+
+def read_lines(path: Path, *, newest_bytes: int | None = None) -> Iterator[dict[str, Any]]:
+    """The records of a file of JSON lines; none where there is no file. Lines that a crash cut short are passed over.
+
+    Args:
+      path: of the file.
+      newest_bytes: read only the lines that begin in the last so many bytes.
+
+    Raises:
+      DamagedError: a line is JSON but no record.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            if newest_bytes is not None and file.seek(0, os.SEEK_END) > newest_bytes:
+                file.seek(-newest_bytes, os.SEEK_END)
+                file.readline()
+            else:
+                file.seek(0)
+            lines = file.read().split(b"\n")
     except FileNotFoundError:
         return
-    except UnicodeDecodeError:
-        raise DamagedError(f"{path} is damaged: it is not UTF-8 text") from None
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
+            record = json.loads(line.decode())
+        except ValueError:
             continue
         if not isinstance(record, dict):
-            raise DamagedError(f"{path}:{number} is damaged: it holds no record")
+            raise DamagedError(f"{path} is damaged: line {number} holds no record")
         yield record
 
 
@@ -100,6 +130,4 @@ def _finite(value: Any) -> Any:
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

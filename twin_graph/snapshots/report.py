@@ -1,21 +1,27 @@
 """What a run's records say, put together for `status`, `runs`, `log` and `show`."""
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from twin_graph.errors import DamagedError
 from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.store import Manifest
 
 
 def status(run: Run) -> dict[str, Any]:
     """State, counters, targets and scores of a run; the keys are part of the command line's contract."""
-    snapshots = run.store().manifests
-    *_, metrics = [{}, *run.metrics()]
+    return _status(run, run.store().manifests, run.scores())
+
+
+def _status(run: Run, snapshots: Sequence[Manifest], scores: Mapping[str, float]) -> dict[str, Any]:
+    metrics = run.newest_metrics()
     swaps = [line for line in run.ledger() if line["event"] == "swap" and line["into"] == "target"]
     counters = dict.fromkeys(("agent_steps", "updates", "frames", "episodes"), 0)
     if snapshots:
         counters = snapshots[-1].counters.model_dump()
     if metrics.get("agent_steps", 0) > counters["agent_steps"]:
         counters = {name: metrics[name] for name in counters}
-    scores = run.scores()
     scored = [snapshot for snapshot in snapshots if snapshot.id in scores]
     best = max(scored, key=lambda snapshot: (scores[snapshot.id], snapshot.number), default=None)
     settings = run.settings
@@ -45,11 +51,22 @@ def status(run: Run) -> dict[str, Any]:
     }
 
 
+def runs(folder: Path) -> list[dict[str, Any]]:
+    """The status of each run in a folder, by name; of a damaged one only `run`, `state` and `reason`."""
+    summaries = []
+    for path in sorted(folder.glob("*/run.json")):
+        try:
+            summaries.append(status(Run(path.parent)))
+        except DamagedError as error:
+            summaries.append({"run": path.parent.name, "state": "damaged", "reason": str(error)})
+    return summaries
+
+
 def log(run: Run) -> list[dict[str, Any]]:
     """The snapshots, newest first, with scores and with marks: `latest`, `best`, `target`."""
     snapshots = run.store().manifests
     scores = run.scores()
-    summary = status(run)
+    summary = _status(run, snapshots, scores)
     marks: dict[str, list[str]] = {}
     if snapshots:
         marks.setdefault(snapshots[-1].id, []).append("latest")

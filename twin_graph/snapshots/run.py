@@ -12,6 +12,7 @@ checkpoints/<run>/
 import datetime
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
@@ -28,6 +29,8 @@ from twin_graph.snapshots.files import append_line, fsync, read_lines, write_fil
 from twin_graph.snapshots.store import FORMAT, Manifest, SnapshotStore
 
 RUNS = Path("checkpoints")
+
+_NEWEST_METRICS_BYTES = 65_536
 
 #: Packages whose versions a run records.
 VERSIONED = ("twin-graph", "tensorflow", "numpy", "gymnasium", "ale-py")
@@ -77,7 +80,8 @@ class Run:
 
     def record_start(self) -> None:
         """The ledger's line on the process that trains from here on."""
-        self.record("start", pid=os.getpid(), host=socket.gethostname(), process_started=_process_started(os.getpid()))
+        pid = os.getpid()
+        self.record("start", pid=pid, host=socket.gethostname(), process_started=_process_started(pid))
 
     def record_evaluation(self, evaluation: dict[str, Any]) -> None:
         """Appends a durable line to `evaluations.jsonl`."""
@@ -88,13 +92,18 @@ class Run:
         append_line(self.folder / "metrics.jsonl", {"attempt": self.attempt, **metrics}, durable=False)
 
     def ledger(self) -> Iterator[dict[str, Any]]:
-        return read_lines(self.folder / "ledger.jsonl")
+        return _read(self.folder / "ledger.jsonl", "event", "attempt", "time")
 
     def evaluations(self) -> Iterator[dict[str, Any]]:
-        return read_lines(self.folder / "evaluations.jsonl")
+        return _read(self.folder / "evaluations.jsonl", "snapshot", "scheduled", "returns")
 
     def metrics(self) -> Iterator[dict[str, Any]]:
-        return read_lines(self.folder / "metrics.jsonl")
+        return _read(self.folder / "metrics.jsonl", "agent_steps")
+
+    def newest_metrics(self) -> dict[str, Any]:
+        """The newest line of metrics with counters and rates; empty before the first."""
+        lines = read_lines(self.folder / "metrics.jsonl", newest_bytes=_NEWEST_METRICS_BYTES)
+        return next((line for line in reversed(list(lines)) if "agent_steps_per_second" in line), {})
 
     def scores(self) -> dict[str, float]:
         """Mean return by snapshot id, over the episodes of its scheduled evaluations."""
@@ -110,16 +119,18 @@ class Run:
 
     def state(self) -> str:
         """`running`, `finished`, `stopped` (by a person) or `failed` (by an error or a crash)."""
-        start: dict[str, Any] | None = None
+        newest = None
         for line in self.ledger():
-            if line["event"] == "start":
-                start = line
-            elif line["event"] == "end":
-                return str(line["state"])
-        if start is None or start["host"] != socket.gethostname():
-            # Of another machine's process nothing can be known from here but that it has not said it ended.
-            return "failed" if start is None else "running"
-        return "running" if _process_started(start["pid"]) == start["process_started"] else "failed"
+            if line["event"] in ("start", "end"):
+                newest = line
+        if newest is None:
+            return "failed"
+        if newest["event"] == "end":
+            return str(newest["state"])
+        if newest["host"] != socket.gethostname():
+            return "running"  # all that can be known from here is that it has not said it ended
+        started = _process_started(newest["pid"])
+        return "running" if started is not None and abs(started - newest["process_started"]) < 1 else "failed"
 
 
 def check_absent(folder: Path) -> None:
@@ -143,7 +154,7 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
     check_absent(folder)
     try:
         folder.mkdir(parents=True)
-    except OSError as error:
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise UsageError(f"cannot make {folder}: {error.strerror}") from None
     description = {
         "format": FORMAT,
@@ -155,8 +166,12 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
         "versions": {name: version(name) for name in VERSIONED},
         "cpu": cpu.describe()._asdict(),
     }
-    write_file(folder / "run.json", json.dumps(description, indent=1) + "\n")
-    fsync(folder.parent)
+    try:
+        write_file(folder / "run.json", json.dumps(description, indent=1) + "\n")
+        fsync(folder.parent)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return Run(folder)
 
 
@@ -174,19 +189,27 @@ def find(name: str) -> Run:
     return Run(here if (here / "run.json").exists() or not (there / "run.json").exists() else there)
 
 
-def all_runs(parent: Path = RUNS) -> list[Run]:
-    """The runs under a folder, oldest first."""
-    runs = [Run(path.parent) for path in parent.glob("*/run.json")]
-    return sorted(runs, key=lambda run: str(run.description["created"]))
-
-
 def utc_now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
+def _read(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
+    """The records of a file, each of which must have these keys."""
+    for record in read_lines(path):
+        if missing := [key for key in keys if key not in record]:
+            raise DamagedError(f"{path} is damaged: a record has no {missing[0]!r}")
+        yield record
+
+
 def _process_started(pid: int) -> float | None:
-    """When a process of this machine began (seconds since 1970), so that a reused number is not taken for it."""
+    """When a living process of this machine began, in seconds after the machine did: not moved by a clock that is set.
+
+    It tells the process from another that was given the same number later.
+    """
     try:
-        return float(psutil.Process(pid).create_time())
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        return float(process.create_time() - psutil.boot_time())
     except psutil.NoSuchProcess:
         return None

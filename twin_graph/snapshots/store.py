@@ -15,7 +15,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
 from twin_graph.errors import DamagedError, UsageError
-from twin_graph.snapshots.files import commit_folder
+from twin_graph.snapshots.files import commit_folder, fsync
 
 FORMAT: Final = 1
 MANIFEST = "manifest.json"
@@ -152,32 +152,31 @@ class SnapshotStore:
         number = self._manifests[-1].number + 1 if self._manifests else 0
         name = f"{number:06d}-{weights_sha256[:8]}"
         parents = [manifest.id for manifest in self._manifests if manifest.lineage == lineage]
-        manifest: list[Manifest] = []
 
-        def fill(folder: Path) -> None:
+        def fill(folder: Path) -> Manifest:
             save(folder / MODEL_PREFIX)
-            files = tuple(_file_record(path) for path in sorted(folder.iterdir()))
-            manifest.append(
-                Manifest(
-                    id=name,
-                    number=number,
-                    lineage=lineage,
-                    parent=parents[-1] if parents else None,
-                    attempt=attempt,
-                    time=time,
-                    counters=counters,
-                    settings_sha256=settings_sha256,
-                    weights_sha256=weights_sha256,
-                    variables=tuple(variables),
-                    files=files,
-                )
+            manifest = Manifest(
+                id=name,
+                number=number,
+                lineage=lineage,
+                parent=parents[-1] if parents else None,
+                attempt=attempt,
+                time=time,
+                counters=counters,
+                settings_sha256=settings_sha256,
+                weights_sha256=weights_sha256,
+                variables=tuple(variables),
+                files=tuple(_file_record(path) for path in sorted(folder.iterdir())),
             )
-            (folder / MANIFEST).write_text(manifest[0].model_dump_json(indent=1) + "\n", encoding="utf-8")
+            (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            return manifest
 
-        self.folder.mkdir(exist_ok=True)
-        commit_folder(self.folder / name, fill)
-        self._manifests.append(manifest[0])
-        return manifest[0]
+        if not self.folder.exists():
+            self.folder.mkdir()
+            fsync(self.folder.parent)
+        manifest = commit_folder(self.folder / name, fill)
+        self._manifests.append(manifest)
+        return manifest
 
     def check_files(self, snapshot: Manifest) -> None:
         """Compares the sizes and hashes of a snapshot's files with its manifest. Raises `DamagedError`."""

@@ -1,0 +1,56 @@
+"""TensorBoard's event file, written where it is called: no thread, so that a full disk is met here and by its name."""
+
+import errno
+import os
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from twin_graph.graph_mode import tf
+
+
+class EventFile:
+    """Owns one event file, for the whole life of a training; `with` closes it.
+
+    Args:
+      folder: made if need be; TensorBoard's `--logdir`, or below it.
+      graph: what TensorBoard shows as the graph.
+
+    Raises:
+      OSError: the disk is full or cannot be written; so do the methods.
+    """
+
+    def __init__(self, folder: Path, graph: Any) -> None:
+        folder.mkdir(exist_ok=True)
+        self._path = folder / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
+        self._file = tf.io.TFRecordWriter(str(self._path))
+        self._write(file_version="brain.Event:2")
+        self._write(graph_def=graph.as_graph_def().SerializeToString())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self._file.close()
+        except tf.errors.OpError as close_error:
+            if error is None:
+                raise self._os_error() from close_error
+
+    def write(self, agent_steps: int, values: dict[str, float]) -> None:
+        """Shows values by their tags at `agent_steps`, which is always TensorBoard's horizontal axis."""
+        summary = tf.Summary(value=[tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        self._write(step=agent_steps, summary=summary)
+
+    def _write(self, **fields: Any) -> None:
+        try:
+            self._file.write(tf.Event(wall_time=time.time(), **fields).SerializeToString())
+            self._file.flush()
+        except tf.errors.OpError as error:
+            raise self._os_error() from error
+
+    def _os_error(self) -> OSError:
+        # TensorFlow says no more than that it could not write; hardly ever is it anything else.
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
