@@ -7,6 +7,7 @@ Nothing is chosen: the last snapshot counts, not the best. The commands are thos
 
 import json
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -68,7 +69,8 @@ def main(seeds: int, output: Path) -> None:
 
 def twin_graph(*arguments: str) -> dict[str, Any]:
     """What a command prints with `--json`."""
-    done = subprocess.run(["twin-graph", *arguments, "--json"], check=True, stdout=subprocess.PIPE)
+    command = [sys.executable, "-m", "twin_graph_cli", *arguments, "--json"]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 

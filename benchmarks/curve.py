@@ -3,6 +3,7 @@
 python benchmarks/curve.py checkpoints/pong-seed1-1 benchmarks/results/pong.png
 """
 
+import datetime
 from pathlib import Path
 
 import click
@@ -20,9 +21,10 @@ from twin_graph.snapshots.run import find
 def main(run: str, picture: Path) -> None:
     """Draw the learning curve of RUN into PICTURE (PNG or SVG)."""
     found = find(run)
-    metrics = list(found.metrics())
+    metrics = [line for line in found.metrics() if "train_return" in line]
     evaluations = [line for line in found.evaluations() if line["scheduled"]]
-    hours = {line["agent_steps"]: sum(m["seconds"] for m in metrics[: i + 1]) / 3600 for i, line in enumerate(metrics)}
+    times = [datetime.datetime.fromisoformat(line["time"]) for line in found.ledger()]
+    minutes = (times[-1] - times[0]).total_seconds() / 60
 
     figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
     played = [line for line in metrics if line["train_return"] is not None]
@@ -53,7 +55,7 @@ def main(run: str, picture: Path) -> None:
     settings, processor = found.settings, found.description["cpu"]
     sticky = f"sticky {settings.env.sticky}" if settings.env.sticky else "no sticky actions"
     axes.set_title(
-        f"{settings.env.id}, seed {settings.seed}, {sticky}: {max(hours.values()):.1f} hours\n"
+        f"{settings.env.id}, seed {settings.seed}, {sticky}: {minutes:.0f} minutes\n"
         f"on {processor['cores']} cores ({processor['model']})",
         fontsize=10,
     )

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from twin_graph import config
-from twin_graph.snapshots.run import check_absent, create, default_folder
+from twin_graph.snapshots.run import check_new_folder, create, default_folder
 
 from .display import TrainingDisplay
 from .main import INTERRUPTED
@@ -57,7 +57,7 @@ def train(
     overrides += [(key, value) for key, value in named.items() if value is not None]
     settings = config.load(preset, overrides)
     folder = run_dir or default_folder(settings)
-    check_absent(folder)
+    check_new_folder(folder)
 
     from twin_graph import envs
 

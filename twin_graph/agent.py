@@ -66,8 +66,6 @@ class Agent:
         self.store = run.store()
         if self.store.manifests:
             raise UsageError(f"{run.folder} was trained already; make a new run for a new agent")
-        run.record_start()
-        self._closed = False
         self._environments = environments
         self._frames_per_step = frames_per_step
         self._n_actions = n_actions
@@ -89,9 +87,15 @@ class Agent:
             self.target = building.enter_context(
                 Twin("target", spec, seed=settings.seed, threads=settings.twin.threads, like=self.online)
             )
+            run.record_start()
+            self._closed = False
+            self._twins = building.pop_all()
+        try:
             self.commit()
             self.refresh(reason="start")
-            self._twins = building.pop_all()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -115,7 +119,8 @@ class Agent:
             return
         self._closed = True
         self._twins.close()
-        self._run.record("end", state=state, reason=reason, weights_sha256=self.store.newest.weights_sha256)
+        newest = self.store.manifests[-1:]
+        self._run.record("end", state=state, reason=reason, weights_sha256=newest[0].weights_sha256 if newest else None)
 
     @property
     def counters(self) -> Counters:

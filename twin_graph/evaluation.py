@@ -11,6 +11,7 @@ from twin_graph.streams import Purpose, environment_seeds, stream
 
 PARALLEL_GAMES = 10
 RESAMPLES = 10_000
+_RESAMPLED_AT_ONCE = 1_000_000  # numbers; bounds the memory
 
 
 class Evaluation(NamedTuple):
@@ -34,7 +35,13 @@ class Evaluation(NamedTuple):
     def interval(self) -> tuple[float, float]:
         """95% percentile bootstrap interval of the mean (Efron 1979), over episodes."""
         random = stream(0, Purpose.BOOTSTRAP, 0)
-        draws = [random.choice(self.returns, size=len(self.returns)).mean() for _ in range(RESAMPLES)]
+        rows = max(1, _RESAMPLED_AT_ONCE // len(self.returns))
+        draws = np.concatenate(
+            [
+                random.choice(self.returns, size=(min(rows, RESAMPLES - done), len(self.returns))).mean(axis=1)
+                for done in range(0, RESAMPLES, rows)
+            ]
+        )
         low, high = np.percentile(draws, [2.5, 97.5])
         return float(low), float(high)
 

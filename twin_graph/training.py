@@ -140,10 +140,11 @@ def _steps_and_records(run: Run, env: VectorEnv, progress: Progress, events: Eve
         if _crossed(agent.agent_steps, env.count, settings.log.every_steps):
             _log(run, progress, events)
         yield progress
-        if progress.stop.is_set() or agent.agent_steps >= progress.total_steps:
-            return
-        if _crossed(agent.agent_steps, env.count, settings.evaluate.every_steps):
+        done = agent.agent_steps >= progress.total_steps
+        if not done and _crossed(agent.agent_steps, env.count, settings.evaluate.every_steps):
             yield from _evaluate_newest(run, progress, events)
+        if done or progress.stop.is_set():
+            return
 
 
 def _crossed(agent_steps: int, environments: int, every: int) -> bool:

@@ -108,8 +108,8 @@ def read_lines(path: Path, *, newest_bytes: int | None = None) -> Iterator[dict[
     try:
         with path.open("rb") as file:
             if newest_bytes is not None and file.seek(0, os.SEEK_END) > newest_bytes:
-                file.seek(-newest_bytes, os.SEEK_END)
-                file.readline()
+                file.seek(-newest_bytes - 1, os.SEEK_END)
+                file.readline()  # the rest of a line that began earlier
             else:
                 file.seek(0)
             lines = file.read().split(b"\n")

@@ -133,8 +133,12 @@ class Run:
         return "running" if started is not None and abs(started - newest["process_started"]) < 1 else "failed"
 
 
-def check_absent(folder: Path) -> None:
-    """Raises `UsageError` if there is something where a new run is to be: nothing is ever overwritten."""
+def check_new_folder(folder: Path) -> None:
+    """Raises `UsageError` if a run cannot be made here, or there is something already: nothing is ever overwritten."""
+    if patterns := sorted(set(str(folder.absolute())) & set("*?[]\\")):
+        raise UsageError(
+            f"TensorFlow would take {' '.join(patterns)} in {folder} for a pattern; choose another --run-dir"
+        )
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder} exists already; choose another --run-dir, or remove it")
 
@@ -151,7 +155,7 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
       UsageError: it exists already, or cannot be made. Nothing is overwritten.
     """
     folder = Path(folder)
-    check_absent(folder)
+    check_new_folder(folder)
     try:
         folder.mkdir(parents=True)
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
