@@ -1,6 +1,6 @@
 """Draws a run's learning curve: the true score of its snapshots, and of its training episodes.
 
-python benchmarks/curve.py checkpoints/pong-seed1-1 benchmarks/results/pong.png
+python benchmarks/curve.py checkpoints/pong-seed1-1 benchmarks/results/pong/curve.png
 """
 
 import datetime
