@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from importlib.metadata import version
 
 import click
 
@@ -44,7 +43,7 @@ class Commands(click.Group):
 
 @click.group(cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
-@click.version_option(version("twin-graph"), prog_name="twin-graph")
+@click.version_option(package_name="twin-graph", prog_name="twin-graph")
 def cli(debug: bool) -> None:
     """Deep Q-learning on twin TensorFlow graphs; the target network is a snapshot on disk.
 

@@ -15,7 +15,6 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -154,6 +153,8 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
     Raises:
       UsageError: it exists already, or cannot be made. Nothing is overwritten.
     """
+    from importlib.metadata import version  # slow to import, and only a new run needs it
+
     folder = Path(folder)
     check_new_folder(folder)
     try:
