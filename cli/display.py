@@ -45,10 +45,8 @@ class TrainingDisplay:
         if new_evaluation:
             self._evaluation = progress.evaluation
             snapshot, evaluation = progress.evaluation
-            low, high = evaluation.interval
             self._console.print(
-                f"{progress.agent.agent_steps:>11,} agent steps: score of {snapshot} is {evaluation.mean:.2f} "
-                f"(95% interval {low:.2f} to {high:.2f}, {len(evaluation.returns)} episodes)",
+                f"{progress.agent.agent_steps:>11,} agent steps: score of {snapshot} is {evaluation.words()}",
                 soft_wrap=True,
             )
         if self._live:

@@ -29,7 +29,7 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
     """
     found = find(run)
     store = found.store()
-    snapshot = found.resolve(ref)
+    snapshot = store.resolve(ref, found.scores())
     store.check_files(snapshot)
 
     from twin_graph import envs
@@ -55,8 +55,5 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
     if as_json:
         print_json({"snapshot": snapshot.id, **evaluation.summary()})
         return
-    low, high = evaluation.interval
-    click.echo(
-        f"{snapshot.id}: mean return {evaluation.mean:.2f} (95% interval {low:.2f} to {high:.2f}, {episodes} episodes)"
-    )
+    click.echo(f"{snapshot.id}: mean return {evaluation.words()}")
     click.echo("protocol: " + ", ".join(f"{name} {value}" for name, value in evaluation.protocol.items()))

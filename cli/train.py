@@ -102,11 +102,7 @@ def _report(folder: Path, progress: Any, as_json: bool) -> None:
         )
     say(f"{'interrupted' if progress.stop.is_set() else 'finished'} at {agent.agent_steps:,} agent steps")
     if evaluation:
-        low, high = evaluation[1].interval
-        say(
-            f"score of {evaluation[0]}: {evaluation[1].mean:.2f} (95% interval {low:.2f} to {high:.2f}, "
-            f"{len(evaluation[1].returns)} episodes)"
-        )
+        say(f"score of {evaluation[0]}: {evaluation[1].words()}")
     say(f"newest snapshot: {snapshot.id}\nweights_sha256: {snapshot.weights_sha256}")
     say(f"next: twin-graph log {folder}    twin-graph evaluate {folder} --episodes 30")
 

@@ -45,6 +45,11 @@ class Evaluation(NamedTuple):
         low, high = np.percentile(draws, [2.5, 97.5])
         return float(low), float(high)
 
+    def words(self) -> str:
+        """For people: the mean, its interval, the number of games."""
+        low, high = self.interval
+        return f"{self.mean:.2f} (95% interval {low:.2f} to {high:.2f}, {len(self.returns)} episodes)"
+
     def summary(self) -> dict[str, Any]:
         """For `evaluations.jsonl` and `--json`."""
         low, high = self.interval
