@@ -23,7 +23,7 @@ def main(run: str, picture: Path) -> None:
     found = find(run)
     metrics = [line for line in found.metrics() if "train_return" in line]
     evaluations = [line for line in found.evaluations() if line["scheduled"]]
-    times = [datetime.datetime.fromisoformat(line["time"]) for line in found.ledger()]
+    times = [datetime.datetime.fromisoformat(event.time) for event in found.ledger.events()]
     minutes = (times[-1] - times[0]).total_seconds() / 60
 
     figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")

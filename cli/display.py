@@ -62,7 +62,7 @@ def _line(progress: Any, elapsed: float) -> str:
     return (
         f"{agent.agent_steps:>11,} agent steps  {agent.updates:,} updates  return {_recent_return(progress)}  "
         f"epsilon {agent.epsilon:.2f}  loss {agent.last_loss:.4f}  q {agent.last_q:.2f}  "
-        f"target {agent.target_snapshot.id} ({agent.updates - agent.target_since_update:,} updates old)  "
+        f"target {_targets(agent)} ({agent.target_age:,} updates old)  "
         f"{_rate(progress)}  {_left(progress, elapsed)}  {_phases(progress)}"
     )
 
@@ -82,9 +82,9 @@ def _panel(progress: Any, elapsed: float) -> Group:
     )
     facts.add_row(
         "target",
-        agent.target_snapshot.id,
+        _targets(agent),
         "age",
-        f"{agent.updates - agent.target_since_update:,} updates",
+        f"{agent.target_age:,} updates",
         "rate",
         _rate(progress),
     )
@@ -132,3 +132,7 @@ def _left(progress: Any, elapsed: float) -> str:
 def _clock(seconds: float) -> str:
     whole = math.ceil(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def _targets(agent: Any) -> str:
+    return ", ".join(agent.bootstrap.snapshots) + (" held" if agent.bootstrap.held else "")

@@ -3,7 +3,7 @@
 import click
 from rich.progress import Progress
 
-from twin_graph.snapshots.run import find
+from twin_graph.snapshots.run import find, locate
 
 from .params import json_option, print_json, run_argument, stderr
 
@@ -21,37 +21,34 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
     """Measure the true score of snapshot REF of RUN, and record it.
 
     Whole games in an environment of its own, rewards not clipped. REF is an id or a unique beginning of one, latest,
-    latest~3, best, or @update:12000. The games differ from those of the scheduled evaluations, and steer nothing.
+    latest~3, best, @update:12000, or RUN:REF. The games differ from those of the scheduled evaluations; they steer
+    nothing.
 
     \b
     Example:
       twin-graph evaluate pong-seed1-1 best --episodes 100
     """
-    found = find(run)
-    store = found.store()
-    snapshot = store.resolve(ref, found.scores())
-    store.check_files(snapshot)
+    owner, snapshot = locate(find(run), ref)
+    store = owner.store()
+    store.prefix(snapshot.id)
+    store.check_files(snapshot.id)
 
-    from twin_graph import envs
     from twin_graph.evaluation import play
-    from twin_graph.model import ModelSpec
-    from twin_graph.training import record_evaluation
+    from twin_graph.exchange import spec_of
     from twin_graph.twin import Twin
 
-    settings = found.settings
-    env = envs.make(settings.env, count=1, evaluation=True)
-    spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
-    env.close()
+    settings = owner.settings
     with (
-        Twin("evaluation", spec, threads=settings.twin.threads) as twin,
+        Twin("evaluation", spec_of(owner), threads=settings.twin.threads) as twin,
         Progress(console=stderr, transient=True) as bar,
     ):
-        twin.restore(store.prefix(snapshot))
+        with store.reading():
+            twin.restore(store.prefix(snapshot.id))
         task = bar.add_task(f"{snapshot.id}", total=episodes)
-        games = play(twin.q_values, settings, episodes=episodes, seed=_BY_HAND + seed, counter=snapshot.number)
+        games = play(twin.q_values, settings, episodes=episodes, seed=_BY_HAND + seed, counter=snapshot.number or 0)
         for evaluation in games:
             bar.update(task, completed=len(evaluation.returns))
-    record_evaluation(found, snapshot, evaluation, scheduled=False)
+    owner.record_evaluation(snapshot, evaluation.summary())
     if as_json:
         print_json({"snapshot": snapshot.id, **evaluation.summary()})
         return

@@ -13,10 +13,20 @@ INTERRUPTED = 130
 # commands that read records do not wait for TensorFlow.
 COMMANDS = {
     "train": ("train", "Train an agent."),
+    "resume": ("train", "Go on with a training that ended or was killed."),
     "status": ("records", "Show how a run is doing."),
     "runs": ("records", "List runs."),
     "log": ("records", "List the snapshots of a run."),
     "show": ("records", "Show one snapshot."),
+    "explain": ("records", "Say which snapshot bootstrapped an update, and why."),
+    "diff": ("exchange", "Compare the weights of two snapshots."),
+    "verify": ("care", "Check every file of a run."),
+    "swap": ("swap", "Put a snapshot of your choice into a twin."),
+    "pin": ("care", "Keep a snapshot's weights."),
+    "unpin": ("care", "Release a snapshot's weights."),
+    "prune": ("care", "Remove weights that retention does not keep."),
+    "export": ("exchange", "Write a snapshot for other programs."),
+    "import": ("exchange", "Bring in weights from outside."),
     "evaluate": ("evaluate", "Measure the true score of a snapshot."),
     "presets": ("machine", "List what can be trained, or a preset's settings."),
     "doctor": ("machine", "Look at what this machine can do."),
@@ -33,7 +43,7 @@ class Commands(click.Group):
         if name not in COMMANDS:
             return None
         module = importlib.import_module(f".{COMMANDS[name][0]}", __package__)
-        command: click.Command = getattr(module, name)
+        command: click.Command = getattr(module, "import_" if name == "import" else name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -56,7 +66,7 @@ def cli(debug: bool) -> None:
 
 
 def main() -> None:
-    """Runs the command line and exits: 0 done, 1 failed, 2 usage, 3 damaged data, 130 interrupted."""
+    """Runs the command line and exits: 0 done, 1 failed, 2 usage, 3 damaged data, 4 in use, 130 interrupted."""
     debug = "--debug" in sys.argv
     try:
         code = cli.main(standalone_mode=False)

@@ -45,13 +45,21 @@ def complete_preset(ctx: click.Context, param: click.Parameter, incomplete: str)
     ]
 
 
-def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
+def _complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
     """Names of settings, up to the equals sign."""
     return [CompletionItem(f"{name}=") for name in config.setting_names() if name.startswith(incomplete)]
 
 
 #: A run's folder, or its name under `checkpoints/`.
 run_argument: Callable[[Any], Any] = click.argument("run", shell_complete=_complete_run)
+set_option: Callable[[Any], Any] = click.option(
+    "--set",
+    "assignments",
+    shell_complete=_complete_setting,
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a setting; `twin-graph presets PRESET` lists them. Repeatable.",
+)
 json_option: Callable[[Any], Any] = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else there."
 )

@@ -36,9 +36,22 @@ def status(run: str, as_json: bool) -> None:
     for name in ("updates", "frames", "episodes", "snapshots"):
         table.add_row(name, f"{summary[name]:,}")
     for target in summary["targets"]:
+        held = ", held" if target["held"] else ""
         table.add_row(
-            "target", f"{target['snapshot']}  (policy {target['policy']}, {target['age_updates']:,} updates old)"
+            "target", f"{target['snapshot']}  (policy {target['policy']}, {target['age_updates']:,} updates old{held})"
         )
+    names = {
+        "q_distance": "mean |Q - Q_target|",
+        "greedy_agreement": "equal greedy actions",
+        "weight_distance": "weights",
+    }
+    if facts := [f"{names[k.split('/')[1]]} {v:.3g}" for k, v in summary["telemetry"].items() if v is not None]:
+        table.add_row("target's distance", ", ".join(facts))
+    for request in summary["requests"]:
+        hold = ", held" if request["hold"] else ""
+        table.add_row("asked for", f"{request['kind']} {request['snapshot']} into the {request['into']} twin{hold}")
+    if point := summary["resume_point"]:
+        table.add_row("resume point", f"{point['number']}, at {point['agent_steps']:,} agent steps")
     if summary["agent_steps_per_second"]:
         table.add_row("rate", f"{summary['agent_steps_per_second']:.0f} agent steps/s")
     for name in ("latest", "best"):
@@ -87,15 +100,16 @@ def runs(folder: Path, as_json: bool) -> None:
 @click.command()
 @run_argument
 @click.option("-n", "count", type=click.IntRange(min=1), help="Only the newest N.")
+@click.option("--all", "abandoned", is_flag=True, help="Also what a crash left behind the point it resumed from.")
 @json_option
-def log(run: str, count: int | None, as_json: bool) -> None:
+def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
     """List the snapshots of RUN, newest first, with their scores.
 
     \b
     Example:
       twin-graph log pong-seed1-1 -n 20
     """
-    entries = report.log(find(run))[:count]
+    entries = report.log(find(run), abandoned=abandoned)[:count]
     if as_json:
         print_json(entries)
         return
@@ -146,9 +160,42 @@ def show(run: str, ref: str, as_json: bool) -> None:
             f"{evaluation['mean']:.2f}  (95% interval {low:.2f} to {high:.2f}, {evaluation['episodes']} episodes)",
         )
     for swap in details["swaps"]:
-        table.add_row("became target", f"from update {swap['first_update']:,}  ({swap['reason']})")
+        table.add_row(f"went into {swap['into']}", f"from update {swap['first_update']:,}  ({escape(swap['reason'])})")
     stdout.print(table)
     stdout.print(_variables(manifest["variables"]))
+
+
+@click.command()
+@run_argument
+@click.option("--update", required=True, type=click.IntRange(min=1), help="Which update, counted from 1.")
+@json_option
+def explain(run: str, update: int, as_json: bool) -> None:
+    """Say which snapshot bootstrapped an update of RUN, and why it was chosen.
+
+    \b
+    Example:
+      twin-graph explain pong-seed1-1 --update 12000
+    """
+    told = report.explain(find(run), update)
+    if as_json:
+        print_json(told)
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_row("update", f"{told['update']:,}")
+    for snapshot in told["snapshots"]:
+        age = f"{snapshot['age_updates']:,} updates behind" if snapshot["age_updates"] >= 0 else "committed later"
+        table.add_row("bootstrapped by", f"{snapshot['id']}  ({age})")
+    table.add_row("policy", escape(told["policy"]))
+    table.add_row("reason", escape(told["reason"]))
+    candidates = told["candidates"]
+    listed = ", ".join(candidates) if len(candidates) <= 8 else f"{candidates[0]} ... {candidates[-1]}"
+    table.add_row("candidates", f"{len(candidates)}: {listed}")
+    if told["draw"] is not None:
+        table.add_row("random draw", f"{told['draw']:.6f}")
+    first, last = told["used_for_updates"]
+    table.add_row("used for", f"updates {first:,} to {last:,}{', held' if told['held'] else ''}")
+    table.add_row("recorded", f"attempt {told['attempt']}, {told['time'][:19].replace('T', ' ')} UTC")
+    stdout.print(table)
 
 
 def _variables(variables: list[dict[str, Any]]) -> Table:

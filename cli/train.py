@@ -1,4 +1,4 @@
-"""`twin-graph train`."""
+"""`twin-graph train` and `resume`."""
 
 import contextlib
 from pathlib import Path
@@ -7,11 +7,13 @@ from typing import Any
 import click
 
 from twin_graph import config
-from twin_graph.snapshots.run import check_new_folder, create, default_folder
+from twin_graph.errors import UsageError
+from twin_graph.snapshots.report import restored
+from twin_graph.snapshots.run import Run, check_new_folder, create, default_folder, find
 
 from .display import TrainingDisplay
 from .main import INTERRUPTED
-from .params import complete_preset, complete_setting, json_option, print_json, say, stderr
+from .params import complete_preset, json_option, print_json, run_argument, say, set_option, stderr
 
 
 @click.command()
@@ -24,14 +26,7 @@ from .params import complete_preset, complete_setting, json_option, print_json, 
     type=click.Path(path_type=Path),
     help="The run's folder, which must not exist yet.  [default: checkpoints/PRESET-seedS-N]",
 )
-@click.option(
-    "--set",
-    "assignments",
-    shell_complete=complete_setting,
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a setting; `twin-graph presets PRESET` lists them. Repeatable.",
-)
+@set_option
 @json_option
 def train(
     preset: str,
@@ -44,13 +39,14 @@ def train(
 ) -> None:
     """Train an agent from a PRESET: pong, breakout, atari, cartpole.
 
-    Progress goes to stderr. Ctrl-C ends it after committing a snapshot of what was learnt.
+    Progress goes to stderr. Ctrl-C ends it after committing a snapshot and a resume point; `twin-graph resume` goes on,
+    also after a crash.
 
     \b
     Examples:
       twin-graph train pong
       twin-graph train atari --env ALE/SpaceInvaders-v5 --set env.sticky=0.25
-      twin-graph train cartpole --seed 2 --set target.refresh_every_updates=100
+      twin-graph train cartpole --seed 2 --set target.policy='mix(0.8, 8)'
     """
     overrides = [config.parse_assignment(text) for text in assignments]
     named = {"env.id": env_id, "train.steps": steps, "seed": seed}
@@ -62,26 +58,75 @@ def train(
     from twin_graph import envs
 
     with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
-        from twin_graph import needs, training
+        from twin_graph import needs
 
         needed = needs.measure(settings, env, folder)
         needs.check(needed)
         run = create(folder, settings, env.protocol)
-
         say(f"{folder}  (seed {settings.seed}; watch it with: tensorboard --logdir {folder})")
         say("protocol: " + ", ".join(f"{name} {_plain(value)}" for name, value in env.protocol.items()))
-        say(
-            f"needs: memory {needs.gigabytes(needed.memory)} of {needs.gigabytes(needed.memory_free)} free, "
-            f"{needs.gigabytes(needed.replay)} of it for the replay; "
-            f"disk {needs.gigabytes(needed.disk)} of {needs.gigabytes(needed.disk_free)} free"
-        )
-        progress = None
-        with TrainingDisplay(stderr) as display:
-            for progress in training.train(run, env):
-                display.show(progress)
+        say(needed.words())
+        _train(run, env, None, as_json)
+
+
+@click.command()
+@run_argument
+@click.option("--steps", type=click.IntRange(min=1), help="Agent steps in all.  [default: those it was to have]")
+@set_option
+@json_option
+def resume(run: str, steps: int | None, assignments: tuple[str, ...], as_json: bool) -> None:
+    """Go on with the training of RUN from its newest resume point.
+
+    Weights, optimizer, replay, counters, random streams, target and swaps by hand are what they were: a training that
+    was killed ends with the weights of one that was not. Settings may change, except those that the stored weights and
+    replay depend on.
+
+    \b
+    Examples:
+      twin-graph resume pong-seed1-1
+      twin-graph resume pong-seed1-1 --steps 1000000 --set target.policy='lag(5000)'
+    """
+    found = find(run)
+    overrides = [config.parse_assignment(text) for text in assignments]
+    if steps is not None:
+        overrides.append(("train.steps", steps))
+    settings = config.change(found.settings, overrides)
+
+    with found.lock("resume"):
+        from twin_graph import envs, needs
+        from twin_graph.resume import newest_point
+
+        point, damage = newest_point(found)
+        for reason in damage:
+            say(f"passed over: {reason}")
+        if point.counters.agent_steps >= settings.train.steps:
+            raise UsageError(
+                f"{found.folder} has its {point.counters.agent_steps:,} agent steps; give more with --steps"
+            )
+        with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
+            needed = needs.measure(settings, env, found.folder)
+            needs.check(needed)
+            changes = list(config.differences(found.settings, settings))
+            if changes:
+                found.change_settings(settings)
+            say(f"{found.folder}: resume point {point.number} of {point.time[:19].replace('T', ' ')} UTC")
+            for line in restored(found, point):
+                say(f"  {line}")
+            for key, before, after in changes:
+                say(f"  changed: {key} from {before} to {after}")
+            _train(found, env, point, as_json)
+
+
+def _train(run: Run, env: Any, point: Any, as_json: bool) -> None:
+    from twin_graph import training
+
+    progress = None
+    with TrainingDisplay(stderr) as display:
+        for progress in training.train(run, env, point):
+            display.show(progress)
     assert progress is not None
-    _report(folder, progress, as_json)
-    if progress.stop.is_set():
+    _report(run.folder, progress, as_json)
+    if progress.interrupted:
         raise click.exceptions.Exit(INTERRUPTED)
 
 
@@ -93,17 +138,19 @@ def _report(folder: Path, progress: Any, as_json: bool) -> None:
         print_json(
             {
                 "run": str(folder),
-                "state": "stopped" if progress.stop.is_set() else "finished",
+                "state": "stopped" if progress.interrupted else "finished",
                 **agent.counters.model_dump(),
                 "snapshot": snapshot.id,
-                "weights_sha256": snapshot.weights_sha256,
+                "weights_sha256": agent.point.weights_sha256,
                 "evaluation": {"snapshot": evaluation[0], **evaluation[1].summary()} if evaluation else None,
             }
         )
-    say(f"{'interrupted' if progress.stop.is_set() else 'finished'} at {agent.agent_steps:,} agent steps")
+    say(f"{'interrupted' if progress.interrupted else 'finished'} at {agent.agent_steps:,} agent steps")
     if evaluation:
         say(f"score of {evaluation[0]}: {evaluation[1].words()}")
-    say(f"newest snapshot: {snapshot.id}\nweights_sha256: {snapshot.weights_sha256}")
+    say(f"newest snapshot: {snapshot.id}\nweights_sha256: {agent.point.weights_sha256}")
+    if progress.interrupted:
+        say(f"go on with: twin-graph resume {folder}")
     say(f"next: twin-graph log {folder}    twin-graph evaluate {folder} --episodes 30")
 
 

@@ -40,7 +40,7 @@ def main(folder: str, steps: int) -> None:
             score += float(reward)
             s_tm1 = s_t
             if terminated or truncated:
-                print(f"episode {agent.episodes}: return {score:.0f}, target {agent.target_snapshot.id}")
+                print(f"episode {agent.episodes}: return {score:.0f}, target {agent.bootstrap.snapshots[0]}")
                 s_tm1, _ = env.reset()
                 score = 0.0
         agent.commit()

@@ -18,10 +18,15 @@ from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots import files
 from twin_graph.snapshots.files import append_line, read_lines
 from twin_graph.snapshots.run import Run, create, find
-from twin_graph.snapshots.store import Counters, Manifest, SnapshotStore, VariableRecord
+from twin_graph.snapshots.ledger import Commit, Counters, End, Ledger
+from twin_graph.snapshots.store import Manifest, SnapshotStore, VariableRecord
 
 
-def commit(store: SnapshotStore, updates: int, save: Callable[[Path], None] | None = None) -> Manifest:
+def open_store(folder: Path) -> SnapshotStore:
+    return SnapshotStore(folder / "snapshots", Ledger(folder / "ledger.jsonl"))
+
+
+def commit(store: SnapshotStore, updates: int, save: Callable[[Path], None] | None = None) -> Commit:
     def write_two_files(prefix: Path) -> None:
         for name in ("index", "data"):
             prefix.with_suffix(f".{name}").write_bytes(f"{name} {updates}".encode())
@@ -30,7 +35,6 @@ def commit(store: SnapshotStore, updates: int, save: Callable[[Path], None] | No
         save or write_two_files,
         lineage="online",
         attempt=1,
-        time="2026-01-01T00:00:00+00:00",
         counters=Counters(agent_steps=4 * updates, updates=updates, frames=16 * updates, episodes=updates // 10),
         settings_sha256="0" * 64,
         weights_sha256=f"{updates:08x}" * 8,
@@ -40,24 +44,24 @@ def commit(store: SnapshotStore, updates: int, save: Callable[[Path], None] | No
 
 @pytest.fixture
 def store(tmp_path: Path) -> SnapshotStore:
-    store = SnapshotStore(tmp_path / "snapshots")
+    store = open_store(tmp_path)
     for updates in (0, 100, 200, 300):
         commit(store, updates)
     return store
 
 
 def test_what_was_committed_is_read_back(store: SnapshotStore) -> None:
-    again = SnapshotStore(store.folder)
-    assert again.manifests == store.manifests
-    assert [manifest.id for manifest in again.manifests] == [
+    again = open_store(store.folder.parent)
+    assert again.snapshots == store.snapshots
+    assert [manifest.id for manifest in again.snapshots] == [
         "000000-00000000",
         "000001-00000064",
         "000002-000000c8",
         "000003-0000012c",
     ]
-    assert [manifest.parent for manifest in again.manifests] == [None, *(m.id for m in again.manifests[:-1])]
-    for manifest in again.manifests:
-        again.check_files(manifest)
+    assert [manifest.parent for manifest in again.snapshots] == [None, *(m.id for m in again.snapshots[:-1])]
+    for manifest in again.snapshots:
+        again.check_files(manifest.id)
         assert {path.name for path in (store.folder / manifest.id).iterdir()} == {
             "model.index",
             "model.data",
@@ -66,13 +70,13 @@ def test_what_was_committed_is_read_back(store: SnapshotStore) -> None:
 
 
 def test_order_is_that_of_numbers_beyond_six_digits(tmp_path: Path) -> None:
-    store = SnapshotStore(tmp_path / "snapshots")
+    store = open_store(tmp_path)
     first = commit(store, 1)
     for number in (999_999, 1_000_000):
         manifest = first.model_copy(update={"id": f"{number:06d}-aaaaaaaa", "number": number})
         (store.folder / manifest.id).mkdir()
         (store.folder / manifest.id / "manifest.json").write_text(manifest.model_dump_json())
-    assert [manifest.number for manifest in SnapshotStore(store.folder).manifests] == [0, 999_999, 1_000_000]
+    assert [manifest.number for manifest in open_store(store.folder.parent).snapshots] == [0, 999_999, 1_000_000]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +115,7 @@ def test_references_that_mean_nothing(store: SnapshotStore, reference: str, mess
 
 def test_an_empty_store_has_no_newest(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no snapshot yet"):
-        SnapshotStore(tmp_path / "snapshots").resolve("latest", {})
+        open_store(tmp_path).resolve("latest", {})
 
 
 @pytest.mark.parametrize("nth", range(1, 6))
@@ -132,7 +136,7 @@ def test_a_commit_fails_with_each_of_its_fsyncs(
         patched.setattr(files.os, "fsync", failing_fsync)
         commit(store, 400)
     assert calls[0] == nth
-    assert SnapshotStore(store.folder).manifests == store.manifests
+    assert open_store(store.folder.parent).snapshots == store.snapshots
     assert commit(store, 400).number == 4
     assert calls[0] == nth
 
@@ -151,8 +155,8 @@ def test_a_commit_that_fails_leaves_nothing(
             patched.setattr(Path, "rename", full)
         commit(store, 400, save=full if failing == "write" else None)
 
-    assert sorted(path.name for path in store.folder.iterdir()) == [manifest.id for manifest in store.manifests]
-    assert SnapshotStore(store.folder).manifests == store.manifests
+    assert sorted(path.name for path in store.folder.iterdir()) == [manifest.id for manifest in store.snapshots]
+    assert open_store(store.folder.parent).snapshots == store.snapshots
     assert commit(store, 400).number == 4
 
 
@@ -182,7 +186,7 @@ def test_files_are_durable_before_the_snapshot_has_its_name(
 def test_unknown_folders_are_left_alone(store: SnapshotStore) -> None:
     for name in (".tmp-000004-00000190-77", "notes", "000009-copy"):
         (store.folder / name).mkdir()
-    assert SnapshotStore(store.folder).manifests == store.manifests
+    assert open_store(store.folder.parent).snapshots == store.snapshots
     assert commit(store, 400).number == 4
     assert (store.folder / "notes").is_dir()
 
@@ -194,10 +198,10 @@ def test_damaged_files_are_named(store: SnapshotStore) -> None:
     for damaged in (whole[:-1], bytes([whole[0] ^ 1]) + whole[1:]):
         data.write_bytes(damaged)
         with pytest.raises(DamagedError, match=r"000003-0000012c/model\.data is damaged"):
-            store.check_files(snapshot)
+            store.check_files(snapshot.id)
     data.unlink()
     with pytest.raises(DamagedError, match=r"model\.data is missing"):
-        store.check_files(snapshot)
+        store.check_files(snapshot.id)
 
 
 @given(data=st.data())
@@ -213,7 +217,7 @@ def test_any_bytes_for_a_manifest_give_a_manifest_or_a_clean_error(
     )
     path.write_bytes(data.draw(st.one_of(st.binary(), flip, st.integers(0, len(whole)).map(lambda n: whole[:n]))))
     try:
-        SnapshotStore(store.folder)
+        open_store(store.folder.parent)
     except DamagedError as error:
         assert str(path) in str(error)  # noqa: PT017
         assert "\n" not in str(error)  # noqa: PT017

@@ -44,7 +44,7 @@ def test_refreshing_through_the_disk_trains_exactly_as_a_copy_in_memory_would(
     through_disk = train(settings)
     monkeypatch.setattr(Agent, "refresh", restore_in_memory)
     in_memory = train(settings)
-    hashes = [[m.weights_sha256 for m in run.store().manifests] for run in (through_disk, in_memory)]
+    hashes = [[m.weights_sha256 for m in run.store().snapshots] for run in (through_disk, in_memory)]
     assert hashes[0] == hashes[1]
     assert len(set(hashes[0])) > 2
 
@@ -68,7 +68,7 @@ def test_equal_seeds_give_equal_weights_on_the_real_emulator(pong: Make, train: 
 
 def test_snapshots_and_ledger_follow_the_schedule(cartpole: Make, train: Train) -> None:
     run = train(cartpole())
-    manifests = run.store().manifests
+    manifests = run.store().snapshots
     # (1200 - 200) / 4 updates, one snapshot each 50 and one at the start.
     assert [m.counters.updates for m in manifests] == [0, 50, 100, 150, 200, 250]
     assert [m.counters.agent_steps for m in manifests] == [0, 400, 600, 800, 1000, 1200]
@@ -79,7 +79,7 @@ def test_snapshots_and_ledger_follow_the_schedule(cartpole: Make, train: Train) 
         (m.id, m.counters.updates + 1) for m in manifests
     ]
     for manifest in manifests:
-        run.store().check_files(manifest)
+        run.store().check_files(manifest.id)
 
 
 def test_check_mode_sees_a_target_that_changes_between_refreshes(
@@ -151,7 +151,7 @@ def test_a_full_disk_stops_the_run_and_loses_no_snapshot(
             pass
     env.close()
     assert run.state() == "failed"
-    assert [m.number for m in run.store().manifests] == [0, 1, 2]
+    assert [m.number for m in run.store().snapshots] == [0, 1, 2]
 
 
 def test_an_agent_that_cannot_begin_is_recorded_as_failed(
@@ -165,7 +165,7 @@ def test_an_agent_that_cannot_begin_is_recorded_as_failed(
         patched.setattr(Twin, "save", full)
         Agent(run, observation_shape=(4,), n_actions=2)
     assert run.state() == "failed"
-    assert not run.store().manifests
+    assert not run.store().snapshots
     Agent(run, observation_shape=(4,), n_actions=2).close()
     assert run.state() == "finished"
 
@@ -207,7 +207,7 @@ def test_every_phase_is_timed_and_they_add_up(cartpole: Make, train: Train) -> N
 
 def test_scheduled_evaluations_are_recorded_by_snapshot(cartpole: Make, train: Train) -> None:
     run = train(cartpole())
-    by_number = {m.id: m for m in run.store().manifests}
+    by_number = {m.id: m for m in run.store().snapshots}
     evaluations = list(run.evaluations())
     assert [by_number[e["snapshot"]].counters.agent_steps for e in evaluations] == [600, 1200]
     for evaluation in evaluations:
@@ -223,9 +223,9 @@ def test_what_is_evaluated_is_the_snapshot(cartpole: Make, train: Train) -> None
     store = run.store()
     spec = ModelSpec.of(run.settings, (4,), np.float32, 2)
     returns = []
-    for snapshot in (store.resolve("@update:100", {}), store.newest, store.manifests[0]):
+    for snapshot in (store.resolve("@update:100", {}), store.newest, store.snapshots[0]):
         with Twin("again", spec, threads=1) as twin:
-            twin.restore(store.prefix(snapshot))
+            twin.restore(store.prefix(snapshot.id))
             played = evaluate(twin.q_values, run.settings, episodes=5, seed=1, counter=snapshot.counters.agent_steps)
         returns.append(played.returns)
     assert [evaluation["returns"] for evaluation in run.evaluations()] == returns[:2]
@@ -297,7 +297,7 @@ def test_weights_that_are_not_finite_are_never_committed(cartpole: Make, tmp_pat
         agent.updates = 50
         with pytest.raises(DivergedError, match=r"not finite after update 50; the last good snapshot is 000000-"):
             agent.commit()
-        assert len(agent.store.manifests) == 1
+        assert len(agent.store.snapshots) == 1
 
 
 @pytest.mark.parametrize(("environment", "epsilon"), [("ALE/Pong-v5", 0.001), ("CartPole-v1", 0.0)])

@@ -1,32 +1,38 @@
-"""The agent: an online twin, a target twin, a replay, and a snapshot store between the twins."""
+"""The agent: an online twin, a target, a replay, and a snapshot store between the twins."""
 
 import contextlib
 import math
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
-from twin_graph import targets
-from twin_graph.config import Settings
+from twin_graph import retention, targets
+from twin_graph.bootstrap import Bootstrap
+from twin_graph.config import Schedule, Settings
 from twin_graph.errors import DivergedError, TwinMismatchError, UsageError
 from twin_graph.model import ModelSpec
 from twin_graph.replay import Replay, Transition
-from twin_graph.snapshots.run import Run, utc_now
-from twin_graph.snapshots.store import Counters, Manifest, VariableRecord
+from twin_graph.resume import ReplayLog
+from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, End, Health, Swap, utc_now
+from twin_graph.snapshots.points import VARIABLES_PREFIX, PointState
+from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.store import VariableRecord
 from twin_graph.stopwatch import Stopwatch
-from twin_graph.streams import Purpose, stream
+from twin_graph.streams import Purpose, environment_seeds, stream
 from twin_graph.twin import Twin, weights_sha256
 
 LINEAGE = "online"
+PROBE_SIZE = 32
 
 
 class Agent:
-    """Q-learning from E environments that somebody else steps; owns both twins, closed by `close()` or `with`.
+    """Q-learning from E environments that somebody else steps; owns all twins, closed by `close()` or `with`.
 
     A loop of one's own is `a = agent.act(s)`, one step of the environments, `agent.observe(transition)`,
     `agent.learn()`. All counters and all random draws follow from the number of calls and the run's seed. Making an
-    agent records a start in the run's ledger, closing it an end.
+    agent takes the run's lock and records a start in its ledger, closing it an end.
 
     Args:
       run: the folder in which snapshots are committed and refreshes recorded; its settings are the agent's.
@@ -36,14 +42,18 @@ class Agent:
       observation_dtype: NumPy type of observations, `uint8` or `float32`.
       stack: frames on an observation's first axis; 1 where an observation is to be stored whole.
       frames_per_step: emulator frames in one agent step, for the counter of frames alone.
+      point: where to go on; None for the beginning. Its environments must be reset, with `environment_seeds()`.
 
     Attributes:
-      online, target: the twins.
+      online: the twin that trains.
+      bootstrap: the target.
       agent_steps, updates, episodes: counters, from 0.
       store: the run's snapshots.
-      target_snapshot: what the target twin holds.
-      target_since_update: the number of updates done when it was restored.
+      point: the newest resume point; None before the first.
       last_loss, last_q: of the newest update; NaN before the first.
+
+    Raises:
+      InUseError: another process has the run.
     """
 
     def __init__(
@@ -56,20 +66,24 @@ class Agent:
         observation_dtype: np.typing.DTypeLike = np.float32,
         stack: int = 1,
         frames_per_step: int = 1,
+        point: PointState | None = None,
     ) -> None:
         settings = run.settings
         self.settings: Settings = settings
         self.agent_steps = self.updates = self.episodes = 0
         self.last_loss = self.last_q = math.nan
         self.stopwatch = Stopwatch()
+        self.point: PointState | None = None
         self._run = run
-        self.store = run.store()
-        if self.store.manifests:
-            raise UsageError(f"{run.folder} was trained already; make a new run for a new agent")
         self._environments = environments
         self._frames_per_step = frames_per_step
         self._n_actions = n_actions
         self._settings_sha256 = settings.sha256()
+        self._policy = targets.parse(settings.target.policy)
+        self._save_schedule, self._refresh_schedule = settings.save_schedule, settings.refresh_schedule
+        self._saved = self.counters
+        self._reward_limit = 0.0
+        self._probe: np.ndarray | None = None
         self._replay = Replay(
             capacity_steps=settings.replay.capacity_steps,
             environments=environments,
@@ -80,19 +94,31 @@ class Agent:
             discount=settings.train.discount,
         )
         spec = ModelSpec.of(settings, observation_shape, observation_dtype, n_actions)
+        threads = settings.twin.threads
         with contextlib.ExitStack() as building:
-            self.online = building.enter_context(
-                Twin("online", spec, seed=settings.seed, threads=settings.twin.threads)
+            building.enter_context(run.lock("train"))
+            self.online = building.enter_context(Twin("online", spec, seed=settings.seed, threads=threads))
+            self.bootstrap = Bootstrap(
+                spec, threads=threads, members=self._policy.members, combine=self._policy.combine, like=self.online
             )
-            self.target = building.enter_context(
-                Twin("target", spec, seed=settings.seed, threads=settings.twin.threads, like=self.online)
-            )
-            run.record_start()
+            building.callback(self.bootstrap.close)
+            self.store = run.store()
+            if self.store.snapshots and point is None:
+                raise UsageError(f"{run.folder} was trained already; `twin-graph resume` goes on with it")
+            self.store.finish_removals()
+            self._points = run.points()
+            self._points.remove_leftovers()
+            self._log = ReplayLog(self._points, self._replay)
+            run.record_start(point)
             self._closed = False
-            self._twins = building.pop_all()
+            self._owned = building.pop_all()
         try:
-            self.commit()
-            self.refresh(reason="start")
+            self._evaluations = list(run.evaluations())
+            if point is None:
+                self.commit()
+                self.refresh(reason="start")
+            else:
+                self._restore(point)
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
@@ -109,7 +135,7 @@ class Agent:
                 self.close("stopped" if by_hand else "failed", str(error) or type(error).__name__)
 
     def close(self, state: str = "finished", reason: str = "") -> None:
-        """Ends both sessions and records in the ledger how the agent ended; what was committed stays.
+        """Ends the sessions and records in the ledger how the agent ended; what was committed stays.
 
         Args:
           state: `finished`, `stopped` or `failed`.
@@ -118,9 +144,9 @@ class Agent:
         if self._closed:
             return
         self._closed = True
-        self._twins.close()
-        newest = self.store.manifests[-1:]
-        self._run.record("end", state=state, reason=reason, weights_sha256=newest[0].weights_sha256 if newest else None)
+        with self._owned:
+            end = {"attempt": self._run.attempt, "time": utc_now(), "state": state, "reason": reason}
+            self._run.ledger.append(End.model_validate(end))
 
     @property
     def counters(self) -> Counters:
@@ -137,6 +163,32 @@ class Agent:
         act = self.settings.act
         progress = min(1.0, self.agent_steps / act.epsilon_decay_steps)
         return act.epsilon_start + progress * (act.epsilon_end - act.epsilon_start)
+
+    @property
+    def target_age(self) -> int:
+        """Updates made since the target was restored."""
+        return self.updates - self.bootstrap.since.updates
+
+    @property
+    def at_point(self) -> bool:
+        """Whether a resume point was made at this very step, so that the environments have to be reset."""
+        return self.point is not None and self.point.counters.agent_steps == self.agent_steps
+
+    @property
+    def history(self) -> targets.History:
+        """What the target policy may look at now."""
+        snapshots = [snapshot for snapshot in self.store.available if snapshot.lineage == LINEAGE]
+        return targets.History(self.updates, snapshots, targets.matches(self._evaluations))
+
+    @property
+    def rival(self) -> Commit | None:
+        """The snapshot that the newest has to beat at the next scheduled evaluation, if the policy wants one."""
+        rival = self._policy.rival(self.history)
+        return self.store.find(rival) if rival else None
+
+    def environment_seeds(self) -> np.ndarray:
+        """Seeds, int64 `[E]`, from which the environments begin at this agent step: at the start, after each point."""
+        return environment_seeds(self.settings.seed, Purpose.ENVIRONMENT, self.agent_steps, self._environments)
 
     def q_values(self, observations: np.ndarray) -> np.ndarray:
         """The online twin's Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`."""
@@ -155,11 +207,16 @@ class Agent:
     def observe(self, transition: Transition) -> None:
         """Puts one step of all E environments into the replay."""
         self._replay.add(transition)
+        self._log.write_if_full(self._run.attempt)
         self.agent_steps += self._environments
         self.episodes += int(transition.last_t.sum())
+        self._reward_limit = max(self._reward_limit, float(np.abs(transition.r_t).max()))
 
     def learn(self) -> list[float]:
-        """Makes the updates, and the refreshes between them, that are due at this agent step.
+        """Makes the updates that are due at this agent step, and the commits and refreshes between them.
+
+        A snapshot is committed when it is due; the target is refreshed only when the next update needs it, so that an
+        evaluation at equal counters comes between the two.
 
         Returns:
           The losses of the updates made; often none.
@@ -171,19 +228,28 @@ class Agent:
         due = (self.agent_steps - train.start_steps) // train.every_steps
         losses = []
         while self.updates < due:
+            if self._probe is None:
+                self._probe = self._replay.sample(PROBE_SIZE, stream(self.settings.seed, Purpose.PROBE, 0)).s_tm1
+            if not self.bootstrap.held and self._is_due(self._refresh_schedule, self.bootstrap.since):
+                self.refresh(reason=str(self._refresh_schedule))
             losses.append(self._update())
-            if self.updates % self.settings.target.refresh_every_updates == 0:
+            if self._is_due(self._save_schedule, self._saved):
                 self.commit()
-                self.refresh(reason=f"every {self.settings.target.refresh_every_updates} updates")
         return losses
 
+    def _is_due(self, schedule: Schedule, since: Counters) -> bool:
+        """Whether a multiple of the schedule's period was reached or passed since then."""
+        now = {"updates": self.updates, "steps": self.agent_steps, "episodes": self.episodes}[schedule.unit]
+        then = {"updates": since.updates, "steps": since.agent_steps, "episodes": since.episodes}[schedule.unit]
+        return now // schedule.every > then // schedule.every
+
     def _update(self) -> float:
-        """One minibatch: sample, evaluate the target twin at `s_t`, train the online twin."""
+        """One minibatch: sample, evaluate the target at `s_t`, train the online twin."""
         with self.stopwatch.phase("sample"):
             random = stream(self.settings.seed, Purpose.SAMPLE, self.updates)
             batch = self._replay.sample(self.settings.train.batch_size, random)
         with self.stopwatch.phase("target"):
-            q_target_t = self.target.q_values(batch.s_t)
+            q_target_t = self.bootstrap.q_values(batch.s_t)
         with self.stopwatch.phase("train"):
             model = self.online.model
             _, loss, q = self.online.run(
@@ -203,63 +269,222 @@ class Agent:
                 f"the loss is {self.last_loss} at update {self.updates}; the last good snapshot is "
                 f"{self.store.newest.id}. Try a smaller train.learning_rate"
             )
-        if self.settings.twin.check and self.target.weights_sha256() != self.target_snapshot.weights_sha256:
-            raise TwinMismatchError(f"the target twin changed between two refreshes, by update {self.updates}")
+        if self.settings.twin.check and (changed := self.bootstrap.check(self.store)):
+            raise TwinMismatchError(f"the target twin of {changed} changed, by update {self.updates}")
         return self.last_loss
 
-    def commit(self) -> Manifest:
+    def commit(self) -> Commit:
         """Saves the online twin as a snapshot, durable when this returns; gives the newest if nothing was learnt since.
 
         Raises:
           OSError: the disk is full or failed; nothing was committed.
           DivergedError: a weight is NaN or infinite; nothing was committed.
         """
-        if self.store.manifests and self.store.newest.counters.updates == self.updates:
-            return self.store.newest
+        self._saved = self.counters
         with self.stopwatch.phase("save"):
             weights = self.online.weights()
+            sha256 = weights_sha256(weights)
+            if self.store.snapshots and self.store.newest.weights_sha256 == sha256:
+                return self.store.newest
             if not all(np.isfinite(value).all() for value in weights.values()):
                 raise DivergedError(
                     f"the weights are not finite after update {self.updates}; the last good snapshot is "
                     f"{self.store.newest.id}. Try a smaller train.learning_rate"
                 )
-            trainable = {variable.op.name for variable in self.online.model.trainables}
-            snapshot = self.store.commit(
+            return self.store.commit(
                 self.online.save,
                 lineage=LINEAGE,
                 attempt=self._run.attempt,
-                time=utc_now(),
-                counters=self.counters,
+                counters=self._saved,
                 settings_sha256=self._settings_sha256,
-                weights_sha256=weights_sha256(weights),
-                variables=[VariableRecord(**v._asdict()) for v in self.online.variables if v.name in trainable],
+                weights_sha256=sha256,
+                variables=[VariableRecord(**v._asdict()) for v in self.online.variables if v.name in weights],
+                health=self._health(),
             )
-            self._run.record("commit", snapshot=snapshot.id, lineage=LINEAGE, **snapshot.counters.model_dump())
-        return snapshot
 
     def refresh(self, reason: str) -> None:
-        """Restores the snapshot that the target policy chooses into the target twin, and records it."""
-        policy = self.settings.target.policy
-        snapshot = targets.POLICIES[policy](self.store.manifests)
-        with self.stopwatch.phase("refresh"):
-            self.target.restore(self.store.prefix(snapshot))
-            self._run.record(
-                "swap",
-                snapshot=snapshot.id,
-                into="target",
-                policy=policy,
-                reason=reason,
-                first_update=self.updates + 1,
-                agent_steps=self.agent_steps,
-            )
-        self.target_snapshot = snapshot
-        self.target_since_update = self.updates
-        if self.settings.twin.check:
-            self._check_restored()
+        """Restores what the target policy chooses into the target, and records it."""
+        random = stream(self.settings.seed, Purpose.TARGET, self.updates)
+        choice = self._policy.choose(self.history, random)
+        self._restore_target(
+            choice.snapshots,
+            policy=self._policy.text,
+            candidates=tuple(snapshot.id for snapshot in choice.candidates),
+            reason=f"{reason}: {choice.reason}",
+            draw=choice.draw,
+        )
 
-    def _check_restored(self) -> None:
-        restored = self.target.weights_sha256()
-        if restored != self.target_snapshot.weights_sha256 or restored != self.online.weights_sha256():
-            raise TwinMismatchError(
-                f"after the refresh at update {self.updates} the twins differ, or differ from {self.target_snapshot.id}"
+    def swap(self, snapshots: Sequence[Commit], *, into: str, hold: bool, request: str, undo: bool = False) -> Swap:
+        """Restores what a person chose, and records it.
+
+        Into the online twin the present weights are committed first, and the optimizer begins anew.
+
+        Args:
+          snapshots: one, but for the undoing of a swap of an ensemble.
+          into: `target` or `online`.
+          hold: no refreshes by the schedule until it is undone.
+          request: the person's, for the ledger.
+          undo: whether this takes back another swap.
+
+        Returns:
+          The ledger's record.
+        """
+        policy, reason = (UNDO, "undone by hand") if undo else (BY_HAND, "by hand")
+        candidates = tuple(snapshot.id for snapshot in snapshots)
+        if into == "target":
+            self.bootstrap.held = hold
+            return self._restore_target(
+                snapshots, policy=policy, candidates=candidates, reason=reason, request=request, hold=hold
             )
+        before = self.commit()
+        [snapshot] = snapshots
+        self.online.restore(self.store.prefix(snapshot.id))
+        self.online.reset_optimizer()
+        swap = self._swap_record(
+            into="online",
+            snapshots=(snapshot.id,),
+            policy=policy,
+            candidates=candidates,
+            reason=reason,
+            request=request,
+            previous=(before.id,),
+        )
+        self._run.ledger.append(swap)
+        return swap
+
+    def _restore_target(
+        self,
+        snapshots: Sequence[Commit],
+        *,
+        policy: str,
+        candidates: tuple[str, ...],
+        reason: str,
+        draw: float | None = None,
+        request: str | None = None,
+        hold: bool = False,
+    ) -> Swap:
+        with self.stopwatch.phase("refresh"):
+            previous = self.bootstrap.snapshots
+            self.bootstrap.restore(snapshots, self.store)
+            self.bootstrap.since = self.counters
+            self.bootstrap.policy = policy
+            swap = self._swap_record(
+                into="target",
+                snapshots=self.bootstrap.snapshots,
+                policy=policy,
+                candidates=candidates,
+                reason=reason,
+                draw=draw,
+                request=request,
+                hold=hold,
+                previous=previous,
+            )
+            self._run.ledger.append(swap)
+        if self.settings.twin.check and (wrong := self.bootstrap.check(self.store)):
+            raise TwinMismatchError(f"after the refresh at update {self.updates} the target is not {wrong}")
+        return swap
+
+    def _swap_record(self, **fields: object) -> Swap:
+        return Swap.model_validate(
+            {
+                "attempt": self._run.attempt,
+                "time": utc_now(),
+                "first_update": self.updates + 1,
+                "counters": self.counters,
+                **fields,
+            }
+        )
+
+    def _health(self) -> Health | None:
+        if self._probe is None:
+            return None
+        q_abs = np.abs(self.online.q_values(self._probe))
+        horizon = 1 - self.settings.train.discount
+        return Health(
+            q_abs_mean=float(q_abs.mean()),
+            q_abs_max=float(q_abs.max()),
+            q_limit=self._reward_limit / horizon if horizon else None,
+        )
+
+    def record_evaluation(self, snapshot: Commit, result: Mapping[str, Any], challenger: Commit) -> None:
+        """Records a scheduled evaluation, made now.
+
+        Args:
+          snapshot: which played.
+          result: see `twin_graph.evaluation.Evaluation.summary`.
+          challenger: the newest snapshot, which played the same games.
+        """
+        self._evaluations.append(
+            self._run.record_evaluation(snapshot, result, played_at=self.counters, challenger=challenger.id)
+        )
+
+    @property
+    def evaluated_at(self) -> set[int]:
+        """Agent steps at which scheduled evaluations were made."""
+        return {line["played_at"]["agent_steps"] for line in self._evaluations if line["scheduled"]}
+
+    def telemetry(self) -> dict[str, float]:
+        """How far the target is from the online twin, on the probe batch; empty before there is one."""
+        if self._probe is None:
+            return {}
+        ours, theirs = self.online.q_values(self._probe), self.bootstrap.q_values(self._probe)
+        online, target = self.online.weights(), self.bootstrap.weights()
+        return {
+            "target/q_distance": float(np.abs(ours - theirs).mean()),
+            "target/greedy_agreement": float((ours.argmax(axis=1) == theirs.argmax(axis=1)).mean()),
+            "target/weight_distance": math.sqrt(sum(float(np.square(online[n] - target[n]).sum()) for n in online)),
+        }
+
+    def commit_point(self, s_t: np.ndarray | None = None, returns: Sequence[float] = ()) -> PointState:
+        """Makes all that is needed to go on from here durable, and ends every episode; reset the environments after it.
+
+        Args:
+          s_t: what was observed last, before any reset, `[E, *observation_shape]`; None before the first step.
+          returns: of the newest training episodes, kept for `restored.returns`.
+
+        Raises:
+          OSError: the disk is full or failed; the point before stays the newest.
+        """
+        with self.stopwatch.phase("resume point"):
+            if s_t is not None:
+                self._replay.cut(s_t)
+            state = PointState(
+                number=self._points.next_number(),
+                attempt=self._run.attempt,
+                time=utc_now(),
+                counters=self.counters,
+                weights_sha256=self.online.weights_sha256(),
+                target=self.bootstrap.state,
+                saved=self._saved,
+                reward_limit=self._reward_limit,
+                returns=tuple(returns),
+                known_bytes=self._run.known_bytes(),
+                segments=self._log.write_rest(self._run.attempt),
+            )
+            self._points.commit(state, lambda prefix: self.online.save(prefix, optimizer=True), self._probe)
+            chain = [self.point, state] if self.point else [state]
+            self.point = state
+            kept = self._points.retain(chain)
+        with self.stopwatch.phase("prune"):
+            self.store.remove_weights(
+                lambda: retention.removable(self._run, self.store, kept[0], self._policy, self.settings.save),
+                attempt=self._run.attempt,
+            )
+        return state
+
+    def _restore(self, point: PointState) -> None:
+        """Goes back to a resume point; the ledger already says so."""
+        self.agent_steps = point.counters.agent_steps
+        self.updates = point.counters.updates
+        self.episodes = point.counters.episodes
+        self._saved = point.saved
+        self._reward_limit = point.reward_limit
+        self._probe = self._points.probe(point.number)
+        self.online.restore(self._points.path(point.number) / VARIABLES_PREFIX, optimizer=True)
+        self._log.restore(point.segments)
+        self.store.reload()
+        self.bootstrap.restore([self.store.find(i) for i in point.target.snapshots], self.store)
+        self.bootstrap.since = point.target.since
+        self.bootstrap.policy = point.target.policy
+        self.bootstrap.held = point.target.held
+        self.point = point

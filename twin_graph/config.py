@@ -9,7 +9,7 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -100,14 +100,37 @@ class ActSettings(_Section):
     epsilon_decay_steps: int = _setting(100_000, "length of the linear decay", unit="agent steps", ge=1)
 
 
+def _every(unit: str, meaning: str) -> Any:
+    return _setting(None, f"{meaning} each; set one unit only", unit=unit, ge=1)
+
+
 class TargetSettings(_Section):
-    policy: Literal["latest"] = _setting("latest", "which snapshot a refresh restores into the target twin")
-    refresh_every_updates: int = _setting(
-        1_000,
-        "a snapshot is committed and the target refreshed each",
-        unit="updates",
-        source="10,000 in " + NATURE,
-        ge=1,
+    policy: str = _setting(
+        "latest",
+        "which snapshot a refresh restores: latest, best, lag(updates), window(n), mix(p, n), pinned(id), rollback, "
+        "ensemble(k, min|mean), module:function",
+        source="latest in " + NATURE,
+    )
+    refresh_every_updates: int | None = _setting(
+        None, "the target is refreshed each; set one unit only", unit="updates", source="10,000 in " + NATURE, ge=1
+    )
+    refresh_every_steps: int | None = _every("agent steps", "the target is refreshed")
+    refresh_every_episodes: int | None = _every("episodes", "the target is refreshed")
+
+
+class SaveSettings(_Section):
+    every_updates: int | None = _every("updates", "a snapshot is committed (null: when the target is refreshed)")
+    every_steps: int | None = _every("agent steps", "a snapshot is committed")
+    every_episodes: int | None = _every("episodes", "a snapshot is committed")
+    keep_last: int = _setting(50, "weights of the newest so many snapshots are kept", unit="snapshots", ge=1)
+    keep_every: int = _setting(
+        20, "of the older ones, each so-manieth keeps its weights; 0 for none", unit="snapshots", ge=0
+    )
+
+
+class ResumeSettings(_Section):
+    every_steps: int = _setting(
+        50_000, "a resume point is committed, and the environments are reset, each", unit="agent steps", ge=1
     )
 
 
@@ -134,6 +157,37 @@ class LogSettings(_Section):
     every_steps: int = _setting(2_000, "a line of metrics each", unit="agent steps", ge=1)
 
 
+class Schedule(NamedTuple):
+    """How often something happens.
+
+    Attributes:
+      unit: `updates`, `steps` (agent steps) or `episodes`.
+      every: of these.
+    """
+
+    unit: str
+    every: int
+
+    @classmethod
+    def of(cls, settings: "Settings", stem: str) -> "Schedule | None":
+        """The schedule that `stem_updates`, `stem_steps` or `stem_episodes` gives, for example `save.every`."""
+        section, name = stem.split(".")
+        values = {unit: getattr(getattr(settings, section), f"{name}_{unit}") for unit in _UNITS}
+        found = [cls(unit, every) for unit, every in values.items() if every is not None]
+        if len(found) > 1:
+            raise ValueError(" and ".join(f"{stem}_{schedule.unit}" for schedule in found) + " are both set; keep one")
+        return found[0] if found else None
+
+    def __str__(self) -> str:
+        return f"every {self.every:,} {'agent steps' if self.unit == 'steps' else self.unit}"
+
+
+_UNITS = ("updates", "steps", "episodes")
+#: Settings, or beginnings of their names, that stored weights, replay and counters depend on.
+FIXED = ("preset", "seed", "network", "env.", "model.", "replay.", "train.every_steps", "train.start_steps")
+_REFRESH_DEFAULT = Schedule("updates", 1_000)
+
+
 class Settings(_Section):
     """All settings of a run."""
 
@@ -147,12 +201,25 @@ class Settings(_Section):
     replay: ReplaySettings = ReplaySettings()
     act: ActSettings = ActSettings()
     target: TargetSettings = TargetSettings()
+    save: SaveSettings = SaveSettings()
+    resume: ResumeSettings = ResumeSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     twin: TwinSettings = TwinSettings()
     log: LogSettings = LogSettings()
 
+    @property
+    def refresh_schedule(self) -> Schedule:
+        """When the target is refreshed."""
+        return Schedule.of(self, "target.refresh_every") or _REFRESH_DEFAULT
+
+    @property
+    def save_schedule(self) -> Schedule:
+        """When a snapshot is committed."""
+        return Schedule.of(self, "save.every") or self.refresh_schedule
+
     @pydantic.model_validator(mode="after")
     def _fit_together(self) -> typing.Self:
+        _ = self.refresh_schedule, self.save_schedule
         reach = self.env.count * (self.train.n_step + self.env.stack + 1)
         if self.replay.capacity_steps < max(reach, self.train.start_steps):
             raise ValueError(
@@ -226,16 +293,48 @@ def load(preset: str, overrides: Iterable[tuple[str, Any]] = ()) -> Settings:
     tree = _read_preset(preset)
     del tree["description"]
     tree["preset"] = preset
+    return validate(_changed(tree, list(overrides)))
+
+
+def change(settings: Settings, overrides: Iterable[tuple[str, Any]]) -> Settings:
+    """The settings with which a run that has begun goes on.
+
+    Raises:
+      UsageError: as `load`, and where a change would make what was stored meaningless.
+    """
+    overrides = list(overrides)
+    for key, _ in overrides:
+        if key.startswith(FIXED):
+            raise UsageError(f"{key} cannot change in a run that has begun; train a new one")
+    return validate(_changed(settings.model_dump(), overrides))
+
+
+def differences(before: Settings, after: Settings) -> Iterator[tuple[str, Any, Any]]:
+    """Names of the settings that differ, with both values."""
+    for ours, theirs in zip(describe(before), describe(after), strict=True):
+        if ours.value != theirs.value:
+            yield ours.key, ours.value, theirs.value
+
+
+def _changed(tree: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     known = setting_names()
-    for key, value in overrides:
+    for key, _ in overrides:
         if key not in known:
-            raise UsageError(f"unknown setting {key!r}{nearest(key, known)}; `twin-graph presets {preset}` lists all")
+            raise UsageError(
+                f"unknown setting {key!r}{nearest(key, known)}; `twin-graph presets` shows how to list all"
+            )
+        stem, _, unit = key.rpartition("_")
+        if unit in _UNITS and stem.endswith("every"):  # another unit takes the place of the one that stood there
+            for other in _UNITS:
+                section, _, name = f"{stem}_{other}".rpartition(".")
+                tree.get(section, {}).pop(name, None)
+    for key, value in overrides:
         *sections, name = key.split(".")
         at = tree
         for section in sections:
             at = at.setdefault(section, {})
         at[name] = value
-    return validate(tree)
+    return tree
 
 
 def validate(tree: Mapping[str, Any]) -> Settings:

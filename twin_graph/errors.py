@@ -29,3 +29,9 @@ class WrongGraphError(TwinGraphError):
 
 class TwinMismatchError(TwinGraphError):
     """Two twins do not hold the same variables, so that a snapshot of one cannot be restored into the other."""
+
+
+class InUseError(TwinGraphError):
+    """Another process trains, prunes or imports in this run."""
+
+    exit_code = 4

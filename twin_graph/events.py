@@ -17,16 +17,19 @@ class EventFile:
     Args:
       folder: made if need be; TensorBoard's `--logdir`, or below it.
       graph: what TensorBoard shows as the graph.
+      resumed_at: agent steps from which an attempt goes on.
 
     Raises:
       OSError: the disk is full or cannot be written; so do the methods.
     """
 
-    def __init__(self, folder: Path, graph: Any) -> None:
+    def __init__(self, folder: Path, graph: Any, *, resumed_at: int | None = None) -> None:
         folder.mkdir(exist_ok=True)
         self._path = folder / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
         self._file = tf.io.TFRecordWriter(str(self._path))
         self._write(file_version="brain.Event:2")
+        if resumed_at is not None:  # TensorBoard then forgets what an earlier attempt has shown beyond it
+            self._write(step=resumed_at + 1, session_log=tf.SessionLog(status=tf.SessionLog.START))
         self._write(graph_def=graph.as_graph_def().SerializeToString())
 
     def __enter__(self) -> Self:

@@ -6,15 +6,18 @@ from typing import NamedTuple
 
 import psutil
 
+from twin_graph import targets
 from twin_graph.config import Settings
 from twin_graph.envs import VectorEnv
 from twin_graph.errors import TwinGraphError
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
 from twin_graph.replay import Replay
+from twin_graph.resume import SEGMENT_BYTES
 
 # TensorFlow, three twins of the nature network with their activations, and the emulators.
 PROCESS_BYTES = 1_300_000_000
+_TWIN_BYTES = 100_000_000  # one more member of an ensemble
 _MANIFEST_AND_LEDGER_BYTES = 8_000
 _METRICS_BYTES = 3_000  # a line of metrics.jsonl and its event
 
@@ -28,6 +31,14 @@ class Needs(NamedTuple):
     disk: int
     disk_free: int
 
+    def words(self) -> str:
+        """For people."""
+        return (
+            f"needs: memory {gigabytes(self.memory)} of {gigabytes(self.memory_free)} free, "
+            f"{gigabytes(self.replay)} of it for the replay; "
+            f"disk {gigabytes(self.disk)} of {gigabytes(self.disk_free)} free"
+        )
+
 
 def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
     """The needs of a training of these settings in a run folder that may not exist yet.
@@ -35,21 +46,32 @@ def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
     Raises:
       UsageError: the network does not fit the environment's observations.
     """
+    policy = targets.parse(settings.target.policy)
+    policy.check(settings)
     spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
     with tf.Graph().as_default():
         weights = sum(4 * variable.shape.num_elements() for variable in build_model(spec).trainables)
-    train = settings.train
+    train, save = settings.train, settings.save
     updates = max(0, train.steps - train.start_steps) // train.every_steps
-    snapshots = updates // settings.target.refresh_every_updates + 2
+    # Episodes are at least one agent step long.
+    units = {"updates": updates, "steps": train.steps, "episodes": train.steps}
+    snapshots = units[settings.save_schedule.unit] // settings.save_schedule.every + 2
+    kept = min(snapshots, save.keep_last + (snapshots // save.keep_every if save.keep_every else 0))
+    # Between two resume points nothing is removed, and two points are kept beside the one that is being written.
+    recent = 2 * settings.resume.every_steps * snapshots // train.steps
     replay = Replay.bytes_needed(
         settings.replay.capacity_steps, env.observation_shape, env.observation_dtype, env.stack
     )
     existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
     return Needs(
         replay=replay,
-        memory=replay + PROCESS_BYTES,
+        memory=replay + PROCESS_BYTES + (policy.members - 1) * _TWIN_BYTES,
         memory_free=_memory_free(),
-        disk=snapshots * (weights + _MANIFEST_AND_LEDGER_BYTES)
+        disk=min(snapshots, kept + recent) * weights
+        + snapshots * _MANIFEST_AND_LEDGER_BYTES
+        + 3 * 3 * weights
+        + replay
+        + 2 * min(replay, SEGMENT_BYTES + replay * settings.resume.every_steps // settings.replay.capacity_steps)
         + train.steps // settings.log.every_steps * _METRICS_BYTES,
         disk_free=shutil.disk_usage(existing).free,
     )
@@ -65,8 +87,8 @@ def check(needed: Needs) -> None:
         )
     if needed.disk > needed.disk_free:
         raise TwinGraphError(
-            f"too little disk: this training will write about {gigabytes(needed.disk)} of snapshots and "
-            f"{gigabytes(needed.disk_free)} are free; raise target.refresh_every_updates, or choose another --run-dir"
+            f"too little disk: this training needs about {gigabytes(needed.disk)} for snapshots and resume points and "
+            f"{gigabytes(needed.disk_free)} are free; lower save.keep_last, or choose another --run-dir"
         )
 
 

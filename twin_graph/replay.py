@@ -13,9 +13,13 @@ are zeros, as ALE pads them. All environments advance together, so that the slot
 steps, the same for each of them.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+
+#: Arrays that make up a part of the ring, beside the frames after cuts.
+STORED = ("frames", "actions", "rewards", "terminal", "last", "age")
 
 
 class Transition(NamedTuple):
@@ -67,6 +71,9 @@ class Replay:
       stack: frames that make up one observation; 1 for observations that are stored whole.
       n_step: steps until the bootstrap value.
       discount: per agent step.
+
+    Attributes:
+      length: vector steps kept.
     """
 
     def __init__(
@@ -80,8 +87,8 @@ class Replay:
         n_step: int,
         discount: float,
     ) -> None:
-        self._length = capacity_steps // environments
-        if self._length <= stack + n_step:
+        self.length = capacity_steps // environments
+        if self.length <= stack + n_step:
             raise ValueError(f"{capacity_steps} agent steps are too few for {environments} environments")
         self._environments = environments
         self._stack = stack
@@ -90,7 +97,7 @@ class Replay:
         self._observation_shape = observation_shape
         self._offsets = np.arange(stack - 1, -1, -1)  # oldest frame first
         frame_shape = observation_shape[1:] if stack > 1 else observation_shape
-        per_slot = (self._length, environments)
+        per_slot = (self.length, environments)
         self._frames = np.zeros((*per_slot, *frame_shape), dtype)
         self._actions = np.zeros(per_slot, np.int32)
         self._rewards = np.zeros(per_slot, np.float32)
@@ -115,7 +122,7 @@ class Replay:
         Raises:
           ValueError: an episode begins with a stack whose older frames are not zeros; they could not be read back.
         """
-        slot = self._written % self._length
+        slot = self._written % self.length
         if self._stack > 1:
             if transition.s_tm1[self._next_age == 0, :-1].any():
                 raise ValueError(
@@ -133,15 +140,81 @@ class Replay:
         self._next_age = np.where(transition.last_t, 0, self._next_age + 1)
         # The slot after a cut holds a reset's frame, so that the one to bootstrap from is kept aside.
         self._cut_frames.pop(slot, None)
-        cut = np.flatnonzero(transition.last_t & ~transition.terminal_t)
-        if cut.size:
-            newest = transition.s_t[:, -1] if self._stack > 1 else transition.s_t
-            self._cut_frames[slot] = {int(e): newest[e].copy() for e in cut}
+        self._keep_cut_frames(slot, transition.last_t & ~transition.terminal_t, transition.s_t)
         self._written += 1
+
+    def cut(self, s_t: np.ndarray) -> None:
+        """Ends the episode of every environment at the newest step, as a time limit does.
+
+        Args:
+          s_t: what was observed after that step, before any reset, `[E, *observation_shape]`.
+        """
+        slot = (self._written - 1) % self.length
+        self._keep_cut_frames(slot, ~self._last[slot] & ~self._terminal[slot], s_t)
+        self._last[slot] = True
+        self._next_age[:] = 0
+
+    def _keep_cut_frames(self, slot: int, cut: np.ndarray, s_t: np.ndarray) -> None:
+        newest = s_t[:, -1] if self._stack > 1 else s_t
+        for e in np.flatnonzero(cut):
+            self._cut_frames.setdefault(slot, {})[int(e)] = newest[e].copy()
+
+    @property
+    def step_bytes(self) -> int:
+        """Memory of one vector step."""
+        return sum(getattr(self, f"_{name}")[0].nbytes for name in STORED)
+
+    @property
+    def written(self) -> int:
+        """Vector steps added so far."""
+        return self._written
+
+    @property
+    def kept(self) -> range:
+        """The vector steps that the ring holds."""
+        return range(max(0, self._written - self.length), self._written)
+
+    def stored(self, steps: range) -> dict[str, np.ndarray]:
+        """All that the ring holds of these steps, each in `kept`, as arrays that `restore` takes."""
+        slots = np.arange(steps.start, steps.stop) % self.length
+        cuts = [
+            (i, e, frame) for i, slot in enumerate(slots) for e, frame in self._cut_frames.get(int(slot), {}).items()
+        ]
+        frames = np.zeros((len(cuts), *self._frames.shape[2:]), self._frames.dtype)
+        for row, (_, _, frame) in enumerate(cuts):
+            frames[row] = frame
+        return {
+            **{name: getattr(self, f"_{name}")[slots] for name in STORED},
+            "cut": np.array([(i, e) for i, e, _ in cuts], np.int32).reshape(len(cuts), 2),
+            "cut_frames": frames,
+        }
+
+    def restore(self, first_step: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Puts back what `stored` gave of the steps from `first_step` on; in order, and nothing in between.
+
+        Raises:
+          ValueError: the arrays do not fit this ring.
+        """
+        count = len(arrays["actions"])
+        for name in STORED:
+            ours, theirs = getattr(self, f"_{name}"), arrays[name]
+            if theirs.dtype != ours.dtype or theirs.shape != (count, *ours.shape[1:]):
+                raise ValueError(f"{name} are {theirs.dtype}{list(theirs.shape)}")
+        newest = slice(max(0, count - self.length), count)  # a smaller ring than the one that was stored
+        slots = np.arange(first_step, first_step + count)[newest] % self.length
+        for name in STORED:
+            getattr(self, f"_{name}")[slots] = arrays[name][newest]
+        for slot in slots:
+            self._cut_frames.pop(int(slot), None)
+        for (i, e), frame in zip(arrays["cut"], arrays["cut_frames"], strict=True):
+            if i >= newest.start:
+                self._cut_frames.setdefault(int((first_step + i) % self.length), {})[int(e)] = frame
+        self._written = first_step + count
+        self._next_age = np.where(self._last[slots[-1]], 0, self._age[slots[-1]] + 1)
 
     def steps(self) -> range:
         """The steps at which a transition of n steps can start: its whole stack and its end are in the ring."""
-        oldest = self._written - self._length
+        oldest = self._written - self.length
         first = 0 if oldest <= 0 else oldest + self._stack - 1
         return range(first, max(first, self._written - self._n_step))
 
@@ -164,14 +237,14 @@ class Replay:
         end = step.copy()
         going = np.ones(step.shape, np.bool_)
         for _ in range(self._n_step):
-            at = end % self._length, environment
+            at = end % self.length, environment
             r_t += np.where(going, discount_t * self._rewards[at], 0)
             discount_t *= np.where(going, self._discount * ~self._terminal[at], 1).astype(np.float32)
             end += going
             going &= ~(self._terminal[at] | self._last[at])
 
-        before_end = (end - 1) % self._length, environment
-        start = step % self._length, environment
+        before_end = (end - 1) % self.length, environment
+        start = step % self.length, environment
         s_t = self._observations(end, environment, self._age[before_end] + 1)
         for row in np.flatnonzero(self._last[before_end] & ~self._terminal[before_end]):
             frame = self._cut_frames[int(before_end[0][row])][int(environment[row])]
@@ -189,8 +262,8 @@ class Replay:
 
     def _observations(self, step: np.ndarray, environment: np.ndarray, age: np.ndarray) -> np.ndarray:
         """The stacks whose newest frames are those of `step`, with zeros for frames older than the episode."""
-        slots = (step[:, None] - self._offsets) % self._length
-        flat = self._frames.reshape(self._length * self._environments, -1)
+        slots = (step[:, None] - self._offsets) % self.length
+        flat = self._frames.reshape(self.length * self._environments, -1)
         frames: np.ndarray = np.take(flat, slots * self._environments + environment[:, None], axis=0)
         frames[self._offsets > age[:, None]] = 0
         return frames.reshape(len(step), *self._observation_shape)

@@ -4,7 +4,19 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-PHASES = ("act", "environment", "sample", "target", "train", "save", "refresh", "evaluate")
+PHASES = (
+    "act",
+    "environment",
+    "sample",
+    "target",
+    "train",
+    "save",
+    "refresh",
+    "telemetry",
+    "evaluate",
+    "resume point",
+    "prune",
+)
 
 
 class Stopwatch:

@@ -14,6 +14,8 @@ class Purpose(enum.IntEnum):
     EVALUATION_ENVIRONMENT = 4
     EVALUATION_ACT = 5
     BOOTSTRAP = 6
+    TARGET = 7
+    PROBE = 8
 
 
 def stream(seed: int, purpose: Purpose, counter: int) -> np.random.Generator:

@@ -1,13 +1,359 @@
-"""Target policies: pure functions of the committed snapshots that choose which one the target twin restores."""
+"""Target policies: pure functions that choose which snapshots the target restores at a refresh.
 
-from collections.abc import Sequence
+A policy sees committed records and a random stream that depends on the run's seed and the number of updates alone, so
+that a resumed run chooses as the uninterrupted one would have. To add one, write
 
-from twin_graph.snapshots.store import Manifest
+    def mine(history: History, random: np.random.Generator, period: int) -> Choice: ...
+
+and name it as `--set target.policy='my_module:mine(3)'`, or add it to `POLICIES`. Parameters need annotations; they are
+checked when the settings are read.
+
+What a policy calls its candidates decides what retention keeps: they must be all the present snapshots that it could
+choose now, or later when only newer ones have come.
+"""
+
+import functools
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import pydantic
+from pydantic import Field, TypeAdapter
+
+from twin_graph.config import Settings, nearest
+from twin_graph.errors import UsageError
+from twin_graph.snapshots.ledger import Commit
+
+ENSEMBLE_LIMIT = 8
+#: The fewest games from which the test of `best` is to be believed.
+TEST_EPISODES = 8
+_RESAMPLES = 10_000
+#: One-sided. With 8 games or more, snapshots of equal strength then change places in fewer than 5% of comparisons:
+#: the percentile bootstrap of so few is too sure of itself, which a test measures.
+_LEVEL = 0.01
+
+Count = Annotated[int, Field(ge=1)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-def latest(snapshots: Sequence[Manifest]) -> Manifest:
-    """The newest snapshot: the periodic copy of Mnih et al. 2015, by way of the disk."""
-    return snapshots[-1]
+class Match(NamedTuple):
+    """A scheduled evaluation: who played the same games, and what each of them scored.
+
+    Attributes:
+      updates: made when it was played.
+      challenger: the snapshot that was the newest.
+      returns: by snapshot id, of each episode; those of one match begin from the same seeds.
+    """
+
+    updates: int
+    challenger: str
+    returns: dict[str, list[float]]
 
 
-POLICIES = {"latest": latest}
+def matches(evaluations: Iterable[Mapping[str, Any]]) -> list[Match]:
+    """The matches that records of evaluations tell of: the scheduled ones under the protocol of the newest."""
+    lines = [line for line in evaluations if line["scheduled"]]
+    found: dict[int, Match] = {}
+    for line in lines:
+        if line["protocol"] == lines[-1]["protocol"]:
+            at = line["played_at"]
+            match = found.setdefault(at["agent_steps"], Match(at["updates"], line["challenger"], {}))
+            match.returns[line["snapshot"]] = line["returns"]
+    return [match for match in found.values() if match.challenger in match.returns]
+
+
+class History(NamedTuple):
+    """What a policy may look at.
+
+    Attributes:
+      updates: made so far.
+      snapshots: of this learner, oldest first, never empty; only those whose weights are there.
+      matches: scheduled evaluations under the present protocol, oldest first.
+    """
+
+    updates: int
+    snapshots: Sequence[Commit]
+    matches: Sequence[Match] = ()
+
+
+class Choice(NamedTuple):
+    """What a policy answers.
+
+    Attributes:
+      snapshots: what to restore: one, or the members of an ensemble.
+      candidates: see this module's text.
+      reason: in words, for the ledger.
+      draw: the random number that decided, if one did.
+    """
+
+    snapshots: Sequence[Commit]
+    candidates: Sequence[Commit]
+    reason: str
+    draw: float | None = None
+
+
+def latest(history: History, random: np.random.Generator) -> Choice:  # noqa: ARG001
+    """The newest snapshot.
+
+    Source: the periodic copy of Mnih et al. 2015, by way of the disk.
+    """
+    newest = history.snapshots[-1:]
+    return Choice(newest, newest, "the newest")
+
+
+def lag(history: History, random: np.random.Generator, updates: Count) -> Choice:  # noqa: ARG001
+    """The newest snapshot that is at least `updates` updates old; the first one until there is such.
+
+    Source: a delayed target, as the slow copy of fast and slow networks in Anschel et al. 2017 and others.
+    """
+    old = [i for i, s in enumerate(history.snapshots) if s.updates <= history.updates - updates]
+    at = old[-1] if old else 0
+    chosen = history.snapshots[at]
+    age = history.updates - chosen.updates
+    reason = (
+        f"the newest that is at least {updates:,} updates old" if old else f"the first; none is {updates:,} updates old"
+    )
+    return Choice([chosen], history.snapshots[at:], f"{reason} ({age:,})")
+
+
+def window(history: History, random: np.random.Generator, size: Count) -> Choice:
+    """One of the last `size` snapshots, each with the same probability.
+
+    Source: opponent sampling in self-play (Bansal et al. 2018; the window of ML-Agents' ghost trainer).
+    """
+    last = history.snapshots[-size:]
+    draw = float(random.random())
+    at = int(draw * len(last))
+    return Choice([last[at]], last, f"number {at + 1} of the last {len(last)}, by lot", draw)
+
+
+def mix(history: History, random: np.random.Generator, probability: Probability, size: Count = 8) -> Choice:
+    """The newest snapshot with this `probability`, else one of the last `size` as `window` draws it.
+
+    Source: the mixture of latest and past opponents in OpenAI Five (Berner et al. 2019: 80% latest).
+    """
+    draw = float(random.random())
+    last = history.snapshots[-size:]
+    if draw < probability:
+        return Choice(last[-1:], last, f"the newest: the draw is below {probability:g}", draw)
+    drawn = window(history, random, size)
+    return drawn._replace(reason=f"{drawn.reason}, since {draw:.3f} is not below {probability:g}")
+
+
+def pinned(history: History, random: np.random.Generator, snapshot: str) -> Choice:  # noqa: ARG001
+    """Always the snapshot whose id begins with `snapshot`; the newest until it is there.
+
+    Source: a fixed opponent, or a regression to a target that was chosen by hand.
+    """
+    matching = [s for s in history.snapshots if s.id.startswith(snapshot)]
+    if not matching:
+        return Choice(history.snapshots[-1:], history.snapshots[-1:], f"the newest: there is no {snapshot} yet")
+    return Choice(matching[:1], matching[:1], "pinned")
+
+
+def rollback(history: History, random: np.random.Generator, limit: Annotated[float, Field(gt=0)] = 1.0) -> Choice:  # noqa: ARG001
+    """The newest snapshot, unless its Q values diverge; then the newest healthy one.
+
+    A snapshot is unhealthy when the largest |Q| on the probe batch is above `limit` times the largest value that a
+    return can have: the largest |reward| met / (1 - discount).
+
+    Source: soft divergence in van Hasselt et al. 2018, "Deep Reinforcement Learning and the Deadly Triad".
+    """
+
+    def healthy(s: Commit) -> bool:
+        return s.health is None or s.health.q_limit is None or s.health.q_abs_max <= limit * s.health.q_limit
+
+    newest = history.snapshots[-1]
+    if healthy(newest):
+        return Choice([newest], [newest], "the newest; its Q values are healthy")
+    fallback = next((s for s in reversed(history.snapshots) if healthy(s)), history.snapshots[0])
+    assert newest.health is not None
+    return Choice(
+        [fallback],
+        [fallback, newest],
+        f"{newest.id} diverges: |Q| is up to {newest.health.q_abs_max:.3g}, a return {newest.health.q_limit:.3g}",
+    )
+
+
+def ensemble(
+    history: History,
+    random: np.random.Generator,  # noqa: ARG001
+    size: Annotated[int, Field(ge=1, le=ENSEMBLE_LIMIT)],
+    combine: Literal["min", "mean"] = "mean",  # noqa: ARG001
+) -> Choice:
+    """The last `size` snapshots together; Q is their minimum or mean, for each action, before the maximum.
+
+    Source: mean, Averaged-DQN (Anschel et al. 2017); min, Maxmin Q-learning (Lan et al. 2020), there with learners
+    trained apart.
+    """
+    last = history.snapshots[-size:]
+    return Choice(last, last, f"the last {len(last)}")
+
+
+def best(
+    history: History,
+    random: np.random.Generator,  # noqa: ARG001
+    rule: Literal["test", "mean"] = "test",
+    stall: Count | None = None,
+) -> Choice:
+    """The best snapshot so far by scheduled evaluations; the newest until one was evaluated.
+
+    `test`: at each evaluation the newest snapshot and the incumbent play the same fresh games, and the newest takes
+    its place only if a paired bootstrap test of the difference says so, since the highest of many means is luck.
+    `mean`: the highest mean return, as most trainers keep it. After `stall` updates without a change the newest is
+    chosen instead, until the incumbent changes.
+
+    Source: keeping the best network, DQN's own Lua code (Mnih et al. 2015); the percentile bootstrap, Efron 1979.
+    """
+    newest = history.snapshots[-1]
+    champion = incumbent(history, rule)
+    held = next((s for s in history.snapshots if champion and s.id == champion.snapshot), None)
+    if champion is None or held is None:
+        return Choice([newest], [newest], "the newest: none was evaluated yet")
+    candidates = [held] if held is newest else [held, newest]
+    stood = history.updates - champion.since_update
+    if stall is not None and stood > stall:
+        reason = f"the newest: {held.id} has been best for {stood:,} updates, the limit is {stall:,}"
+        return Choice([newest], candidates, reason)
+    return Choice([held], candidates, champion.reason)
+
+
+class Incumbent(NamedTuple):
+    """The best snapshot, the updates made when it became that, and why."""
+
+    snapshot: str
+    since_update: int
+    reason: str
+
+
+def incumbent(history: History, rule: str = "test") -> Incumbent | None:
+    """Who is best after these matches; None before the first."""
+    held: Incumbent | None = None
+    returns: dict[str, list[float]] = {}
+    for match in history.matches:
+        challenger = match.challenger
+        for snapshot, scores in match.returns.items():
+            returns.setdefault(snapshot, []).extend(scores)
+        if held is None:
+            held = Incumbent(challenger, match.updates, "the first that was evaluated")
+        elif challenger == held.snapshot:
+            continue
+        elif rule == "mean":
+            ours, theirs = float(np.mean(returns[challenger])), float(np.mean(returns[held.snapshot]))
+            if ours > theirs:
+                held = Incumbent(challenger, match.updates, f"mean return {ours:.2f}, {held.snapshot} had {theirs:.2f}")
+        elif held.snapshot in match.returns:
+            p = chance_of_luck(tuple(match.returns[challenger]), tuple(match.returns[held.snapshot]))
+            if p < _LEVEL:
+                held = Incumbent(challenger, match.updates, f"beat {held.snapshot} in the same games (p {p:.4f})")
+    return held
+
+
+@functools.lru_cache(maxsize=4096)  # each refresh looks at all matches again
+def chance_of_luck(challenger: tuple[float, ...], incumbent: tuple[float, ...]) -> float:
+    """Share of bootstrap resamples in which the challenger's mean is not above the incumbent's.
+
+    Args:
+      challenger, incumbent: returns, episode by episode from the same seeds.
+    """
+    differences = np.subtract(challenger, incumbent)
+    random = np.random.Generator(np.random.Philox(key=0))
+    means = random.choice(differences, size=(_RESAMPLES, len(differences))).mean(axis=1)
+    return float((means <= 0).mean())
+
+
+POLICIES: dict[str, Callable[..., Choice]] = {
+    function.__name__: function for function in (latest, best, lag, window, mix, pinned, rollback, ensemble)
+}
+
+
+class Policy(NamedTuple):
+    """A policy and its parameters, as `target.policy` names them."""
+
+    text: str
+    function: Callable[..., Choice]
+    arguments: dict[str, Any]
+
+    def check(self, settings: Settings) -> None:
+        """Raises `UsageError` if the other settings do not let this policy work."""
+        if self.function is not best:
+            return
+        evaluate = settings.evaluate
+        if not evaluate.episodes or evaluate.every_steps >= settings.train.steps:
+            raise UsageError(f"target.policy={self.text} needs scheduled evaluations: lower evaluate.every_steps")
+        if self.arguments["rule"] == "test" and evaluate.episodes < TEST_EPISODES:
+            raise UsageError(
+                f"target.policy={self.text} needs evaluate.episodes={TEST_EPISODES} or more, or best(mean)"
+            )
+
+    def choose(self, history: History, random: np.random.Generator) -> Choice:
+        """Raises `UsageError` if a user's own policy does not answer with snapshots it was shown."""
+        choice = self.function(history, random, **self.arguments)
+        shown = {snapshot.id for snapshot in history.snapshots}
+        if not isinstance(choice, Choice) or not choice.snapshots or not {s.id for s in choice.snapshots} <= shown:
+            raise UsageError(f"target.policy={self.text} must return a Choice among history.snapshots, not {choice!r}")
+        return choice
+
+    @property
+    def members(self) -> int:
+        """The largest number of snapshots it chooses at once: so many target twins are needed."""
+        return int(self.arguments["size"]) if self.function is ensemble else 1
+
+    @property
+    def combine(self) -> str:
+        """How the Q values of several members become one: `min` or `mean`."""
+        return str(self.arguments.get("combine", "mean"))
+
+    def rival(self, history: History) -> str | None:
+        """The snapshot that the newest has to beat in the next scheduled evaluation, if there is one."""
+        if self.function is not best or self.arguments["rule"] != "test":
+            return None
+        held = incumbent(history)
+        return held.snapshot if held and held.snapshot != history.snapshots[-1].id else None
+
+
+def parse(text: str) -> Policy:
+    """The policy that `target.policy` names, for example `latest`, `mix(0.8, 8)` or `my_module:mine(3)`.
+
+    Raises:
+      UsageError: an unknown name, or parameters that do not fit it.
+    """
+    form = re.fullmatch(r"\s*([\w.]+(?::\w+)?)\s*(?:\((.*)\))?\s*", text)
+    if not form:
+        raise UsageError(f"target.policy={text}: write it as a name with its parameters, for example 'mix(0.8, 8)'")
+    name, inside = form[1], (form[2] or "").strip()
+    function = _import(name) if ":" in name else POLICIES.get(name)
+    if function is None:
+        raise UsageError(
+            f"target.policy={text}: unknown policy {name!r}{nearest(name, POLICIES)}; there are {', '.join(POLICIES)}, "
+            "and your own as module:function"
+        )
+    values = [value.strip() for value in inside.split(",")] if inside else []
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
+    usage = f"{name}({', '.join(p.name if p.default is p.empty else f'{p.name}={p.default}' for p in parameters)})"
+    if len(values) > len(parameters) or any(p.default is p.empty for p in parameters[len(values) :]):
+        raise UsageError(f"target.policy={text}: it takes {usage}")
+    arguments = {p.name: p.default for p in parameters}
+    for parameter, value in zip(parameters, values, strict=False):
+        try:
+            arguments[parameter.name] = TypeAdapter(parameter.annotation).validate_python(value)
+        except pydantic.ValidationError as error:
+            message = error.errors()[0]["msg"]
+            raise UsageError(
+                f"target.policy={text}: {parameter.name}={value}: {message[0].lower()}{message[1:]}; it takes {usage}"
+            ) from None
+    return Policy(text, function, arguments)
+
+
+def _import(name: str) -> Callable[..., Choice]:
+    module, _, function = name.partition(":")
+    try:
+        found: Callable[..., Choice] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"target.policy={name}: {error}; is its folder on PYTHONPATH?") from None
+    if not callable(found):
+        raise UsageError(f"target.policy={name} is no function")
+    return found

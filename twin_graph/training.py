@@ -11,23 +11,26 @@ from types import FrameType
 from typing import Any
 
 from twin_graph.agent import Agent
+from twin_graph.by_hand import Requests
 from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.evaluation import Evaluation, play
 from twin_graph.events import EventFile
 from twin_graph.replay import Transition
+from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.store import Manifest
 from twin_graph.stopwatch import PHASES
-from twin_graph.streams import Purpose, environment_seeds
 from twin_graph.twin import Twin
 
 RECENT_EPISODES = 20
 
 
 def run_loop(agent: Agent, env: VectorEnv) -> Iterator[VectorStep]:
-    """Acts, steps the environments, observes, learns, for ever; yields after each vector step."""
-    seed = agent.settings.seed
-    s_tm1 = env.reset(environment_seeds(seed, Purpose.ENVIRONMENT, agent.agent_steps, env.count))
+    """Acts, steps the environments, observes, learns, for ever; yields after each vector step.
+
+    Where a resume point is made at the yield, every environment begins a new episode: that is what makes a training
+    that goes on from the point equal to this one.
+    """
+    s_tm1 = env.reset(agent.environment_seeds())
     while True:
         a_tm1 = agent.act(s_tm1)
         with agent.stopwatch.phase("environment"):
@@ -35,7 +38,7 @@ def run_loop(agent: Agent, env: VectorEnv) -> Iterator[VectorStep]:
         agent.observe(Transition(s_tm1, a_tm1, step.r_t, step.terminal_t, step.last_t, step.s_t))
         agent.learn()
         yield step
-        s_tm1 = step.s_next
+        s_tm1 = env.reset(agent.environment_seeds()) if agent.at_point else step.s_next
 
 
 class Progress:
@@ -55,13 +58,18 @@ class Progress:
         self.agent = agent
         self.stop = stop
         self.total_steps = math.ceil(agent.settings.train.steps / environments) * environments
-        self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
+        self.returns = deque(agent.point.returns if agent.point else (), maxlen=RECENT_EPISODES)
         self.evaluation: tuple[str, Evaluation] | None = None
         self.note = ""
         self.latest: dict[str, Any] = {}
         self._scores = [0.0] * environments
         self._marked = time.perf_counter()
         self._mark = (0, 0, dict(agent.stopwatch.seconds), dict(agent.stopwatch.calls))
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was asked to stop before it had all its steps."""
+        return self.stop.is_set() and self.agent.agent_steps < self.total_steps
 
     def count(self, step: VectorStep) -> None:
         """Adds up the true scores of the training episodes."""
@@ -71,9 +79,15 @@ class Progress:
                 self.returns.append(self._scores[e])
                 self._scores[e] = 0.0
 
+    def cut(self) -> None:
+        """The environments begin anew: the episodes that were going on have no score."""
+        self._scores = [0.0] * len(self._scores)
+
     def metrics(self) -> dict[str, Any]:
         """Everything there is to log; rates and times are those since this was last called."""
         agent = self.agent
+        with agent.stopwatch.phase("telemetry"):
+            telemetry = agent.telemetry()
         now = time.perf_counter()
         steps, updates, seconds, calls = self._mark
         elapsed = now - self._marked
@@ -83,8 +97,9 @@ class Progress:
             "loss": agent.last_loss,
             "q_mean": agent.last_q,
             "train_return": sum(self.returns) / len(self.returns) if self.returns else math.nan,
-            "target_snapshot": agent.target_snapshot.id,
-            "target_age_updates": agent.updates - agent.target_since_update,
+            "target_snapshots": agent.bootstrap.snapshots,
+            "target_age_updates": agent.target_age,
+            **telemetry,
             "agent_steps_per_second": (agent.agent_steps - steps) / elapsed,
             "updates_per_second": (agent.updates - updates) / elapsed,
             "seconds": elapsed,
@@ -99,16 +114,17 @@ class Progress:
         return metrics
 
 
-def train(run: Run, env: VectorEnv) -> Iterator[Progress]:
-    """Trains from the beginning to `train.steps`; yields where it stands after each vector step.
+def train(run: Run, env: VectorEnv, point: PointState | None = None) -> Iterator[Progress]:
+    """Trains to `train.steps`, from the beginning or from a resume point; yields its progress after each vector step.
 
-    SIGINT, SIGTERM and `progress.stop` end it at the next vector step. A snapshot of what was learnt is committed at
-    the end, asked for or reached. After an error, or when the caller stops iterating, the newest snapshot is the last
-    that the schedule committed. The ledger says how it ended.
+    SIGINT, SIGTERM and `progress.stop` end it at the next vector step. At the end, asked for or reached, a snapshot and
+    a resume point are committed. After an error, or when the caller stops iterating, the newest are the last that the
+    schedules committed. The ledger says how it ended.
 
     Raises:
       DivergedError: a loss is NaN or infinite.
       OSError: a record could not be written.
+      InUseError: another process has the run.
     """
     with (
         _stop_requests() as stop,
@@ -120,30 +136,44 @@ def train(run: Run, env: VectorEnv) -> Iterator[Progress]:
             environments=env.count,
             stack=env.stack,
             frames_per_step=env.frames_per_step,
+            point=point,
         ) as agent,
-        EventFile(run.events, agent.online.graph) as events,
+        EventFile(run.events, agent.online.graph, resumed_at=point.counters.agent_steps if point else None) as events,
     ):
         progress = Progress(agent, env.count, stop)
+        if point is None:
+            agent.commit_point()
+        elif _evaluation_is_missing(agent, env.count):
+            yield from _evaluate_newest(run, progress, events)
         yield from _steps_and_records(run, env, progress, events)
-        agent.commit()
-        yield from _evaluate_newest(run, progress, events)
-        if progress.latest.get("agent_steps") != agent.agent_steps:
-            _log(run, progress, events)
-        if stop.is_set():
+        if progress.interrupted:
             agent.close("stopped", "interrupted")
 
 
 def _steps_and_records(run: Run, env: VectorEnv, progress: Progress, events: EventFile) -> Iterator[Progress]:
-    agent, settings = progress.agent, run.settings
+    agent, settings, stop = progress.agent, run.settings, progress.stop
+    requests = Requests(run, agent)
+    requests.carry_out()
+    if agent.agent_steps >= progress.total_steps:
+        return
     for step in run_loop(agent, env):
         progress.count(step)
-        if _crossed(agent.agent_steps, env.count, settings.log.every_steps):
+        done = agent.agent_steps >= progress.total_steps
+        if done:
+            agent.commit()
+        if done or _crossed(agent.agent_steps, env.count, settings.log.every_steps):
             _log(run, progress, events)
         yield progress
-        done = agent.agent_steps >= progress.total_steps
-        if not done and _crossed(agent.agent_steps, env.count, settings.evaluate.every_steps):
+        if done or _crossed(agent.agent_steps, env.count, settings.evaluate.every_steps):
             yield from _evaluate_newest(run, progress, events)
-        if done or progress.stop.is_set():
+        if stop.is_set():
+            agent.commit()
+        wants_point = requests.carry_out()
+        if done or wants_point or stop.is_set() or _crossed(agent.agent_steps, env.count, settings.resume.every_steps):
+            agent.commit_point(step.s_t, progress.returns)
+            progress.cut()
+            requests.carry_out()
+        if done or stop.is_set():
             return
 
 
@@ -152,49 +182,47 @@ def _crossed(agent_steps: int, environments: int, every: int) -> bool:
     return agent_steps // every > (agent_steps - environments) // every
 
 
+def _evaluation_is_missing(agent: Agent, environments: int) -> bool:
+    """Whether an evaluation was due when the resume point was made, and was interrupted."""
+    due = _crossed(agent.agent_steps, environments, agent.settings.evaluate.every_steps)
+    return due and agent.agent_steps not in agent.evaluated_at
+
+
 def _evaluate_newest(run: Run, progress: Progress, events: EventFile) -> Iterator[Progress]:
-    """Plays the newest snapshot, restored into a twin of its own, and records its score, unless asked to stop."""
+    """Plays the newest snapshot, and the rival that it has to beat, in a twin of its own; records both, or neither."""
     agent, settings = progress.agent, run.settings
     episodes = settings.evaluate.episodes
     if not episodes or progress.stop.is_set():
         return
-    snapshot = agent.store.newest
+    newest, rival = agent.store.newest, agent.rival
+    players = [newest] if rival is None else [rival, newest]
+    evaluations = []
     with (
         agent.stopwatch.phase("evaluate"),
         Twin("evaluation", agent.online.spec, threads=settings.twin.threads, like=agent.online) as twin,
     ):
-        twin.restore(agent.store.prefix(snapshot))
-        games = play(twin.q_values, settings, episodes=episodes, seed=settings.seed, counter=agent.agent_steps)
-        for evaluation in games:
-            progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
-            yield progress
-            if progress.stop.is_set():
-                break
+        for snapshot in players:
+            twin.restore(agent.store.prefix(snapshot.id))
+            games = play(twin.q_values, settings, episodes=episodes, seed=settings.seed, counter=agent.agent_steps)
+            for evaluation in games:
+                progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
+                yield progress
+                if progress.stop.is_set():
+                    progress.note = ""
+                    return
+            evaluations.append(evaluation)
     progress.note = ""
-    if len(evaluation.returns) < episodes:
-        return
-    progress.evaluation = snapshot.id, evaluation
-    record_evaluation(run, snapshot, evaluation, scheduled=True)
+    for snapshot, evaluation in zip(players, evaluations, strict=True):
+        agent.record_evaluation(snapshot, evaluation.summary(), challenger=newest)
+    progress.evaluation = newest.id, evaluation
     values = {
         "evaluation/mean_return": evaluation.mean,
         "evaluation/interval_low": evaluation.interval[0],
         "evaluation/interval_high": evaluation.interval[1],
     }
-    run.record_metrics({**snapshot.counters.model_dump(), **values})
-    events.write(snapshot.counters.agent_steps, values)
+    run.record_metrics({**newest.counters.model_dump(), **values})
+    events.write(newest.counters.agent_steps, values)
     yield progress
-
-
-def record_evaluation(run: Run, snapshot: Manifest, evaluation: Evaluation, *, scheduled: bool) -> None:
-    """Appends an evaluation to the run's records; one made by hand is not `scheduled` and steers nothing."""
-    run.record_evaluation(
-        {
-            "snapshot": snapshot.id,
-            "scheduled": scheduled,
-            **snapshot.counters.model_dump(),
-            **evaluation.summary(),
-        }
-    )
 
 
 def _log(run: Run, progress: Progress, events: EventFile) -> None:

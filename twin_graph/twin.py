@@ -36,6 +36,9 @@ class Twin:
       threads: intra-op threads of this session; 0 is one for each core.
       like: a twin with which this one must be able to exchange snapshots.
 
+    Attributes:
+      holds: id of the snapshot restored last; empty before the first.
+
     Raises:
       TwinMismatchError: this twin's variables are not those of `like`; the message names those that differ.
     """
@@ -45,13 +48,18 @@ class Twin:
     ) -> None:
         self.name = name
         self.spec = spec
+        self.holds = ""
         self.graph = tf.Graph()
         with self.graph.as_default():
             tf.set_random_seed(seed)
             self.model = build_model(spec)
             # The Saver is built once: one built at each save would grow the graph, and with it every later save.
             self._saver = tf.train.Saver(self.model.trainables, max_to_keep=0)
+            self._saver_of_all = tf.train.Saver(tf.global_variables(), max_to_keep=0)
             initialize = tf.global_variables_initializer()
+            self._trainable = {v.op.name for v in self.model.trainables}
+            others = [v for v in tf.global_variables() if v.op.name not in self._trainable]
+            self._initialize_optimizer = tf.variables_initializer(others)
             self.variables = tuple(
                 Variable(v.op.name, tuple(v.shape.as_list()), v.dtype.base_dtype.name) for v in tf.global_variables()
             )
@@ -94,35 +102,51 @@ class Twin:
         values: np.ndarray = self.run(self.model.q_tm1, {self.model.s_tm1: observations})
         return values
 
-    def save(self, prefix: Path) -> None:
-        """Writes `prefix.index` and `prefix.data-00000-of-00001`: the trainable variables, not fsynced.
+    def save(self, prefix: Path, *, optimizer: bool = False, meta_graph: bool = False) -> None:
+        """Writes `prefix.index` and `prefix.data-00000-of-00001`, not fsynced.
+
+        Args:
+          prefix: of the files.
+          optimizer: all variables, the optimizer's too, and not only the trainable ones.
+          meta_graph: `prefix.meta` too, which makes the graph anew without this package.
 
         Raises:
           OSError: the disk is full or cannot be written.
         """
+        saver = self._saver_of_all if optimizer else self._saver
         try:
-            # Neither the meta graph (it doubles the time) nor TensorFlow's `checkpoint` file (it is not crash-safe).
-            self._saver.save(self.session, str(prefix), write_meta_graph=False, write_state=False)
+            # The meta graph doubles the time; TensorFlow's `checkpoint` file is not crash-safe.
+            saver.save(self.session, str(prefix), write_meta_graph=meta_graph, write_state=False)
         except tf.errors.ResourceExhaustedError:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(prefix)) from None
         except (tf.errors.OpError, ValueError) as error:
             raise OSError(errno.EIO, "TensorFlow cannot write the weights", str(prefix)) from error
 
-    def restore(self, prefix: Path) -> None:
-        """Loads the trainable variables that `save()` of a twin wrote under `prefix`.
+    def restore(self, prefix: Path, *, optimizer: bool = False) -> None:
+        """Loads what `save()` of a twin wrote under `prefix`, with the same `optimizer`.
 
         Raises:
           DamagedError: the files are missing, damaged, or hold other variables.
         """
+        wanted = {v.name: list(v.shape) for v in self.variables if optimizer or v.name in self._trainable}
         try:
             # A resource variable takes whatever shape it is given: without this look, another network's weights
             # of the same names would be loaded without a word.
-            held = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
-            if held != {v.op.name: v.shape.as_list() for v in self.model.trainables}:
+            if tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map() != wanted:
                 raise ValueError("other variables")
-            self._saver.restore(self.session, str(prefix))
+            (self._saver_of_all if optimizer else self._saver).restore(self.session, str(prefix))
         except (tf.errors.OpError, ValueError, RuntimeError) as error:
             raise DamagedError(f"{prefix} cannot be restored: not this network's weights, or damaged") from error
+        self.holds = prefix.parent.name
+
+    def reset_optimizer(self) -> None:
+        """Sets all variables that are not trainable to their initial values."""
+        self.session.run(self._initialize_optimizer)
+
+    def load(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Sets the trainable variables to values by name."""
+        for variable in self.model.trainables:
+            variable.load(weights[variable.op.name], self.session)
 
     def weights(self) -> dict[str, np.ndarray]:
         """The trainable variables' values by name, in the order of names."""

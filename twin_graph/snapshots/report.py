@@ -1,54 +1,74 @@
-"""What a run's records say, put together for `status`, `runs`, `log` and `show`."""
+"""What a run's records say, put together for `status`, `runs`, `log`, `show` and `explain`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from twin_graph.errors import DamagedError
+from twin_graph import cpu
+from twin_graph.errors import DamagedError, UsageError
+from twin_graph.snapshots import control
+from twin_graph.snapshots.ledger import Commit, Event, Swap
+from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.store import Manifest
+from twin_graph.snapshots.store import SnapshotStore
 
 
 def status(run: Run) -> dict[str, Any]:
     """State, counters, targets and scores of a run; the keys are part of the command line's contract."""
-    return _status(run, run.store().manifests, run.scores())
+    return _status(run, run.store(), run.ledger.events(), run.scores())
 
 
-def _status(run: Run, snapshots: Sequence[Manifest], scores: Mapping[str, float]) -> dict[str, Any]:
+def _status(run: Run, store: SnapshotStore, events: Sequence[Event], scores: Mapping[str, float]) -> dict[str, Any]:
     metrics = run.newest_metrics()
-    swaps = [line for line in run.ledger() if line["event"] == "swap" and line["into"] == "target"]
+    target = next((e for e in reversed(events) if isinstance(e, Swap) and e.into == "target"), None)
+    point = run.points().newest()
     counters = dict.fromkeys(("agent_steps", "updates", "frames", "episodes"), 0)
-    if snapshots:
-        counters = snapshots[-1].counters.model_dump()
-    if metrics.get("agent_steps", 0) > counters["agent_steps"]:
-        counters = {name: metrics[name] for name in counters}
-    scored = [snapshot for snapshot in snapshots if snapshot.id in scores]
-    best = max(scored, key=lambda snapshot: (scores[snapshot.id], snapshot.number), default=None)
-    settings = run.settings
+    known = [event.counters.model_dump() for event in events if isinstance(event, Commit | Swap)]
+    if point:
+        known.append(point.counters.model_dump())
+    state = run.state()
+    if state == "running" and metrics.get("attempt") == events[-1].attempt:
+        known.append({name: metrics[name] for name in counters})
+    counters = max(known, key=lambda counted: counted["agent_steps"], default=counters)
+    best = _best(store.snapshots, scores)
+    scored = [snapshot for snapshot in store.snapshots if snapshot.id in scores]
     return {
         "run": run.name,
-        "state": run.state(),
-        "attempt": run.attempt,
-        "environment": settings.env.id,
-        "total_steps": settings.train.steps,
+        "state": state,
+        "attempt": max((event.attempt for event in events), default=1),
+        "environment": run.settings.env.id,
+        "total_steps": run.settings.train.steps,
         **counters,
-        "targets": [
-            {
-                "lineage": "online",
-                "snapshot": swap["snapshot"],
-                "policy": swap["policy"],
-                "age_updates": max(0, counters["updates"] - swap["first_update"] + 1),
-            }
-            for swap in swaps[-1:]
+        "targets": _targets(target, counters["updates"]) if target else [],
+        "telemetry": {name: value for name, value in metrics.items() if name.startswith("target/")},
+        "refresh_milliseconds": metrics.get("milliseconds/refresh"),
+        "snapshots": len(store.snapshots),
+        "snapshots_with_weights": len(store.available),
+        "resume_point": {"number": point.number, **point.counters.model_dump()} if point else None,
+        "requests": [
+            {"kind": request.kind, "snapshot": request.snapshot, "into": request.into, "hold": request.hold}
+            for request in control.pending(run.control)
         ],
-        "snapshots": len(snapshots),
         "agent_steps_per_second": metrics.get("agent_steps_per_second"),
         "scores": {
             name: {"snapshot": snapshot.id, "mean": scores[snapshot.id]} if snapshot else None
             for name, snapshot in (("latest", scored[-1] if scored else None), ("best", best))
         },
-        "weights_sha256": snapshots[-1].weights_sha256 if snapshots else None,
+        "weights_sha256": point.weights_sha256 if point else None,
     }
+
+
+def _targets(swap: Swap, updates: int) -> list[dict[str, Any]]:
+    age = max(0, updates - swap.first_update + 1)
+    return [
+        {"lineage": "online", "snapshot": snapshot, "policy": swap.policy, "age_updates": age, "held": swap.hold}
+        for snapshot in swap.snapshots
+    ]
+
+
+def _best(snapshots: Sequence[Commit], scores: Mapping[str, float]) -> Commit | None:
+    scored = [snapshot for snapshot in snapshots if snapshot.id in scores]
+    return max(scored, key=lambda snapshot: (scores[snapshot.id], snapshot.number), default=None)
 
 
 def runs(folder: Path) -> list[dict[str, Any]]:
@@ -62,39 +82,115 @@ def runs(folder: Path) -> list[dict[str, Any]]:
     return summaries
 
 
-def log(run: Run) -> list[dict[str, Any]]:
-    """The snapshots, newest first, with scores and with marks: `latest`, `best`, `target`."""
-    snapshots = run.store().manifests
+def log(run: Run, *, abandoned: bool = False) -> list[dict[str, Any]]:
+    """The snapshots, newest first, with scores and with marks.
+
+    Marks: `latest`, `best`, `target`, `pinned`, `imported`, `removed` (retention took the weights), `abandoned` (beyond
+    a point from which the run resumed; shown only if asked for).
+    """
+    store = run.store()
     scores = run.scores()
-    summary = _status(run, snapshots, scores)
-    marks: dict[str, list[str]] = {}
-    if snapshots:
-        marks.setdefault(snapshots[-1].id, []).append("latest")
-    if best := summary["scores"]["best"]:
-        marks.setdefault(best["snapshot"], []).append("best")
-    for target in summary["targets"]:
-        marks.setdefault(target["snapshot"], []).append("target")
+    summary = _status(run, store, run.ledger.events(), scores)
+    marked = {
+        "latest": {snapshot.id for snapshot in store.snapshots[-1:]},
+        "best": {summary["scores"]["best"]["snapshot"]} if summary["scores"]["best"] else set(),
+        "target": {target["snapshot"] for target in summary["targets"]},
+        "pinned": store.pins,
+        "imported": {snapshot.id for snapshot in store.imports},
+        "abandoned": {snapshot.id for snapshot in store.abandoned},
+    }
+    entries = [*store.snapshots, *store.imports, *(store.abandoned if abandoned else [])]
     return [
         {
             "id": snapshot.id,
             "parent": snapshot.parent,
             "lineage": snapshot.lineage,
+            "attempt": snapshot.attempt,
             "time": snapshot.time,
             **snapshot.counters.model_dump(),
             "score": scores.get(snapshot.id),
             "bytes": snapshot.bytes,
             "weights_sha256": snapshot.weights_sha256,
-            "marks": marks.get(snapshot.id, []),
+            "marks": [mark for mark, ids in marked.items() if snapshot.id in ids]
+            + ([] if store.has_weights(snapshot.id) else ["removed"]),
         }
-        for snapshot in reversed(snapshots)
+        for snapshot in sorted(entries, key=lambda snapshot: snapshot.time, reverse=True)
     ]
 
 
 def show(run: Run, reference: str) -> dict[str, Any]:
     """One snapshot: its manifest, its evaluations, and the ledger's lines on when it became the target."""
-    snapshot = run.resolve(reference)
+    store = run.store()
+    snapshot = store.resolve(reference, run.scores())
     return {
-        "manifest": snapshot.model_dump(mode="json"),
+        "manifest": store.manifest(snapshot.id).model_dump(mode="json"),
+        "has_weights": store.has_weights(snapshot.id),
+        "pinned": snapshot.id in store.pins,
         "evaluations": [line for line in run.evaluations() if line["snapshot"] == snapshot.id],
-        "swaps": [line for line in run.ledger() if line["event"] == "swap" and line["snapshot"] == snapshot.id],
+        "swaps": [
+            event.model_dump(mode="json")
+            for event in run.ledger.events()
+            if isinstance(event, Swap) and snapshot.id in event.snapshots
+        ],
+    }
+
+
+def restored(run: Run, point: PointState) -> Iterator[str]:
+    """What a training that goes on from a point has again, and what not, a line each for people."""
+    counters = point.counters
+    yield f"restored: weights and optimizer, after {counters.updates:,} updates ({point.weights_sha256[:12]})"
+    yield f"restored: {counters.agent_steps:,} agent steps, {counters.episodes:,} episodes; epsilon, random streams"
+    if point.segments:
+        steps = point.segments[-1].stop - point.segments[0].first
+        yield f"restored: replay, {steps * run.settings.env.count:,} agent steps in {len(point.segments)} segments"
+    else:
+        yield "absent: replay, nothing was collected yet"
+    held = ", held by hand" if point.target.held else ""
+    yield f"restored: target {', '.join(point.target.snapshots)} (policy {point.target.policy}{held})"
+    yield "reset: environments, as at every resume point"
+    for request in control.pending(run.control):
+        yield f"waiting: {request.kind} {request.snapshot} into the {request.into} twin, since {request.time[:19]}"
+    beyond = run.ledger.beyond(point.known_bytes[run.ledger.path.name])
+    lost = {"snapshots": Commit, "swaps": Swap}
+    counts = [f"{n} {name}" for name, kind in lost.items() if (n := sum(isinstance(event, kind) for event in beyond))]
+    if counts:
+        yield f"abandoned: {', '.join(counts)} recorded beyond this point (kept; `twin-graph log --all` shows them)"
+    then, now = run.description["cpu"], cpu.describe()
+    if then["model"] != now.model or list(then["features"]) != list(now.features):
+        yield f"not promised: equal weights, since it began on another processor ({then['model']}, here {now.model})"
+
+
+def explain(run: Run, update: int) -> dict[str, Any]:
+    """Which snapshots bootstrapped an update, and why they were chosen.
+
+    Raises:
+      UsageError: that update was not made, as far as the records tell.
+    """
+    summary = status(run)
+    if not 1 <= update <= summary["updates"]:
+        raise UsageError(f"update {update:,}: the records know of updates 1 to {summary['updates']:,}")
+    swaps = [e for e in run.ledger.events() if isinstance(e, Swap) and e.into == "target"]
+    at = max(i for i, swap in enumerate(swaps) if swap.first_update <= update)
+    swap, following = swaps[at], swaps[at + 1 :]
+    last = min((later.first_update - 1 for later in following), default=summary["updates"])
+    commits = {snapshot.id: snapshot for snapshot in [*run.store().snapshots, *run.store().imports]}
+    return {
+        "update": update,
+        "snapshots": [
+            {
+                "id": snapshot_id,
+                "updates": commits[snapshot_id].updates,
+                "age_updates": update - 1 - commits[snapshot_id].updates,
+            }
+            for snapshot_id in swap.snapshots
+        ],
+        "policy": swap.policy,
+        "reason": swap.reason,
+        "candidates": list(swap.candidates),
+        "draw": swap.draw,
+        "used_for_updates": [swap.first_update, last],
+        "attempt": swap.attempt,
+        "time": swap.time,
+        "held": swap.hold,
+        "request": swap.request,
     }

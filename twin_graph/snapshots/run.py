@@ -3,14 +3,15 @@
 checkpoints/<run>/
   run.json            what this run is: settings, protocol, versions, processor
   snapshots/<id>/     see `twin_graph.snapshots.store`
-  ledger.jsonl        starts and ends of the trainer, commits, swaps
+  resume/             see `twin_graph.snapshots.points`
+  ledger.jsonl        see `twin_graph.snapshots.ledger`
   evaluations.jsonl   scores by snapshot id, every episode's return
   metrics.jsonl       what TensorBoard shows, as lines
   events/             TensorBoard's own file, one for each attempt
+  control/            requests of people to the trainer, and the lock of the one process that may write
 """
 
-import datetime
-import json
+import contextlib
 import os
 import shutil
 import socket
@@ -19,15 +20,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import filelock
 import psutil
 
 from twin_graph import cpu
 from twin_graph.config import Settings, validate
-from twin_graph.errors import DamagedError, UsageError
-from twin_graph.snapshots.files import append_line, fsync, read_lines, write_file
-from twin_graph.snapshots.store import FORMAT, Manifest, SnapshotStore
+from twin_graph.errors import DamagedError, InUseError, UsageError
+from twin_graph.snapshots.files import append_line, checked, fsync, read_file, read_lines, write_file
+from twin_graph.snapshots.ledger import Commit, Counters, End, Ledger, Start, utc_now
+from twin_graph.snapshots.points import PointState, PointStore
+from twin_graph.snapshots.store import FORMAT, SnapshotStore
 
 RUNS = Path("checkpoints")
+LEDGER, EVALUATIONS, METRICS = "ledger.jsonl", "evaluations.jsonl", "metrics.jsonl"
 
 _NEWEST_METRICS_BYTES = 65_536
 
@@ -38,6 +43,10 @@ VERSIONED = ("twin-graph", "tensorflow", "numpy", "gymnasium", "ale-py")
 class Run:
     """Paths and records of one run. Opening it reads `run.json` alone.
 
+    Attributes:
+      attempt: the process life of the run that this object writes for, from 1.
+      settings: with which it trains, or will go on.
+
     Raises:
       UsageError: there is no run in this folder.
       DamagedError: its `run.json` is not what was written.
@@ -46,17 +55,20 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.attempt = 1
+        self.ledger = Ledger(folder / LEDGER)
+        path = folder / "run.json"
+        if not path.exists():
+            raise UsageError(f"no run in {folder}; `twin-graph runs` lists those in {RUNS}/")
+        self.description = read_file(path)
         try:
-            self.description = json.loads((folder / "run.json").read_text(encoding="utf-8"))
             if self.description["format"] != FORMAT:
                 raise DamagedError(
                     f"{folder} has format {self.description['format']}; this version of twin-graph reads {FORMAT}"
                 )
             self.settings: Settings = validate(self.description["settings"])
-        except (FileNotFoundError, NotADirectoryError):
-            raise UsageError(f"no run in {folder}; `twin-graph runs` lists those in {RUNS}/") from None
-        except (ValueError, KeyError, TypeError, UsageError) as error:
-            raise DamagedError(f"{folder / 'run.json'} is damaged: {error}") from None
+        except (KeyError, TypeError, UsageError) as error:
+            raise DamagedError(f"{path} is damaged: {error}") from None
+        self._lock = filelock.FileLock(folder / "control" / "lock")
 
     @property
     def name(self) -> str:
@@ -67,42 +79,140 @@ class Run:
         """TensorBoard's folder."""
         return self.folder / "events"
 
-    def store(self) -> SnapshotStore:
-        """The run's snapshots as they are now."""
-        return SnapshotStore(self.folder / "snapshots")
+    @property
+    def control(self) -> Path:
+        """The folder of requests to the trainer."""
+        return self.folder / "control"
 
-    def record(self, event: str, **fields: Any) -> None:
-        """Appends a durable line to the ledger; every line says event, attempt and time."""
-        append_line(
-            self.folder / "ledger.jsonl", {"event": event, "attempt": self.attempt, "time": utc_now(), **fields}
+    @contextlib.contextmanager
+    def lock(self, purpose: str) -> Iterator[None]:
+        """While it lasts, no other process trains, prunes or imports here. This object may take it again inside.
+
+        Raises:
+          InUseError: another process has it; the message says which.
+        """
+        self.control.mkdir(exist_ok=True)
+        holder = self.control / "holder.json"
+        try:
+            self._lock.acquire(timeout=0)
+        except filelock.Timeout:
+            try:
+                who = read_file(holder)
+                by = f"process {who['pid']} on {who['host']} ({who['purpose']}, since {who['since'][:19]} UTC)"
+            except DamagedError:
+                by = "another process"
+            raise InUseError(f"{self.folder} is in use by {by}") from None
+        try:
+            if self._lock.lock_counter == 1:
+                here = {"pid": os.getpid(), "host": socket.gethostname(), "purpose": purpose, "since": utc_now()}
+                write_file(holder, checked(here))
+            yield
+        finally:
+            self._lock.release()
+
+    def store(self, *, upto: int | None = None) -> SnapshotStore:
+        """The run's snapshots as they are now, or as the first so many bytes of the ledger have them."""
+        return SnapshotStore(self.folder / "snapshots", self.ledger, upto=upto)
+
+    def points(self) -> PointStore:
+        """The run's resume points."""
+        return PointStore(self.folder / "resume")
+
+    def known_bytes(self) -> dict[str, int]:
+        """The present length of each file of records, by name."""
+        paths = [self.folder / name for name in (LEDGER, EVALUATIONS, METRICS)]
+        return {path.name: path.stat().st_size if path.exists() else 0 for path in paths}
+
+    def record_start(self, point: PointState | None = None) -> None:
+        """The ledger's line on the process that trains from here on, from a resume point if one is given."""
+        pid = os.getpid()
+        self.attempt = 1 + max((event.attempt for event, _ in self.ledger.with_abandoned()), default=0)
+        self.ledger.append(
+            Start(
+                attempt=self.attempt,
+                time=utc_now(),
+                pid=pid,
+                host=socket.gethostname(),
+                process_started=_process_started(pid),
+                resumed_from=point.number if point else None,
+                counters=point.counters if point else None,
+                known_bytes=point.known_bytes if point else {},
+                found_bytes=self.known_bytes() if point else {},
+            )
         )
 
-    def record_start(self) -> None:
-        """The ledger's line on the process that trains from here on."""
-        pid = os.getpid()
-        self.record("start", pid=pid, host=socket.gethostname(), process_started=_process_started(pid))
+    def change_settings(self, settings: Settings) -> None:
+        """Records other settings for the next attempt; `run.json` keeps those of each attempt before."""
+        before = self.settings.model_dump()
+        past = {"attempt": self.attempt, "settings": before, "settings_sha256": self.settings.sha256()}
+        self.description = {
+            **self.description,
+            "settings": settings.model_dump(),
+            "settings_sha256": settings.sha256(),
+            "past_settings": [*self.description["past_settings"], past],
+        }
+        self.settings = settings
+        write_file(self.folder / "run.json", checked(self.description, indent=1))
 
-    def record_evaluation(self, evaluation: dict[str, Any]) -> None:
-        """Appends a durable line to `evaluations.jsonl`."""
-        append_line(self.folder / "evaluations.jsonl", {"attempt": self.attempt, "time": utc_now(), **evaluation})
+    def record_evaluation(
+        self, snapshot: Commit, result: Mapping[str, Any], *, played_at: Counters | None = None, challenger: str = ""
+    ) -> dict[str, Any]:
+        """Appends a durable line to `evaluations.jsonl`, and returns it.
+
+        Args:
+          snapshot: which played.
+          result: see `twin_graph.evaluation.Evaluation.summary`.
+          played_at: counters of the training, for a scheduled evaluation; None for one by hand, which steers nothing.
+          challenger: of a scheduled evaluation, the newest snapshot, which played the same games.
+        """
+        line = {
+            "attempt": self.attempt,
+            "time": utc_now(),
+            "snapshot": snapshot.id,
+            "scheduled": played_at is not None,
+            "played_at": played_at.model_dump() if played_at else None,
+            "challenger": challenger,
+            **snapshot.counters.model_dump(),
+            **result,
+        }
+        append_line(self.folder / EVALUATIONS, line)
+        return line
 
     def record_metrics(self, metrics: dict[str, Any]) -> None:
         """Appends a line to `metrics.jsonl`; not fsynced, since nothing is decided by it."""
-        append_line(self.folder / "metrics.jsonl", {"attempt": self.attempt, **metrics}, durable=False)
-
-    def ledger(self) -> Iterator[dict[str, Any]]:
-        return _read(self.folder / "ledger.jsonl", "event", "attempt", "time")
+        append_line(self.folder / METRICS, {"attempt": self.attempt, **metrics}, durable=False)
 
     def evaluations(self) -> Iterator[dict[str, Any]]:
-        return _read(self.folder / "evaluations.jsonl", "snapshot", "scheduled", "returns")
+        """Evaluations that hold. Raises `DamagedError`."""
+        for line in self._lines(EVALUATIONS):
+            if missing := [key for key in ("snapshot", "scheduled", "returns", "protocol") if key not in line]:
+                raise DamagedError(f"{self.folder / EVALUATIONS} is damaged: a record has no {missing[0]!r}")
+            yield line
 
     def metrics(self) -> Iterator[dict[str, Any]]:
-        return _read(self.folder / "metrics.jsonl", "agent_steps")
+        """Metrics that hold. Raises `DamagedError`."""
+        return self._lines(METRICS)
+
+    def _lines(self, name: str) -> Iterator[dict[str, Any]]:
+        """The records of a file but for those abandoned; evaluations by hand are never abandoned."""
+        starts = [
+            event for event in self.ledger.events() if isinstance(event, Start) and event.resumed_from is not None
+        ]
+        spans = [(start.known_bytes[name], start.found_bytes[name]) for start in starts]
+        for line in read_lines(self.folder / name):
+            abandoned = any(known <= line.start < found for known, found in spans)
+            if line.record is None:
+                if abandoned:
+                    continue
+                raise DamagedError(f"{self.folder / name} is damaged: line {line.number} is not what was written")
+            if not abandoned or line.record.get("scheduled") is False:
+                yield line.record
 
     def newest_metrics(self) -> dict[str, Any]:
         """The newest line of metrics with counters and rates; empty before the first."""
-        lines = read_lines(self.folder / "metrics.jsonl", newest_bytes=_NEWEST_METRICS_BYTES)
-        return next((line for line in reversed(list(lines)) if "agent_steps_per_second" in line), {})
+        lines = read_lines(self.folder / METRICS, newest_bytes=_NEWEST_METRICS_BYTES)
+        records = [line.record for line in lines if line.record]
+        return next((record for record in reversed(records) if "agent_steps_per_second" in record), {})
 
     def scores(self) -> dict[str, float]:
         """Mean return by snapshot id, over the episodes of its scheduled evaluations."""
@@ -112,24 +222,22 @@ class Run:
                 returns.setdefault(evaluation["snapshot"], []).extend(evaluation["returns"])
         return {snapshot: sum(r) / len(r) for snapshot, r in returns.items() if r}
 
-    def resolve(self, reference: str) -> Manifest:
+    def resolve(self, reference: str) -> Commit:
         """The snapshot that a reference means: see `SnapshotStore.resolve`."""
         return self.store().resolve(reference, self.scores())
 
     def state(self) -> str:
         """`running`, `finished`, `stopped` (by a person) or `failed` (by an error or a crash)."""
-        newest = None
-        for line in self.ledger():
-            if line["event"] in ("start", "end"):
-                newest = line
+        newest = next((e for e in reversed(self.ledger.events()) if isinstance(e, Start | End)), None)
         if newest is None:
             return "failed"
-        if newest["event"] == "end":
-            return str(newest["state"])
-        if newest["host"] != socket.gethostname():
+        if isinstance(newest, End):
+            return newest.state
+        if newest.host != socket.gethostname():
             return "running"  # all that can be known from here is that it has not said it ended
-        started = _process_started(newest["pid"])
-        return "running" if started is not None and abs(started - newest["process_started"]) < 1 else "failed"
+        started = _process_started(newest.pid)
+        same = started is not None and abs(started - (newest.process_started or 0)) < 1
+        return "running" if same else "failed"
 
 
 def check_new_folder(folder: Path) -> None:
@@ -147,7 +255,7 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
 
     Args:
       folder: must not exist yet.
-      settings: of the whole run; they never change.
+      settings: of the run.
       protocol: what scores of the environment depend on, for people.
 
     Raises:
@@ -170,9 +278,10 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
         "protocol": dict(protocol),
         "versions": {name: version(name) for name in VERSIONED},
         "cpu": cpu.describe()._asdict(),
+        "past_settings": [],
     }
     try:
-        write_file(folder / "run.json", json.dumps(description, indent=1) + "\n")
+        write_file(folder / "run.json", checked(description, indent=1))
         fsync(folder.parent)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -194,16 +303,11 @@ def find(name: str) -> Run:
     return Run(here if (here / "run.json").exists() or not (there / "run.json").exists() else there)
 
 
-def utc_now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-
-
-def _read(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
-    """The records of a file, each of which must have these keys."""
-    for record in read_lines(path):
-        if missing := [key for key in keys if key not in record]:
-            raise DamagedError(f"{path} is damaged: a record has no {missing[0]!r}")
-        yield record
+def locate(run: Run, reference: str) -> tuple[Run, Commit]:
+    """The snapshot that a reference means, and whose it is: `RUN:REF` is another run's."""
+    other, colon, inside = reference.rpartition(":")
+    owner = find(other) if colon and not reference.startswith("@") else run
+    return owner, owner.resolve(inside if owner is not run else reference)
 
 
 def _process_started(pid: int) -> float | None:

@@ -1,43 +1,52 @@
 """Snapshots on disk: immutable records of one learner's weights, named by number and content.
 
 snapshots/000042-3fa9c1d2/
-  model.index, model.data-00000-of-00001    what a Saver wrote
+  model.index, model.data-00000-of-00001    what a Saver wrote; retention may remove these two
   manifest.json                             what it is: see `Manifest`
+
+A snapshot exists from the moment that the ledger says so: the folder is made first, whole and durable, the line after.
 """
 
+import contextlib
+import fcntl
 import hashlib
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, Self
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from twin_graph.errors import DamagedError, UsageError
-from twin_graph.snapshots.files import commit_folder, fsync
+from twin_graph.snapshots.files import checked, commit_folder, fsync, read_file, remove_leftovers, write_new
+from twin_graph.snapshots.ledger import (
+    IMPORT,
+    Commit,
+    Counters,
+    Health,
+    Ledger,
+    Pin,
+    Prune,
+    Record,
+    commits,
+    first_problem,
+    pinned,
+    pruned,
+    utc_now,
+)
 
 FORMAT: Final = 1
 MANIFEST = "manifest.json"
 MODEL_PREFIX = "model"
 
-_ID = re.compile(r"\d{6,}-[0-9a-f]{8}")
+ID = re.compile(r"\d{6,}-[0-9a-f]{8}|import-[0-9a-f]{12}")
+_WAIT_FOR_READERS_SECONDS = 2.0
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Counters(_Record):
-    """How far a run had come. `frames` is agent steps times the frame skip."""
-
-    agent_steps: int = Field(ge=0)
-    updates: int = Field(ge=0)
-    frames: int = Field(ge=0)
-    episodes: int = Field(ge=0)
-
-
-class VariableRecord(_Record):
+class VariableRecord(Record):
     """One variable in the files."""
 
     name: str
@@ -45,29 +54,48 @@ class VariableRecord(_Record):
     dtype: str
 
 
-class FileRecord(_Record):
-    """One file beside the manifest; size in bytes."""
+class FileRecord(Record):
+    """One file beside the record that names it; size in bytes."""
 
     name: str
     size: int = Field(ge=0)
     sha256: str
 
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Reads the whole file."""
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return cls(name=path.name, size=os.fstat(file.fileno()).st_size, sha256=digest)
 
-class Manifest(_Record):
+    def check(self, folder: Path) -> None:
+        """Raises `DamagedError` unless the file in `folder` is the one recorded."""
+        path = folder / self.name
+        try:
+            found = FileRecord.of(path)
+        except OSError as error:
+            raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
+        if found != self:
+            raise DamagedError(f"{path} is damaged: its size or sha256 is not the one recorded")
+
+
+class Manifest(Record):
     """All that is known of a snapshot when it is committed.
 
     Attributes:
-      id: number and first eight digits of `weights_sha256`.
+      id: number and first eight digits of `weights_sha256`; `import-` and twelve digits for lineage `import`.
       parent: the lineage's snapshot before this one; None for the first.
-      attempt: the process life of the run that committed it, from 1.
+      attempt: the process life of the run that wrote the files, from 1.
       time: UTC, ISO 8601.
       settings_sha256: hash of the run's settings.
       weights_sha256: see `twin_graph.twin.weights_sha256`.
+      health: None before there is a probe batch.
+      origin: the path from which it was imported.
     """
 
     format: Literal[1] = FORMAT
     id: str
-    number: int = Field(ge=0)
+    number: int | None = Field(ge=0)
     lineage: str
     parent: str | None
     attempt: int = Field(ge=1)
@@ -75,6 +103,8 @@ class Manifest(_Record):
     counters: Counters
     settings_sha256: str
     weights_sha256: str
+    health: Health | None
+    origin: str | None
     variables: tuple[VariableRecord, ...]
     files: tuple[FileRecord, ...]
 
@@ -88,49 +118,104 @@ class Manifest(_Record):
         """The manifest in a snapshot's folder.
 
         Raises:
-          DamagedError: it is missing, is not of the known format or does not belong to this folder.
+          DamagedError: it is missing, not what was written, or does not belong to this folder.
         """
         path = folder / MANIFEST
         try:
-            manifest = cls.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
+            manifest = cls.model_validate(read_file(path))
         except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise DamagedError(f"{path} is damaged: {f'{where}: ' if where else ''}{first['msg']}") from None
+            raise DamagedError(f"{path} is damaged: {first_problem(error)}") from None
         if manifest.id != folder.name:
             raise DamagedError(f"{path} is damaged: it names itself {manifest.id}")
         return manifest
 
 
 class SnapshotStore:
-    """The committed snapshots in one folder. Reads it once; a second reader opens it again to see what is new.
+    """The snapshots of one run: those that its ledger says are committed, and were not abandoned.
+
+    Args:
+      folder: `snapshots/` of a run; made by the first commit.
+      ledger: of the same run.
+      upto: see only what the first so many bytes of the ledger say.
+
+    Attributes:
+      snapshots: of the learners, in the order of their numbers.
+      abandoned: of attempts beyond a point from which the run resumed.
+      imports: those brought in from outside.
+      pins: ids that a person keeps.
 
     Raises:
-      DamagedError: a manifest cannot be understood.
+      DamagedError: the ledger cannot be understood.
     """
 
-    def __init__(self, folder: Path) -> None:
+    snapshots: list[Commit]
+    abandoned: list[Commit]
+    imports: list[Commit]
+    pins: set[str]
+
+    def __init__(self, folder: Path, ledger: Ledger, *, upto: int | None = None) -> None:
         self.folder = folder
-        found = [Manifest.read(path) for path in folder.glob("*-*") if _ID.fullmatch(path.name)]
-        self._manifests = sorted(found, key=lambda manifest: manifest.number)
+        self._ledger = ledger
+        self._upto = upto
+        self.reload()
+
+    def reload(self) -> None:
+        """Sees what others have recorded since."""
+        known = self._ledger.with_abandoned(upto=self._upto)
+        events = [event for event, holds in known if holds]
+        every = list(commits(events))
+        live = {commit.id for commit in every}
+        self.abandoned = [c for c in commits([event for event, _ in known]) if c.id not in live]
+        self.snapshots = sorted((c for c in every if c.lineage != IMPORT), key=lambda c: c.number or 0)
+        self.imports = [c for c in every if c.lineage == IMPORT]
+        self.pins = pinned(events)
+        self._gone = pruned(events)
 
     @property
-    def manifests(self) -> Sequence[Manifest]:
-        """All committed snapshots, in the order of their numbers."""
-        return self._manifests
+    def available(self) -> Sequence[Commit]:
+        """Those of `snapshots` whose weights are there."""
+        return [snapshot for snapshot in self.snapshots if snapshot.id not in self._gone]
 
     @property
-    def newest(self) -> Manifest:
+    def newest(self) -> Commit:
         """The last committed snapshot. Raises `UsageError` if there is none."""
-        if not self._manifests:
+        if not self.snapshots:
             raise UsageError(f"{self.folder} holds no snapshot yet")
-        return self._manifests[-1]
+        return self.snapshots[-1]
 
-    def prefix(self, snapshot: Manifest) -> Path:
-        """What `Saver.restore` takes."""
-        return self.folder / snapshot.id / MODEL_PREFIX
+    def find(self, snapshot_id: str) -> Commit:
+        """The snapshot of this id. Raises `UsageError` if there is none."""
+        for snapshot in reversed([*self.imports, *self.snapshots]):
+            if snapshot.id == snapshot_id:
+                return snapshot
+        raise UsageError(f"no snapshot {snapshot_id!r} in {self.folder}")
+
+    def has_weights(self, snapshot_id: str) -> bool:
+        """Whether retention has left the weight files."""
+        return snapshot_id not in self._gone
+
+    def manifest(self, snapshot_id: str) -> Manifest:
+        """Reads the manifest of a snapshot. Raises `DamagedError`."""
+        return Manifest.read(self.folder / snapshot_id)
+
+    def prefix(self, snapshot_id: str) -> Path:
+        """What `Saver.restore` takes. Raises `UsageError` if retention has removed the weights."""
+        if not self.has_weights(snapshot_id):
+            raise UsageError(
+                f"the weights of {snapshot_id} were removed by retention; `twin-graph log` shows what is kept"
+            )
+        return self.folder / snapshot_id / MODEL_PREFIX
+
+    def check_files(self, snapshot_id: str) -> None:
+        """Compares the sizes and hashes of a snapshot's files with its manifest. Raises `DamagedError`."""
+        for file in self.manifest(snapshot_id).files:
+            file.check(self.folder / snapshot_id)
+
+    def check_same_variables(self, first: str, second: str) -> None:
+        """Compares two snapshots' variables by their manifests. Raises `UsageError` naming those that differ."""
+        ours, theirs = ({(v.name, v.shape, v.dtype) for v in self.manifest(i).variables} for i in (first, second))
+        if differing := sorted({name for name, *_ in ours ^ theirs}):
+            raise UsageError(f"{first} does not fit this run's network: {', '.join(differing)} differ from {second}'s")
 
     def commit(
         self,
@@ -138,20 +223,27 @@ class SnapshotStore:
         *,
         lineage: str,
         attempt: int,
-        time: str,
         counters: Counters,
         settings_sha256: str,
         weights_sha256: str,
         variables: Sequence[VariableRecord],
-    ) -> Manifest:
+        health: Health | None = None,
+        origin: str | None = None,
+    ) -> Commit:
         """Calls `save(prefix)`, which writes the weights, and makes files and manifest one durable snapshot.
+
+        Where an attempt that was abandoned has committed the same weights under the same number, its folder is adopted.
 
         Raises:
           OSError: nothing was committed.
+          DamagedError: there is a folder of this name with something else in it.
         """
-        number = self._manifests[-1].number + 1 if self._manifests else 0
-        name = f"{number:06d}-{weights_sha256[:8]}"
-        parents = [manifest.id for manifest in self._manifests if manifest.lineage == lineage]
+        if lineage == IMPORT:
+            number, parent, name = None, None, f"{IMPORT}-{weights_sha256[:12]}"
+        else:
+            number = (self.snapshots[-1].number or 0) + 1 if self.snapshots else 0
+            parent = next((s.id for s in reversed(self.snapshots) if s.lineage == lineage), None)
+            name = f"{number:06d}-{weights_sha256[:8]}"
 
         def fill(folder: Path) -> Manifest:
             save(folder / MODEL_PREFIX)
@@ -159,35 +251,135 @@ class SnapshotStore:
                 id=name,
                 number=number,
                 lineage=lineage,
-                parent=parents[-1] if parents else None,
+                parent=parent,
                 attempt=attempt,
-                time=time,
+                time=utc_now(),
                 counters=counters,
                 settings_sha256=settings_sha256,
                 weights_sha256=weights_sha256,
+                health=health,
+                origin=origin,
                 variables=tuple(variables),
-                files=tuple(_file_record(path) for path in sorted(folder.iterdir())),
+                files=tuple(FileRecord.of(path) for path in sorted(folder.iterdir())),
             )
-            (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            write_new(folder / MANIFEST, checked(manifest.model_dump(mode="json"), indent=1))
             return manifest
 
         if not self.folder.exists():
             self.folder.mkdir()
             fsync(self.folder.parent)
-        manifest = commit_folder(self.folder / name, fill)
-        self._manifests.append(manifest)
+        if (self.folder / name).exists():
+            manifest = self._adopt(name, weights_sha256)
+        else:
+            manifest = commit_folder(self.folder / name, fill)
+        snapshot = Commit(
+            attempt=attempt,
+            time=utc_now(),
+            snapshot=name,
+            number=number,
+            lineage=lineage,
+            parent=parent,
+            counters=counters,
+            weights_sha256=weights_sha256,
+            bytes=manifest.bytes,
+            health=health,
+        )
+        self._ledger.append(snapshot)
+        (self.imports if lineage == IMPORT else self.snapshots).append(snapshot)
+        self._gone.discard(name)
+        return snapshot
+
+    def _adopt(self, name: str, weights_sha256: str) -> Manifest:
+        manifest = self.manifest(name)
+        if manifest.weights_sha256 != weights_sha256:
+            raise DamagedError(f"{self.folder / name} holds other weights than its name says; move it away")
+        self.check_files(name)
         return manifest
 
-    def check_files(self, snapshot: Manifest) -> None:
-        """Compares the sizes and hashes of a snapshot's files with its manifest. Raises `DamagedError`."""
-        for file in snapshot.files:
-            path = self.folder / snapshot.id / file.name
-            if not path.is_file():
-                raise DamagedError(f"{path} is missing")
-            if _file_record(path) != file:
-                raise DamagedError(f"{path} is damaged: its size or sha256 is not the manifest's")
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """While it lasts, no weights are removed: what is listed inside can be loaded inside."""
+        with self._flock(fcntl.LOCK_SH):
+            self.reload()
+            yield
 
-    def resolve(self, reference: str, scores: Mapping[str, float]) -> Manifest:
+    def pin(self, snapshot_id: str, *, keep: bool, attempt: int) -> None:
+        """Records that a person keeps a snapshot's weights, or releases them.
+
+        Raises:
+          UsageError: the weights are gone already, or it is not pinned.
+        """
+        with self.reading():
+            if keep:
+                self.prefix(snapshot_id)
+            elif snapshot_id not in self.pins:
+                raise UsageError(f"{snapshot_id} is not pinned")
+            event: Literal["pin", "unpin"] = "pin" if keep else "unpin"
+            self._ledger.append(Pin(event=event, attempt=attempt, time=utc_now(), snapshot=snapshot_id))
+            self.reload()
+
+    def remove_weights(self, choose: Callable[[], Iterable[str]], *, attempt: int) -> list[str]:
+        """Removes the weight files of the snapshots that `choose` names; their manifests stay.
+
+        Only the process that holds the run's lock may call it. The ledger says so first: a crash in between leaves
+        files that nobody reads, which the next call removes.
+
+        Args:
+          choose: called when no reader can come in between, after the newest pins were read.
+          attempt: the process life of the run.
+
+        Returns:
+          The ids; empty also if readers did not let go of the store for seconds.
+        """
+        try:
+            with self._flock(fcntl.LOCK_EX):
+                self.reload()
+                doomed = [snapshot_id for snapshot_id in choose() if self.has_weights(snapshot_id)]
+                if doomed:
+                    self._ledger.append(Prune(attempt=attempt, time=utc_now(), snapshots=tuple(doomed)))
+                    self._gone.update(doomed)
+                for snapshot_id in doomed:
+                    self._unlink_weights(snapshot_id)
+                return doomed
+        except BlockingIOError:
+            return []
+
+    def finish_removals(self) -> None:
+        """Removes what a crash left: files of snapshots that the ledger calls removed, and unfinished commits."""
+        if self.folder.exists():
+            remove_leftovers(self.folder)
+        for snapshot_id in self._gone:
+            self._unlink_weights(snapshot_id)
+
+    def _unlink_weights(self, snapshot_id: str) -> None:
+        for path in (self.folder / snapshot_id).glob(f"{MODEL_PREFIX}.*"):
+            path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _flock(self, kind: int) -> Iterator[None]:
+        """Raises BlockingIOError if an exclusive lock is not to be had in a short time."""
+        try:
+            descriptor = os.open(self.folder, os.O_RDONLY)
+        except FileNotFoundError:  # no snapshot yet: nothing to guard
+            yield
+            return
+        try:
+            deadline = time.monotonic() + _WAIT_FOR_READERS_SECONDS
+            while kind == fcntl.LOCK_EX:
+                try:
+                    fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.01)
+            else:
+                fcntl.flock(descriptor, kind)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def resolve(self, reference: str, scores: Mapping[str, float]) -> Commit:
         """The snapshot that a reference means.
 
         Args:
@@ -200,21 +392,22 @@ class SnapshotStore:
         """
         newest = self.newest
         if reference == "best":
-            scored = [manifest for manifest in self._manifests if manifest.id in scores]
+            scored = [snapshot for snapshot in self.snapshots if snapshot.id in scores]
             if not scored:
                 raise UsageError("no snapshot has been evaluated yet, so that there is no best one")
-            return max(scored, key=lambda manifest: (scores[manifest.id], manifest.number))
+            return max(scored, key=lambda snapshot: (scores[snapshot.id], snapshot.number))
         if match := re.fullmatch(r"latest(?:~(\d+))?", reference):
             back = int(match[1] or 0)
-            if back >= len(self._manifests):
-                raise UsageError(f"{reference}: there are only {len(self._manifests)} snapshots")
-            return self._manifests[-1 - back]
+            if back >= len(self.snapshots):
+                raise UsageError(f"{reference}: there are only {len(self.snapshots)} snapshots")
+            return self.snapshots[-1 - back]
         if match := re.fullmatch(r"@update:(\d+)", reference):
-            before = [manifest for manifest in self._manifests if manifest.counters.updates <= int(match[1])]
+            before = [snapshot for snapshot in self.snapshots if snapshot.updates <= int(match[1])]
             if not before:
                 raise UsageError(f"{reference}: the first snapshot was committed after that update")
             return before[-1]
-        matching = [manifest for manifest in self._manifests if reference and manifest.id.startswith(reference)]
+        every = [*self.snapshots, *self.imports]
+        matching = [snapshot for snapshot in every if reference and snapshot.id.startswith(reference)]
         if len(matching) == 1:
             return matching[0]
         if matching:
@@ -222,11 +415,4 @@ class SnapshotStore:
         raise UsageError(
             f"no snapshot {reference!r}; the newest is {newest.id}. References are an id or its beginning, latest, "
             "latest~3, best, @update:12000"
-        )
-
-
-def _file_record(path: Path) -> FileRecord:
-    with path.open("rb") as file:
-        return FileRecord(
-            name=path.name, size=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest()
         )

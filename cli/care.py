@@ -1,0 +1,97 @@
+"""Commands that take care of the store: `verify`, `pin`, `unpin`, `prune`. None of them imports TensorFlow."""
+
+import click
+
+from twin_graph.errors import DamagedError
+from twin_graph.snapshots.run import find
+
+from .params import json_option, print_json, run_argument, say, stdout
+
+
+@click.command()
+@run_argument
+@json_option
+def verify(run: str, as_json: bool) -> None:
+    """Check every file of RUN against what was recorded when it was written.
+
+    Names what is damaged (exit code 3) and what does not belong to a run; changes nothing.
+
+    \b
+    Example:
+      twin-graph verify pong-seed1-1
+    """
+    from twin_graph.snapshots.verify import verify as check
+
+    findings = check(find(run))
+    if as_json:
+        print_json(findings._asdict())
+    for path in findings.unknown:
+        say(f"unknown, left alone: {path}")
+    if findings.damage:
+        more = f" (and {len(findings.damage) - 1} more)" if len(findings.damage) > 1 else ""
+        for line in findings.damage:
+            say(f"damaged: {line}")
+        raise DamagedError(findings.damage[0] + more)
+    if not as_json:
+        stdout.print(f"{findings.files:,} files, {findings.bytes / 1e6:,.1f} MB: all as they were written")
+
+
+def _pin(run: str, ref: str, *, keep: bool) -> None:
+    found = find(run)
+    snapshot = found.resolve(ref)
+    attempt = max((event.attempt for event in found.ledger.events()), default=1)
+    found.store().pin(snapshot.id, keep=keep, attempt=attempt)
+    say(f"{snapshot.id} is {'kept' if keep else 'released'}")
+
+
+@click.command()
+@run_argument
+@click.argument("ref")
+def pin(run: str, ref: str) -> None:
+    """Keep the weights of snapshot REF of RUN, whatever retention says.
+
+    \b
+    Example:
+      twin-graph pin pong-seed1-1 best
+    """
+    _pin(run, ref, keep=True)
+
+
+@click.command()
+@run_argument
+@click.argument("ref")
+def unpin(run: str, ref: str) -> None:
+    """Release snapshot REF of RUN, so that retention may remove its weights.
+
+    \b
+    Example:
+      twin-graph unpin pong-seed1-1 000042
+    """
+    _pin(run, ref, keep=False)
+
+
+@click.command()
+@run_argument
+@click.option("--keep-last", type=click.IntRange(min=1), help="Instead of save.keep_last.")
+@click.option("--keep-every", type=click.IntRange(min=0), help="Instead of save.keep_every.")
+@click.option("--dry-run", is_flag=True, help="List only what would be removed.")
+@json_option
+def prune(run: str, keep_last: int | None, keep_every: int | None, dry_run: bool, as_json: bool) -> None:
+    """Remove the weights of RUN's snapshots that retention does not keep. Manifests stay.
+
+    A training does this by itself at each resume point.
+
+    \b
+    Example:
+      twin-graph prune pong-seed1-1 --keep-last 10 --dry-run
+    """
+    from twin_graph.retention import prune as apply
+
+    found = find(run)
+    removed = apply(found, keep_last=keep_last, keep_every=keep_every, dry_run=dry_run)
+    if as_json:
+        print_json({"removed": removed, "dry_run": dry_run})
+        return
+    for snapshot_id in removed:
+        stdout.print(snapshot_id)
+    say(f"{len(removed)} snapshots {'would lose' if dry_run else 'lost'} their weights")

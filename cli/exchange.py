@@ -1,0 +1,101 @@
+"""Commands about weights in and out: `diff`, `export`, `import`."""
+
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from twin_graph.errors import UsageError
+from twin_graph.snapshots.run import find, locate
+
+from .params import json_option, print_json, run_argument, say, stdout
+
+
+@click.command()
+@run_argument
+@click.argument("first")
+@click.argument("second")
+@json_option
+def diff(run: str, first: str, second: str, as_json: bool) -> None:
+    """Compare snapshots FIRST and SECOND of RUN, variable by variable. RUN:REF means another run's.
+
+    \b
+    Examples:
+      twin-graph diff pong-seed1-1 latest~1 latest
+      twin-graph diff pong-seed1-1 best pong-seed2-1:best
+    """
+    ours, theirs = (locate(find(run), reference) for reference in (first, second))
+
+    from twin_graph import exchange
+
+    rows = exchange.diff((ours[0].store(), ours[1]), (theirs[0].store(), theirs[1]))
+    if as_json:
+        print_json({"first": ours[1].id, "second": theirs[1].id, "variables": [row._asdict() for row in rows]})
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("variable", "shape", "distance", "relative", "largest change"):
+        table.add_column(heading, justify="left" if heading in ("variable", "shape") else "right")
+    for row in rows:
+        numbers = (f"{row.distance:.4g}", f"{row.relative:.2%}", f"{row.largest:.4g}")
+        table.add_row(row.name, str(list(row.shape)), *numbers)
+    stdout.print(table)
+
+
+@click.command()
+@run_argument
+@click.argument("ref")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["tf1", "savedmodel", "npz"]),
+    default="tf1",
+    show_default=True,
+    help="Of PATH.",
+)
+def export(run: str, ref: str, path: Path, form: str) -> None:
+    """Write snapshot REF of RUN to PATH for other programs.
+
+    tf1 is what `tf.train.import_meta_graph` and `Saver.restore` read (PATH.meta, PATH.index, PATH.data-...); savedmodel
+    is a folder with a signature from observations to q_values; npz has the variables by name.
+
+    \b
+    Example:
+      twin-graph export pong-seed1-1 best network --format tf1
+    """
+    owner, snapshot = locate(find(run), ref)
+    owner.store().prefix(snapshot.id)
+
+    from twin_graph import exchange
+
+    for written in exchange.export(owner, snapshot, form, path):  # type: ignore[arg-type]
+        stdout.print(str(written), soft_wrap=True)
+
+
+@click.command(name="import")
+@run_argument
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--map", "renames", multiple=True, metavar="OLD=NEW", help="A name in PATH, and its name here. Repeatable."
+)
+def import_(run: str, path: Path, renames: tuple[str, ...]) -> None:
+    """Bring the Saver checkpoint PATH into RUN as a snapshot, which `swap` can then use.
+
+    PATH is what was given to Saver.save, without an ending. Names and shapes have to fit; --map renames. An imported
+    snapshot is never `latest`.
+
+    \b
+    Example:
+      twin-graph import pong-seed1-1 /tmp/model-2/network --map Variable=conv1/weights
+    """
+    found = find(run)
+    pairs = [text.partition("=") for text in renames]
+    if wrong := [old for old, separator, new in pairs if not (old and separator and new)]:
+        raise UsageError(f"--map {wrong[0]}: write it as OLD=NEW")
+
+    from twin_graph import exchange
+
+    imported = exchange.import_checkpoint(found, path, {old: new for old, _, new in pairs})
+    if imported.ignored:
+        say(f"not used: {', '.join(imported.ignored)}")
+    say(f"{imported.snapshot.id}; use it with: twin-graph swap {run} {imported.snapshot.id}")

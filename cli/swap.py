@@ -1,0 +1,96 @@
+"""`twin-graph swap`."""
+
+from typing import Literal
+
+import click
+
+from twin_graph.errors import TwinGraphError, UsageError
+from twin_graph.snapshots import control
+from twin_graph.snapshots.control import Answer, Request
+from twin_graph.snapshots.ledger import Swap
+from twin_graph.snapshots.run import Run, find
+
+from .params import json_option, print_json, run_argument, say
+
+_PATIENCE_SECONDS = 120.0  # an evaluation or a resume point may be under way
+
+
+@click.command()
+@run_argument
+@click.argument("ref", required=False)
+@click.option(
+    "--into", type=click.Choice(["target", "online"]), default="target", show_default=True, help="Which twin takes it."
+)
+@click.option("--hold", is_flag=True, help="Keep it: no refresh by the schedule until --undo.")
+@click.option("--undo", is_flag=True, help="Take back the last swap by hand, and release --hold.")
+@click.option("--dry-run", is_flag=True, help="Check only whether it could be done.")
+@json_option
+def swap(
+    run: str, ref: str | None, into: Literal["target", "online"], hold: bool, undo: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Put snapshot REF into a twin of RUN, while it trains or at rest.
+
+    While it trains, the swap is made at the next agent step, and the answer names the first update whose targets used
+    it. At rest it is recorded, and in force when the run resumes. Into the online twin, the present weights and a
+    resume point are committed first, and the optimizer begins anew.
+
+    \b
+    Examples:
+      twin-graph swap pong-seed1-1 latest~5 --hold
+      twin-graph swap pong-seed1-1 --undo
+    """
+    found = find(run)
+    if undo == (ref is not None):
+        raise UsageError("give REF, or --undo to take back the last swap")
+    if hold and (undo or into == "online"):
+        raise UsageError("--hold goes with a swap into the target")
+    if undo:
+        _undo(found, dry_run, as_json)
+        return
+    assert ref is not None
+    store = found.store()
+    snapshot = store.resolve(ref, found.scores())
+    store.prefix(snapshot.id)
+    store.check_files(snapshot.id)
+    store.check_same_variables(snapshot.id, store.newest.id)
+    if dry_run:
+        say(f"{snapshot.id} fits; nothing was changed")
+        return
+    _wait(found, control.ask(found.control, "swap", snapshot.id, into, hold=hold), as_json)
+
+
+def _undo(run: Run, dry_run: bool, as_json: bool) -> None:
+    waiting = control.pending(run.control)
+    if waiting and run.state() != "running":
+        last = waiting[-1]
+        what = f"{last.kind} {last.snapshot}".strip()
+        if not dry_run:
+            control.answer(run.control, last, Answer(done=False, message="taken back before it was in force"))
+        say(f"{'would take back' if dry_run else 'took back'} {what}, which had not been in force yet")
+        return
+    if not any(isinstance(event, Swap) and event.request for event in run.ledger.events()):
+        raise UsageError(f"there is no swap by hand to undo in {run.folder}")
+    if dry_run:
+        say("there is a swap by hand; nothing was changed")
+        return
+    _wait(run, control.ask(run.control, "undo"), as_json)
+
+
+def _wait(run: Run, request: Request, as_json: bool) -> None:
+    if run.state() != "running":
+        say("recorded: nothing trains here now; it is in force when the run resumes. `swap --undo` takes it back")
+        if as_json:
+            print_json({"request": request.id, "done": False, "message": "recorded"})
+        return
+    answer = control.wait(run.control, request, lambda: run.state() == "running", _PATIENCE_SECONDS)
+    if answer is None:
+        gone = run.state() != "running"
+        why = "the trainer ended without an answer" if gone else "the trainer has not answered yet"
+        raise TwinGraphError(
+            f"{why}; the request stays recorded, and `twin-graph swap {run.name} --undo` takes it back"
+        )
+    if as_json:
+        print_json({"request": request.id, **answer.model_dump()})
+    if not answer.done:
+        raise TwinGraphError(answer.message)
+    say(answer.message)

@@ -1,0 +1,85 @@
+"""What supplies the bootstrap values: one target twin, or the members of an ensemble."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from twin_graph.model import ModelSpec
+from twin_graph.snapshots.ledger import Commit, Counters
+from twin_graph.snapshots.points import TargetState
+from twin_graph.snapshots.store import SnapshotStore
+from twin_graph.twin import Twin
+
+
+class Bootstrap:
+    """Owns the target twins and knows which snapshot each holds; closed by `close()`.
+
+    Args:
+      spec, threads: of the twins; see `Twin`.
+      members: how many twins there are.
+      combine: how their Q values become one, for each action: `min` or `mean`.
+      like: the online twin.
+
+    Attributes:
+      twins: those restored so far come first.
+      since: counters when the present snapshots were restored.
+      policy: which chose the present snapshots.
+      held: refreshes by the schedule are suspended.
+    """
+
+    def __init__(self, spec: ModelSpec, *, threads: int, members: int, combine: str, like: Twin) -> None:
+        self.twins = [
+            Twin("target" if members == 1 else f"target {i}", spec, threads=threads, like=like) for i in range(members)
+        ]
+        self.since = Counters(agent_steps=0, updates=0, frames=0, episodes=0)
+        self.policy = ""
+        self.held = False
+        self._combine = np.min if combine == "min" else np.mean
+        self._active: list[Twin] = []
+
+    def close(self) -> None:
+        """Ends the sessions."""
+        for twin in self.twins:
+            twin.close()
+
+    @property
+    def snapshots(self) -> tuple[str, ...]:
+        """The ids of what the twins really hold."""
+        return tuple(twin.holds for twin in self._active)
+
+    def restore(self, snapshots: Sequence[Commit], store: SnapshotStore) -> None:
+        """Loads these snapshots, one a twin; a member that stays is not loaded again.
+
+        Raises:
+          DamagedError: the weights of one cannot be restored.
+        """
+        wanted = [snapshot.id for snapshot in snapshots]
+        free = [twin for twin in self.twins if twin.holds not in wanted]
+        holding = {twin.holds: twin for twin in self.twins if twin.holds in wanted}
+        for snapshot_id in wanted:
+            if snapshot_id not in holding:
+                holding[snapshot_id] = free.pop()
+                holding[snapshot_id].restore(store.prefix(snapshot_id))
+        self._active = [holding[snapshot_id] for snapshot_id in wanted]
+
+    def q_values(self, observations: np.ndarray) -> np.ndarray:
+        """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`."""
+        if len(self._active) == 1:
+            return self._active[0].q_values(observations)
+        combined: np.ndarray = self._combine([twin.q_values(observations) for twin in self._active], axis=0)
+        return combined
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The members' mean weights by name."""
+        every = [twin.weights() for twin in self._active]
+        return every[0] if len(every) == 1 else {name: np.mean([w[name] for w in every], axis=0) for name in every[0]}
+
+    def check(self, store: SnapshotStore) -> str:
+        """The first snapshot whose twin holds other weights than it; empty if there is none."""
+        twins = zip(self.snapshots, self._active, strict=True)
+        return next((i for i, twin in twins if twin.weights_sha256() != store.find(i).weights_sha256), "")
+
+    @property
+    def state(self) -> TargetState:
+        """What a resume point keeps of it."""
+        return TargetState(snapshots=self.snapshots, since=self.since, policy=self.policy, held=self.held)

@@ -1,0 +1,86 @@
+"""Swaps by hand while an agent trains: requests of people, and those of an earlier attempt that must happen again."""
+
+from twin_graph.agent import Agent
+from twin_graph.errors import TwinGraphError, UsageError
+from twin_graph.snapshots import control
+from twin_graph.snapshots.control import Answer, Request
+from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Swap
+from twin_graph.snapshots.run import Run
+
+
+class Requests:
+    """Carries out what people ask of a running trainer, between two vector steps.
+
+    A swap that was carried out after the resume point is an input of the training: it is carried out again at its
+    recorded agent step.
+    """
+
+    def __init__(self, run: Run, agent: Agent) -> None:
+        self._run = run
+        self._agent = agent
+        self._inbox = control.Inbox(run.control)
+        events = run.ledger.with_abandoned()
+        swaps = [(event, holds) for event, holds in events if isinstance(event, Swap) and event.request]
+        self._done = {swap.request for swap, holds in swaps if holds}
+        again = {swap.request: swap for swap, _ in swaps if swap.request not in self._done}
+        self._again = sorted(again.values(), key=lambda swap: (swap.counters.agent_steps, swap.request))
+
+    def carry_out(self) -> bool:
+        """Does what is due now.
+
+        Returns:
+          Whether a swap into the online twin waits for a resume point: make one, then call this again.
+        """
+        while self._again and self._again[0].counters.agent_steps <= self._agent.agent_steps:
+            swap = self._again[0]
+            if swap.into == "online" and not self._agent.at_point:
+                return True
+            snapshots = [self._agent.store.find(i) for i in swap.snapshots]
+            assert swap.request is not None
+            self._swap(snapshots, swap.into, hold=swap.hold, request=swap.request, undo=swap.policy == UNDO)
+            del self._again[0]
+        for request in self._inbox.new():
+            if request.id in self._done or any(request.id == swap.request for swap in self._again):
+                continue
+            try:
+                snapshots, into, hold = self._wanted(request)
+            except TwinGraphError as error:
+                control.answer(self._run.control, request, Answer(done=False, message=str(error)))
+                continue
+            if into == "online" and not self._agent.at_point:
+                self._inbox.look_again()
+                return True
+            self._swap(snapshots, into, hold=hold, request=request.id, undo=request.kind == "undo")
+        return False
+
+    def _wanted(self, request: Request) -> tuple[list[Commit], str, bool]:
+        store = self._agent.store
+        store.reload()
+        last = self._last_by_hand() if request.kind == "undo" else None
+        into = last.into if last else request.into
+        snapshots = [store.find(snapshot_id) for snapshot_id in (last.previous if last else (request.snapshot,))]
+        for snapshot in snapshots:
+            store.prefix(snapshot.id)  # its weights are there
+            store.check_files(snapshot.id)
+            store.check_same_variables(snapshot.id, store.newest.id)
+        return snapshots, into, request.hold
+
+    def _last_by_hand(self) -> Swap:
+        for event in reversed(self._run.ledger.events()):
+            if isinstance(event, Swap) and event.request:
+                if event.policy == UNDO:
+                    break
+                if event.into == "target" and self._agent.bootstrap.policy != BY_HAND:
+                    raise UsageError(f"the schedule has replaced {event.snapshots[0]} since; nothing to undo")
+                return event
+        raise UsageError("there is no swap by hand to undo")
+
+    def _swap(self, snapshots: list[Commit], into: str, *, hold: bool, request: str, undo: bool) -> None:
+        swap = self._agent.swap(snapshots, into=into, hold=hold, request=request, undo=undo)
+        self._done.add(request)
+        names = ", ".join(swap.snapshots)
+        message = f"{names} is in the {into} twin from update {swap.first_update:,} on" + (", held" if hold else "")
+        answer = Answer(done=True, message=message, first_update=swap.first_update)
+        for waiting in control.pending(self._run.control):
+            if waiting.id == request:
+                control.answer(self._run.control, waiting, answer)

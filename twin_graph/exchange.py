@@ -1,0 +1,223 @@
+"""Weights in and out: comparing snapshots, writing them for other programs, bringing outside checkpoints in."""
+
+import contextlib
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from twin_graph import envs
+from twin_graph.config import nearest
+from twin_graph.errors import DamagedError, UsageError
+from twin_graph.graph_mode import tf
+from twin_graph.model import ModelSpec, build_model
+from twin_graph.snapshots.files import fsync
+from twin_graph.snapshots.ledger import IMPORT, Commit, Counters
+from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.store import SnapshotStore, VariableRecord
+from twin_graph.twin import Twin, weights_sha256
+
+Format = Literal["tf1", "savedmodel", "npz"]
+
+
+def spec_of(run: Run) -> ModelSpec:
+    """The model of a run; makes one of its environments to see the shapes."""
+    settings = run.settings
+    with contextlib.closing(envs.make(settings.env, count=1, evaluation=True)) as env:
+        return ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
+
+
+class Difference(NamedTuple):
+    """One variable of two snapshots.
+
+    Attributes:
+      name, shape: of the variable.
+      distance: square root of the sum of squared differences.
+      largest: the largest absolute difference of an element.
+      relative: distance by the first one's norm; infinite where that is 0 and the distance is not.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    distance: float
+    largest: float
+    relative: float
+
+
+def diff(first: tuple[SnapshotStore, Commit], second: tuple[SnapshotStore, Commit]) -> list[Difference]:
+    """Compares two snapshots, of one run or of two, variable by variable; the last line is all of them together.
+
+    Raises:
+      UsageError: their variables do not have the same names and shapes.
+      DamagedError: files are not what was written.
+    """
+    ours, theirs = (_weights(store, snapshot) for store, snapshot in (first, second))
+    shapes = [{name: value.shape for name, value in weights.items()} for weights in (ours, theirs)]
+    if differing := sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()}):
+        raise UsageError(f"{first[1].id} and {second[1].id} are of different networks: {', '.join(differing)} differ")
+    parts = {name: (ours[name].ravel(), theirs[name].ravel()) for name in sorted(ours)}
+    whole = tuple(np.concatenate([pair[i] for pair in parts.values()]) for i in (0, 1))
+    rows = [_difference(name, ours[name].shape, *pair) for name, pair in parts.items()]
+    return [*rows, _difference("all", whole[0].shape, *whole)]
+
+
+def _difference(name: str, shape: tuple[int, ...], a: np.ndarray, b: np.ndarray) -> Difference:
+    change = b.astype(np.float64) - a
+    distance, norm = float(np.linalg.norm(change)), float(np.linalg.norm(a))
+    relative = distance / norm if norm else math.inf if distance else 0.0
+    return Difference(name, shape, distance, float(np.abs(change).max()), relative)
+
+
+def _weights(store: SnapshotStore, snapshot: Commit) -> dict[str, np.ndarray]:
+    with store.reading():
+        prefix = store.prefix(snapshot.id)
+        store.check_files(snapshot.id)
+        return _read(prefix)
+
+
+def _read(prefix: Path) -> dict[str, np.ndarray]:
+    """All variables of a Saver checkpoint. Raises `UsageError` if it is none."""
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        return {name: np.asarray(reader.get_tensor(name)) for name in reader.get_variable_to_shape_map()}
+    except (tf.errors.OpError, ValueError, RuntimeError):
+        raise UsageError(f"{prefix} is no checkpoint of TensorFlow's Saver: give the part before .index") from None
+
+
+def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
+    """Writes a snapshot for other programs.
+
+    `tf1`: `path.meta`, `.index` and `.data-...`, for `tf.train.import_meta_graph(path + ".meta")` and `restore(path)`.
+    `savedmodel`: a folder whose signature `serving_default` maps `observations` to `q_values`.
+    `npz`: the variables by name.
+
+    Returns:
+      The files or the folder.
+
+    Raises:
+      UsageError: something is there already.
+    """
+    targets = {
+        "tf1": [path.with_name(path.name + end) for end in (".meta", ".data-00000-of-00001", ".index")],
+        "savedmodel": [path],
+        "npz": [path if path.suffix == ".npz" else path.with_name(path.name + ".npz")],
+    }[form]
+    for target in targets:
+        if target.exists():
+            raise UsageError(f"{target} exists already; choose another path")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent}")
+    store = run.store()
+    spec = spec_of(run)
+    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    temporary.mkdir()
+    try:
+        with store.reading(), Twin("export", spec) as twin:
+            store.check_files(snapshot.id)
+            twin.restore(store.prefix(snapshot.id))
+            if form == "tf1":
+                twin.save(temporary / path.name, meta_graph=True)
+            elif form == "npz":
+                np.savez(temporary / targets[0].name, allow_pickle=False, **twin.weights())
+            else:
+                _save_model(spec, store.prefix(snapshot.id), temporary / path.name)
+        for target in targets:
+            made = temporary / target.name
+            for file in made.rglob("*") if made.is_dir() else [made]:
+                fsync(file)
+            made.rename(target)
+        fsync(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return targets
+
+
+def _save_model(spec: ModelSpec, prefix: Path, folder: Path) -> None:
+    # A graph of its own: saving adds ops to it, and a twin's graph is final.
+    with tf.Graph().as_default(), tf.Session() as session:
+        model = build_model(spec)
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver(model.trainables).restore(session, str(prefix))
+        builder = tf.saved_model.Builder(str(folder))
+        signature = tf.saved_model.predict_signature_def({"observations": model.s_tm1}, {"q_values": model.q_tm1})
+        builder.add_meta_graph_and_variables(
+            session, [tf.saved_model.tag_constants.SERVING], {"serving_default": signature}
+        )
+        builder.save()
+
+
+class Imported(NamedTuple):
+    """What was brought in.
+
+    Attributes:
+      snapshot: of lineage `import`.
+      ignored: variables of the checkpoint that this network has no place for.
+    """
+
+    snapshot: Commit
+    ignored: list[str]
+
+
+def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imported:
+    """Makes an outside Saver checkpoint a snapshot of a run at rest.
+
+    Args:
+      run: whose network it has to fit.
+      prefix: the checkpoint's path without `.index`; `.index` and `.meta` are taken off.
+      renamed: names in the checkpoint to names in the network.
+
+    Raises:
+      UsageError: names, shapes or types do not fit; the message says how they could.
+      InUseError: the run trains.
+    """
+    if prefix.suffix in (".index", ".meta"):
+        prefix = prefix.with_suffix("")
+    outside = _read(prefix)
+    if unknown := [old for old in renamed if old not in outside]:
+        raise UsageError(f"--map {unknown[0]}: not in {prefix}{nearest(unknown[0], outside)}; it has {_list(outside)}")
+    found = {renamed.get(name, name): value for name, value in outside.items()}
+    with run.lock("import"), Twin("import", spec_of(run)) as twin:
+        weights = dict(_fitting(twin.weights(), found, outside, prefix))
+        twin.load(weights)
+        store = run.store()
+        snapshot = store.commit(
+            twin.save,
+            lineage=IMPORT,
+            attempt=max((event.attempt for event in run.ledger.events()), default=1),
+            counters=Counters(agent_steps=0, updates=0, frames=0, episodes=0),
+            settings_sha256=run.settings.sha256(),
+            weights_sha256=weights_sha256(weights),
+            variables=[VariableRecord(**v._asdict()) for v in twin.variables if v.name in weights],
+            origin=str(prefix.absolute()),
+        )
+    used = {old for old in outside if renamed.get(old, old) in weights}
+    return Imported(snapshot, sorted(set(outside) - used))
+
+
+def _fitting(
+    wanted: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], outside: Mapping[str, np.ndarray], prefix: Path
+) -> Iterator[tuple[str, np.ndarray]]:
+    for name, ours in wanted.items():
+        theirs = found.get(name)
+        if theirs is None:
+            alike = [old for old, value in outside.items() if value.shape == ours.shape]
+            hint = (
+                f"; of that shape it has {_list(alike)}: --map {alike[0]}={name}" if alike else nearest(name, outside)
+            )
+            raise UsageError(f"{prefix} has no {name} {list(ours.shape)}{hint or f'; it has {_list(outside)}'}")
+        if theirs.shape != ours.shape or theirs.dtype != ours.dtype:
+            raise UsageError(
+                f"{name} is {theirs.dtype}{list(theirs.shape)} in {prefix} and {ours.dtype}{list(ours.shape)} here"
+            )
+        if not np.isfinite(theirs).all():
+            raise DamagedError(f"{name} in {prefix} holds values that are not finite")
+        yield name, theirs
+
+
+def _list(names: Mapping[str, Any] | list[str]) -> str:
+    shown = sorted(names)[:8]
+    return ", ".join(shown) + (", ..." if len(names) > len(shown) else "")

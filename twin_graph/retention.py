@@ -1,0 +1,83 @@
+"""Which snapshots may lose their weight files."""
+
+from twin_graph.config import SaveSettings, change
+from twin_graph.errors import UsageError
+from twin_graph.snapshots import control
+from twin_graph.snapshots.ledger import Swap
+from twin_graph.snapshots.points import PointState
+from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.store import SnapshotStore
+from twin_graph.streams import Purpose, stream
+from twin_graph.targets import History, Policy, matches, parse
+
+
+def removable(run: Run, store: SnapshotStore, oldest: PointState, policy: Policy, save: SaveSettings) -> list[str]:
+    """Ids of the snapshots whose weights nobody needs.
+
+    Kept are the newest `save.keep_last`, each `save.keep_every`-th, all that is pinned or best, and all that a training
+    which goes on from the oldest resume point could want: its target, what its policy could choose, what was committed
+    later, and what people asked for.
+
+    Args:
+      run, store: just read.
+      oldest: the oldest resume point that is kept.
+      policy: the target's.
+      save: the retention settings.
+    """
+    scores = run.scores()
+    kept = (
+        set(store.pins) | set(oldest.target.snapshots) | {request.snapshot for request in control.pending(run.control)}
+    )
+    kept |= {snapshot.id for snapshot in store.snapshots[-save.keep_last :]}
+    if save.keep_every:
+        kept |= {s.id for s in store.snapshots if s.number is not None and s.number % save.keep_every == 0}
+    if scored := [snapshot for snapshot in store.snapshots if snapshot.id in scores]:
+        kept.add(max(scored, key=lambda snapshot: (scores[snapshot.id], snapshot.number)).id)
+    for event in run.ledger.events():
+        if isinstance(event, Swap) and event.first_update > oldest.counters.updates:
+            kept.update(event.snapshots)
+        if isinstance(event, Swap) and event.request:  # `swap --undo` may want these
+            kept.update(event.previous)
+
+    then = oldest.counters.updates
+    before = [snapshot for snapshot in store.available if snapshot.updates <= then]
+    kept |= {snapshot.id for snapshot in store.available if snapshot.updates > then}
+    if before:
+        played = [match for match in matches(run.evaluations()) if match.updates <= then]
+        random = stream(run.settings.seed, Purpose.TARGET, then)
+        kept |= {s.id for s in policy.choose(History(then, before, played), random).candidates}
+    return [s.id for s in [*store.available, *store.abandoned] if s.id not in kept]
+
+
+def prune(run: Run, *, keep_last: int | None, keep_every: int | None, dry_run: bool) -> list[str]:
+    """Applies retention to a run at rest.
+
+    Args:
+      run: its settings stay as they are.
+      keep_last, keep_every: instead of the run's settings.
+      dry_run: remove nothing.
+
+    Returns:
+      The ids of what was, or would be, removed.
+
+    Raises:
+      InUseError: it trains; it then prunes by itself.
+    """
+    changes = {"save.keep_last": keep_last, "save.keep_every": keep_every}
+    settings = change(run.settings, [(key, value) for key, value in changes.items() if value is not None])
+    with run.lock("prune"):
+        point = oldest_point(run)
+        store = run.store()
+
+        def choose() -> list[str]:
+            return removable(run, store, point, parse(settings.target.policy), settings.save)
+
+        return choose() if dry_run else store.remove_weights(choose, attempt=point.attempt)
+
+
+def oldest_point(run: Run) -> PointState:
+    """The oldest resume point of a run. Raises `UsageError` if there is none, `DamagedError` if it cannot be read."""
+    folders = run.points().folders()
+    if not folders:
+        raise UsageError(f"{run.folder} has no resume point yet")
+    return PointState.read(folders[0])

@@ -1,0 +1,129 @@
+"""Requests of people to the trainer of a run: one file each in `control/`, answered in place.
+
+A request that nobody answered yet waits for the next trainer. So a swap asked for while nothing trains is in force when
+the run resumes.
+"""
+
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+
+from twin_graph.errors import DamagedError
+from twin_graph.snapshots.files import checked, fsync, read_file, write_file
+from twin_graph.snapshots.ledger import Record, first_problem, utc_now
+
+_PATTERN = "request-*.json"
+
+
+class Answer(Record):
+    """What became of a request.
+
+    Attributes:
+      done: whether it was carried out.
+      message: in words.
+      first_update: the first update whose targets used it.
+    """
+
+    done: bool
+    message: str
+    first_update: int | None = None
+
+
+class Request(Record):
+    """Something that a person wants of the trainer.
+
+    Attributes:
+      id: its file's name without the ending; ids sort by time.
+      kind: `swap`, or `undo` of the last swap by hand.
+      snapshot: what to restore; empty for `undo`.
+      into: which twin.
+      hold: suspend refreshes by the schedule.
+      answer: None until there is one.
+    """
+
+    id: str
+    time: str
+    kind: Literal["swap", "undo"]
+    snapshot: str = ""
+    into: Literal["target", "online"] = "target"
+    hold: bool = False
+    answer: Answer | None = None
+
+
+def ask(
+    folder: Path,
+    kind: Literal["swap", "undo"],
+    snapshot: str = "",
+    into: Literal["target", "online"] = "target",
+    *,
+    hold: bool = False,
+) -> Request:
+    """Writes a request, durably."""
+    request_id = f"request-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
+    request = Request(id=request_id, time=utc_now(), kind=kind, snapshot=snapshot, into=into, hold=hold)
+    if not folder.exists():
+        folder.mkdir(exist_ok=True)
+        fsync(folder.parent)
+    _write(folder, request)
+    return request
+
+
+def answer(folder: Path, request: Request, reply: Answer) -> None:
+    """Answers a request, durably."""
+    _write(folder, request.model_copy(update={"answer": reply}))
+
+
+def read(folder: Path, request_id: str) -> Request:
+    """A request as it is now. Raises `DamagedError`."""
+    path = folder / f"{request_id}.json"
+    try:
+        return Request.model_validate(read_file(path))
+    except pydantic.ValidationError as error:
+        raise DamagedError(f"{path} is damaged: {first_problem(error)}") from None
+
+
+def pending(folder: Path) -> list[Request]:
+    """Requests without an answer, oldest first. Raises `DamagedError`."""
+    requests = (read(folder, path.stem) for path in sorted(folder.glob(_PATTERN)))
+    return [request for request in requests if request.answer is None]
+
+
+def wait(folder: Path, request: Request, is_alive: Callable[[], bool], seconds: float) -> Answer | None:
+    """The answer to a request; None if there is none in time, or nobody to give one."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        alive = is_alive()  # asked before the file, since an answer may be the last thing a trainer does
+        if reply := read(folder, request.id).answer:
+            return reply
+        if not alive:
+            return None
+        time.sleep(0.05)
+    return None
+
+
+def _write(folder: Path, request: Request) -> None:
+    write_file(folder / f"{request.id}.json", checked(request.model_dump(mode="json"), indent=1))
+
+
+class Inbox:
+    """What a trainer asks at every vector step: whether there are requests; cheap while there are none."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: int | None = None
+
+    def new(self) -> list[Request]:
+        """Requests without an answer, if the folder has changed since the last call."""
+        changed = self._folder.stat().st_mtime_ns
+        if changed == self._seen:
+            return []
+        self._seen = changed
+        return pending(self._folder)
+
+    def look_again(self) -> None:
+        """Makes the next call of `new()` look, whether or not the folder has changed."""
+        self._seen = None

@@ -1,0 +1,243 @@
+"""Resume points on disk: everything from which a training goes on after a crash.
+
+resume/
+  000007/
+    state.json          counters, what the target held, which files belong to it: see `PointState`
+    variables.index, variables.data-00000-of-00001    all variables of the online twin, with the optimizer's
+    probe.npy           the observations on which targets are compared
+  replay/
+    000001-000004096-000004608.npys    a part of the replay, shared by the points that need it
+
+A replay segment is written as steps happen, and made durable by the first point that names it. So a point costs what is
+new since the last. Segments never change.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+import pydantic
+from pydantic import Field
+
+from twin_graph.errors import DamagedError
+from twin_graph.snapshots.files import (
+    checked,
+    commit_folder,
+    fsync,
+    read_file,
+    remove_folder,
+    remove_leftovers,
+    write_new,
+)
+from twin_graph.snapshots.ledger import Counters, Record, first_problem
+from twin_graph.snapshots.store import FileRecord
+
+STATE = "state.json"
+VARIABLES_PREFIX = "variables"
+PROBE = "probe.npy"
+SEGMENTS = "replay"
+_KEPT = 2
+
+
+class Segment(Record):
+    """A part of the replay, in vector steps.
+
+    Attributes:
+      first, stop: the steps it holds, `range(first, stop)`.
+    """
+
+    file: FileRecord
+    first: int = Field(ge=0)
+    stop: int = Field(ge=0)
+
+
+class TargetState(Record):
+    """What the target held.
+
+    Attributes:
+      snapshots: restored.
+      since: counters when that was done.
+      policy: which chose.
+      held: refreshes are suspended.
+    """
+
+    snapshots: tuple[str, ...]
+    since: Counters
+    policy: str
+    held: bool
+
+
+class PointState(Record):
+    """What `state.json` says.
+
+    Attributes:
+      number: of the point, in the order of the run's.
+      attempt, time: who wrote it, and when.
+      counters: at this point.
+      weights_sha256: of the online twin.
+      target: see `TargetState`.
+      saved: counters when the save schedule last fired.
+      reward_limit: the largest |reward| met.
+      returns: of the newest training episodes, for progress.
+      known_bytes: length of each file of records when the point was made, by name.
+      segments: of the replay, in order and without gaps.
+      files: in the point's own folder.
+    """
+
+    format: Literal[1] = 1
+    number: int = Field(ge=0)
+    attempt: int = Field(ge=1)
+    time: str
+    counters: Counters
+    weights_sha256: str
+    target: TargetState
+    saved: Counters
+    reward_limit: float
+    returns: tuple[float, ...]
+    known_bytes: dict[str, int]
+    segments: tuple[Segment, ...]
+    files: tuple[FileRecord, ...] = ()
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The state in a point's folder. Raises `DamagedError`."""
+        try:
+            state = cls.model_validate(read_file(folder / STATE))
+        except pydantic.ValidationError as error:
+            raise DamagedError(f"{folder / STATE} is damaged: {first_problem(error)}") from None
+        if f"{state.number:06d}" != folder.name:
+            raise DamagedError(f"{folder / STATE} is damaged: it names itself {state.number}")
+        return state
+
+
+class PointStore:
+    """The resume points of one run, in its folder `resume/`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._not_durable: list[Path] = []
+
+    def folders(self) -> list[Path]:
+        """The folders of points, oldest first."""
+        return sorted((p for p in self.folder.glob("*") if p.name.isdecimal()), key=lambda path: int(path.name))
+
+    def path(self, number: int) -> Path:
+        """The folder of a point."""
+        return self.folder / f"{number:06d}"
+
+    def newest(self) -> PointState | None:
+        """The newest point whose state can be read; its files are not looked at."""
+        return next((state for folder in reversed(self.folders()) if (state := _readable(folder))), None)
+
+    def next_number(self) -> int:
+        """That of a new point: above all that are there, whole or not."""
+        return max((int(path.name) + 1 for path in self.folders()), default=0)
+
+    def write_segment(self, attempt: int, steps: range, arrays: Mapping[str, np.ndarray]) -> Segment:
+        """Writes a part of the replay; durable when a point that names it is committed. Raises OSError."""
+        folder = self.folder / SEGMENTS
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            fsync(folder.parent)
+            fsync(folder.parent.parent)
+        path = folder / f"{attempt:06d}-{steps.start:09d}-{steps.stop:09d}.npys"
+        parts = [part for array in arrays.values() for part in _npy(array)]
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        write_new(path, *parts)
+        self._not_durable.append(path)
+        size = sum(memoryview(part).nbytes for part in parts)
+        file = FileRecord(name=path.name, size=size, sha256=digest.hexdigest())
+        return Segment(file=file, first=steps.start, stop=steps.stop)
+
+    def read_segment(self, segment: Segment, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """The arrays of a part of the replay. Raises `DamagedError`."""
+        path = self.folder / SEGMENTS / segment.file.name
+        segment.file.check(path.parent)
+        with path.open("rb") as file:
+            return {name: np.lib.format.read_array(file, allow_pickle=False) for name in names}
+
+    def commit(self, state: PointState, save: Callable[[Path], None], probe: np.ndarray | None) -> None:
+        """Makes a resume point durable; `save(prefix)` writes all variables. Raises OSError: nothing was committed."""
+        for path in self._not_durable:
+            fsync(path)
+        if self._not_durable:
+            fsync(self.folder / SEGMENTS)
+        self._not_durable.clear()
+
+        def fill(folder: Path) -> None:
+            save(folder / VARIABLES_PREFIX)
+            if probe is not None:
+                write_new(folder / PROBE, *_npy(probe))
+            files = tuple(FileRecord.of(path) for path in sorted(folder.iterdir()))
+            content = checked(state.model_copy(update={"files": files}).model_dump(mode="json"), indent=1)
+            write_new(folder / STATE, content)
+
+        if not self.folder.exists():
+            self.folder.mkdir()
+            fsync(self.folder.parent)
+        commit_folder(self.path(state.number), fill)
+
+    def probe(self, number: int) -> np.ndarray | None:
+        """The probe batch of a point; None if there was none yet."""
+        path = self.path(number) / PROBE
+        return np.load(path, allow_pickle=False) if path.exists() else None
+
+    def check(self, state: PointState) -> None:
+        """Reads every file of a point, those of the replay too. Raises `DamagedError` for the first that is damaged."""
+        for file in state.files:
+            file.check(self.path(state.number))
+        for segment in state.segments:
+            segment.file.check(self.folder / SEGMENTS)
+
+    def retain(self, chain: Sequence[PointState]) -> list[PointState]:
+        """Removes all points but the newest of `chain`, and all segments that these do not need.
+
+        A damaged point is left for a person to look at.
+
+        Args:
+          chain: points from which the present training descends, oldest first; the last was just committed.
+
+        Returns:
+          Those kept.
+        """
+        kept = list(chain[-_KEPT:])
+        numbers = {state.number for state in kept}
+        for folder in self.folders():
+            if int(folder.name) not in numbers and _readable(folder):
+                remove_folder(folder)
+        needed = {segment.file.name for state in kept for segment in state.segments}
+        for path in (self.folder / SEGMENTS).glob("*.npys"):
+            if path.name not in needed and path not in self._not_durable:
+                path.unlink()
+        return kept
+
+    def remove_leftovers(self) -> None:
+        """Removes what a writer that died left; only for the process that holds the run's lock."""
+        if self.folder.exists():
+            remove_leftovers(self.folder)
+
+
+def _readable(folder: Path) -> PointState | None:
+    try:
+        return PointState.read(folder)
+    except DamagedError:
+        return None
+
+
+def _npy(array: np.ndarray) -> tuple[bytes, memoryview]:
+    """A `.npy` file's header and content, without a copy of the content."""
+    contiguous = np.ascontiguousarray(array)
+    header = _Header()
+    np.lib.format.write_array_header_2_0(header, np.lib.format.header_data_from_array_1_0(contiguous))
+    return bytes(header), contiguous.reshape(-1).view(np.uint8).data
+
+
+class _Header(bytearray):
+    """What NumPy writes a header into."""
+
+    def write(self, part: bytes) -> None:
+        self.extend(part)

@@ -1,0 +1,137 @@
+"""Checks everything that a run has on disk against what was recorded when it was written."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from twin_graph.errors import DamagedError
+from twin_graph.snapshots import control
+from twin_graph.snapshots.files import read_file, read_lines
+from twin_graph.snapshots.ledger import Commit
+from twin_graph.snapshots.points import SEGMENTS, STATE, PointState
+from twin_graph.snapshots.run import EVALUATIONS, LEDGER, METRICS, Run
+from twin_graph.snapshots.store import ID, MANIFEST, MODEL_PREFIX, Manifest
+
+
+class Findings(NamedTuple):
+    """What was found.
+
+    Attributes:
+      damage: a line for each file that is not what was written.
+      unknown: paths that do not belong to a run, or that a process which died left; nothing reads them.
+      files, bytes: how much was read and found whole.
+    """
+
+    damage: list[str]
+    unknown: list[str]
+    files: int
+    bytes: int
+
+
+def verify(run: Run) -> Findings:
+    """Reads every file of a run. TensorBoard's events, which nothing is decided by, carry their own checksums."""
+    verifier = _Verifier(run)
+    verifier.records()
+    verifier.snapshots()
+    verifier.points()
+    verifier.rest()
+    known = [path for path in verifier.known if path.exists()]
+    return Findings(verifier.damage, verifier.unknown, len(known), sum(path.stat().st_size for path in known))
+
+
+class _Verifier:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.damage: list[str] = []
+        self.unknown: list[str] = []
+        self.known: set[Path] = {run.folder / "run.json"}  # read when the run was opened
+
+    def _try(self, check: Callable[..., object], *arguments: object) -> None:
+        try:
+            check(*arguments)
+        except DamagedError as error:
+            if str(error) not in self.damage:
+                self.damage.append(str(error))
+
+    def records(self) -> None:
+        """The files of lines: each line's checksum; the ledger also as events."""
+        for name in (LEDGER, EVALUATIONS, METRICS):
+            path = self._run.folder / name
+            self.known.add(path)
+            for line in read_lines(path):
+                if line.record is None:
+                    self.damage.append(f"{path} is damaged: line {line.number} is not what was written")
+            if path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size:
+                self.unknown.append(f"{path}: a line without an end; what a crash left, or the newest line, damaged")
+        self._try(self._run.ledger.events)
+        for request in self._run.control.glob("request-*.json"):
+            self.known.add(request)
+            self._try(control.read, self._run.control, request.stem)
+
+    def snapshots(self) -> None:
+        """Each snapshot that the ledger knows: its manifest, and its weights unless retention removed them."""
+        try:
+            store = self._run.store()
+        except DamagedError:
+            return  # named already
+        for snapshot in [*store.snapshots, *store.imports, *store.abandoned]:
+            folder = store.folder / snapshot.id
+            self.known.add(folder / MANIFEST)
+            try:
+                manifest = store.manifest(snapshot.id)
+                _check_same(folder, snapshot, manifest)
+                if store.has_weights(snapshot.id):
+                    self.known.update(folder / file.name for file in manifest.files)
+                    for file in manifest.files:
+                        file.check(folder)
+                else:  # a removal that a crash interrupted is finished by the next trainer
+                    self.known.update(folder.glob(f"{MODEL_PREFIX}.*"))
+            except DamagedError as error:
+                self.damage.append(str(error))
+                self.known.update(folder.glob("*"))
+        committed = {snapshot.id for snapshot in [*store.snapshots, *store.imports, *store.abandoned]}
+        for folder in store.folder.glob("*"):
+            if folder.name not in committed and ID.fullmatch(folder.name):
+                self.unknown.append(f"{folder}: not in the ledger; a commit that a crash interrupted")
+                self.known.update(folder.glob("*"))
+
+    def points(self) -> None:
+        """Each resume point, with all that it needs."""
+        points = self._run.points()
+        for folder in points.folders():
+            self.known.update(folder.glob("*"))
+            try:
+                point = PointState.read(folder)
+            except DamagedError as error:
+                self.damage.append(str(error))
+                continue
+            for file in point.files:
+                self._try(file.check, folder)
+            for path in folder.glob("*"):
+                if path.name not in {STATE, *(file.name for file in point.files)}:
+                    self.unknown.append(str(path))
+            for segment in point.segments:
+                path = points.folder / SEGMENTS / segment.file.name
+                if path not in self.known:
+                    self.known.add(path)
+                    self._try(segment.file.check, points.folder / SEGMENTS)
+            for name, known in point.known_bytes.items():
+                path = self._run.folder / name
+                if known and (not path.exists() or path.stat().st_size < known):
+                    self.damage.append(f"{path} is damaged: it is shorter than resume point {point.number} knew it")
+        # Segments that no point names yet: of the training that goes on, or of one that was killed.
+        self.known.update((points.folder / SEGMENTS).glob("*.npys"))
+
+    def rest(self) -> None:
+        """Whatever else there is."""
+        run = self._run
+        self.known |= {run.control / "lock", run.control / "holder.json", *run.events.glob("events.out.tfevents.*")}
+        if (run.control / "holder.json").exists():
+            self._try(read_file, run.control / "holder.json")
+        self.unknown += sorted(str(p) for p in run.folder.rglob("*") if p.is_file() and p not in self.known)
+
+
+def _check_same(folder: Path, snapshot: Commit, manifest: Manifest) -> None:
+    for name in ("number", "lineage", "counters", "weights_sha256", "bytes"):
+        if getattr(snapshot, name) != getattr(manifest, name):
+            raise DamagedError(f"{folder / MANIFEST} is damaged: its {name} is not the ledger's")
