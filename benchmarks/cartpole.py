@@ -1,10 +1,13 @@
-"""Trains CartPole with several seeds and evaluates each last snapshot over 100 fresh episodes.
+r"""Trains CartPole with several seeds and evaluates each last snapshot over 100 fresh episodes.
 
     python benchmarks/cartpole.py [--seeds 5] [--output benchmarks/results/cartpole.json]
+    python benchmarks/cartpole.py --seeds 2 --policy best --policy 'lag(500)' --policy 'window(4)' \
+        --set evaluate.every_steps=2500 --output benchmarks/results/cartpole-policies.json
 
 Nothing is chosen: the last snapshot counts, not the best. The commands are those that a person types.
 """
 
+import itertools
 import json
 import subprocess
 import sys
@@ -25,19 +28,23 @@ EPISODES = 100
 
 @click.command()
 @click.option("--seeds", default=5, show_default=True, help="Seeds 1 to this one.")
+@click.option("--policy", "policies", multiple=True, default=["latest"], help="target.policy; repeatable.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As in `twin-graph train`; repeatable.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path("benchmarks/results/cartpole.json"))
-def main(seeds: int, output: Path) -> None:
+def main(seeds: int, policies: tuple[str, ...], settings: tuple[str, ...], output: Path) -> None:
     """Train, evaluate, print a table and write JSON."""
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(1, seeds + 1):
-            run = f"{folder}/seed{seed}"
+        for number, (policy, seed) in enumerate(itertools.product(policies, range(1, seeds + 1))):
+            run = f"{folder}/{number}"
             start = time.perf_counter()
-            trained = twin_graph("train", "cartpole", "--seed", str(seed), "--run-dir", run)
+            chosen = [f"--set={setting}" for setting in (f"target.policy={policy}", *settings)]
+            trained = twin_graph("train", "cartpole", "--seed", str(seed), "--run-dir", run, *chosen)
             seconds = time.perf_counter() - start
             evaluated = twin_graph("evaluate", run, "latest", "--episodes", str(EPISODES))
             results.append(
                 {
+                    "policy": policy,
                     "seed": seed,
                     "mean": evaluated["mean"],
                     "interval_95": evaluated["interval_95"],
@@ -50,13 +57,14 @@ def main(seeds: int, output: Path) -> None:
                 }
             )
             Console(stderr=True).print(results[-1])
-    document = {"goal": GOAL, "cpu": cpu.describe()._asdict(), "results": results}
+    document = {"goal": GOAL, "settings": settings, "cpu": cpu.describe()._asdict(), "results": results}
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    table = Table("seed", "mean return", "95% interval", "worst", "seconds", "reached", box=None)
+    table = Table("policy", "seed", "mean return", "95% interval", "worst", "seconds", "reached", box=None)
     for result in results:
         low, high = result["interval_95"]
         table.add_row(
+            result["policy"],
             str(result["seed"]),
             f"{result['mean']:.1f}",
             f"{low:.1f} to {high:.1f}",

@@ -18,6 +18,7 @@ CARTPOLE = {
     "train.batch_size": 16,
     "model.hidden_units": [16],
     "target.refresh_every_updates": 50,
+    "resume.every_steps": 500,
     "evaluate.every_steps": 600,
     "evaluate.episodes": 2,
     "log.every_steps": 200,
@@ -32,6 +33,7 @@ PONG = {
     "train.batch_size": 4,
     "replay.capacity_steps": 1_000,
     "target.refresh_every_updates": 8,
+    "resume.every_steps": 100,
     "evaluate.episodes": 0,
     "log.every_steps": 40,
 }

@@ -34,7 +34,7 @@ def twin_graph(*arguments: str, cwd: Path, **options: object) -> subprocess.Comp
 
 def wait_for(path: Path) -> None:
     deadline = time.monotonic() + 60
-    while not path.exists():
+    while not any(path.parent.glob(f"{path.name}*")):
         assert time.monotonic() < deadline, f"{path} does not appear"
         time.sleep(0.02)
 
@@ -112,13 +112,18 @@ def test_commands_that_read_answer_in_half_a_second(trained: Path) -> None:
 def test_status_log_and_show_agree(trained: Path) -> None:
     status = json.loads(twin_graph("status", "cartpole-seed1-1", "--json", cwd=trained).stdout)
     log = json.loads(twin_graph("log", "checkpoints/cartpole-seed1-1", "--json", cwd=trained).stdout)
-    shown = json.loads(twin_graph("show", "cartpole-seed1-1", "latest", "--json", cwd=trained).stdout)
+    shown, target = (
+        json.loads(twin_graph("show", "cartpole-seed1-1", reference, "--json", cwd=trained).stdout)
+        for reference in ("latest", "latest~1")
+    )
     assert status["state"] == "finished"
     assert status["snapshots"] == len(log) == 6
     assert status["weights_sha256"] == log[0]["weights_sha256"] == shown["manifest"]["weights_sha256"]
-    assert set(log[0]["marks"]) >= {"latest", "target"}
+    assert "latest" in log[0]["marks"]
+    assert "target" in log[1]["marks"]
     assert shown["evaluations"][0]["episodes"] == 2
-    assert shown["swaps"][0]["first_update"] == 251
+    assert shown["swaps"] == []  # no update came after it
+    assert target["swaps"][0]["first_update"] == 201
 
 
 def test_evaluate_plays_records_and_steers_nothing(trained: Path) -> None:
@@ -226,7 +231,7 @@ def test_a_killed_trainer_is_reported_as_failed(trained: Path) -> None:
 def test_a_disk_that_is_too_small_and_one_that_fills_up_meanwhile(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2M", "tmpfs", str(disk)], check=False).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5M", "tmpfs", str(disk)], check=False).returncode:
         pytest.skip("this container may not mount")
     try:
         refused = twin_graph("train", "cartpole", "--steps=100000", "--run-dir", str(disk / "run"), *TINY, cwd=tmp_path)
@@ -251,6 +256,9 @@ def test_a_disk_that_is_too_small_and_one_that_fills_up_meanwhile(tmp_path: Path
         evaluated = twin_graph("evaluate", str(disk / "run"), "latest", "--episodes=1", cwd=tmp_path)
         assert evaluated.returncode == 0, evaluated.stderr
         assert json.loads(twin_graph("status", str(disk / "run"), "--json", cwd=tmp_path).stdout)["state"] == "failed"
+        resumed = twin_graph("resume", str(disk / "run"), "--json", cwd=tmp_path)
+        assert resumed.returncode == 0, resumed.stderr
+        assert json.loads(resumed.stdout)["agent_steps"] == 20_000
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
@@ -322,3 +330,38 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     done = subprocess.run(["bash", "-c", script], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("-m pytest")
     assert f"```\n{done.stdout.strip()}\n```" in (root / "README.md").read_text()
+
+
+def test_a_swap_by_hand_while_it_trains_names_the_update_and_explain_agrees(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "twin_graph_cli", "train", "cartpole", "--steps=2000000", "--run-dir=run", *TINY]
+    trainer = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(tmp_path / "run" / "snapshots" / "000003-")
+        answer = json.loads(twin_graph("swap", "run", "000001", "--hold", "--json", cwd=tmp_path).stdout)
+        assert answer["done"], answer
+        busy = twin_graph("resume", "run", "--steps=9000000", cwd=tmp_path)
+        assert busy.returncode == 4
+        assert f"in use by process {trainer.pid} on" in busy.stderr
+        status = json.loads(twin_graph("status", "run", "--json", cwd=tmp_path).stdout)
+        assert (status["state"], status["targets"][0]["held"]) == ("running", True)
+        assert status["targets"][0]["snapshot"].startswith("000001-")
+        undone = json.loads(twin_graph("swap", "run", "--undo", "--json", cwd=tmp_path).stdout)
+        assert undone["first_update"] > answer["first_update"]
+        again = twin_graph("swap", "run", "--undo", cwd=tmp_path)
+        assert (again.returncode, again.stderr) == (1, "Error: there is no swap by hand to undo\n")
+        into = json.loads(twin_graph("swap", "run", "latest~1", "--into=online", "--json", cwd=tmp_path).stdout)
+        assert into["done"], into
+    finally:
+        trainer.kill()
+        trainer.wait()
+    for update in (answer["first_update"], undone["first_update"] - 1):
+        explained = json.loads(twin_graph("explain", "run", f"--update={update}", "--json", cwd=tmp_path).stdout)
+        assert explained["snapshots"][0]["id"].startswith("000001-")
+        assert explained["held"]
+    dead = twin_graph("swap", "run", "000002", cwd=tmp_path)
+    assert dead.returncode == 0
+    assert "recorded: nothing trains here now" in dead.stderr
+    status = json.loads(twin_graph("status", "run", "--json", cwd=tmp_path).stdout)
+    assert status["requests"][0]["snapshot"].startswith("000002-")
+    assert "took back swap 000002-" in twin_graph("swap", "run", "--undo", cwd=tmp_path).stderr
+    assert twin_graph("verify", "run", cwd=tmp_path).returncode == 0

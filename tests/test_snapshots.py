@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from twin_graph import config
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots import files
-from twin_graph.snapshots.files import append_line, read_lines
+from twin_graph.snapshots.files import append_line, checked, read_lines, unchecked
+from twin_graph.snapshots.ledger import Commit, Counters, End, Ledger, Start
 from twin_graph.snapshots.run import Run, create, find
-from twin_graph.snapshots.ledger import Commit, Counters, End, Ledger
-from twin_graph.snapshots.store import Manifest, SnapshotStore, VariableRecord
+from twin_graph.snapshots.store import SnapshotStore, VariableRecord
 
 
 def open_store(folder: Path) -> SnapshotStore:
@@ -60,9 +60,12 @@ def test_what_was_committed_is_read_back(store: SnapshotStore) -> None:
         "000003-0000012c",
     ]
     assert [manifest.parent for manifest in again.snapshots] == [None, *(m.id for m in again.snapshots[:-1])]
-    for manifest in again.snapshots:
-        again.check_files(manifest.id)
-        assert {path.name for path in (store.folder / manifest.id).iterdir()} == {
+    for snapshot in again.snapshots:
+        again.check_files(snapshot.id)
+        manifest = again.manifest(snapshot.id)
+        assert (manifest.counters, manifest.weights_sha256) == (snapshot.counters, snapshot.weights_sha256)
+        assert manifest.bytes == snapshot.bytes
+        assert {path.name for path in (store.folder / snapshot.id).iterdir()} == {
             "model.index",
             "model.data",
             "manifest.json",
@@ -72,11 +75,10 @@ def test_what_was_committed_is_read_back(store: SnapshotStore) -> None:
 def test_order_is_that_of_numbers_beyond_six_digits(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     first = commit(store, 1)
-    for number in (999_999, 1_000_000):
-        manifest = first.model_copy(update={"id": f"{number:06d}-aaaaaaaa", "number": number})
-        (store.folder / manifest.id).mkdir()
-        (store.folder / manifest.id / "manifest.json").write_text(manifest.model_dump_json())
-    assert [manifest.number for manifest in open_store(store.folder.parent).snapshots] == [0, 999_999, 1_000_000]
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    for number in (1_000_000, 999_999):
+        ledger.append(first.model_copy(update={"snapshot": f"{number:06d}-aaaaaaaa", "number": number}))
+    assert [snapshot.number for snapshot in open_store(tmp_path).snapshots] == [0, 999_999, 1_000_000]
 
 
 @pytest.mark.parametrize(
@@ -118,11 +120,11 @@ def test_an_empty_store_has_no_newest(tmp_path: Path) -> None:
         open_store(tmp_path).resolve("latest", {})
 
 
-@pytest.mark.parametrize("nth", range(1, 6))
+@pytest.mark.parametrize("nth", range(1, 7))
 def test_a_commit_fails_with_each_of_its_fsyncs(
     store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
-    """Two data files, the manifest, the folder, its parent."""
+    """Two data files, the manifest, the folder, its parent, the ledger."""
     calls = [0]
     fsync = os.fsync
 
@@ -180,7 +182,7 @@ def test_files_are_durable_before_the_snapshot_has_its_name(
     before, after = done[: done.index("rename")], done[done.index("rename") + 1 :]
     assert {"fsync model.index", "fsync model.data", "fsync manifest.json"} < set(before)
     assert before[-1].startswith("fsync .tmp-000004-")
-    assert after == ["fsync snapshots"]
+    assert after == ["fsync snapshots", "fsync ledger.jsonl"]
 
 
 def test_unknown_folders_are_left_alone(store: SnapshotStore) -> None:
@@ -208,7 +210,7 @@ def test_damaged_files_are_named(store: SnapshotStore) -> None:
 def test_any_bytes_for_a_manifest_give_a_manifest_or_a_clean_error(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    store = SnapshotStore(tmp_path_factory.mktemp("store"))
+    store = open_store(tmp_path_factory.mktemp("run"))
     snapshot = commit(store, 7)
     path = store.folder / snapshot.id / "manifest.json"
     whole = path.read_bytes()
@@ -217,10 +219,14 @@ def test_any_bytes_for_a_manifest_give_a_manifest_or_a_clean_error(
     )
     path.write_bytes(data.draw(st.one_of(st.binary(), flip, st.integers(0, len(whole)).map(lambda n: whole[:n]))))
     try:
-        open_store(store.folder.parent)
+        assert store.manifest(snapshot.id).id == snapshot.id
     except DamagedError as error:
         assert str(path) in str(error)  # noqa: PT017
         assert "\n" not in str(error)  # noqa: PT017
+
+
+def records(path: Path, **options: int) -> list[dict[str, object] | None]:
+    return [line.record for line in read_lines(path, **options)]
 
 
 def test_lines_are_read_back_and_a_line_cut_short_is_passed_over(tmp_path: Path) -> None:
@@ -228,36 +234,80 @@ def test_lines_are_read_back_and_a_line_cut_short_is_passed_over(tmp_path: Path)
     append_line(path, {"n": 1, "text": "größer"})
     whole = path.read_bytes()
     append_line(path, {"n": 2, "loss": float("nan")})
-    assert list(read_lines(path)) == [{"n": 1, "text": "größer"}, {"n": 2, "loss": None}]
+    assert records(path) == [{"n": 1, "text": "größer"}, {"n": 2, "loss": None}]
     path.write_bytes(whole + b'{"n": 2, "lo')
-    assert list(read_lines(path)) == [{"n": 1, "text": "größer"}]
+    assert records(path) == [{"n": 1, "text": "größer"}]
     append_line(path, {"n": 3})
-    assert list(read_lines(path)) == [{"n": 1, "text": "größer"}, {"n": 3}]
+    assert records(path) == [{"n": 1, "text": "größer"}, {"n": 3}]
 
 
 def test_a_ledger_cut_anywhere_keeps_all_lines_before_the_cut(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    records = [{"n": n, "text": "größer\u2028\x85"} for n in range(3)]
+    lines = [{"n": n, "text": "größer\u2028\x85"} for n in range(3)]
     ends = []
-    for record in records:
-        append_line(path, record)
+    for line in lines:
+        append_line(path, line)
         ends.append(path.stat().st_size)
     whole = path.read_bytes()
     for cut in range(len(whole) + 1):
         path.write_bytes(whole[:cut])
-        # A last line that lacks only its end is whole.
-        expected = [record for record, end in zip(records, ends, strict=True) if end - 1 <= cut]
-        assert list(read_lines(path)) == expected
+        expected = [line for line, end in zip(lines, ends, strict=True) if end <= cut]
+        assert records(path) == expected
         append_line(path, {"n": 9})
-        assert list(read_lines(path)) == [*expected, {"n": 9}]
+        assert records(path) == [*expected, {"n": 9}]
+
+
+def test_a_line_that_cannot_be_written_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fills in the middle of a line."""
+    path = tmp_path / "ledger.jsonl"
+    append_line(path, {"n": 1})
+    whole = path.read_bytes()
+    write = os.write
+
+    def half_a_write(descriptor: int, content: memoryview) -> int:
+        if len(content) < 10:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, content[: len(content) // 2])
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        patched.setattr(files.os, "write", half_a_write)
+        append_line(path, {"n": 2, "long": "x" * 100})
+    assert path.read_bytes() == whole
+
+
+def test_every_flipped_bit_of_a_record_is_seen(tmp_path: Path) -> None:
+    for indent in (None, 1):
+        content = checked({"n": 1, "nested": {"text": 'x"crc": "', "list": [1.5, None]}}, indent=indent)
+        assert unchecked(content) == {"n": 1, "nested": {"text": 'x"crc": "', "list": [1.5, None]}}
+        for at in range(len(content)):
+            for bit in range(8):
+                flipped = content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :]
+                with pytest.raises(ValueError, match="checksum"):
+                    unchecked(flipped)
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for updates in (0, 100, 200):
+        commit(store, updates)
+    path = tmp_path / "ledger.jsonl"
+    content = path.read_bytes()
+    at = content.index(b"\n") + 40  # in the second line
+    path.write_bytes(content[:at] + b"#" + content[at + 1 :])
+    with pytest.raises(DamagedError, match=r"ledger\.jsonl is damaged: line 2 is not what was written"):
+        open_store(tmp_path)
 
 
 def test_the_newest_lines_are_read_without_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    for n in range(100):
+    for n in range(100, 200):
         append_line(path, {"n": n}, durable=False)
-    assert [line["n"] for line in read_lines(path, newest_bytes=30)] == [97, 98, 99]
-    assert [line["n"] for line in read_lines(path, newest_bytes=10_000)] == list(range(100))
+    line = path.stat().st_size // 100
+    assert records(path, newest_bytes=3 * line) == [{"n": 197}, {"n": 198}, {"n": 199}]
+    assert records(path, newest_bytes=3 * line + 5) == [{"n": 197}, {"n": 198}, {"n": 199}]
+    assert len(records(path, newest_bytes=100 * line)) == 100
+    starts = [line.start for line in read_lines(path, newest_bytes=3 * line)]
+    assert starts == [97 * line, 98 * line, 99 * line]
 
 
 def test_several_processes_append_whole_lines(tmp_path: Path) -> None:
@@ -268,7 +318,7 @@ def test_several_processes_append_whole_lines(tmp_path: Path) -> None:
     )
     writers = [subprocess.Popen([sys.executable, "-c", code, str(path)]) for _ in range(3)]
     assert [writer.wait() for writer in writers] == [0, 0, 0]
-    assert sorted(record["n"] for record in read_lines(path)) == sorted(list(range(50)) * 3)
+    assert sorted(line.record["n"] for line in read_lines(path) if line.record) == sorted(list(range(50)) * 3)
 
 
 def test_records_that_lack_what_they_must_say_are_damage(tmp_path: Path) -> None:
@@ -288,16 +338,17 @@ def test_a_run_that_cannot_be_written_leaves_no_folder(tmp_path: Path, monkeypat
     assert not (tmp_path / "run").exists()
 
 
-@given(content=st.binary())
-def test_any_bytes_for_a_ledger_give_records_or_a_clean_error(
-    content: bytes, tmp_path_factory: pytest.TempPathFactory
+@given(lines=st.lists(st.one_of(st.binary(), st.dictionaries(st.text(), st.integers()).map(checked)), max_size=5))
+def test_any_bytes_for_a_ledger_give_events_or_a_clean_error(
+    lines: list[bytes], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("run") / "ledger.jsonl"
-    path.write_bytes(content)
+    path.write_bytes(b"\n".join(lines))
     try:
-        assert all(isinstance(record, dict) for record in read_lines(path))
+        Ledger(path).events()
     except DamagedError as error:
         assert str(path) in str(error)  # noqa: PT017
+        assert "\n" not in str(error)  # noqa: PT017
 
 
 def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
@@ -323,7 +374,10 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         find(str(tmp_path / "nothing"))
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"format": 99}', b'{"format": 1, "settings": 5}', b"\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[]", b"\xff", checked({"format": 99}), checked({"format": 1, "settings": 5}), checked({"other": 1})],
+)
 def test_a_damaged_run_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(DamagedError, match=r"run\.json is damaged|has format 99"):
@@ -335,7 +389,7 @@ def test_the_state_of_a_run_follows_its_trainers_process(tmp_path: Path) -> None
     assert run.state() == "failed"  # made, and no trainer ever began
     run.record_start()
     assert run.state() == "running"
-    run.record("end", state="finished", reason="done")
+    run.ledger.append(End(attempt=1, time="", state="finished", reason="done"))
     assert run.state() == "finished"
     run.record_start()
     assert run.state() == "running"
@@ -349,15 +403,18 @@ def test_the_state_of_a_run_follows_its_trainers_process(tmp_path: Path) -> None
 
 def test_a_process_number_that_was_given_again_is_not_taken_for_the_trainer(tmp_path: Path) -> None:
     run = create(tmp_path / "run", config.load("cartpole"))
-    run.record("start", pid=os.getpid(), host=socket.gethostname(), process_started=1.0)
+    host = socket.gethostname()
+    run.ledger.append(Start(attempt=1, time="", pid=os.getpid(), host=host, process_started=1.0))
     assert run.state() == "failed"
 
 
 def test_scores_come_from_scheduled_evaluations_alone(tmp_path: Path) -> None:
     run = create(tmp_path / "run", config.load("cartpole"))
-    for snapshot, scheduled, returns in (("a", True, [1.0, 3.0]), ("a", False, [99.0]), ("b", True, [4.0])):
-        run.record_evaluation({"snapshot": snapshot, "scheduled": scheduled, "returns": returns})
-    assert run.scores() == {"a": 2.0, "b": 4.0}
+    store = run.store()
+    a, b = commit(store, 0), commit(store, 100)
+    for snapshot, played_at, returns in ((a, a.counters, [1.0, 3.0]), (a, None, [99.0]), (b, b.counters, [4.0])):
+        run.record_evaluation(snapshot, {"returns": returns, "protocol": {}}, played_at=played_at)
+    assert run.scores() == {a.id: 2.0, b.id: 4.0}
 
 
 def test_run_json_is_plain_json(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from twin_graph.evaluation import Evaluation, evaluate, play
 from twin_graph.model import ModelSpec
 from twin_graph.replay import Transition
 from twin_graph.snapshots import report
+from twin_graph.snapshots.ledger import End, Swap
 from twin_graph.snapshots.run import Run, create
 from twin_graph.stopwatch import Stopwatch
 from twin_graph.twin import Twin
@@ -28,11 +29,11 @@ Train = Callable[[Settings], Run]
 
 def restore_in_memory(agent: Agent, reason: str) -> None:
     """What a refresh does, without the disk: copies the online twin's variables into the target twin's."""
-    values = agent.online.weights()
-    for variable in agent.target.model.trainables:
-        variable.load(values[variable.op.name], agent.target.session)
-    agent.target_snapshot = agent.store.newest
-    agent.target_since_update = agent.updates
+    [twin] = agent.bootstrap.twins
+    twin.load(agent.online.weights())
+    twin.holds = agent.store.newest.id
+    agent.bootstrap._active = [twin]
+    agent.bootstrap.since = agent.counters
 
 
 @pytest.mark.parametrize("preset", ["cartpole", "pong"])
@@ -72,11 +73,12 @@ def test_snapshots_and_ledger_follow_the_schedule(cartpole: Make, train: Train) 
     # (1200 - 200) / 4 updates, one snapshot each 50 and one at the start.
     assert [m.counters.updates for m in manifests] == [0, 50, 100, 150, 200, 250]
     assert [m.counters.agent_steps for m in manifests] == [0, 400, 600, 800, 1000, 1200]
-    ledger = list(run.ledger())
-    assert [line["event"] for line in ledger] == ["start", *["commit", "swap"] * 6, "end"]
-    swaps = [line for line in ledger if line["event"] == "swap"]
-    assert [(line["snapshot"], line["first_update"]) for line in swaps] == [
-        (m.id, m.counters.updates + 1) for m in manifests
+    events = run.ledger.events()
+    # The last snapshot becomes the target when the next update needs it, which does not come.
+    assert [event.event for event in events] == ["start", *["commit", "swap"] * 5, "commit", "end"]
+    swaps = [event for event in events if isinstance(event, Swap)]
+    assert [(swap.snapshots, swap.first_update) for swap in swaps] == [
+        ((m.id,), m.counters.updates + 1) for m in manifests[:-1]
     ]
     for manifest in manifests:
         run.store().check_files(manifest.id)
@@ -91,12 +93,12 @@ def test_check_mode_sees_a_target_that_changes_between_refreshes(
     def tampering_learn(agent: Agent) -> list[float]:
         losses = learn(agent)
         if agent.updates == 70:
-            variable = agent.target.model.trainables[0]
-            variable.load(agent.target.weights()[variable.op.name] + 1e-3, agent.target.session)
+            [twin] = agent.bootstrap.twins
+            twin.load({name: value + 1e-3 for name, value in twin.weights().items()})
         return losses
 
     monkeypatch.setattr(Agent, "learn", tampering_learn)
-    with pytest.raises(TwinMismatchError, match="changed between two refreshes, by update 71"):
+    with pytest.raises(TwinMismatchError, match=r"the target twin of 000001-\w+ changed, by update 71"):
         train(cartpole(twin__check=True))
 
 
@@ -107,9 +109,10 @@ def test_check_mode_sees_a_restore_that_is_not_the_snapshot(
 
     def stale_restore(twin: Twin, prefix: Path) -> None:
         restore(twin, next(prefix.parent.parent.glob("000000-*")) / prefix.name)
+        twin.holds = prefix.parent.name
 
     monkeypatch.setattr(Twin, "restore", stale_restore)
-    with pytest.raises(TwinMismatchError, match="after the refresh at update 50 the twins differ"):
+    with pytest.raises(TwinMismatchError, match=r"after the refresh at update 50 the target is not 000001-"):
         train(cartpole(twin__check=True))
 
 
@@ -130,7 +133,9 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_update_and_snapshot(ca
             agent_steps[0] = progress.agent.agent_steps
     env.close()
     assert run.state() == "failed"
-    assert "the loss is" in list(run.ledger())[-1]["reason"]
+    end = run.ledger.events()[-1]
+    assert isinstance(end, End)
+    assert "the loss is" in end.reason
 
 
 def test_a_full_disk_stops_the_run_and_loses_no_snapshot(
@@ -139,10 +144,10 @@ def test_a_full_disk_stops_the_run_and_loses_no_snapshot(
     run = create(tmp_path / "run", cartpole())
     save = Twin.save
 
-    def save_until_full(twin: Twin, prefix: Path) -> None:
-        if "000003" in str(prefix):
+    def save_until_full(twin: Twin, prefix: Path, **options: bool) -> None:
+        if "000003-" in str(prefix):
             raise OSError(28, "No space left on device")
-        save(twin, prefix)
+        save(twin, prefix, **options)
 
     monkeypatch.setattr(Twin, "save", save_until_full)
     env = envs.make(run.settings.env, count=8)
@@ -198,7 +203,10 @@ def test_every_phase_is_timed_and_they_add_up(cartpole: Make, train: Train) -> N
         "train",
         "save",
         "refresh",
+        "telemetry",
         "evaluate",
+        "resume point",
+        "prune",
     }
     assert all(max(line[key] for line in shares) > 0 for key in shares[0])
     for line in shares:
@@ -253,7 +261,10 @@ def test_the_run_loop_passes_on_what_each_value_is_for(cartpole: Make) -> None:
             return envs.VectorStep(s_t[:, None], r_t, np.array([False, self.t == 1]), last, s_next[:, None], score)
 
     class Recorder:
-        settings, agent_steps, stopwatch = cartpole(), 0, Stopwatch()
+        agent_steps, stopwatch, at_point = 0, Stopwatch(), False
+
+        def environment_seeds(self) -> None:
+            pass
 
         def __init__(self) -> None:
             self.seen: list[Transition] = []
@@ -396,11 +407,13 @@ def test_the_disk_that_was_asked_for_is_enough_and_not_far_too_much(cartpole: Ma
 
 def test_status_after_a_training(cartpole: Make, train: Train) -> None:
     run = train(cartpole())
-    newest = run.store().newest
+    *_, target, newest = run.store().snapshots
     summary = report.status(run)
     assert summary["state"] == "finished"
     assert (summary["agent_steps"], summary["updates"], summary["frames"]) == (1200, 250, 1200)
-    assert summary["targets"] == [{"lineage": "online", "snapshot": newest.id, "policy": "latest", "age_updates": 0}]
+    assert summary["targets"] == [
+        {"lineage": "online", "snapshot": target.id, "policy": "latest", "age_updates": 50, "held": False}
+    ]
     assert summary["snapshots"] == 6
     assert summary["weights_sha256"] == newest.weights_sha256
     assert summary["scores"]["latest"]["snapshot"] == newest.id

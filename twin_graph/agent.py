@@ -105,7 +105,7 @@ class Agent:
             self.store = run.store()
             if self.store.snapshots and point is None:
                 raise UsageError(f"{run.folder} was trained already; `twin-graph resume` goes on with it")
-            self.store.finish_removals()
+            self.store.remove_leftovers()
             self._points = run.points()
             self._points.remove_leftovers()
             self._log = ReplayLog(self._points, self._replay)
@@ -399,11 +399,12 @@ class Agent:
         if self._probe is None:
             return None
         q_abs = np.abs(self.online.q_values(self._probe))
+        finite = bool(np.isfinite(q_abs).all())
         horizon = 1 - self.settings.train.discount
         return Health(
-            q_abs_mean=float(q_abs.mean()),
-            q_abs_max=float(q_abs.max()),
-            q_limit=self._reward_limit / horizon if horizon else None,
+            q_abs_mean=float(q_abs.mean()) if finite else None,
+            q_abs_max=float(q_abs.max()) if finite else None,
+            q_limit=self._reward_limit / horizon if horizon and self._reward_limit else None,
         )
 
     def record_evaluation(self, snapshot: Commit, result: Mapping[str, Any], challenger: Commit) -> None:
@@ -483,8 +484,10 @@ class Agent:
         self.online.restore(self._points.path(point.number) / VARIABLES_PREFIX, optimizer=True)
         self._log.restore(point.segments)
         self.store.reload()
-        self.bootstrap.restore([self.store.find(i) for i in point.target.snapshots], self.store)
-        self.bootstrap.since = point.target.since
-        self.bootstrap.policy = point.target.policy
-        self.bootstrap.held = point.target.held
         self.point = point
+        target = point.target
+        if target.policy in (self._policy.text, BY_HAND, UNDO) and len(target.snapshots) <= self._policy.members:
+            self.bootstrap.restore([self.store.find(i) for i in target.snapshots], self.store)
+            self.bootstrap.since, self.bootstrap.policy, self.bootstrap.held = target.since, target.policy, target.held
+        else:
+            self.refresh(reason=f"the policy was {target.policy}")

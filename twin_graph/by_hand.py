@@ -59,6 +59,8 @@ class Requests:
         last = self._last_by_hand() if request.kind == "undo" else None
         into = last.into if last else request.into
         snapshots = [store.find(snapshot_id) for snapshot_id in (last.previous if last else (request.snapshot,))]
+        if into == "target" and len(snapshots) > len(self._agent.bootstrap.twins):
+            raise UsageError(f"the target was {len(snapshots)} snapshots together, which this policy has no twins for")
         for snapshot in snapshots:
             store.prefix(snapshot.id)  # its weights are there
             store.check_files(snapshot.id)

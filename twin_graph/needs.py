@@ -23,13 +23,14 @@ _METRICS_BYTES = 3_000  # a line of metrics.jsonl and its event
 
 
 class Needs(NamedTuple):
-    """In bytes: what a training will need, and what is free now."""
+    """In bytes: what a training will need, and what is free now; `members` is the number of target twins."""
 
     replay: int
     memory: int
     memory_free: int
     disk: int
     disk_free: int
+    members: int
 
     def words(self) -> str:
         """For people."""
@@ -37,6 +38,7 @@ class Needs(NamedTuple):
             f"needs: memory {gigabytes(self.memory)} of {gigabytes(self.memory_free)} free, "
             f"{gigabytes(self.replay)} of it for the replay; "
             f"disk {gigabytes(self.disk)} of {gigabytes(self.disk_free)} free"
+            + (f"; {self.members} target twins, each evaluated at every update" if self.members > 1 else "")
         )
 
 
@@ -59,9 +61,10 @@ def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
     kept = min(snapshots, save.keep_last + (snapshots // save.keep_every if save.keep_every else 0))
     # Between two resume points nothing is removed, and two points are kept beside the one that is being written.
     recent = 2 * settings.resume.every_steps * snapshots // train.steps
-    replay = Replay.bytes_needed(
-        settings.replay.capacity_steps, env.observation_shape, env.observation_dtype, env.stack
-    )
+    capacity = settings.replay.capacity_steps
+    replay = Replay.bytes_needed(capacity, env.observation_shape, env.observation_dtype, env.stack)
+    stored = replay * min(capacity, train.steps) // capacity
+    between_points = replay * min(settings.resume.every_steps, train.steps) // capacity
     existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
     return Needs(
         replay=replay,
@@ -70,10 +73,13 @@ def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
         disk=min(snapshots, kept + recent) * weights
         + snapshots * _MANIFEST_AND_LEDGER_BYTES
         + 3 * 3 * weights
-        + replay
-        + 2 * min(replay, SEGMENT_BYTES + replay * settings.resume.every_steps // settings.replay.capacity_steps)
+        # The older of the two points may need what the newer no longer does, and segments go as a whole.
+        + stored
+        + min(stored, between_points + SEGMENT_BYTES)
+        + between_points
         + train.steps // settings.log.every_steps * _METRICS_BYTES,
         disk_free=shutil.disk_usage(existing).free,
+        members=policy.members,
     )
 
 

@@ -33,9 +33,10 @@ def removable(run: Run, store: SnapshotStore, oldest: PointState, policy: Policy
         kept |= {s.id for s in store.snapshots if s.number is not None and s.number % save.keep_every == 0}
     if scored := [snapshot for snapshot in store.snapshots if snapshot.id in scores]:
         kept.add(max(scored, key=lambda snapshot: (scores[snapshot.id], snapshot.number)).id)
-    for event in run.ledger.events():
-        if isinstance(event, Swap) and event.first_update > oldest.counters.updates:
-            kept.update(event.snapshots)
+    for event, holds in run.ledger.with_abandoned():
+        # Those that do not hold are made again when the training comes to them.
+        if isinstance(event, Swap) and (not holds or event.first_update > oldest.counters.updates):
+            kept.update(event.snapshots if event.request or holds else ())
         if isinstance(event, Swap) and event.request:  # `swap --undo` may want these
             kept.update(event.previous)
 
@@ -43,7 +44,8 @@ def removable(run: Run, store: SnapshotStore, oldest: PointState, policy: Policy
     before = [snapshot for snapshot in store.available if snapshot.updates <= then]
     kept |= {snapshot.id for snapshot in store.available if snapshot.updates > then}
     if before:
-        played = [match for match in matches(run.evaluations()) if match.updates <= then]
+        evaluations = [line for line in run.evaluations() if line["scheduled"]]
+        played = matches(line for line in evaluations if line["played_at"]["updates"] <= then)
         random = stream(run.settings.seed, Purpose.TARGET, then)
         kept |= {s.id for s in policy.choose(History(then, before, played), random).candidates}
     return [s.id for s in [*store.available, *store.abandoned] if s.id not in kept]

@@ -29,10 +29,10 @@ from twin_graph.snapshots.ledger import Commit
 
 ENSEMBLE_LIMIT = 8
 #: The fewest games from which the test of `best` is to be believed.
-TEST_EPISODES = 8
+TEST_EPISODES = 10
 _RESAMPLES = 10_000
-#: One-sided. With 8 games or more, snapshots of equal strength then change places in fewer than 5% of comparisons:
-#: the percentile bootstrap of so few is too sure of itself, which a test measures.
+#: One-sided. Snapshots that score alike then change places in fewer than 5% of comparisons, which a test measures:
+#: the percentile bootstrap of so few games is too sure of itself for a level of 5%.
 _LEVEL = 0.01
 
 Count = Annotated[int, Field(ge=1)]
@@ -164,18 +164,18 @@ def rollback(history: History, random: np.random.Generator, limit: Annotated[flo
     """
 
     def healthy(s: Commit) -> bool:
-        return s.health is None or s.health.q_limit is None or s.health.q_abs_max <= limit * s.health.q_limit
+        if s.health is None or s.health.q_limit is None:
+            return True
+        return s.health.q_abs_max is not None and s.health.q_abs_max <= limit * s.health.q_limit
 
     newest = history.snapshots[-1]
     if healthy(newest):
         return Choice([newest], [newest], "the newest; its Q values are healthy")
     fallback = next((s for s in reversed(history.snapshots) if healthy(s)), history.snapshots[0])
     assert newest.health is not None
-    return Choice(
-        [fallback],
-        [fallback, newest],
-        f"{newest.id} diverges: |Q| is up to {newest.health.q_abs_max:.3g}, a return {newest.health.q_limit:.3g}",
-    )
+    most = "not finite" if newest.health.q_abs_max is None else f"up to {newest.health.q_abs_max:.3g}"
+    reason = f"{newest.id} diverges: |Q| is {most}, returns at most {newest.health.q_limit:.3g}"
+    return Choice([fallback], [fallback, newest], reason)
 
 
 def ensemble(
@@ -230,11 +230,14 @@ class Incumbent(NamedTuple):
 
 
 def incumbent(history: History, rule: str = "test") -> Incumbent | None:
-    """Who is best after these matches; None before the first."""
+    """Who is best after these matches, among those whose weights are there; None before the first."""
+    present = {snapshot.id for snapshot in history.snapshots}
     held: Incumbent | None = None
     returns: dict[str, list[float]] = {}
     for match in history.matches:
         challenger = match.challenger
+        if challenger not in present:
+            continue
         for snapshot, scores in match.returns.items():
             returns.setdefault(snapshot, []).extend(scores)
         if held is None:
@@ -293,8 +296,13 @@ class Policy(NamedTuple):
         """Raises `UsageError` if a user's own policy does not answer with snapshots it was shown."""
         choice = self.function(history, random, **self.arguments)
         shown = {snapshot.id for snapshot in history.snapshots}
-        if not isinstance(choice, Choice) or not choice.snapshots or not {s.id for s in choice.snapshots} <= shown:
+        if not isinstance(choice, Choice) or not all(
+            isinstance(part, Sequence) and part and all(isinstance(s, Commit) and s.id in shown for s in part)
+            for part in choice[:2]
+        ):
             raise UsageError(f"target.policy={self.text} must return a Choice among history.snapshots, not {choice!r}")
+        if len(choice.snapshots) > self.members:
+            raise UsageError(f"target.policy={self.text} chose {len(choice.snapshots)} snapshots; only ensemble may")
         return choice
 
     @property
@@ -338,6 +346,8 @@ def parse(text: str) -> Policy:
         raise UsageError(f"target.policy={text}: it takes {usage}")
     arguments = {p.name: p.default for p in parameters}
     for parameter, value in zip(parameters, values, strict=False):
+        if parameter.annotation is parameter.empty:
+            raise UsageError(f"target.policy={text}: the parameter {parameter.name} needs a type annotation")
         try:
             arguments[parameter.name] = TypeAdapter(parameter.annotation).validate_python(value)
         except pydantic.ValidationError as error:

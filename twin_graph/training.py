@@ -184,8 +184,8 @@ def _crossed(agent_steps: int, environments: int, every: int) -> bool:
 
 def _evaluation_is_missing(agent: Agent, environments: int) -> bool:
     """Whether an evaluation was due when the resume point was made, and was interrupted."""
-    due = _crossed(agent.agent_steps, environments, agent.settings.evaluate.every_steps)
-    return due and agent.agent_steps not in agent.evaluated_at
+    due = agent.agent_steps and _crossed(agent.agent_steps, environments, agent.settings.evaluate.every_steps)
+    return bool(due) and agent.agent_steps not in agent.evaluated_at
 
 
 def _evaluate_newest(run: Run, progress: Progress, events: EventFile) -> Iterator[Progress]:

@@ -35,13 +35,13 @@ class Health(Record):
     """Q values of a snapshot on the run's probe batch, for `rollback`.
 
     Attributes:
-      q_abs_mean, q_abs_max: of |Q| over the probe's observations and all actions.
-      q_limit: what no true Q value can exceed: the largest |reward| met so far / (1 - discount); null where that is
-        infinite.
+      q_abs_mean, q_abs_max: of |Q| over the probe's observations and all actions; null where one is not finite.
+      q_limit: what no true Q value can exceed: the largest |reward| met so far / (1 - discount); null before a reward
+        was met, and where the discount is 1.
     """
 
-    q_abs_mean: float
-    q_abs_max: float
+    q_abs_mean: float | None
+    q_abs_max: float | None
     q_limit: float | None
 
 

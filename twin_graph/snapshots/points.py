@@ -12,12 +12,13 @@ A replay segment is written as steps happen, and made durable by the first point
 new since the last. Segments never change.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-import numpy as np
 import pydantic
 from pydantic import Field
 
@@ -33,6 +34,9 @@ from twin_graph.snapshots.files import (
 )
 from twin_graph.snapshots.ledger import Counters, Record, first_problem
 from twin_graph.snapshots.store import FileRecord
+
+if TYPE_CHECKING:  # imported where arrays are read or written: commands that only look at records need not wait
+    import numpy as np
 
 STATE = "state.json"
 VARIABLES_PREFIX = "variables"
@@ -155,6 +159,8 @@ class PointStore:
 
     def read_segment(self, segment: Segment, names: Sequence[str]) -> dict[str, np.ndarray]:
         """The arrays of a part of the replay. Raises `DamagedError`."""
+        import numpy as np
+
         path = self.folder / SEGMENTS / segment.file.name
         segment.file.check(path.parent)
         with path.open("rb") as file:
@@ -183,6 +189,8 @@ class PointStore:
 
     def probe(self, number: int) -> np.ndarray | None:
         """The probe batch of a point; None if there was none yet."""
+        import numpy as np
+
         path = self.path(number) / PROBE
         return np.load(path, allow_pickle=False) if path.exists() else None
 
@@ -230,6 +238,8 @@ def _readable(folder: Path) -> PointState | None:
 
 def _npy(array: np.ndarray) -> tuple[bytes, memoryview]:
     """A `.npy` file's header and content, without a copy of the content."""
+    import numpy as np
+
     contiguous = np.ascontiguousarray(array)
     header = _Header()
     np.lib.format.write_array_header_2_0(header, np.lib.format.header_data_from_array_1_0(contiguous))

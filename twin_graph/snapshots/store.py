@@ -21,7 +21,15 @@ import pydantic
 from pydantic import Field
 
 from twin_graph.errors import DamagedError, UsageError
-from twin_graph.snapshots.files import checked, commit_folder, fsync, read_file, remove_leftovers, write_new
+from twin_graph.snapshots.files import (
+    checked,
+    commit_folder,
+    fsync,
+    read_file,
+    remove_folder,
+    remove_leftovers,
+    write_new,
+)
 from twin_graph.snapshots.ledger import (
     IMPORT,
     Commit,
@@ -73,6 +81,8 @@ class FileRecord(Record):
         path = folder / self.name
         try:
             found = FileRecord.of(path)
+        except FileNotFoundError:
+            raise DamagedError(f"{path} is missing") from None
         except OSError as error:
             raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
         if found != self:
@@ -268,9 +278,8 @@ class SnapshotStore:
         if not self.folder.exists():
             self.folder.mkdir()
             fsync(self.folder.parent)
-        if (self.folder / name).exists():
-            manifest = self._adopt(name, weights_sha256)
-        else:
+        manifest = self._adoptable(name, weights_sha256) if (self.folder / name).exists() else None
+        if manifest is None:
             manifest = commit_folder(self.folder / name, fill)
         snapshot = Commit(
             attempt=attempt,
@@ -289,11 +298,16 @@ class SnapshotStore:
         self._gone.discard(name)
         return snapshot
 
-    def _adopt(self, name: str, weights_sha256: str) -> Manifest:
+    def _adoptable(self, name: str, weights_sha256: str) -> Manifest | None:
+        """The manifest of a folder that is there already, if it is whole; one that is not is removed."""
         manifest = self.manifest(name)
         if manifest.weights_sha256 != weights_sha256:
             raise DamagedError(f"{self.folder / name} holds other weights than its name says; move it away")
-        self.check_files(name)
+        try:
+            self.check_files(name)
+        except DamagedError:  # retention has removed its weights, or some damage: they are about to be written again
+            remove_folder(self.folder / name)
+            return None
         return manifest
 
     @contextlib.contextmanager
@@ -338,22 +352,22 @@ class SnapshotStore:
                 if doomed:
                     self._ledger.append(Prune(attempt=attempt, time=utc_now(), snapshots=tuple(doomed)))
                     self._gone.update(doomed)
-                for snapshot_id in doomed:
+                for snapshot_id in self._gone:
                     self._unlink_weights(snapshot_id)
                 return doomed
         except BlockingIOError:
             return []
 
-    def finish_removals(self) -> None:
-        """Removes what a crash left: files of snapshots that the ledger calls removed, and unfinished commits."""
+    def remove_leftovers(self) -> None:
+        """Removes commits that a crash left unfinished; only for the process that holds the run's lock."""
         if self.folder.exists():
             remove_leftovers(self.folder)
-        for snapshot_id in self._gone:
-            self._unlink_weights(snapshot_id)
 
     def _unlink_weights(self, snapshot_id: str) -> None:
-        for path in (self.folder / snapshot_id).glob(f"{MODEL_PREFIX}.*"):
-            path.unlink(missing_ok=True)
+        folder = self.folder / snapshot_id
+        for name in os.listdir(folder) if folder.exists() else ():
+            if name.startswith(f"{MODEL_PREFIX}."):
+                (folder / name).unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _flock(self, kind: int) -> Iterator[None]:

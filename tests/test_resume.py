@@ -1,0 +1,266 @@
+"""Exact resume: a training that was killed ends with the weights of one that was not."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from twin_graph import config, envs, training
+from twin_graph.config import Settings
+from twin_graph.errors import DamagedError, InUseError, UsageError
+from twin_graph.resume import newest_point
+from twin_graph.snapshots import control, report
+from twin_graph.snapshots.points import PointState
+from twin_graph.snapshots.run import Run, create
+from twin_graph.snapshots.verify import verify
+
+Make = Callable[..., Settings]
+TRAINER = Path(__file__).with_name("trainer.py")
+
+
+def trainer(run: Run, *options: str) -> int:
+    """Trains in a process of its own; returns its exit code."""
+    command = [sys.executable, str(TRAINER), str(run.folder), *options]
+    return subprocess.run(command, capture_output=True, check=False).returncode
+
+
+def end(run: Run) -> tuple[str, list[str], list[list[float]]]:
+    """What two trainings must agree on: weights, snapshots, scores."""
+    state = run.points().newest()
+    assert state is not None
+    evaluations = [line["returns"] for line in run.evaluations()]
+    return state.weights_sha256, [snapshot.id for snapshot in run.store().snapshots], evaluations
+
+
+POLICIES = ["latest", "best(mean)", "lag(60)", "mix(0.5, 3)", "ensemble(3, min)"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_training_that_was_killed_twice_ends_as_one_that_was_not(
+    cartpole: Make, train: Callable[[Settings], Run], tmp_path: Path, policy: str
+) -> None:
+    # Squared: the Huber loss clips the large errors of the beginning, and with them the target's influence.
+    settings = cartpole(target__policy=policy, loss="mse", save__every_updates=20, replay__capacity_steps=600)
+    whole = train(settings)
+    killed = create(tmp_path / "killed", settings)
+    assert trainer(killed, "--stop-at=640") == -signal.SIGKILL
+    assert trainer(killed, "--stop-at=1100") == -signal.SIGKILL
+    assert trainer(killed) == 0
+    assert end(killed) == end(whole)
+    assert len({snapshot for _, held in trace(killed) for snapshot in held}) > 2
+    assert verify(killed).damage == []
+
+
+def test_policies_train_differently(cartpole: Make, train: Callable[[Settings], Run]) -> None:
+    """The comparison above would prove little if the policy had no influence."""
+    options = {"loss": "mse", "save__every_updates": 20, "replay__capacity_steps": 600}
+    ends = {end(train(cartpole(target__policy=policy, **options)))[0] for policy in POLICIES}
+    assert len(ends) == len(POLICIES)
+
+
+def test_the_real_emulator_and_network_resume_exactly(
+    pong: Make, train: Callable[[Settings], Run], tmp_path: Path
+) -> None:
+    settings = pong(loss="mse", train__steps=240)
+    killed = create(tmp_path / "killed", settings)
+    assert trainer(killed, "--stop-at=150") == -signal.SIGKILL
+    assert trainer(killed) == 0
+    assert end(killed) == end(train(settings))
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_training_that_was_interrupted_goes_on_from_there(cartpole: Make, tmp_path: Path, name: str) -> None:
+    """The boundary that the signal adds is part of the training: with it, a kill later changes nothing."""
+    ends = []
+    for folder, kills in (("a", ()), ("b", ("--stop-at=900",))):
+        run = create(tmp_path / folder, cartpole(loss="mse"))
+        assert trainer(run, "--stop-at=720", f"--signal={name}") == 0
+        assert run.state() == "stopped"
+        point = run.points().newest()
+        assert point is not None
+        assert point.counters.agent_steps == 720
+        assert run.store().newest.counters.agent_steps == 720
+        for kill in kills:
+            assert trainer(run, kill) == -signal.SIGKILL
+        assert trainer(run) == 0
+        ends.append(end(run))
+    assert ends[0] == ends[1]
+
+
+def trace(run: Run) -> list[tuple[int, list[str]]]:
+    lines = Path(f"{run.folder}.trace").read_text().splitlines()
+    return [(update, held) for update, held in map(json.loads, lines)]
+
+
+def test_explain_names_what_the_target_twins_held_at_every_update(cartpole: Make, tmp_path: Path) -> None:
+    """Through kills, prunes, an older point than the newest, and swaps by hand: against what the twins recorded."""
+    settings = cartpole(
+        target__policy="ensemble(2, mean)", save__every_updates=10, save__keep_last=2, save__keep_every=0, loss="mse"
+    )
+    settings = config.change(settings, [("resume.every_steps", 200), ("target.refresh_every_updates", 30)])
+    run = create(tmp_path / "run", settings)
+    assert trainer(run, "--stop-at=470") == -signal.SIGKILL
+    control.ask(run.control, "swap", run.resolve("latest~1").id, hold=True)
+    assert trainer(run, "--stop-at=760") == -signal.SIGKILL
+    control.ask(run.control, "undo")
+    assert trainer(run, "--stop-at=930") == -signal.SIGKILL
+    points = run.points()
+    (points.path(points.next_number() - 1) / "variables.index").write_bytes(b"damaged")
+    assert trainer(run) == 0
+
+    held = dict(trace(run))  # of an update that was made again, the last time
+    assert sorted(held) == list(range(1, 251))
+    for update, snapshots in held.items():
+        assert sorted(s["id"] for s in report.explain(run, update)["snapshots"]) == sorted(snapshots), update
+    policies = {report.explain(run, update)["policy"] for update in held}
+    assert policies == {"ensemble(2, mean)", "by hand", "undo"}
+    assert any(not run.store().has_weights(snapshot.id) for snapshot in run.store().snapshots)
+    for update in (0, 251):
+        with pytest.raises(UsageError, match="updates 1 to 250"):
+            report.explain(run, update)
+
+
+@pytest.mark.parametrize("into", ["target", "online"])
+def test_a_swap_by_hand_after_the_resume_point_happens_again(cartpole: Make, tmp_path: Path, into: str) -> None:
+    ends = []
+    for folder, kill in (("a", False), ("b", True)):
+        run = create(tmp_path / folder, cartpole(loss="mse"))
+        env = envs.make(run.settings.env, count=8)
+        asked = False
+        for progress in training.train(run, env):
+            if progress.agent.agent_steps >= 640 and not asked:
+                asked = True
+                control.ask(run.control, "swap", run.resolve("000001").id, into, hold=into == "target")  # type: ignore[arg-type]
+            if kill and progress.agent.agent_steps >= 880:
+                break  # as a crash would: no boundary is added
+        env.close()
+        if kill:
+            state = run.points().newest()
+            assert state is not None
+            if into == "target":
+                assert state.counters.agent_steps < 640
+            assert trainer(run) == 0
+        swaps = [e for e in run.ledger.events() if e.event == "swap" and e.request]
+        assert [(swap.into, swap.first_update) for swap in swaps] == [(into, 111)]
+        ends.append(end(run))
+    assert ends[0][:2] == ends[1][:2]
+
+
+def test_what_was_abandoned_is_kept_and_never_looked_at(cartpole: Make, tmp_path: Path) -> None:
+    """Other settings after a crash make other weights: the same numbers under other names."""
+    run = create(tmp_path / "run", cartpole(loss="mse", save__every_updates=20))
+    assert trainer(run, "--stop-at=900") == -signal.SIGKILL
+    before = [snapshot.id for snapshot in run.store().snapshots]
+    point = newest_point(run).point
+    run.change_settings(config.change(run.settings, [("train.learning_rate", 1e-2)]))
+    assert trainer(run) == 0
+    store = run.store()
+    abandoned = [snapshot.id for snapshot in store.abandoned]
+    assert abandoned == [i for i in before if i not in {s.id for s in store.snapshots}]
+    assert abandoned
+    assert all(store.find(i).updates <= point.counters.updates for i in before if i not in abandoned)
+    numbers = [snapshot.number for snapshot in store.snapshots]
+    assert numbers == list(range(len(numbers)))
+    assert {e["id"] for e in report.log(run, abandoned=True)} - {e["id"] for e in report.log(run)} == set(abandoned)
+    for snapshot in abandoned:
+        assert (store.folder / snapshot / "manifest.json").exists()
+    metrics = [line["agent_steps"] for line in run.metrics() if "loss" in line]
+    assert metrics == sorted(set(metrics))
+    assert Run(run.folder).description["past_settings"][0]["settings"]["train"]["learning_rate"] != 1e-2
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1 << (at % 8)
+    path.write_bytes(bytes(content))
+
+
+def test_damage_in_any_file_is_named_and_resume_goes_on_from_what_is_whole_or_refuses(
+    cartpole: Make, train: Callable[[Settings], Run]
+) -> None:
+    run = train(cartpole(resume__every_steps=400))
+    control.ask(run.control, "swap", run.store().newest.id)
+    whole = newest_point(run).point
+    assert verify(run).damage == verify(run).unknown == []
+    random = np.random.default_rng(0)
+    files = [p for p in run.folder.rglob("*") if p.is_file() and p.stat().st_size and p.parent.name != "events"]
+    assert len(files) > 30
+    for path in files:
+        content = path.read_bytes()
+        size = len(content)
+        for at in sorted({0, size // 2, size - 1, *random.integers(0, size, 3).tolist(), -1}):
+            if at < 0:
+                path.write_bytes(content[: size - 1])
+            else:
+                flip(path, at)
+            try:
+                assert_noticed(run, path, whole)
+            finally:
+                path.write_bytes(content)
+    assert newest_point(run).point == whole
+
+
+def assert_noticed(run: Run, path: Path, whole: PointState) -> None:
+    try:
+        findings = verify(Run(run.folder))
+    except DamagedError as error:  # run.json
+        assert str(path) in str(error)  # noqa: PT017
+        return
+    assert any(str(path) in line for line in findings.damage + findings.unknown), path
+    try:
+        found = newest_point(run)
+    except DamagedError as error:
+        assert error.exit_code == 3  # noqa: PT017
+        return
+    if found.point != whole:
+        assert found.point.number == whole.number - 1
+        assert found.damage
+
+
+def test_a_resumed_run_may_change_settings_but_not_those_that_its_data_depend_on(cartpole: Make) -> None:
+    settings = cartpole()
+    assert config.change(settings, [("train.steps", 9_000)]).train.steps == 9_000
+    for key, value in (("env.count", 4), ("network", "nature"), ("replay.capacity_steps", 9), ("seed", 3)):
+        with pytest.raises(UsageError, match=f"{key} cannot change in a run that has begun"):
+            config.change(settings, [(key, value)])
+
+
+def test_a_run_that_never_made_a_point_says_so(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole())
+    with pytest.raises(UsageError, match="before its first resume point"):
+        newest_point(run)
+
+
+def test_one_process_at_a_time(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole())
+    code = "import sys, time; from pathlib import Path; from twin_graph.snapshots.run import Run\n"
+    code += "with Run(Path(sys.argv[1])).lock('train'): print('locked', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, str(run.folder)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        try:
+            with pytest.raises(InUseError, match=rf"in use by process {holder.pid} on .* \(train, since"):
+                run.lock("prune").__enter__()
+        finally:
+            holder.kill()
+    with run.lock("prune"):
+        pass
+
+
+def test_finished_means_finished_and_more_steps_go_on(cartpole: Make, train: Callable[[Settings], Run]) -> None:
+    run = train(cartpole())
+    run.change_settings(config.change(run.settings, [("train.steps", 1_600)]))
+    point = newest_point(run).point
+    assert point.counters.agent_steps == 1_200
+    env = envs.make(run.settings.env, count=8)
+    for _ in training.train(run, env, point):
+        pass
+    env.close()
+    summary = report.status(run)
+    assert (summary["state"], summary["attempt"], summary["agent_steps"]) == ("finished", 2, 1_600)
+    assert sorted(int(path.name) for path in run.points().folders()) == [point.number + 1, point.number + 2][-2:]
