@@ -67,7 +67,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "save.keep_every": 0,
         "resume.every_steps": 64,
         "evaluate.every_steps": 256,
-        "evaluate.episodes": 8,
+        "evaluate.episodes": 10,
         "log.every_steps": 64,
         "twin.threads": 1,
     },
