@@ -30,8 +30,8 @@ FORMS = [
     ("pinned(000003)", "pinned", {"snapshot": "000003"}),
     ("ensemble(4)", "ensemble", {"size": 4, "combine": "mean"}),
     ("ensemble(4, min)", "ensemble", {"size": 4, "combine": "min"}),
-    ("best", "best", {"rule": "test", "stall": None}),
-    ("best(mean)", "best", {"rule": "mean", "stall": None}),
+    ("best", "best", {"rule": "test", "stall": 3}),
+    ("best(mean)", "best", {"rule": "mean", "stall": 3}),
     ("best(test, 5000)", "best", {"rule": "test", "stall": 5000}),
     ("rollback", "rollback", {"limit": 1.0}),
     ("rollback(2)", "rollback", {"limit": 2.0}),
@@ -81,7 +81,7 @@ _EVENTS = st.tuples(_COMMIT, st.lists(_COMMIT | _MATCH, max_size=20)).map(lambda
 _POLICIES = (
     st.sampled_from(["latest", "lag(1)", "lag(250)", "lag(5000)", "window(1)", "window(3)", "mix(0.5, 3)", "mix(0)"])
     | st.sampled_from(["pinned(000002)", "pinned(0000)", "pinned(9)", "ensemble(3, min)", "ensemble(1)"])
-    | st.sampled_from(["rollback", "rollback(0.5)", "best", "best(mean)", "best(test, 200)", "best(mean, 50)"])
+    | st.sampled_from(["rollback", "rollback(0.5)", "best", "best(mean)", "best(test, 2)", "best(mean, 1)"])
 )
 
 
@@ -331,16 +331,14 @@ def test_the_newest_is_chosen_after_a_stall_until_the_best_changes() -> None:
     newest = snapshot(5, 700)
     snapshots = [A, B, C, newest]
     played = [match(100, A, means=[50])]
-    for updates, chosen in ((600, A), (601, newest), (2_000, newest)):
-        choice = choose("best(test, 500)", History(updates, snapshots, played))
-        assert choice.snapshots == [chosen]
-        assert choice.candidates == [A, newest]
-    lost = [*played, match(650, C, A, means=[50, 50])]
-    assert choose("best(test, 500)", History(700, snapshots, lost)).snapshots == [newest]
-    won = [*played, match(650, C, A, means=[90, 50])]
-    assert choose("best(test, 500)", History(700, snapshots, won)).snapshots == [C]
-    assert choose("best(test, 500)", History(1_150, snapshots, won)).snapshots == [C]
-    assert choose("best(test, 500)", History(1_151, snapshots, won)).snapshots == [newest]
+    lost = [match(200, B, A, means=[40, 50]), match(300, C, A, means=[50, 50])]
+    for stood, chosen in ((0, A), (1, A), (2, newest)):
+        choice = choose("best(test, 2)", History(700, snapshots, played + lost[:stood]))
+        assert (choice.snapshots, choice.candidates) == ([chosen], [A, newest])
+    assert choose("best", History(700, snapshots, played + lost)).snapshots == [A]  # three by default
+    assert choose("best", History(700, snapshots, [*played, *lost, lost[0]])).snapshots == [newest]
+    won = [*played, *lost, match(400, C, A, means=[90, 50])]
+    assert choose("best(test, 2)", History(700, snapshots, won)).snapshots == [C]
 
 
 def test_best_is_the_best_of_those_whose_weights_are_there() -> None:
@@ -477,7 +475,7 @@ def test_a_text_names_a_policy_and_its_parameters(text: str, name: str, argument
         ("latest(3)", "it takes latest()"),
         ("lag(1,000)", "it takes lag(updates)"),
         ("mix(0.8, 8, 1)", "it takes mix(probability, size=8)"),
-        ("best(test, 1, 2)", "it takes best(rule=test, stall=None)"),
+        ("best(test, 1, 2)", "it takes best(rule=test, stall=3)"),
         ("lag(0)", "updates=0: input should be greater than or equal to 1; it takes lag(updates)"),
         ("window(-1)", "size=-1: input should be greater than or equal to 1"),
         ("mix(1.2)", "probability=1.2: input should be less than or equal to 1"),
@@ -610,7 +608,9 @@ def test_what_a_module_fails_to_import_is_named(tmp_path: Path, monkeypatch: pyt
     ],
 )
 def test_a_policy_that_answers_with_nonsense_is_named(mine: str, function: str) -> None:
-    with pytest.raises(UsageError, match=rf"target\.policy=my_policies:{function} (must return a Choice|chose 2 snapshots)"):
+    with pytest.raises(
+        UsageError, match=rf"target\.policy=my_policies:{function} (must return a Choice|chose 2 snapshots)"
+    ):
         choose(f"{mine}:{function}", History(0, FIVE))
 
 

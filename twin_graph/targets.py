@@ -197,14 +197,15 @@ def best(
     history: History,
     random: np.random.Generator,  # noqa: ARG001
     rule: Literal["test", "mean"] = "test",
-    stall: Count | None = None,
+    stall: Count = 3,
 ) -> Choice:
     """The best snapshot so far by scheduled evaluations; the newest until one was evaluated.
 
     `test`: at each evaluation the newest snapshot and the incumbent play the same fresh games, and the newest takes
     its place only if a paired bootstrap test of the difference says so, since the highest of many means is luck.
-    `mean`: the highest mean return, as most trainers keep it. After `stall` updates without a change the newest is
-    chosen instead, until the incumbent changes.
+    `mean`: the highest mean return, as most trainers keep it. After `stall` evaluations without a change the newest is
+    chosen instead, until the incumbent changes: values learnt from one target for ever converge to its own, and then
+    no challenger can come of them.
 
     Source: keeping the best network, DQN's own Lua code (Mnih et al. 2015); the percentile bootstrap, Efron 1979.
     """
@@ -214,18 +215,17 @@ def best(
     if champion is None or held is None:
         return Choice([newest], [newest], "the newest: none was evaluated yet")
     candidates = [held] if held is newest else [held, newest]
-    stood = history.updates - champion.since_update
-    if stall is not None and stood > stall:
-        reason = f"the newest: {held.id} has been best for {stood:,} updates, the limit is {stall:,}"
+    if champion.stood >= stall:
+        reason = f"the newest: {held.id} has been best for {champion.stood} evaluations, the limit is {stall}"
         return Choice([newest], candidates, reason)
     return Choice([held], candidates, champion.reason)
 
 
 class Incumbent(NamedTuple):
-    """The best snapshot, the updates made when it became that, and why."""
+    """The best snapshot, how many challengers it has stood against, and why it is best."""
 
     snapshot: str
-    since_update: int
+    stood: int
     reason: str
 
 
@@ -241,18 +241,22 @@ def incumbent(history: History, rule: str = "test") -> Incumbent | None:
         for snapshot, scores in match.returns.items():
             returns.setdefault(snapshot, []).extend(scores)
         if held is None:
-            held = Incumbent(challenger, match.updates, "the first that was evaluated")
-        elif challenger == held.snapshot:
-            continue
-        elif rule == "mean":
-            ours, theirs = float(np.mean(returns[challenger])), float(np.mean(returns[held.snapshot]))
-            if ours > theirs:
-                held = Incumbent(challenger, match.updates, f"mean return {ours:.2f}, {held.snapshot} had {theirs:.2f}")
-        elif held.snapshot in match.returns:
-            p = chance_of_luck(tuple(match.returns[challenger]), tuple(match.returns[held.snapshot]))
-            if p < _LEVEL:
-                held = Incumbent(challenger, match.updates, f"beat {held.snapshot} in the same games (p {p:.4f})")
+            held = Incumbent(challenger, 0, "the first that was evaluated")
+        elif challenger != held.snapshot:
+            won = _beats(rule, challenger, held.snapshot, match, returns)
+            held = Incumbent(challenger, 0, won) if won else held._replace(stood=held.stood + 1)
     return held
+
+
+def _beats(rule: str, ours: str, theirs: str, match: Match, returns: Mapping[str, Sequence[float]]) -> str:
+    """Why the challenger takes the incumbent's place; empty if it does not."""
+    if rule == "mean":
+        means = float(np.mean(returns[ours])), float(np.mean(returns[theirs]))
+        return f"mean return {means[0]:.2f}, {theirs} had {means[1]:.2f}" if means[0] > means[1] else ""
+    if theirs not in match.returns:
+        return ""
+    p = chance_of_luck(tuple(match.returns[ours]), tuple(match.returns[theirs]))
+    return f"beat {theirs} in the same games (p {p:.4f})" if p < _LEVEL else ""
 
 
 @functools.lru_cache(maxsize=4096)  # each refresh looks at all matches again

@@ -52,6 +52,7 @@ def commit_folder(destination: Path, fill: Callable[[Path], _Result]) -> _Result
       OSError: the disk is full, a write or an fsync failed; `destination` does not exist then.
     """
     temporary = destination.with_name(f"{_TEMPORARY}{destination.name}-{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
         result = fill(temporary)
@@ -65,7 +66,8 @@ def commit_folder(destination: Path, fill: Callable[[Path], _Result]) -> _Result
     try:
         fsync(destination.parent)
     except BaseException:
-        shutil.rmtree(destination, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_folder(destination)
         raise
     return result
 
@@ -74,6 +76,7 @@ def write_file(path: Path, content: bytes) -> None:
     """Creates or replaces a small file, durably: readers see the old content or the new."""
     temporary = path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}")
     try:
+        temporary.unlink(missing_ok=True)  # of a process that died and had the same number, as in containers
         write_new(temporary, content)
         fsync(temporary)
         temporary.replace(path)
@@ -187,6 +190,18 @@ def read_lines(path: Path, *, newest_bytes: int | None = None) -> Iterator[Line]
             record = None
         yield Line(number, start, record)
         start += len(line) + 1
+
+
+def whole_bytes(path: Path) -> int:
+    """How much of a file is whole lines; 0 where there is no file."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            while end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+                end -= 1
+            return end
+    except FileNotFoundError:
+        return 0
 
 
 def read_file(path: Path) -> dict[str, Any]:

@@ -151,6 +151,7 @@ class PointStore:
         digest = hashlib.sha256()
         for part in parts:
             digest.update(part)
+        path.unlink(missing_ok=True)  # what an attempt to write it left, on a full disk for example
         write_new(path, *parts)
         self._not_durable.append(path)
         size = sum(memoryview(part).nbytes for part in parts)

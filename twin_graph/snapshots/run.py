@@ -26,7 +26,16 @@ import psutil
 from twin_graph import cpu
 from twin_graph.config import Settings, validate
 from twin_graph.errors import DamagedError, InUseError, UsageError
-from twin_graph.snapshots.files import append_line, checked, fsync, read_file, read_lines, write_file
+from twin_graph.snapshots.files import (
+    append_line,
+    checked,
+    fsync,
+    read_file,
+    read_lines,
+    remove_leftovers,
+    whole_bytes,
+    write_file,
+)
 from twin_graph.snapshots.ledger import Commit, Counters, End, Ledger, Start, utc_now
 from twin_graph.snapshots.points import PointState, PointStore
 from twin_graph.snapshots.store import FORMAT, SnapshotStore
@@ -104,6 +113,7 @@ class Run:
             raise InUseError(f"{self.folder} is in use by {by}") from None
         try:
             if self._lock.lock_counter == 1:
+                remove_leftovers(self.folder)
                 here = {"pid": os.getpid(), "host": socket.gethostname(), "purpose": purpose, "since": utc_now()}
                 write_file(holder, checked(here))
             yield
@@ -119,9 +129,8 @@ class Run:
         return PointStore(self.folder / "resume")
 
     def known_bytes(self) -> dict[str, int]:
-        """The present length of each file of records, by name."""
-        paths = [self.folder / name for name in (LEDGER, EVALUATIONS, METRICS)]
-        return {path.name: path.stat().st_size if path.exists() else 0 for path in paths}
+        """The present length of each file of records, by name; of whole lines, since another may be being written."""
+        return {name: whole_bytes(self.folder / name) for name in (LEDGER, EVALUATIONS, METRICS)}
 
     def record_start(self, point: PointState | None = None) -> None:
         """The ledger's line on the process that trains from here on, from a resume point if one is given."""

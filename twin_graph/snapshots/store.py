@@ -365,9 +365,9 @@ class SnapshotStore:
 
     def _unlink_weights(self, snapshot_id: str) -> None:
         folder = self.folder / snapshot_id
-        for name in os.listdir(folder) if folder.exists() else ():
-            if name.startswith(f"{MODEL_PREFIX}."):
-                (folder / name).unlink(missing_ok=True)
+        for path in folder.iterdir() if folder.exists() else ():
+            if path.name.startswith(f"{MODEL_PREFIX}."):
+                path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _flock(self, kind: int) -> Iterator[None]:
