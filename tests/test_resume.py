@@ -1,16 +1,23 @@
-"""Exact resume: a training that was killed ends with the weights of one that was not."""
+"""Exact resume: a training that was cut off ends with the weights of one that was not.
 
-import json
+Cut off means here that nobody goes on with it: nothing is written after that but the ledger's line on the end, which
+is abandoned when it resumes. Real SIGKILLs are in test_kill.py.
+"""
+
+import contextlib
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from twin_graph import config, envs, training
+from twin_graph.agent import Agent
 from twin_graph.config import Settings
 from twin_graph.errors import DamagedError, InUseError, UsageError
 from twin_graph.resume import newest_point
@@ -20,13 +27,42 @@ from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.verify import verify
 
 Make = Callable[..., Settings]
-TRAINER = Path(__file__).with_name("trainer.py")
 
 
-def trainer(run: Run, *options: str) -> int:
-    """Trains in a process of its own; returns its exit code."""
-    command = [sys.executable, str(TRAINER), str(run.folder), *options]
-    return subprocess.run(command, capture_output=True, check=False).returncode
+def attempt(run: Run, cut_off: int | None = None, signal_at: tuple[int, int] | None = None) -> list[Any]:
+    """Trains from the newest resume point on, if there is one.
+
+    Args:
+      run: to train.
+      cut_off: agent steps at which nobody goes on with it.
+      signal_at: a signal, and the agent steps at which this process gets it.
+
+    Returns:
+      For each update its number and what the target twins held.
+    """
+    run = Run(run.folder)
+    point = newest_point(run).point if run.points().folders() else None
+    held: list[Any] = []
+    update = Agent._update
+
+    def traced_update(agent: Agent) -> float:
+        loss = update(agent)
+        held.append((agent.updates, [twin.holds for twin in agent.bootstrap._active]))
+        return loss
+
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env,
+    ):
+        patched.setattr(Agent, "_update", traced_update)
+        with contextlib.closing(training.train(run, env, point)) as progresses:
+            for progress in progresses:
+                steps = progress.agent.agent_steps
+                if signal_at and steps >= signal_at[1] and not progress.stop.is_set():
+                    os.kill(os.getpid(), signal_at[0])
+                if cut_off and steps >= cut_off:
+                    break
+    return held
 
 
 def end(run: Run) -> tuple[str, list[str], list[list[float]]]:
@@ -48,11 +84,9 @@ def test_a_training_that_was_killed_twice_ends_as_one_that_was_not(
     settings = cartpole(target__policy=policy, loss="mse", save__every_updates=20, replay__capacity_steps=600)
     whole = train(settings)
     killed = create(tmp_path / "killed", settings)
-    assert trainer(killed, "--stop-at=640") == -signal.SIGKILL
-    assert trainer(killed, "--stop-at=1100") == -signal.SIGKILL
-    assert trainer(killed) == 0
+    held = attempt(killed, 640) + attempt(killed, 1_100) + attempt(killed)
     assert end(killed) == end(whole)
-    assert len({snapshot for _, held in trace(killed) for snapshot in held}) > 2
+    assert len({snapshot for _, snapshots in held for snapshot in snapshots}) > 2
     assert verify(killed).damage == []
 
 
@@ -68,33 +102,28 @@ def test_the_real_emulator_and_network_resume_exactly(
 ) -> None:
     settings = pong(loss="mse", train__steps=240)
     killed = create(tmp_path / "killed", settings)
-    assert trainer(killed, "--stop-at=150") == -signal.SIGKILL
-    assert trainer(killed) == 0
+    attempt(killed, 150)
+    attempt(killed)
     assert end(killed) == end(train(settings))
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_training_that_was_interrupted_goes_on_from_there(cartpole: Make, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_training_that_was_interrupted_goes_on_from_there(cartpole: Make, tmp_path: Path, number: int) -> None:
     """The boundary that the signal adds is part of the training: with it, a kill later changes nothing."""
     ends = []
-    for folder, kills in (("a", ()), ("b", ("--stop-at=900",))):
+    for folder, cuts in (("a", ()), ("b", (900,))):
         run = create(tmp_path / folder, cartpole(loss="mse"))
-        assert trainer(run, "--stop-at=720", f"--signal={name}") == 0
+        attempt(run, signal_at=(number, 720))
         assert run.state() == "stopped"
         point = run.points().newest()
         assert point is not None
         assert point.counters.agent_steps == 720
         assert run.store().newest.counters.agent_steps == 720
-        for kill in kills:
-            assert trainer(run, kill) == -signal.SIGKILL
-        assert trainer(run) == 0
+        for cut in cuts:
+            attempt(run, cut)
+        attempt(run)
         ends.append(end(run))
     assert ends[0] == ends[1]
-
-
-def trace(run: Run) -> list[tuple[int, list[str]]]:
-    lines = Path(f"{run.folder}.trace").read_text().splitlines()
-    return [(update, held) for update, held in map(json.loads, lines)]
 
 
 def test_explain_names_what_the_target_twins_held_at_every_update(cartpole: Make, tmp_path: Path) -> None:
@@ -104,16 +133,15 @@ def test_explain_names_what_the_target_twins_held_at_every_update(cartpole: Make
     )
     settings = config.change(settings, [("resume.every_steps", 200), ("target.refresh_every_updates", 30)])
     run = create(tmp_path / "run", settings)
-    assert trainer(run, "--stop-at=470") == -signal.SIGKILL
+    held = dict(attempt(run, 470))  # of an update that is made again, the last time counts
     control.ask(run.control, "swap", run.resolve("latest~1").id, hold=True)
-    assert trainer(run, "--stop-at=760") == -signal.SIGKILL
+    held |= dict(attempt(run, 760))
     control.ask(run.control, "undo")
-    assert trainer(run, "--stop-at=930") == -signal.SIGKILL
+    held |= dict(attempt(run, 930))
     points = run.points()
     (points.path(points.next_number() - 1) / "variables.index").write_bytes(b"damaged")
-    assert trainer(run) == 0
+    held |= dict(attempt(run))
 
-    held = dict(trace(run))  # of an update that was made again, the last time
     assert sorted(held) == list(range(1, 251))
     for update, snapshots in held.items():
         assert sorted(s["id"] for s in report.explain(run, update)["snapshots"]) == sorted(snapshots), update
@@ -137,14 +165,14 @@ def test_a_swap_by_hand_after_the_resume_point_happens_again(cartpole: Make, tmp
                 asked = True
                 control.ask(run.control, "swap", run.resolve("000001").id, into, hold=into == "target")  # type: ignore[arg-type]
             if kill and progress.agent.agent_steps >= 880:
-                break  # as a crash would: no boundary is added
+                break
         env.close()
         if kill:
             state = run.points().newest()
             assert state is not None
             if into == "target":
                 assert state.counters.agent_steps < 640
-            assert trainer(run) == 0
+            attempt(run)
         swaps = [e for e in run.ledger.events() if e.event == "swap" and e.request]
         assert [(swap.into, swap.first_update) for swap in swaps] == [(into, 111)]
         ends.append(end(run))
@@ -154,11 +182,11 @@ def test_a_swap_by_hand_after_the_resume_point_happens_again(cartpole: Make, tmp
 def test_what_was_abandoned_is_kept_and_never_looked_at(cartpole: Make, tmp_path: Path) -> None:
     """Other settings after a crash make other weights: the same numbers under other names."""
     run = create(tmp_path / "run", cartpole(loss="mse", save__every_updates=20))
-    assert trainer(run, "--stop-at=900") == -signal.SIGKILL
+    attempt(run, 900)
     before = [snapshot.id for snapshot in run.store().snapshots]
     point = newest_point(run).point
     run.change_settings(config.change(run.settings, [("train.learning_rate", 1e-2)]))
-    assert trainer(run) == 0
+    attempt(run)
     store = run.store()
     abandoned = [snapshot.id for snapshot in store.abandoned]
     assert abandoned == [i for i in before if i not in {s.id for s in store.snapshots}]
