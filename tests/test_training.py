@@ -128,7 +128,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_update_and_snapshot(ca
 
     agent_steps = [0]
     env.step = step_with_a_huge_reward  # type: ignore[method-assign]
-    with pytest.raises(DivergedError, match=r"the loss is (inf|nan) at update 7\d; the last good snapshot is 000001-"):
+    with pytest.raises(DivergedError, match=r"the loss is (inf|nan) at update 8\d; the last good snapshot is 000001-"):
         for progress in training.train(run, env):
             agent_steps[0] = progress.agent.agent_steps
     env.close()

@@ -166,14 +166,15 @@ def _steps_and_records(run: Run, env: VectorEnv, progress: Progress, events: Eve
         yield progress
         if done or _crossed(agent.agent_steps, env.count, settings.evaluate.every_steps):
             yield from _evaluate_newest(run, progress, events)
-        if stop.is_set():
+        ends = done or stop.is_set()  # looked at once: a signal may come at any moment
+        if ends:
             agent.commit()
         wants_point = requests.carry_out()
-        if done or wants_point or stop.is_set() or _crossed(agent.agent_steps, env.count, settings.resume.every_steps):
+        if ends or wants_point or _crossed(agent.agent_steps, env.count, settings.resume.every_steps):
             agent.commit_point(step.s_t, progress.returns)
             progress.cut()
             requests.carry_out()
-        if done or stop.is_set():
+        if ends:
             return
 
 

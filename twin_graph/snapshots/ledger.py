@@ -167,6 +167,7 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._read: tuple[tuple[int, int, int | None], list[tuple[Event, bool]]] | None = None
 
     def append(self, event: Event) -> None:
         """Durable when this returns. Raises OSError."""
@@ -185,6 +186,15 @@ class Ledger:
 
     def with_abandoned(self, *, upto: int | None = None) -> list[tuple[Event, bool]]:
         """All events in order, and whether each holds. Damage in what is abandoned is passed over."""
+        if not self.path.exists():
+            return []
+        status = self.path.stat()
+        key = status.st_size, status.st_mtime_ns, upto
+        if self._read is None or self._read[0] != key:  # one command asks several times
+            self._read = key, self._fold(upto)
+        return self._read[1]
+
+    def _fold(self, upto: int | None) -> list[tuple[Event, bool]]:
         lines = [line for line in read_lines(self.path) if upto is None or line.start < upto]
         found: list[tuple[Event, bool]] = []
         abandoned_from: int | None = None  # going backwards: lines from there on are abandoned

@@ -352,7 +352,7 @@ class SnapshotStore:
                 if doomed:
                     self._ledger.append(Prune(attempt=attempt, time=utc_now(), snapshots=tuple(doomed)))
                     self._gone.update(doomed)
-                for snapshot_id in self._gone:
+                for snapshot_id in sorted(self._gone):
                     self._unlink_weights(snapshot_id)
                 return doomed
         except BlockingIOError:
