@@ -84,6 +84,22 @@ def test_snapshots_and_ledger_follow_the_schedule(cartpole: Make, train: Train) 
         run.store().check_files(manifest.id)
 
 
+def test_saving_and_refreshing_follow_schedules_of_their_own(cartpole: Make, train: Train) -> None:
+    options = {"target__refresh_every_updates": None, "target__refresh_every_episodes": 5, "save__every_steps": 160}
+    run = train(cartpole(**options))
+    # Each time a multiple was reached or passed, once updates are made; and one at the end.
+    steps = [snapshot.counters.agent_steps for snapshot in run.store().snapshots]
+    assert steps == [0, 208, 320, 480, 640, 800, 960, 1120, 1200]
+    _, *refreshes = [event for event in run.ledger.events() if isinstance(event, Swap)]
+    assert len(refreshes) > 1
+    periods = [swap.counters.episodes // 5 for swap in refreshes]
+    assert periods == sorted(set(periods))
+    assert all(swap.reason.startswith("every 5 episodes: ") for swap in refreshes)
+    for swap in refreshes:
+        newest = [s for s in run.store().snapshots if s.updates < swap.first_update][-1]
+        assert swap.snapshots == (newest.id,)
+
+
 def test_check_mode_sees_a_target_that_changes_between_refreshes(
     cartpole: Make, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
