@@ -39,8 +39,7 @@ def verify(run: str, as_json: bool) -> None:
 def _pin(run: str, ref: str, *, keep: bool) -> None:
     found = find(run)
     snapshot = found.resolve(ref)
-    attempt = max((event.attempt for event in found.ledger.events()), default=1)
-    found.store().pin(snapshot.id, keep=keep, attempt=attempt)
+    found.store().pin(snapshot.id, keep=keep, attempt=max(1, found.ledger.attempt))
     say(f"{snapshot.id} is {'kept' if keep else 'released'}")
 
 

@@ -187,7 +187,7 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
         snapshot = store.commit(
             twin.save,
             lineage=IMPORT,
-            attempt=max((event.attempt for event in run.ledger.events()), default=1),
+            attempt=max(1, run.ledger.attempt),
             counters=Counters(agent_steps=0, updates=0, frames=0, episodes=0),
             settings_sha256=run.settings.sha256(),
             weights_sha256=weights_sha256(weights),

@@ -24,15 +24,14 @@ def removable(run: Run, store: SnapshotStore, oldest: PointState, policy: Policy
       policy: the target's.
       save: the retention settings.
     """
-    scores = run.scores()
     kept = (
         set(store.pins) | set(oldest.target.snapshots) | {request.snapshot for request in control.pending(run.control)}
     )
     kept |= {snapshot.id for snapshot in store.snapshots[-save.keep_last :]}
     if save.keep_every:
         kept |= {s.id for s in store.snapshots if s.number is not None and s.number % save.keep_every == 0}
-    if scored := [snapshot for snapshot in store.snapshots if snapshot.id in scores]:
-        kept.add(max(scored, key=lambda snapshot: (scores[snapshot.id], snapshot.number)).id)
+    if best := store.best(run.scores()):
+        kept.add(best.id)
     for event, holds in run.ledger.with_abandoned():
         # Those that do not hold are made again when the training comes to them.
         if isinstance(event, Swap) and (not holds or event.first_update > oldest.counters.updates):

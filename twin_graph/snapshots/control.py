@@ -10,11 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-import pydantic
-
-from twin_graph.errors import DamagedError
-from twin_graph.snapshots.files import checked, fsync, read_file, write_file
-from twin_graph.snapshots.ledger import Record, first_problem, utc_now
+from twin_graph.snapshots.files import checked, make_folder, write_file
+from twin_graph.snapshots.ledger import Record, utc_now
 
 _PATTERN = "request-*.json"
 
@@ -65,9 +62,7 @@ def ask(
     """Writes a request, durably."""
     request_id = f"request-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
     request = Request(id=request_id, time=utc_now(), kind=kind, snapshot=snapshot, into=into, hold=hold)
-    if not folder.exists():
-        folder.mkdir(exist_ok=True)
-        fsync(folder.parent)
+    make_folder(folder)
     _write(folder, request)
     return request
 
@@ -79,11 +74,7 @@ def answer(folder: Path, request: Request, reply: Answer) -> None:
 
 def read(folder: Path, request_id: str) -> Request:
     """A request as it is now. Raises `DamagedError`."""
-    path = folder / f"{request_id}.json"
-    try:
-        return Request.model_validate(read_file(path))
-    except pydantic.ValidationError as error:
-        raise DamagedError(f"{path} is damaged: {first_problem(error)}") from None
+    return Request.from_file(folder / f"{request_id}.json")
 
 
 def pending(folder: Path) -> list[Request]:

@@ -30,6 +30,14 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: Path) -> None:
+    """Makes a folder, and those above it, durably; nothing where it is there already."""
+    if not folder.exists():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        fsync(folder.parent)
+
+
 def write_new(path: Path, *parts: bytes | memoryview) -> None:
     """Creates a file of these parts, one after the other; not durable yet. What is there in part after an error is."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -137,6 +145,8 @@ def append_line(path: Path, record: dict[str, Any], *, durable: bool = True) -> 
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         end = _end_of_whole_lines(descriptor)
+        if end < os.fstat(descriptor).st_size:
+            os.ftruncate(descriptor, end)
         try:
             _write(descriptor, line)
             if durable:
@@ -196,10 +206,7 @@ def whole_bytes(path: Path) -> int:
     """How much of a file is whole lines; 0 where there is no file."""
     try:
         with path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            while end and os.pread(file.fileno(), 1, end - 1) != b"\n":
-                end -= 1
-            return end
+            return _end_of_whole_lines(file.fileno())
     except FileNotFoundError:
         return 0
 
@@ -229,12 +236,9 @@ def _write(descriptor: int, content: bytes | memoryview) -> None:
 
 
 def _end_of_whole_lines(descriptor: int) -> int:
-    """Where the next line belongs; cuts off a line without an end."""
-    size = end = os.fstat(descriptor).st_size
+    end = os.fstat(descriptor).st_size
     while end and os.pread(descriptor, 1, end - 1) != b"\n":
         end -= 1
-    if end < size:
-        os.ftruncate(descriptor, end)
     return end
 
 

@@ -7,19 +7,27 @@ not know: the lines there are *abandoned*, kept for people and never looked at b
 import datetime
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from twin_graph.errors import DamagedError
-from twin_graph.snapshots.files import Line, append_line, read_lines
+from twin_graph.snapshots.files import Line, append_line, read_file, read_lines
 
 
 class Record(BaseModel):
     """What all that is read from a run's records has in common: no unknown keys, no changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """The record in a file of its own. Raises `DamagedError` if it is missing or not what was written."""
+        try:
+            return cls.model_validate(read_file(path))
+        except pydantic.ValidationError as error:
+            raise DamagedError(f"{path} is damaged: {first_problem(error)}") from None
 
 
 class Counters(Record):
@@ -168,6 +176,11 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._read: tuple[tuple[int, int, int | None], list[tuple[Event, bool]]] | None = None
+
+    @property
+    def attempt(self) -> int:
+        """The newest process life of the run; 0 before the first."""
+        return max((event.attempt for event, _ in self.with_abandoned()), default=0)
 
     def append(self, event: Event) -> None:
         """Durable when this returns. Raises OSError."""

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-import pydantic
 from pydantic import Field
 
 from twin_graph.errors import DamagedError
@@ -27,12 +26,12 @@ from twin_graph.snapshots.files import (
     checked,
     commit_folder,
     fsync,
-    read_file,
+    make_folder,
     remove_folder,
     remove_leftovers,
     write_new,
 )
-from twin_graph.snapshots.ledger import Counters, Record, first_problem
+from twin_graph.snapshots.ledger import Counters, Record
 from twin_graph.snapshots.store import FileRecord
 
 if TYPE_CHECKING:  # imported where arrays are read or written: commands that only look at records need not wait
@@ -107,10 +106,7 @@ class PointState(Record):
     @classmethod
     def read(cls, folder: Path) -> Self:
         """The state in a point's folder. Raises `DamagedError`."""
-        try:
-            state = cls.model_validate(read_file(folder / STATE))
-        except pydantic.ValidationError as error:
-            raise DamagedError(f"{folder / STATE} is damaged: {first_problem(error)}") from None
+        state = cls.from_file(folder / STATE)
         if f"{state.number:06d}" != folder.name:
             raise DamagedError(f"{folder / STATE} is damaged: it names itself {state.number}")
         return state
@@ -142,10 +138,7 @@ class PointStore:
     def write_segment(self, attempt: int, steps: range, arrays: Mapping[str, np.ndarray]) -> Segment:
         """Writes a part of the replay; durable when a point that names it is committed. Raises OSError."""
         folder = self.folder / SEGMENTS
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            fsync(folder.parent)
-            fsync(folder.parent.parent)
+        make_folder(folder)
         path = folder / f"{attempt:06d}-{steps.start:09d}-{steps.stop:09d}.npys"
         parts = [part for array in arrays.values() for part in _npy(array)]
         digest = hashlib.sha256()
@@ -183,9 +176,7 @@ class PointStore:
             content = checked(state.model_copy(update={"files": files}).model_dump(mode="json"), indent=1)
             write_new(folder / STATE, content)
 
-        if not self.folder.exists():
-            self.folder.mkdir()
-            fsync(self.folder.parent)
+        make_folder(self.folder)
         commit_folder(self.path(state.number), fill)
 
     def probe(self, number: int) -> np.ndarray | None:

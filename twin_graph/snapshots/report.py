@@ -30,12 +30,12 @@ def _status(run: Run, store: SnapshotStore, events: Sequence[Event], scores: Map
     if state == "running" and metrics.get("attempt") == events[-1].attempt:
         known.append({name: metrics[name] for name in counters})
     counters = max(known, key=lambda counted: counted["agent_steps"], default=counters)
-    best = _best(store.snapshots, scores)
+    best = store.best(scores)
     scored = [snapshot for snapshot in store.snapshots if snapshot.id in scores]
     return {
         "run": run.name,
         "state": state,
-        "attempt": max((event.attempt for event in events), default=1),
+        "attempt": max(1, run.ledger.attempt),
         "environment": run.settings.env.id,
         "total_steps": run.settings.train.steps,
         **counters,
@@ -64,11 +64,6 @@ def _targets(swap: Swap, updates: int) -> list[dict[str, Any]]:
         {"lineage": "online", "snapshot": snapshot, "policy": swap.policy, "age_updates": age, "held": swap.hold}
         for snapshot in swap.snapshots
     ]
-
-
-def _best(snapshots: Sequence[Commit], scores: Mapping[str, float]) -> Commit | None:
-    scored = [snapshot for snapshot in snapshots if snapshot.id in scores]
-    return max(scored, key=lambda snapshot: (scores[snapshot.id], snapshot.number), default=None)
 
 
 def runs(folder: Path) -> list[dict[str, Any]]:

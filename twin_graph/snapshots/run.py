@@ -135,7 +135,7 @@ class Run:
     def record_start(self, point: PointState | None = None) -> None:
         """The ledger's line on the process that trains from here on, from a resume point if one is given."""
         pid = os.getpid()
-        self.attempt = 1 + max((event.attempt for event, _ in self.ledger.with_abandoned()), default=0)
+        self.attempt = self.ledger.attempt + 1
         self.ledger.append(
             Start(
                 attempt=self.attempt,

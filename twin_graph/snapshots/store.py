@@ -17,15 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, Self
 
-import pydantic
 from pydantic import Field
 
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import (
     checked,
     commit_folder,
-    fsync,
-    read_file,
+    make_folder,
     remove_folder,
     remove_leftovers,
     write_new,
@@ -40,7 +38,6 @@ from twin_graph.snapshots.ledger import (
     Prune,
     Record,
     commits,
-    first_problem,
     pinned,
     pruned,
     utc_now,
@@ -131,10 +128,7 @@ class Manifest(Record):
           DamagedError: it is missing, not what was written, or does not belong to this folder.
         """
         path = folder / MANIFEST
-        try:
-            manifest = cls.model_validate(read_file(path))
-        except pydantic.ValidationError as error:
-            raise DamagedError(f"{path} is damaged: {first_problem(error)}") from None
+        manifest = cls.from_file(path)
         if manifest.id != folder.name:
             raise DamagedError(f"{path} is damaged: it names itself {manifest.id}")
         return manifest
@@ -192,6 +186,11 @@ class SnapshotStore:
         if not self.snapshots:
             raise UsageError(f"{self.folder} holds no snapshot yet")
         return self.snapshots[-1]
+
+    def best(self, scores: Mapping[str, float]) -> Commit | None:
+        """The snapshot with the highest mean score, the newest of equals; None where none has a score."""
+        scored = [snapshot for snapshot in self.snapshots if snapshot.id in scores]
+        return max(scored, key=lambda snapshot: (scores[snapshot.id], snapshot.number), default=None)
 
     def find(self, snapshot_id: str) -> Commit:
         """The snapshot of this id. Raises `UsageError` if there is none."""
@@ -275,9 +274,7 @@ class SnapshotStore:
             write_new(folder / MANIFEST, checked(manifest.model_dump(mode="json"), indent=1))
             return manifest
 
-        if not self.folder.exists():
-            self.folder.mkdir()
-            fsync(self.folder.parent)
+        make_folder(self.folder)
         manifest = self._adoptable(name, weights_sha256) if (self.folder / name).exists() else None
         if manifest is None:
             manifest = commit_folder(self.folder / name, fill)
@@ -406,10 +403,10 @@ class SnapshotStore:
         """
         newest = self.newest
         if reference == "best":
-            scored = [snapshot for snapshot in self.snapshots if snapshot.id in scores]
-            if not scored:
+            best = self.best(scores)
+            if best is None:
                 raise UsageError("no snapshot has been evaluated yet, so that there is no best one")
-            return max(scored, key=lambda snapshot: (scores[snapshot.id], snapshot.number))
+            return best
         if match := re.fullmatch(r"latest(?:~(\d+))?", reference):
             back = int(match[1] or 0)
             if back >= len(self.snapshots):
