@@ -30,6 +30,7 @@ PONG = {
     "train.start_steps": 80,
     "train.every_steps": 4,
     "train.n_step": 3,
+    "train.chunk_steps": 16,
     "train.batch_size": 4,
     "replay.capacity_steps": 1_000,
     "target.refresh_every_updates": 8,

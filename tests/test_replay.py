@@ -127,7 +127,7 @@ def filled(steps: int = 40, capacity: int = 20) -> Replay:
 
 def test_sampling_is_uniform_over_all_that_can_be_sampled() -> None:
     replay = filled()
-    batch = replay.sample(90_000, np.random.default_rng(0))
+    batch = replay.sample(90_000, [np.random.default_rng(0)])
     _, counts = np.unique(batch.s_tm1, axis=0, return_counts=True)
     assert len(counts) == 2 * len(replay.steps()) == 18
     # 5000 expected in each; six standard deviations.
@@ -136,13 +136,13 @@ def test_sampling_is_uniform_over_all_that_can_be_sampled() -> None:
 
 def test_the_same_stream_gives_the_same_sample() -> None:
     replay = filled()
-    first, again = (replay.sample(16, np.random.default_rng(5)) for _ in range(2))
+    first, again = (replay.sample(16, [np.random.default_rng(5)]) for _ in range(2))
     np.testing.assert_array_equal(first.s_tm1, again.s_tm1)
 
 
 def test_nothing_can_be_sampled_from_an_empty_ring() -> None:
     with pytest.raises(ValueError, match="no transition"):
-        filled(steps=0).sample(1, np.random.default_rng(0))
+        filled(steps=0).sample(1, [np.random.default_rng(0)])
 
 
 def test_memory_is_what_was_said_beforehand() -> None:

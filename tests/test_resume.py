@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from twin_graph import config, envs, training
-from twin_graph.agent import Agent
+from twin_graph.agent import Agent, Work
 from twin_graph.config import Settings
 from twin_graph.errors import DamagedError, InUseError, UsageError
 from twin_graph.resume import newest_point
@@ -43,18 +43,19 @@ def attempt(run: Run, cut_off: int | None = None, signal_at: tuple[int, int] | N
     run = Run(run.folder)
     point = newest_point(run).point if run.points().folders() else None
     held: list[Any] = []
-    update = Agent._update
+    train = Agent._train
 
-    def traced_update(agent: Agent) -> float:
-        loss = update(agent)
-        held.append((agent.updates, [twin.holds for twin in agent.bootstrap._active]))
-        return loss
+    def traced_train(agent: Agent, work: Work) -> list[float]:
+        first = agent.updates + 1
+        losses = train(agent, work)
+        held.extend((update, list(agent.bootstrap.snapshots)) for update in range(first, agent.updates + 1))
+        return losses
 
     with (
         pytest.MonkeyPatch.context() as patched,
         contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env,
     ):
-        patched.setattr(Agent, "_update", traced_update)
+        patched.setattr(Agent, "_train", traced_train)
         with contextlib.closing(training.train(run, env, point)) as progresses:
             for progress in progresses:
                 steps = progress.agent.agent_steps

@@ -209,14 +209,21 @@ def test_metrics_and_tensorboard_hold_the_same_numbers_in_one_event_file(cartpol
 
 
 def test_every_phase_is_timed_and_they_add_up(cartpole: Make, train: Train) -> None:
-    lines = [line for line in train(cartpole()).metrics() if "loss" in line][1:]
-    shares = [{key: line[key] for key in line if key.startswith("time_share/")} for line in lines]
-    assert {key.split("/")[1] for key in shares[0]} == {
+    by_chunks, classic = (
+        [
+            {key: line[key] for key in line if key.startswith("time_share/")}
+            for line in train(cartpole(train__chunk_steps=chunk)).metrics()
+            if "loss" in line
+        ][1:]
+        for chunk in (16, 0)
+    )
+    assert {key.split("/")[1] for key in classic[0]} == {
         "act",
         "environment",
         "sample",
         "target",
         "train",
+        "wait",
         "save",
         "refresh",
         "telemetry",
@@ -224,8 +231,10 @@ def test_every_phase_is_timed_and_they_add_up(cartpole: Make, train: Train) -> N
         "resume point",
         "prune",
     }
-    assert all(max(line[key] for line in shares) > 0 for key in shares[0])
-    for line in shares:
+    for shares in (by_chunks, classic):
+        never = {key for key in shares[0] if max(line[key] for line in shares) == 0}
+        assert never == (set() if shares is by_chunks else {"time_share/wait"})
+    for line in classic:
         assert 0.6 < sum(line.values()) <= 1
 
 
@@ -277,7 +286,7 @@ def test_the_run_loop_passes_on_what_each_value_is_for(cartpole: Make) -> None:
             return envs.VectorStep(s_t[:, None], r_t, np.array([False, self.t == 1]), last, s_next[:, None], score)
 
     class Recorder:
-        agent_steps, stopwatch, at_point = 0, Stopwatch(), False
+        agent_steps, stopwatch, at_point, settings = 0, Stopwatch(), False, cartpole()
 
         def environment_seeds(self) -> None:
             pass
@@ -286,7 +295,8 @@ def test_the_run_loop_passes_on_what_each_value_is_for(cartpole: Make) -> None:
             self.seen: list[Transition] = []
             self.order: list[str] = []
 
-        def act(self, s: np.ndarray) -> np.ndarray:
+        def act(self, s: np.ndarray, *, frozen: bool) -> np.ndarray:
+            assert not frozen
             self.order.append("act")
             return s[:, 0].astype(int)
 
@@ -298,7 +308,8 @@ def test_the_run_loop_passes_on_what_each_value_is_for(cartpole: Make) -> None:
             self.order.append("learn")
 
     recorder = Recorder()
-    scores = [step.score_t[0] for step in itertools.islice(training.run_loop(recorder, Numbered()), 3)]  # type: ignore[arg-type]
+    loop = training.run_loop(recorder, Numbered())  # type: ignore[arg-type]
+    scores = [step.score_t[0] for [step] in itertools.islice(loop, 3)]
     assert scores == [301, 302, 303]
     assert recorder.order == ["act", "observe", "learn"] * 3
     first, second, third = recorder.seen

@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from twin_graph.bootstrap import Bootstrap
 from twin_graph.config import Schedule, Settings
 from twin_graph.errors import DivergedError, TwinMismatchError, UsageError
 from twin_graph.model import ModelSpec
-from twin_graph.replay import Replay, Transition
+from twin_graph.replay import Batch, Replay, Transition
 from twin_graph.resume import ReplayLog
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, End, Health, Swap, utc_now
 from twin_graph.snapshots.points import VARIABLES_PREFIX, PointState
@@ -25,6 +25,23 @@ from twin_graph.twin import Twin, weights_sha256
 
 LINEAGE = "online"
 PROBE_SIZE = 32
+_TARGET_BATCH = 128  # observations; larger batches are no faster, and need more memory
+
+
+class Work(NamedTuple):
+    """Updates that can be made without a look at replay or target.
+
+    Attributes:
+      updates: their numbers, from 0.
+      batch: their minibatches, one after the other.
+      snapshots: what the target held.
+      q_target_t: what it said of `batch.s_t`, float32 `[B, A]`.
+    """
+
+    updates: range
+    batch: Batch
+    snapshots: tuple[str, ...]
+    q_target_t: np.ndarray
 
 
 class Agent:
@@ -50,6 +67,7 @@ class Agent:
       agent_steps, updates, episodes: counters, from 0.
       store: the run's snapshots.
       point: the newest resume point; None before the first.
+      work: what was prepared in the newest chunk and is to be trained in the next; None in the classic loop.
       last_loss, last_q: of the newest update; NaN before the first.
 
     Raises:
@@ -74,6 +92,7 @@ class Agent:
         self.last_loss = self.last_q = math.nan
         self.stopwatch = Stopwatch()
         self.point: PointState | None = None
+        self.work: Work | None = None
         self._run = run
         self._environments = environments
         self._frames_per_step = frames_per_step
@@ -94,12 +113,19 @@ class Agent:
             discount=settings.train.discount,
         )
         spec = ModelSpec.of(settings, observation_shape, observation_dtype, n_actions)
-        threads = settings.twin.threads
+        threads, precision = settings.twin.threads, settings.twin.precision
         with contextlib.ExitStack() as building:
             building.enter_context(run.lock("train"))
-            self.online = building.enter_context(Twin("online", spec, seed=settings.seed, threads=threads))
+            self.online = building.enter_context(
+                Twin("online", spec, seed=settings.seed, threads=threads, precision=precision)
+            )
             self.bootstrap = Bootstrap(
-                spec, threads=threads, members=self._policy.members, combine=self._policy.combine, like=self.online
+                spec,
+                threads=threads,
+                precision=precision,
+                members=self._policy.members,
+                combine=self._policy.combine,
+                like=self.online,
             )
             building.callback(self.bootstrap.close)
             self.store = run.store()
@@ -194,14 +220,23 @@ class Agent:
         """The online twin's Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`."""
         return self.online.q_values(observations)
 
-    def act(self, observations: np.ndarray) -> np.ndarray:
-        """Epsilon-greedy actions, int64 `[E]`, for observations `[E, *observation_shape]`."""
+    def act(self, observations: np.ndarray, *, frozen: bool = False) -> np.ndarray:
+        """Epsilon-greedy actions, int64 `[E]`, for observations `[E, *observation_shape]`.
+
+        Args:
+          observations: of all E environments.
+          frozen: by the online weights of `begin_chunk`, not those of now; without meaning if `act.with` is `target`.
+        """
         with self.stopwatch.phase("act"):
             random = stream(self.settings.seed, Purpose.ACT, self.agent_steps)
             explore = random.random(len(observations)) < self.epsilon
             actions = random.integers(0, self._n_actions, size=len(observations))
             if not explore.all():
-                actions = np.where(explore, actions, self.q_values(observations).argmax(axis=1))
+                if self.settings.act.with_ == "target":
+                    q = self.bootstrap.q_values(observations)
+                else:
+                    q = self.online.q_values(observations, frozen=frozen)
+                actions = np.where(explore, actions, q.argmax(axis=1))
             return actions
 
     def observe(self, transition: Transition) -> None:
@@ -224,18 +259,58 @@ class Agent:
         Raises:
           DivergedError: a loss is NaN or infinite.
         """
-        train = self.settings.train
-        due = (self.agent_steps - train.start_steps) // train.every_steps
         losses = []
-        while self.updates < due:
-            if self._probe is None:
-                self._probe = self._replay.sample(PROBE_SIZE, stream(self.settings.seed, Purpose.PROBE, 0)).s_tm1
-            if not self.bootstrap.held and self._is_due(self._refresh_schedule, self.bootstrap.since):
-                self.refresh(reason=str(self._refresh_schedule))
-            losses.append(self._update())
-            if self._is_due(self._save_schedule, self._saved):
-                self.commit()
+        for update in self._due(self.updates):
+            self._refresh_if_due()
+            losses += self._train(self._prepare(range(update, update + 1)))
+            self.commit_if_due()
         return losses
+
+    def begin_chunk(self) -> None:
+        """Refreshes the target if the next update needs it; freezes what acts until the next call."""
+        if self.work:
+            self._refresh_work(self.work)
+        self.online.freeze()
+
+    def prepare(self) -> Work | None:
+        """Samples for the updates that became due, and evaluates the target for them; None if there are none.
+
+        Touches neither the counter of updates nor a variable of the online twin: another thread may call `train_work`.
+        """
+        due = self._due(self.work.updates.stop if self.work else self.updates)
+        return self._prepare(due) if due else None
+
+    def train_work(self) -> None:
+        """Makes the updates prepared in the chunk before. Raises `DivergedError`."""
+        if self.work:
+            self._train(self.work)
+
+    def finish_work(self) -> None:
+        """Makes the updates prepared so far, so that all that are due are made."""
+        if self.work:
+            self._train(self._refresh_work(self.work))
+            self.work = None
+
+    def commit_if_due(self) -> None:
+        """Commits a snapshot if the schedule says so."""
+        if self._is_due(self._save_schedule, self._saved):
+            self.commit()
+
+    def _due(self, first: int) -> range:
+        """The numbers, from `first` on, of the updates that are due at this agent step."""
+        train = self.settings.train
+        return range(first, max(first, (self.agent_steps - train.start_steps) // train.every_steps))
+
+    def _refresh_work(self, work: Work) -> Work:
+        """Refreshes the target if it is due; where it changed since it was evaluated, it is evaluated anew."""
+        self._refresh_if_due()
+        if work.snapshots != self.bootstrap.snapshots:
+            work = self.work = self._evaluated(work.updates, work.batch)
+        return work
+
+    def _refresh_if_due(self) -> None:
+        if not self.bootstrap.held and self._is_due(self._refresh_schedule, self.bootstrap.since):
+            self.refresh(reason=str(self._refresh_schedule))
 
     def _is_due(self, schedule: Schedule, since: Counters) -> bool:
         """Whether a multiple of the schedule's period was reached or passed since then."""
@@ -243,35 +318,48 @@ class Agent:
         then = {"updates": since.updates, "steps": since.agent_steps, "episodes": since.episodes}[schedule.unit]
         return now // schedule.every > then // schedule.every
 
-    def _update(self) -> float:
-        """One minibatch: sample, evaluate the target at `s_t`, train the online twin."""
+    def _prepare(self, updates: range) -> Work:
+        if self._probe is None:
+            self._probe = self._replay.sample(PROBE_SIZE, [stream(self.settings.seed, Purpose.PROBE, 0)]).s_tm1
         with self.stopwatch.phase("sample"):
-            random = stream(self.settings.seed, Purpose.SAMPLE, self.updates)
-            batch = self._replay.sample(self.settings.train.batch_size, random)
+            randoms = [stream(self.settings.seed, Purpose.SAMPLE, update) for update in updates]
+            batch = self._replay.sample(self.settings.train.batch_size, randoms)
+        return self._evaluated(updates, batch)
+
+    def _evaluated(self, updates: range, batch: Batch) -> Work:
         with self.stopwatch.phase("target"):
-            q_target_t = self.bootstrap.q_values(batch.s_t)
-        with self.stopwatch.phase("train"):
-            model = self.online.model
-            _, loss, q = self.online.run(
-                (model.train_op, model.loss, model.q_mean),
-                {
-                    model.s_tm1: batch.s_tm1,
-                    model.a_tm1: batch.a_tm1,
-                    model.r_t: batch.r_t,
-                    model.discount_t: batch.discount_t,
-                    model.q_target_t: q_target_t,
-                },
-            )
-        self.updates += 1
-        self.last_loss, self.last_q = float(loss), float(q)
-        if not math.isfinite(self.last_loss):
-            raise DivergedError(
-                f"the loss is {self.last_loss} at update {self.updates}; the last good snapshot is "
-                f"{self.store.newest.id}. Try a smaller train.learning_rate"
-            )
+            blocks = (batch.s_t[i : i + _TARGET_BATCH] for i in range(0, len(batch.s_t), _TARGET_BATCH))
+            q_target_t = np.concatenate([self.bootstrap.q_values(block) for block in blocks])
+        return Work(updates, batch, self.bootstrap.snapshots, q_target_t)
+
+    def _train(self, work: Work) -> list[float]:
+        """One optimizer step a minibatch; returns the losses."""
+        model, size = self.online.model, self.settings.train.batch_size
+        losses = []
+        for i in range(len(work.updates)):
+            s_tm1, a_tm1, r_t, discount_t, _ = (part[i * size : (i + 1) * size] for part in work.batch)
+            with self.stopwatch.phase("train"):
+                _, loss, q = self.online.run(
+                    (model.train_op, model.loss, model.q_mean),
+                    {
+                        model.s_tm1: s_tm1,
+                        model.a_tm1: a_tm1,
+                        model.r_t: r_t,
+                        model.discount_t: discount_t,
+                        model.q_target_t: work.q_target_t[i * size : (i + 1) * size],
+                    },
+                )
+            self.updates += 1
+            self.last_loss, self.last_q = float(loss), float(q)
+            losses.append(self.last_loss)
+            if not math.isfinite(self.last_loss):
+                raise DivergedError(
+                    f"the loss is {self.last_loss} at update {self.updates}; the last good snapshot is "
+                    f"{self.store.newest.id}. Try a smaller train.learning_rate"
+                )
         if self.settings.twin.check and (changed := self.bootstrap.check(self.store)):
             raise TwinMismatchError(f"the target twin of {changed} changed, by update {self.updates}")
-        return self.last_loss
+        return losses
 
     def commit(self) -> Commit:
         """Saves the online twin as a snapshot, durable when this returns; gives the newest if nothing was learnt since.
@@ -439,6 +527,8 @@ class Agent:
     def commit_point(self, s_t: np.ndarray | None = None, returns: Sequence[float] = ()) -> PointState:
         """Makes all that is needed to go on from here durable, and ends every episode; reset the environments after it.
 
+        Updates that were prepared are made first.
+
         Args:
           s_t: what was observed last, before any reset, `[E, *observation_shape]`; None before the first step.
           returns: of the newest training episodes, kept for `restored.returns`.
@@ -446,6 +536,7 @@ class Agent:
         Raises:
           OSError: the disk is full or failed; the point before stays the newest.
         """
+        self.finish_work()
         with self.stopwatch.phase("resume point"):
             if s_t is not None:
                 self._replay.cut(s_t)

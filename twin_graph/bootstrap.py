@@ -15,7 +15,7 @@ class Bootstrap:
     """Owns the target twins and knows which snapshot each holds; closed by `close()`.
 
     Args:
-      spec, threads: of the twins; see `Twin`.
+      spec, threads, precision: of the twins; see `Twin`.
       members: how many twins there are.
       combine: how their Q values become one, for each action: `min` or `mean`.
       like: the online twin.
@@ -27,9 +27,12 @@ class Bootstrap:
       held: refreshes by the schedule are suspended.
     """
 
-    def __init__(self, spec: ModelSpec, *, threads: int, members: int, combine: str, like: Twin) -> None:
+    def __init__(
+        self, spec: ModelSpec, *, threads: int, precision: str, members: int, combine: str, like: Twin
+    ) -> None:
         self.twins = [
-            Twin("target" if members == 1 else f"target {i}", spec, threads=threads, like=like) for i in range(members)
+            Twin("target" if members == 1 else f"target {i}", spec, threads=threads, precision=precision, like=like)
+            for i in range(members)
         ]
         self.since = Counters(agent_steps=0, updates=0, frames=0, episodes=0)
         self.policy = ""

@@ -27,7 +27,7 @@ def _setting(default: Any, meaning: str, *, unit: str = "", source: str = "", **
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True)
 
 
 class EnvSettings(_Section):
@@ -83,6 +83,14 @@ class TrainSettings(_Section):
     )
     start_steps: int = _setting(10_000, "steps collected before the first update", unit="agent steps", ge=1)
     every_steps: int = _setting(4, "one update for this many", unit="agent steps", source=NATURE, ge=1)
+    chunk_steps: int = _setting(
+        0,
+        "acting goes on with weights frozen at the chunk's start while the updates of the chunk before are made; "
+        "0 for the classic loop, in which nothing overlaps",
+        unit="agent steps",
+        source="after fast-dqn, Daley and Amato 2021",
+        ge=0,
+    )
     batch_size: int = _setting(32, "transitions of one update", unit="transitions", source=NATURE, ge=1, le=65_536)
     n_step: int = _setting(1, "rewards before the bootstrap value", unit="agent steps", source=NATURE, ge=1, le=1000)
     discount: float = _setting(0.99, "of the value one agent step later", source=NATURE, ge=0, le=1)
@@ -95,6 +103,12 @@ class ReplaySettings(_Section):
 
 
 class ActSettings(_Section):
+    with_: Literal["online", "target"] = _setting(
+        "online",
+        "whose weights choose actions; the target's freeze behaviour under policies such as best and pinned",
+        source="target in fast-dqn, Daley and Amato 2021",
+        alias="with",
+    )
     epsilon_start: float = _setting(1.0, "share of random actions at the start", source=NATURE, ge=0, le=1)
     epsilon_end: float = _setting(0.01, "share of random actions after the decay", source=PEERS, ge=0, le=1)
     epsilon_decay_steps: int = _setting(100_000, "length of the linear decay", unit="agent steps", ge=1)
@@ -150,7 +164,13 @@ class TwinSettings(_Section):
     check: bool = _setting(
         False, "debug: after a refresh the twins are bit-equal, and the target never changes between two"
     )
-    threads: int = _setting(0, "TensorFlow's threads inside one op, per twin; 0 for one a core", unit="threads", ge=0)
+    threads: int = _setting(
+        0, "TensorFlow's threads inside one op, per twin; 0 is measured when a training begins", unit="threads", ge=0
+    )
+    precision: Literal["auto", "fp32", "bf16"] = _setting(
+        "auto", "of products in the network; auto is bf16 where the processor has it and it was measured to be faster"
+    )
+    overlap: bool = _setting(True, "with chunks: two threads, one of which acts while the other trains; same weights")
 
 
 class LogSettings(_Section):
@@ -259,7 +279,7 @@ def describe(settings: BaseModel, prefix: str = "") -> Iterator[Description]:
             continue
         extra = typing.cast(dict[str, str], field.json_schema_extra)
         yield Description(
-            key=prefix + name,
+            key=prefix + (field.alias or name),
             type=_type_name(field.annotation),
             value=value,
             range=_range(field.metadata),

@@ -40,8 +40,13 @@ def _stderr_held_back() -> Iterator[None]:
 # the update of the nature network from 56 to 28 ms, so it is on unless the user's environment says otherwise.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
+# Without it the first session of a process decides how many threads the ops of all later ones have:
+# `use_per_session_threads` is about the threads between ops only.
+os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
+
 with _stderr_held_back():
     import tensorflow
+    from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig as RewriterConfig
 
     tf = tensorflow.compat.v1
     tf.disable_eager_execution()

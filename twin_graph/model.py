@@ -1,6 +1,7 @@
 """`build_model()`: all that one twin computes, built once in each graph so that both hold the same variables."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,8 @@ class Model:
       discount_t: placeholder float32 `[B]`, 0 after a terminal step.
       q_target_t: placeholder float32 `[B, A]`, Q at `s_t` by the twin that supplies bootstrap values.
       q_tm1: float32 `[B, A]`, Q at `s_tm1`.
+      q_frozen: float32 `[B, A]`, Q at `s_tm1` by the weights of the last `freeze`.
+      freeze: copies the weights for `q_frozen`; to be run before it.
       loss: float32 scalar.
       q_mean: float32 scalar, mean over the batch of max_a Q at `s_tm1`.
       train_op: one optimizer step on `loss`.
@@ -86,6 +89,8 @@ class Model:
     discount_t: Tensor
     q_target_t: Tensor
     q_tm1: Tensor
+    q_frozen: Tensor
+    freeze: Any
     loss: Tensor
     q_mean: Tensor
     train_op: Any
@@ -104,16 +109,15 @@ def build_model(spec: ModelSpec) -> Model:
     discount_t = tf.placeholder(tf.float32, [None], name="discount_t")
     q_target_t = tf.placeholder(tf.float32, [None, spec.n_actions], name="q_target_t")
 
-    if spec.network == "nature":
-        q_tm1 = networks.nature(s_tm1, spec.n_actions, padding=spec.padding)
-    else:
-        q_tm1 = networks.mlp(s_tm1, spec.n_actions, hidden_units=spec.hidden_units)
-
-    q_tm1 = tf.identity(q_tm1, name="q_tm1")
+    q_tm1 = tf.identity(_network(spec, s_tm1), name="q_tm1")
+    with tf.variable_scope("frozen", custom_getter=_frozen):
+        q_frozen = _network(spec, s_tm1)
     q_taken = tf.reduce_sum(q_tm1 * tf.one_hot(a_tm1, spec.n_actions), axis=1)
     td_error = losses.q_learning_target(r_t, discount_t, q_target_t) - q_taken
     loss = tf.identity(losses.LOSSES[spec.loss](td_error, spec.n_actions), name="loss")
     train_op = tf.train.AdamOptimizer(spec.learning_rate, epsilon=spec.adam_epsilon).minimize(loss)
+    trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
+    frozen = sorted(tf.local_variables(), key=lambda variable: str(variable.name))
     return Model(
         s_tm1=s_tm1,
         a_tm1=a_tm1,
@@ -121,8 +125,22 @@ def build_model(spec: ModelSpec) -> Model:
         discount_t=discount_t,
         q_target_t=q_target_t,
         q_tm1=q_tm1,
+        q_frozen=q_frozen,
+        freeze=tf.group(*(copy.assign(variable) for copy, variable in zip(frozen, trainables, strict=True))),
         loss=loss,
         q_mean=tf.reduce_mean(tf.reduce_max(q_tm1, axis=1)),
         train_op=train_op,
-        trainables=tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name))),
+        trainables=trainables,
     )
+
+
+def _network(spec: ModelSpec, observation: Tensor) -> Tensor:
+    if spec.network == "nature":
+        return networks.nature(observation, spec.n_actions, padding=spec.padding)
+    return networks.mlp(observation, spec.n_actions, hidden_units=spec.hidden_units)
+
+
+def _frozen(getter: Callable[..., Any], name: str, *args: Any, **settings: Any) -> Any:
+    """Makes variables that no Saver, optimizer or other twin sees: a copy inside this graph is no snapshot."""
+    local = {"trainable": False, "collections": [tf.GraphKeys.LOCAL_VARIABLES]}
+    return getter(name, *args, **{**settings, **local})

@@ -13,7 +13,7 @@ are zeros, as ALE pads them. All environments advance together, so that the slot
 steps, the same for each of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -218,8 +218,8 @@ class Replay:
         first = 0 if oldest <= 0 else oldest + self._stack - 1
         return range(first, max(first, self._written - self._n_step))
 
-    def sample(self, batch_size: int, random: np.random.Generator) -> Batch:
-        """Transitions drawn uniformly, with replacement, from all that can be sampled.
+    def sample(self, batch_size: int, randoms: Sequence[np.random.Generator]) -> Batch:
+        """Minibatches drawn uniformly, with replacement, from all that can be sampled; one a generator, in one Batch.
 
         Raises:
           ValueError: there are none yet.
@@ -227,7 +227,8 @@ class Replay:
         steps = self.steps()
         if not steps:
             raise ValueError("no transition of n steps is complete yet")
-        drawn = random.integers(0, len(steps) * self._environments, size=batch_size)
+        count = len(steps) * self._environments
+        drawn = np.concatenate([random.integers(0, count, size=batch_size) for random in randoms])
         return self.gather(steps.start + drawn // self._environments, drawn % self._environments)
 
     def gather(self, step: np.ndarray, environment: np.ndarray) -> Batch:

@@ -1,4 +1,8 @@
-"""Where the time of a training goes."""
+"""Where the time of a training goes.
+
+In a training by chunks `act`, `environment`, `sample` and `target` pass in a thread beside `train`, and `wait` is what
+the training thread waits for them.
+"""
 
 import contextlib
 import time
@@ -10,6 +14,7 @@ PHASES = (
     "sample",
     "target",
     "train",
+    "wait",
     "save",
     "refresh",
     "telemetry",

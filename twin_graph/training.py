@@ -6,11 +6,14 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
-from twin_graph.agent import Agent
+import numpy as np
+
+from twin_graph.agent import Agent, Work
 from twin_graph.by_hand import Requests
 from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.evaluation import Evaluation, play
@@ -24,21 +27,57 @@ from twin_graph.twin import Twin
 RECENT_EPISODES = 20
 
 
-def run_loop(agent: Agent, env: VectorEnv) -> Iterator[VectorStep]:
-    """Acts, steps the environments, observes, learns, for ever; yields after each vector step.
+def run_loop(agent: Agent, env: VectorEnv) -> Iterator[list[VectorStep]]:
+    """Acts, steps the environments, observes, learns, for ever; yields the vector steps made since it last did.
 
     Where a resume point is made at the yield, every environment begins a new episode: that is what makes a training
     that goes on from the point equal to this one.
     """
-    s_tm1 = env.reset(agent.environment_seeds())
-    while True:
-        a_tm1 = agent.act(s_tm1)
-        with agent.stopwatch.phase("environment"):
-            step = env.step(a_tm1)
-        agent.observe(Transition(s_tm1, a_tm1, step.r_t, step.terminal_t, step.last_t, step.s_t))
-        agent.learn()
-        yield step
-        s_tm1 = env.reset(agent.environment_seeds()) if agent.at_point else step.s_next
+    by_chunks = agent.settings.train.chunk_steps > 0
+    with ThreadPoolExecutor(1, "actor") as actor:
+        s_tm1 = env.reset(agent.environment_seeds())
+        while True:
+            steps = _chunk(agent, env, s_tm1, actor) if by_chunks else [_step(agent, env, s_tm1)]
+            if not by_chunks:
+                agent.learn()
+            yield steps
+            s_tm1 = env.reset(agent.environment_seeds()) if agent.at_point else steps[-1].s_next
+
+
+def _step(agent: Agent, env: VectorEnv, s_tm1: np.ndarray, *, frozen: bool = False) -> VectorStep:
+    a_tm1 = agent.act(s_tm1, frozen=frozen)
+    with agent.stopwatch.phase("environment"):
+        step = env.step(a_tm1)
+    agent.observe(Transition(s_tm1, a_tm1, step.r_t, step.terminal_t, step.last_t, step.s_t))
+    return step
+
+
+def _chunk(agent: Agent, env: VectorEnv, s_tm1: np.ndarray, actor: Executor) -> list[VectorStep]:
+    """Trains what the chunk before prepared, and meanwhile acts to the chunk's end and prepares what is due then.
+
+    Neither side reads what the other writes, so that it does not matter which is faster, or whether they overlap at
+    all: the actor has the frozen weights, environments, replay and target, the trainer the online weights.
+    """
+    train = agent.settings.train
+
+    def collect() -> tuple[list[VectorStep], Work | None]:
+        steps = [_step(agent, env, s_tm1, frozen=True)]
+        while agent.agent_steps < train.steps and not crossed(agent.agent_steps, env.count, train.chunk_steps):
+            steps.append(_step(agent, env, steps[-1].s_next, frozen=True))
+        return steps, agent.prepare()
+
+    agent.begin_chunk()
+    if agent.settings.twin.overlap:
+        collecting = actor.submit(collect)
+        agent.train_work()
+        with agent.stopwatch.phase("wait"):
+            steps, agent.work = collecting.result()
+    else:
+        collected = collect()
+        agent.train_work()
+        steps, agent.work = collected
+    agent.commit_if_due()
+    return steps
 
 
 class Progress:
@@ -71,13 +110,14 @@ class Progress:
         """Whether it was asked to stop before it had all its steps."""
         return self.stop.is_set() and self.agent.agent_steps < self.total_steps
 
-    def count(self, step: VectorStep) -> None:
+    def count(self, steps: Sequence[VectorStep]) -> None:
         """Adds up the true scores of the training episodes."""
-        for e, score in enumerate(step.score_t):
-            self._scores[e] += float(score)
-            if step.last_t[e]:
-                self.returns.append(self._scores[e])
-                self._scores[e] = 0.0
+        for step in steps:
+            for e, score in enumerate(step.score_t):
+                self._scores[e] += float(score)
+                if step.last_t[e]:
+                    self.returns.append(self._scores[e])
+                    self._scores[e] = 0.0
 
     def cut(self) -> None:
         """The environments begin anew: the episodes that were going on have no score."""
@@ -143,7 +183,7 @@ def train(run: Run, env: VectorEnv, point: PointState | None = None) -> Iterator
         progress = Progress(agent, env.count, stop)
         if point is None:
             agent.commit_point()
-        elif _evaluation_is_missing(agent, env.count):
+        elif _evaluation_is_missing(agent):
             yield from _evaluate_newest(run, progress, events)
         yield from _steps_and_records(run, env, progress, events)
         if progress.interrupted:
@@ -156,37 +196,40 @@ def _steps_and_records(run: Run, env: VectorEnv, progress: Progress, events: Eve
     requests.carry_out()
     if agent.agent_steps >= progress.total_steps:
         return
-    for step in run_loop(agent, env):
-        progress.count(step)
+    for steps in run_loop(agent, env):
+        progress.count(steps)
+        taken = len(steps) * env.count
         done = agent.agent_steps >= progress.total_steps
         if done:
+            agent.finish_work()
             agent.commit()
-        if done or _crossed(agent.agent_steps, env.count, settings.log.every_steps):
+        if done or crossed(agent.agent_steps, taken, settings.log.every_steps):
             _log(run, progress, events)
         yield progress
-        if done or _crossed(agent.agent_steps, env.count, settings.evaluate.every_steps):
+        if done or crossed(agent.agent_steps, taken, settings.evaluate.every_steps):
             yield from _evaluate_newest(run, progress, events)
         ends = done or stop.is_set()  # looked at once: a signal may come at any moment
         if ends:
+            agent.finish_work()
             agent.commit()
         wants_point = requests.carry_out()
-        if ends or wants_point or _crossed(agent.agent_steps, env.count, settings.resume.every_steps):
-            agent.commit_point(step.s_t, progress.returns)
+        if ends or wants_point or crossed(agent.agent_steps, taken, settings.resume.every_steps):
+            agent.commit_point(steps[-1].s_t, progress.returns)
             progress.cut()
             requests.carry_out()
         if ends:
             return
 
 
-def _crossed(agent_steps: int, environments: int, every: int) -> bool:
-    """Whether the last vector step reached or passed a multiple of `every`."""
-    return agent_steps // every > (agent_steps - environments) // every
+def crossed(agent_steps: int, taken: int, every: int) -> bool:
+    """Whether the newest `taken` of these agent steps reached or passed a multiple of `every`."""
+    return agent_steps // every > (agent_steps - taken) // every
 
 
-def _evaluation_is_missing(agent: Agent, environments: int) -> bool:
-    """Whether an evaluation was due when the resume point was made, and was interrupted."""
-    due = agent.agent_steps and _crossed(agent.agent_steps, environments, agent.settings.evaluate.every_steps)
-    return bool(due) and agent.agent_steps not in agent.evaluated_at
+def _evaluation_is_missing(agent: Agent) -> bool:
+    """Whether an evaluation was due before the resume point was made, and was interrupted."""
+    every = agent.settings.evaluate.every_steps
+    return agent.agent_steps // every > max(agent.evaluated_at, default=0) // every
 
 
 def _evaluate_newest(run: Run, progress: Progress, events: EventFile) -> Iterator[Progress]:

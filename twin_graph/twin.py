@@ -12,7 +12,7 @@ import numpy as np
 
 from twin_graph import cpu
 from twin_graph.errors import DamagedError, TwinMismatchError, WrongGraphError
-from twin_graph.graph_mode import tf
+from twin_graph.graph_mode import RewriterConfig, tf
 from twin_graph.model import ModelSpec, build_model
 
 _NAME_KEY = "twin_graph_name"
@@ -34,6 +34,7 @@ class Twin:
       spec: what to build.
       seed: of the initial weights. Equal seeds give equal weights.
       threads: intra-op threads of this session; 0 is one for each core.
+      precision: `bf16` for products in it where the processor can; anything else is float32.
       like: a twin with which this one must be able to exchange snapshots.
 
     Attributes:
@@ -44,7 +45,14 @@ class Twin:
     """
 
     def __init__(
-        self, name: str, spec: ModelSpec, *, seed: int = 0, threads: int = 0, like: "Twin | None" = None
+        self,
+        name: str,
+        spec: ModelSpec,
+        *,
+        seed: int = 0,
+        threads: int = 0,
+        precision: str = "fp32",
+        like: "Twin | None" = None,
     ) -> None:
         self.name = name
         self.spec = spec
@@ -67,7 +75,7 @@ class Twin:
         self.graph.finalize()
         if like is not None:
             check_same_variables(like, self)
-        self.session = tf.Session(graph=self.graph, config=_session_config(threads))
+        self.session = tf.Session(graph=self.graph, config=_session_config(threads, precision))
         self.session.run(initialize)
 
     def __enter__(self) -> Self:
@@ -97,10 +105,18 @@ class Twin:
                     ) from None
             raise
 
-    def q_values(self, observations: np.ndarray) -> np.ndarray:
-        """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`."""
-        values: np.ndarray = self.run(self.model.q_tm1, {self.model.s_tm1: observations})
+    def q_values(self, observations: np.ndarray, *, frozen: bool = False) -> np.ndarray:
+        """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`.
+
+        With `frozen` by the weights of the last `freeze()`, also while another thread trains this twin.
+        """
+        q = self.model.q_frozen if frozen else self.model.q_tm1
+        values: np.ndarray = self.run(q, {self.model.s_tm1: observations})
         return values
+
+    def freeze(self) -> None:
+        """Keeps a copy of the present weights for `q_values(..., frozen=True)`."""
+        self.run(self.model.freeze)
 
     def save(self, prefix: Path, *, optimizer: bool = False, meta_graph: bool = False) -> None:
         """Writes `prefix.index` and `prefix.data-00000-of-00001`, not fsynced.
@@ -186,11 +202,14 @@ def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _session_config(threads: int) -> Any:
-    return tf.ConfigProto(
+def _session_config(threads: int, precision: str) -> Any:
+    config = tf.ConfigProto(
         intra_op_parallelism_threads=threads or cpu.describe().cores,
-        inter_op_parallelism_threads=1,
-        # Without it the first session of the process fixes the thread pool of all the others.
+        # One for `train_op`, one for `q_frozen`, or for the gradients that do not wait for each other.
+        inter_op_parallelism_threads=2,
         use_per_session_threads=True,
         gpu_options=tf.GPUOptions(allow_growth=True),
     )
+    if precision == "bf16":
+        config.graph_options.rewrite_options.auto_mixed_precision_onednn_bfloat16 = RewriterConfig.ON
+    return config
