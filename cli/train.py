@@ -62,6 +62,7 @@ def train(
 
         needed = needs.measure(settings, env, folder)
         needs.check(needed)
+        settings = _tuned(settings, env)
         run = create(folder, settings, env.protocol)
         say(f"{folder}  (seed {settings.seed}; watch it with: tensorboard --logdir {folder})")
         say("protocol: " + ", ".join(f"{name} {_plain(value)}" for name, value in env.protocol.items()))
@@ -115,6 +116,21 @@ def resume(run: str, steps: int | None, assignments: tuple[str, ...], as_json: b
             for key, before, after in changes:
                 say(f"  changed: {key} from {before} to {after}")
             _train(found, env, point, as_json)
+
+
+def _tuned(settings: config.Settings, env: Any) -> config.Settings:
+    """The settings with threads and precision measured, where they are left open."""
+    from twin_graph import tuning
+    from twin_graph.model import ModelSpec
+
+    choices = tuning.measure(
+        settings, ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
+    )
+    if not choices:
+        return settings
+    best, *others = choices
+    say(f"twins: {best}" + "".join(f" ({other})" for other in others) + "; fixed for this run")
+    return config.change(settings, [("twin.threads", best.threads), ("twin.precision", best.precision)])
 
 
 def _train(run: Run, env: Any, point: Any, as_json: bool) -> None:

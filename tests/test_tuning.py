@@ -1,0 +1,80 @@
+"""Threads and precision: measured where they are left open, fixed afterwards."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from twin_graph import cpu, tuning
+from twin_graph.config import Settings
+from twin_graph.model import ModelSpec
+from twin_graph.twin import Twin
+
+Make = Callable[..., Settings]
+
+
+def spec_of(settings: Settings) -> ModelSpec:
+    return ModelSpec.of(settings, (4,), np.float32, 2)
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, *features: str) -> None:
+    monkeypatch.setattr(cpu, "describe", lambda: cpu.Cpu("of a test", 2, features))
+
+
+def test_what_is_given_is_not_measured(cartpole: Make) -> None:
+    settings = cartpole(twin__threads=1, twin__precision="fp32")
+    assert tuning.measure(settings, spec_of(settings)) == []
+
+
+def test_what_is_left_open_is_measured(cartpole: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, "avx2")
+    monkeypatch.setattr(tuning, "_ROUND_SECONDS", 0.05)
+    settings = cartpole(twin__threads=0, twin__precision="auto", train__chunk_steps=16)
+    choices = tuning.measure(settings, spec_of(settings))
+    assert {(choice.threads, choice.precision) for choice in choices} == {(1, "fp32"), (2, "fp32")}
+    assert all(choice.updates_per_second > 10 for choice in choices)
+
+
+@pytest.mark.parametrize(
+    ("rates", "chosen"),
+    [
+        ({(2, "fp32"): 100, (1, "fp32"): 105, (2, "bf16"): 109, (1, "bf16"): 90}, (2, "fp32")),
+        ({(2, "fp32"): 100, (1, "fp32"): 120, (2, "bf16"): 115, (1, "bf16"): 90}, (1, "fp32")),
+        ({(2, "fp32"): 100, (1, "fp32"): 80, (2, "bf16"): 300, (1, "bf16"): 200}, (2, "bf16")),
+    ],
+)
+def test_the_usual_choice_gives_way_to_one_that_is_clearly_faster(
+    cartpole: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    rates: dict[tuple[int, str], float],
+    chosen: tuple[int, str],
+) -> None:
+    class Trial:
+        def __init__(self, settings: Settings, spec: ModelSpec, threads: int, precision: str) -> None:
+            self.rate = lambda: rates[threads, precision]
+
+        def __enter__(self) -> "Trial":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    machine(monkeypatch, "avx2", "amx_bf16")
+    monkeypatch.setattr(tuning, "_Trial", Trial)
+    settings = cartpole(twin__threads=0, twin__precision="auto")
+    choices = tuning.measure(settings, spec_of(settings))
+    assert choices[0][:2] == chosen
+    assert {choice[:2] for choice in choices} == set(rates)
+
+
+def test_a_session_has_the_threads_it_was_given_whatever_came_before(pong: Make) -> None:
+    """The first session of a process once decided for all."""
+    spec = ModelSpec.of(pong(), (4, 84, 84), np.uint8, 6)
+    observations = np.zeros((32, 4, 84, 84), np.uint8)
+    with Twin("first", spec, threads=2), Twin("second", spec, threads=1) as second:
+        second.q_values(observations)
+        wall, cpu_time = time.perf_counter(), time.process_time()
+        for _ in range(20):
+            second.q_values(observations)
+        assert (time.process_time() - cpu_time) / (time.perf_counter() - wall) < 1.25

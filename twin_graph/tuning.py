@@ -1,0 +1,118 @@
+"""Which threads and precision are fastest on this machine, for this network: measured once, when a training begins."""
+
+import contextlib
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from twin_graph import cpu
+from twin_graph.config import Settings
+from twin_graph.model import ModelSpec
+from twin_graph.twin import Twin
+
+_ROUNDS = 3
+_ROUND_SECONDS = 0.6
+# Another than the first choice must be this much faster: timings scatter, and two trainings with one seed should not
+# differ because of it.
+_MARGIN = 1.1
+
+
+class Choice(NamedTuple):
+    """How sessions are set up, and the updates per second measured with it."""
+
+    threads: int
+    precision: str
+    updates_per_second: float
+
+    def __str__(self) -> str:
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        return f"{threads}, {self.precision}: {self.updates_per_second:.0f} updates/s"
+
+
+def measure(settings: Settings, spec: ModelSpec) -> list[Choice]:
+    """Times what the settings leave open, on random minibatches; the choice comes first, nothing if there is none.
+
+    Updates and the evaluation of their targets overlap as they do in the training; the environments are left out.
+    """
+    possible = _possible(settings)
+    if len(possible) == 1:
+        return []
+    with contextlib.ExitStack() as trials:
+        rates = {choice: (trials.enter_context(_Trial(settings, spec, *choice)), list[float]()) for choice in possible}
+        for _ in range(_ROUNDS):  # interleaved, so that a disturbance meets all of them
+            for trial, measured in rates.values():
+                measured.append(trial.rate())
+    choices = [Choice(*choice, statistics.median(measured)) for choice, (_, measured) in rates.items()]
+    fastest = max(choices, key=lambda choice: choice.updates_per_second)
+    if fastest.updates_per_second > _MARGIN * choices[0].updates_per_second:
+        choices.remove(fastest)
+        choices.insert(0, fastest)
+    return choices
+
+
+def has_bf16() -> bool:
+    """Whether the processor multiplies bfloat16 itself."""
+    return bool({"avx512_bf16", "amx_bf16"} & set(cpu.describe().features))
+
+
+def _possible(settings: Settings) -> list[tuple[int, str]]:
+    """Threads and precisions that the settings allow on this processor, the usual ones first."""
+    processor, given = cpu.describe(), settings.twin
+    threads = [given.threads] if given.threads else sorted({1, processor.cores}, reverse=True)
+    precisions = [given.precision]
+    if given.precision == "auto":
+        precisions = ["fp32", "bf16"] if has_bf16() else ["fp32"]
+    return [(count, precision) for precision in precisions for count in threads]
+
+
+class _Trial:
+    """Two twins and a minibatch; closed by `with`."""
+
+    def __init__(self, settings: Settings, spec: ModelSpec, threads: int, precision: str) -> None:
+        self._overlap = settings.train.chunk_steps > 0 and settings.twin.overlap
+        size = settings.train.batch_size
+        self._online, self._target = (
+            Twin(name, spec, threads=threads, precision=precision) for name in ("online", "target")
+        )
+        random = np.random.default_rng(0)
+        self._observations = random.integers(0, 256, (size, *spec.observation_shape)).astype(spec.observation_dtype)
+        model = self._online.model
+        self._feed = {
+            model.s_tm1: self._observations,
+            model.a_tm1: np.zeros(size, np.int32),
+            model.r_t: np.zeros(size, np.float32),
+            model.discount_t: np.ones(size, np.float32),
+            model.q_target_t: np.zeros((size, spec.n_actions), np.float32),
+        }
+        self._chunk(2)  # the first runs are slow
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._online.close()
+        self._target.close()
+
+    def rate(self) -> float:
+        """Updates per second."""
+        began, made = time.perf_counter(), 0
+        while (elapsed := time.perf_counter() - began) < _ROUND_SECONDS:
+            self._chunk(8)
+            made += 8
+        return made / elapsed
+
+    def _chunk(self, updates: int) -> None:
+        with ThreadPoolExecutor(1) as beside:
+            evaluating = beside.submit(self._evaluate, updates)
+            if not self._overlap:
+                evaluating.result()
+            for _ in range(updates):
+                self._online.run((self._online.model.train_op, self._online.model.loss), self._feed)
+            evaluating.result()
+
+    def _evaluate(self, updates: int) -> None:
+        for _ in range(updates):
+            self._target.q_values(self._observations)
