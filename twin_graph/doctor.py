@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import psutil
 
-from twin_graph import config, cpu, envs, needs, training
+from twin_graph import config, cpu, envs, needs, training, tuning
 from twin_graph.graph_mode import tf
+from twin_graph.model import ModelSpec
 from twin_graph.snapshots.run import RUNS, VERSIONED, create
 
 _MEASURED_STEPS = 1_000
@@ -62,7 +63,10 @@ def _findings() -> Iterator[Finding]:
             f"{needs.gigabytes(needed.disk_free)} free; pong needs {needs.gigabytes(needed.disk)}",
             "make room, or choose another --run-dir",
         )
-        rate = _rate(env)
+        spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
+        choices = tuning.measure(settings, spec)
+        yield Finding("threads, precision", True, "; ".join(str(choice) for choice in choices))
+        rate = _rate(env, choices[0])
     finally:
         env.close()
     minutes = settings.train.steps / rate / 60
@@ -71,7 +75,7 @@ def _findings() -> Iterator[Finding]:
     yield Finding("other load", idle, f"{load:.1f} cores busy", "the speed above will change when that ends")
 
 
-def _rate(env: envs.VectorEnv) -> float:
+def _rate(env: envs.VectorEnv, choice: tuning.Choice) -> float:
     """Agent steps per second of `train pong` once it learns and acts by the network; without evaluations."""
     start = 500
     short = {
@@ -79,16 +83,19 @@ def _rate(env: envs.VectorEnv) -> float:
         "train.steps": start + _MEASURED_STEPS,
         "act.epsilon_start": config.load("pong").act.epsilon_end,
         "evaluate.episodes": 0,
+        "twin.threads": choice.threads,
+        "twin.precision": choice.precision,
     }
     folder = Path(tempfile.mkdtemp(prefix="twin-graph-doctor-"))
     try:
         run = create(folder / "run", config.load("pong", short.items()), env.protocol)
-        began = math.nan
+        began, before = math.nan, 0
         for progress in training.train(run, env):
             if math.isnan(began) and progress.agent.agent_steps >= start + _MEASURED_STEPS // 4:
-                began = time.perf_counter()  # the first updates, slower, are left out
+                # The first updates, slower, are left out.
+                began, before = time.perf_counter(), progress.agent.agent_steps
         if progress.stop.is_set():
             raise KeyboardInterrupt
-        return 0.75 * _MEASURED_STEPS / (time.perf_counter() - began)
+        return (progress.agent.agent_steps - before) / (time.perf_counter() - began)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
