@@ -58,6 +58,10 @@ class Busy(NamedTuple):
         kinds = ("user", "nice", "system", "irq", "softirq", "steal")  # guests are in `user` and `nice`
         return cls(own.user + own.system, sum(getattr(machine, kind, 0.0) for kind in kinds))
 
+    def others(self, before: "Busy") -> float:
+        """Processor seconds that other processes spent since then."""
+        return max(0.0, self.machine - before.machine - self.own + before.own)
+
 
 def chosen_settings(schedule: str, steps: int, assignments: tuple[str, ...]) -> config.Settings:
     """Those of the preset, those of the command line, and those without which the timing would mean something else."""
@@ -98,8 +102,10 @@ def measure(settings: config.Settings, steps: int) -> Figures:
                 metrics, busy = progress.metrics(), Busy.now()
                 figures = _figures(metrics, settings, agent.agent_steps - before[0], agent.updates - before[1])
                 core_seconds = cpu.describe().cores * metrics["seconds"]
-                own, machine = busy.own - before[2].own, busy.machine - before[2].machine
-                figures |= {"cores_share": own / core_seconds, "others_share": max(0, machine - own) / core_seconds}
+                figures |= {
+                    "cores_share": (busy.own - before[2].own) / core_seconds,
+                    "others_share": busy.others(before[2]) / core_seconds,
+                }
                 progress.stop.set()
     env.close()
     return figures

@@ -1,34 +1,35 @@
 r"""Transitions per second and memory of this project's replay and of two others, on the same steps, in turn.
 
-    pip install torch --index-url https://download.pytorch.org/whl/cpu    # or any other build
-    pip install . stable-baselines3 cpprb
+    pip install '.[peers]'
     python benchmarks/replay.py [--rounds 5] [--steps 20000] [--json benchmarks/results/replay.json]
 
 Every side gets the same kind of steps from 8 environments: 84x84 frames of random bytes in stacks of 4 (the newest 4
-frames, zeros before an episode's first), episodes of 200 to 500 steps, of which each fourth ends by a cut (a time limit)
-and not by a terminal step. A ring of `--steps` agent steps is filled, then overwritten once; then minibatches of 32 are
-drawn. Only calls of a side's public API are timed, not the making of the frames. Seconds are those that the process had a
-processor (`time.process_time`), as other programs on the machine disturb these less; every side uses one thread.
+frames, zeros before an episode's first), episodes of 200 to 500 steps, of which each fourth ends by a cut (a time
+limit) and not by a terminal step. A ring of `--steps` agent steps is filled, then overwritten once; then minibatches of
+32 are drawn. Only calls of a side's public API are timed, not the making of the frames. Seconds are those for which the
+process had a processor (`time.process_time`): other programs disturb these less. Every side uses one thread.
 
-    added         transitions into the empty ring ("filling": memory is touched for the first time) and into the full one
+    added         transitions into the empty ring ("filling", when its memory is first touched) and into the full one
     sampled       transitions drawn, 32 at a time; the median of several blocks in each process
     faults        page faults for each 32 transitions drawn: memory that malloc had given back and takes anew
     memory        growth of the process's resident set from before the ring is made to when it has been filled
 
-Each side is used as its own documentation has it for such data; what its calls give differs:
+The work is not the same in all respects:
 
-    twin-graph            NumPy, stacks first; 1 step to the bootstrap value; a random stream made for each minibatch, as
-                          the training does. "16 in a call" is the training's chunk: 16 minibatches from one call.
-    Stable-Baselines3     PyTorch tensors, which its `sample` copies from NumPy; stacks first. Stores s and s' whole.
-                          With 2 threads for PyTorch it drew up to a fifth more on 2 idle cores, and much less on busy ones.
-      half memory         optimize_memory_usage=True, handle_timeout_termination=False: a cut is taken for a terminal step.
-    cpprb                 next_of and stack_compress on the observation; NumPy, stacks last. Both need steps in sequence,
-                          so that 8 environments need 8 buffers: 4 transitions are drawn from each and concatenated.
-      one environment     the same number of agent steps from one environment in one buffer: no concatenation, less work
-                          for `add`. Not the work of the others.
+    twin-graph            gives NumPy arrays, stacks first. s' is one step after s. A random stream is made for each
+                          minibatch, as in the training. "16 in a call" draws 16 minibatches with one call, as the
+                          training does.
+    Stable-Baselines3     gives PyTorch tensors, which its `sample` copies from NumPy arrays; stacks first. With two
+                          threads for PyTorch it drew up to a fifth more while two cores were free, else far less.
+      half memory         optimize_memory_usage=True, handle_timeout_termination=False: a cut counts as a terminal step.
+    cpprb                 gives NumPy arrays, stacks last. next_of and stack_compress are on for the observation; they
+                          need the steps of an episode one after the other, so that 8 environments have 8 buffers here,
+                          of which each gives 4 transitions, and these are concatenated.
+      one environment     as many agent steps, all from one environment, in one buffer: nothing to concatenate.
 
-What was drawn is checked in every process (not timed): shapes and types, that actions, rewards and ends belong to the
-newest frame of s, and that s' holds the 3 newest frames of s before its own where it is bootstrapped from.
+What was drawn is checked in every process, untimed: shapes and types; that actions, rewards and ends belong to the
+newest frame of s; that the frames before it are those of its episode, or zeros; and, where s' is bootstrapped from,
+that it holds the 3 newest frames of s and the one that was seen next.
 """
 
 import gc
@@ -65,12 +66,16 @@ Work = dict[str, Any]
 
 
 class Source:
-    """Endless steps. The first bytes of a frame say when it was seen and by whom, rewards and actions follow from that.
+    """Steps whose frames say in their first bytes when and by whom they were seen; all else follows from that.
 
-    The frame of s at vector step n has the stamp 2n+1, that of s' the stamp 2n+3, or 2n+2 if the episode ends there.
+    The newest frame of s at vector step n has the stamp 2n+1, that of s' the stamp 2n+3, or 2n+2 if the episode ends.
+
+    Attributes:
+      ages: steps since the episode began, by vector step and environment.
+      terminal, cut: vector step and environment of the ends of episodes.
     """
 
-    def __init__(self, environments: int) -> None:
+    def __init__(self, environments: int, vector_steps: int) -> None:
         self._random = np.random.default_rng(0)
         self._frames = self._random.integers(1, 256, (61, SIDE, SIDE), np.uint8)
         self._who = np.arange(environments)
@@ -78,6 +83,8 @@ class Source:
         self._episode = self._who.copy()
         self._step = 0
         self._s = self._stack(np.zeros((environments, *OBSERVATION), np.uint8), np.ones(environments))
+        self.ages = np.full((vector_steps + 1, environments), -1)  # filled, so that its memory is there from now on
+        self.ages[0] = 0
         self.terminal: set[tuple[int, int]] = set()
         self.cut: set[tuple[int, int]] = set()
 
@@ -89,6 +96,7 @@ class Source:
         cut = last & (self._episode % CUT_EVERY == 0)
         for e in np.flatnonzero(last):
             (self.cut if cut[e] else self.terminal).add((n, int(e)))
+        self.ages[n + 1] = np.where(last, 0, self.ages[n] + 1)
         s_t = self._stack(s, np.where(last, 2 * n + 2, 2 * n + 3))
         self._s = s_t
         if last.any():
@@ -109,7 +117,7 @@ class Source:
 
 
 class Rows(NamedTuple):
-    """A minibatch as the check wants it: stacks first, `[B]` each of the others; `going` where s' is bootstrapped from."""
+    """A minibatch, stacks first, all else `[B]`; `going` where s' is bootstrapped from."""
 
     s_tm1: np.ndarray
     a_tm1: np.ndarray
@@ -131,14 +139,14 @@ def check(rows: Rows, source: Source, ends: set[tuple[int, int]]) -> int:
         raise SystemExit(f"observations of another form: {s.shape} {s.dtype}, {s_t.shape} {s_t.dtype}")
     n, who = rows.r_t.astype(int), s[:, -1, 0, 4].astype(int)
     stamps, next_stamps = (np.ascontiguousarray(x[:, :, 0, :4]).view("<u4")[:, :, 0].astype(int) for x in (s, s_t))
-    whole = 2 * n[:, None] + 1 - 2 * np.arange(STACK - 1, -1, -1)
+    older = np.arange(STACK - 1, -1, -1)
+    wanted = np.where(older <= source.ages[n, who][:, None], 2 * (n[:, None] - older) + 1, 0)
     at = list(zip(n.tolist(), who.tolist(), strict=True))
     ended = np.array([place in source.terminal or place in source.cut for place in at])
     facts = {
         "rewards are not those of the frames": stamps[:, -1] == 2 * n + 1,
         "actions are not those of the frames": rows.a_tm1 == (n + who) % ACTIONS,
-        "a stack is not of successive frames, or zeros": ((stamps == whole) | (stamps == 0)).all(axis=1),
-        "a frame follows one of zeros": (np.diff((stamps > 0).astype(int), axis=1) >= 0).all(axis=1),
+        "stacks are not an episode's newest frames, or zeros": (stamps == wanted).all(axis=1),
         "ends are not where they were": rows.going == np.array([place not in ends for place in at]),
         "s' has not the newest frames of s": ~rows.going | (s_t[:, :-1] == s[:, 1:]).all(axis=(1, 2, 3)),
         "s' is not what was seen next": ~rows.going | (next_stamps[:, -1] == np.where(ended, 2 * n + 2, 2 * n + 3)),
@@ -312,9 +320,9 @@ def measure(name: str, steps: int) -> Work:
     """Fills, overwrites, checks and samples one side in this process."""
     small = SIDES[name](64 * ENVIRONMENTS)  # imports what it needs
     environments = small.environments
-    adding(small, Source(environments), 100)
+    adding(small, Source(environments, 100), 100)
     del small
-    source = Source(environments)
+    source = Source(environments, 2 * steps // environments)
     gc.collect()
     before = psutil.Process().memory_info().rss
     side = SIDES[name](steps)
@@ -351,7 +359,7 @@ def adding(side: Side, source: Source, vector_steps: int) -> float:
 
 
 def sampling(draw: Callable[[], Any], transitions: int) -> Work:
-    """Transitions per second and page faults, medians of the blocks. A minibatch is let go when the next one is there."""
+    """Transitions per second and page faults, medians of blocks; a minibatch is kept until the next one is there."""
     calls = BLOCK * BATCH // transitions
     rates, faults = [], []
     for _ in range(1 + BLOCKS):
@@ -375,7 +383,7 @@ def check_chunk(side: Ours, source: Source) -> None:
 def in_a_process(name: str, steps: int) -> Work:
     """One side in a fresh process, so that none inherits another's memory."""
     command = [sys.executable, __file__, "--side", name, "--steps", str(steps)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stderr}")
     work: Work = json.loads(done.stdout.splitlines()[-1])

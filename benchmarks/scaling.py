@@ -13,13 +13,15 @@ without lines of metrics. What is timed begins 192 agent steps later, after the 
 the chunk in which `--seconds` are over. Memory is the largest resident memory that the process ever had.
 
 Replays are of 8 environments, filled through `Replay.add` with random frames and games of 1,000 vector steps. What is
-timed is the sampling of one minibatch of 32, and of the 16 of a chunk at once, with the making of their random
-generators, for half of `--seconds` each; the figure is the median. Memory is what the process's resident memory grew by
-from before the replay was made until it was full. A replay that would leave less than 2 GB of the machine's memory is
-left out.
+timed is the sampling of the 16 minibatches of a chunk at once, and then of one of 32, with the making of their random
+generators, for half of `--seconds` each; the figure is the median. The chunk comes first because the C library gives
+memory back to the system at each call until larger arrays than a minibatch were freed, which a training does early.
+Memory is what the process's resident memory grew by from before the replay was made until it was full. A replay that
+would leave less than 2 GB of the machine's memory is left out.
 
 Each point is measured in a fresh process, once a round, all points in turn; figures are medians over the rounds.
-`--environments`, `--batch` and `--replay` choose other points.
+`others` is what other processes used of the cores meanwhile: the more, the less the rates say. `--environments`,
+`--batch` and `--replay` choose other points.
 """
 
 import importlib.metadata
@@ -57,6 +59,8 @@ Figures = dict[str, float]
 
 def training(environments: int, batch: int, seconds: float) -> Figures:
     """Rates of a training, and the memory that it needed."""
+    from phases import Busy
+
     from twin_graph import envs
     from twin_graph.training import train
 
@@ -76,15 +80,16 @@ def training(environments: int, batch: int, seconds: float) -> Figures:
     }
     settings = config.load("pong", changes.items())
     env = envs.make(settings.env, count=environments)
-    before: tuple[float, int, int] | None = None
-    elapsed = steps = updates = 0.0
+    before: tuple[float, int, int, Busy] | None = None
+    elapsed = steps = updates = others = 0.0
     with tempfile.TemporaryDirectory() as folder:
         for progress in train(create(Path(folder) / "run", settings), env):
             now, agent = time.perf_counter(), progress.agent
             if before is None and agent.agent_steps >= START + WARM_UP:
-                before = now, agent.agent_steps, agent.updates
+                before = now, agent.agent_steps, agent.updates, Busy.now()
             elif before and not steps and now - before[0] >= seconds:
                 elapsed, steps, updates = now - before[0], agent.agent_steps - before[1], agent.updates - before[2]
+                others = Busy.now().others(before[3]) / elapsed / cpu.describe().cores
                 progress.stop.set()
     env.close()
     if abs(EVERY * updates - steps) > CHUNK:
@@ -94,6 +99,7 @@ def training(environments: int, batch: int, seconds: float) -> Figures:
         "agent_steps_per_second": steps / elapsed,
         "updates_per_second": updates / elapsed,
         "transitions_per_second": batch * updates / elapsed,
+        "others_share": others,
         "peak_resident_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,  # kilobytes on Linux
     }
 
@@ -135,8 +141,8 @@ def replay(capacity: int, seconds: float) -> Figures:
         return statistics.median(times)
 
     return {
-        "minibatch_milliseconds": milliseconds(1),
         "chunk_milliseconds": milliseconds(CHUNK // EVERY),
+        "minibatch_milliseconds": milliseconds(1),
         "resident_bytes": grown,
         "bytes_per_agent_step": grown / (ring.length * ENVIRONMENTS),
     }
@@ -205,14 +211,17 @@ def show(results: Results, by_count: Sequence[Point], by_batch: Sequence[Point],
     def spread(point: Point, name: str, digits: int) -> list[str]:
         return [f"{x:,.{digits}f}" for x in (results.median(point, name), *results.spread(point, name))]
 
+    def others(point: Point) -> str:
+        return f"{results.median(point, 'others_share'):.0%}"
+
     def megabytes(point: Point, name: str) -> str:
         return f"{results.median(point, name) / 1e6:,.0f} MB"
 
     tables = [
-        table(f"minibatches of {BATCH}", "environments", "agent steps/s", "least", "most", "largest memory"),
+        table(f"minibatches of {BATCH}", "environments", "agent steps/s", "least", "most", "largest memory", "others"),
         table(
             f"{ENVIRONMENTS} environments",
-            *("minibatch", "updates/s", "least", "most", "transitions/s", "least", "most", "largest memory"),
+            *("minibatch", "updates/s", "least", "most", "transitions/s", "least", "most", "largest memory", "others"),
         ),
         table(
             "replay",
@@ -222,10 +231,10 @@ def show(results: Results, by_count: Sequence[Point], by_batch: Sequence[Point],
     ]
     for point in by_count:
         rates = spread(point, "agent_steps_per_second", 0)
-        tables[0].add_row(str(point[1]), *rates, megabytes(point, "peak_resident_bytes"))
+        tables[0].add_row(str(point[1]), *rates, megabytes(point, "peak_resident_bytes"), others(point))
     for point in by_batch:
         rates = spread(point, "updates_per_second", 1) + spread(point, "transitions_per_second", 0)
-        tables[1].add_row(str(point[2]), *rates, megabytes(point, "peak_resident_bytes"))
+        tables[1].add_row(str(point[2]), *rates, megabytes(point, "peak_resident_bytes"), others(point))
     for point in by_size:
         times = spread(point, "minibatch_milliseconds", 2) + spread(point, "chunk_milliseconds", 1)
         memory = [megabytes(point, "resident_bytes"), f"{results.median(point, 'bytes_per_agent_step'):,.0f}"]

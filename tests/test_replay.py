@@ -159,3 +159,14 @@ def test_a_stack_that_could_not_be_read_back_is_refused() -> None:
     repeated = np.repeat(transition.s_tm1[:, -1:], 2, axis=1)  # how Gymnasium's FrameStackObservation pads
     with pytest.raises(ValueError, match='padding_type="zero"'):
         replay.add(transition._replace(s_tm1=repeated))
+
+
+def test_observations_are_put_where_they_are_asked_for() -> None:
+    replay = filled(steps=60)
+    anew = replay.sample(16, [np.random.default_rng(5)])
+    into = np.full_like(anew.s_tm1, 99), np.full_like(anew.s_t, 99)
+    again = replay.sample(16, [np.random.default_rng(5)], into)
+    assert again.s_tm1 is into[0]
+    assert again.s_t is into[1]
+    for ours, theirs in zip(again, anew, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

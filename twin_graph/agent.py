@@ -13,7 +13,7 @@ from twin_graph.bootstrap import Bootstrap
 from twin_graph.config import Schedule, Settings
 from twin_graph.errors import DivergedError, TwinMismatchError, UsageError
 from twin_graph.model import ModelSpec
-from twin_graph.replay import Batch, Replay, Transition
+from twin_graph.replay import Batch, Observations, Replay, Transition
 from twin_graph.resume import ReplayLog
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, End, Health, Swap, utc_now
 from twin_graph.snapshots.points import VARIABLES_PREFIX, PointState
@@ -103,6 +103,7 @@ class Agent:
         self._saved = self.counters
         self._reward_limit = 0.0
         self._probe: np.ndarray | None = None
+        self._rooms: list[Observations | None] = [None, None]
         self._replay = Replay(
             capacity_steps=settings.replay.capacity_steps,
             environments=environments,
@@ -323,8 +324,18 @@ class Agent:
             self._probe = self._replay.sample(PROBE_SIZE, [stream(self.settings.seed, Purpose.PROBE, 0)]).s_tm1
         with self.stopwatch.phase("sample"):
             randoms = [stream(self.settings.seed, Purpose.SAMPLE, update) for update in updates]
-            batch = self._replay.sample(self.settings.train.batch_size, randoms)
+            size = self.settings.train.batch_size
+            batch = self._replay.sample(size, randoms, self._room(len(updates) * size))
         return self._evaluated(updates, batch)
+
+    def _room(self, transitions: int) -> Observations:
+        """Arrays for so many observations, in turn from two places: one is trained on while the other is filled."""
+        self._rooms.reverse()
+        room = self._rooms[0]
+        if room is None or len(room[0]) < transitions:
+            shape, dtype = (transitions, *self.online.spec.observation_shape), self.online.spec.observation_dtype
+            room = self._rooms[0] = np.empty(shape, dtype), np.empty(shape, dtype)
+        return room[0][:transitions], room[1][:transitions]
 
     def _evaluated(self, updates: range, batch: Batch) -> Work:
         with self.stopwatch.phase("target"):

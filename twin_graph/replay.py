@@ -60,6 +60,10 @@ class Batch(NamedTuple):
     s_t: np.ndarray
 
 
+#: Where `s_tm1` and `s_t` of a Batch are to be put.
+Observations = tuple[np.ndarray, np.ndarray]
+
+
 class Replay:
     """Owns the ring. Memory is reserved here and touched as steps come in.
 
@@ -218,8 +222,15 @@ class Replay:
         first = 0 if oldest <= 0 else oldest + self._stack - 1
         return range(first, max(first, self._written - self._n_step))
 
-    def sample(self, batch_size: int, randoms: Sequence[np.random.Generator]) -> Batch:
+    def sample(
+        self, batch_size: int, randoms: Sequence[np.random.Generator], into: Observations | None = None
+    ) -> Batch:
         """Minibatches drawn uniformly, with replacement, from all that can be sampled; one a generator, in one Batch.
+
+        Args:
+          batch_size: transitions of one minibatch.
+          randoms: a generator for each.
+          into: see `gather`.
 
         Raises:
           ValueError: there are none yet.
@@ -229,10 +240,18 @@ class Replay:
             raise ValueError("no transition of n steps is complete yet")
         count = len(steps) * self._environments
         drawn = np.concatenate([random.integers(0, count, size=batch_size) for random in randoms])
-        return self.gather(steps.start + drawn // self._environments, drawn % self._environments)
+        return self.gather(steps.start + drawn // self._environments, drawn % self._environments, into)
 
-    def gather(self, step: np.ndarray, environment: np.ndarray) -> Batch:
-        """The transitions that start at these steps (each in `steps()`) of these environments; integers `[B]` each."""
+    def gather(self, step: np.ndarray, environment: np.ndarray, into: Observations | None = None) -> Batch:
+        """Certain transitions.
+
+        Args:
+          step: at which they start, integers `[B]`, each in `steps()`.
+          environment: of which environments, integers `[B]`.
+          into: arrays for `s_tm1` and `s_t`, `[B, *observation_shape]` and contiguous; new ones by default. Memory that
+            was used before is faster: of new arrays of this size each page has to be asked for.
+        """
+        s_tm1, s_t = into or (None, None)
         r_t = np.zeros(step.shape, np.float32)
         discount_t = np.ones(step.shape, np.float32)
         end = step.copy()
@@ -246,7 +265,7 @@ class Replay:
 
         before_end = (end - 1) % self.length, environment
         start = step % self.length, environment
-        s_t = self._observations(end, environment, self._age[before_end] + 1)
+        s_t = self._observations(end, environment, self._age[before_end] + 1, s_t)
         for row in np.flatnonzero(self._last[before_end] & ~self._terminal[before_end]):
             frame = self._cut_frames[int(before_end[0][row])][int(environment[row])]
             if self._stack > 1:
@@ -254,17 +273,23 @@ class Replay:
             else:
                 s_t[row] = frame
         return Batch(
-            s_tm1=self._observations(step, environment, self._age[start]),
+            s_tm1=self._observations(step, environment, self._age[start], s_tm1),
             a_tm1=self._actions[start],
             r_t=r_t,
             discount_t=discount_t,
             s_t=s_t,
         )
 
-    def _observations(self, step: np.ndarray, environment: np.ndarray, age: np.ndarray) -> np.ndarray:
+    def _observations(
+        self, step: np.ndarray, environment: np.ndarray, age: np.ndarray, into: np.ndarray | None
+    ) -> np.ndarray:
         """The stacks whose newest frames are those of `step`, with zeros for frames older than the episode."""
         slots = (step[:, None] - self._offsets) % self.length
         flat = self._frames.reshape(self.length * self._environments, -1)
-        frames: np.ndarray = np.take(flat, slots * self._environments + environment[:, None], axis=0)
+        if into is None:
+            into = np.empty((len(step), *self._observation_shape), self._frames.dtype)
+        frames = into.reshape(len(step), self._stack, -1)
+        # Every index is in range. With mode="raise" NumPy would gather into a copy first.
+        np.take(flat, slots * self._environments + environment[:, None], axis=0, out=frames, mode="clip")
         frames[self._offsets > age[:, None]] = 0
-        return frames.reshape(len(step), *self._observation_shape)
+        return into
