@@ -108,6 +108,8 @@ def measure(settings: config.Settings, steps: int) -> Figures:
                 }
                 progress.stop.set()
     env.close()
+    if not figures:
+        raise SystemExit("the training was stopped before the timed part was over")
     return figures
 
 

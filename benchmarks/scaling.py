@@ -92,6 +92,8 @@ def training(environments: int, batch: int, seconds: float) -> Figures:
                 others = Busy.now().others(before[3]) / elapsed / cpu.describe().cores
                 progress.stop.set()
     env.close()
+    if not steps:
+        raise SystemExit("the training was stopped before the timed part was over")
     if abs(EVERY * updates - steps) > CHUNK:
         raise SystemExit(f"{updates} updates in {steps} agent steps are not one each {EVERY}")
     return {

@@ -1,9 +1,11 @@
 """What a training will need of memory and disk, known before its first step."""
 
+import math
 import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import psutil
 
 from twin_graph import targets
@@ -60,6 +62,8 @@ def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
     snapshots = units[settings.save_schedule.unit] // settings.save_schedule.every + 2
     kept = min(snapshots, save.keep_last + (snapshots // save.keep_every if save.keep_every else 0))
     # Between two resume points nothing is removed, and two points are kept beside the one that is being written.
+    prepared = max(1, math.ceil(train.chunk_steps / train.every_steps)) * train.batch_size
+    observation = int(np.prod(env.observation_shape)) * np.dtype(env.observation_dtype).itemsize
     recent = 2 * settings.resume.every_steps * snapshots // train.steps
     capacity = settings.replay.capacity_steps
     replay = Replay.bytes_needed(capacity, env.observation_shape, env.observation_dtype, env.stack)
@@ -68,7 +72,8 @@ def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
     existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
     return Needs(
         replay=replay,
-        memory=replay + PROCESS_BYTES + (policy.members - 1) * _TWIN_BYTES,
+        # Both observations of each transition, of the chunk that is trained and of the one that is prepared.
+        memory=replay + PROCESS_BYTES + (policy.members - 1) * _TWIN_BYTES + 2 * 2 * prepared * observation,
         memory_free=_memory_free(),
         disk=min(snapshots, kept + recent) * weights
         + snapshots * _MANIFEST_AND_LEDGER_BYTES

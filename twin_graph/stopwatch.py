@@ -1,7 +1,7 @@
 """Where the time of a training goes.
 
-In a training by chunks `act`, `environment`, `sample` and `target` pass in a thread beside `train`, and `wait` is what
-the training thread waits for them.
+In a training by chunks `act`, `environment`, `sample` and `target` pass in a thread beside `train` (but for the targets
+that are evaluated anew after a refresh), and `wait` is what the training thread waits for them.
 """
 
 import contextlib
