@@ -1,11 +1,18 @@
 """The Blob environment, through Gymnasium's own checks and by hand."""
 
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from test_resume import attempt, end
 
+from twin_graph import config
 from twin_graph.envs import blob
+from twin_graph.errors import UsageError
+from twin_graph.model import ModelSpec
+from twin_graph.snapshots.run import create
 
 
 @pytest.fixture
@@ -68,3 +75,26 @@ def test_it_is_rendered_as_an_image(env: gymnasium.Env) -> None:
     assert isinstance(picture, np.ndarray)
     assert picture.shape == (300, 300, 3)
     assert picture.dtype == np.uint8
+
+
+def test_its_network_trains_on_it(tmp_path: Path) -> None:
+    small = {
+        "env.id": blob.ID,
+        "network": "blob",
+        "train.steps": 300,
+        "train.start_steps": 200,
+        "resume.every_steps": 100,
+        "evaluate.episodes": 0,
+    }
+    settings = config.load("cartpole", small.items())
+    whole, killed = (create(tmp_path / name, settings) for name in ("whole", "killed"))
+    attempt(whole)
+    attempt(killed, 250)
+    attempt(killed)
+    assert end(whole) == end(killed)
+
+
+def test_its_network_refuses_what_is_no_image() -> None:
+    settings = config.load("cartpole", [("network", "blob")])
+    with pytest.raises(UsageError, match="network=blob needs images"):
+        ModelSpec.of(settings, (4,), np.float32, 2)

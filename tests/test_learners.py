@@ -2,14 +2,18 @@
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
+from test_resume import attempt, end
 
 from twin_graph import config
 from twin_graph.config import Settings
 from twin_graph.errors import UsageError
 from twin_graph.model import ModelSpec
+from twin_graph.snapshots import report
+from twin_graph.snapshots.run import create
 from twin_graph.twin import Twin
 
 Make = Callable[..., Settings]
@@ -165,3 +169,60 @@ def test_settings_that_make_no_sense_together_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=reason):
         cartpole(**settings)
+
+
+def test_dropout_follows_from_its_seed_and_is_off_without_one() -> None:
+    settings = config.load("cartpole", [("network", "blob")])
+    blob = ModelSpec.of(settings, (10, 10, 3), np.uint8, 9)
+    random = np.random.default_rng(0)
+    batch = {
+        "s_tm1": random.integers(0, 256, (64, 10, 10, 3), np.uint8),
+        "a_tm1": random.integers(0, 9, 64),
+        "r_t": random.normal(size=64).astype(np.float32),
+        "discount_t": np.zeros(64, np.float32),
+        "q_target_t": np.zeros((64, 9), np.float32),
+    }
+    with Twin("online", blob, seed=1, threads=1) as twin:
+        losses = [
+            twin.run(twin.model.loss, {**feed(twin, batch), **seed})
+            for seed in [{}, {}, *({twin.model.dropout_seed: (1, k)} for k in (5, 5, 6))]
+        ]
+        q = twin.q_values(batch["s_tm1"])
+        twin.freeze()
+        np.testing.assert_array_equal(twin.q_values(batch["s_tm1"], frozen=True), q)
+    assert losses[0] == losses[1]
+    assert losses[2] == losses[3]
+    assert len(set(losses)) == 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"train__double": True},
+        {"model__dueling": True, "train__chunk_steps": 16},
+        {"loss": "dqn3", "train__rescale_r": True, "train__optimizer": "rmsprop_dqn3", "train__learning_rate": 2.5e-4},
+        {"train__target_q": False},
+        {"train__accumulate": 3, "train__gradient_clip_norm": 10.0, "train__learning_rate_schedule": "staircase"},
+        {"train__optimizer": "rmsprop", "train__double": True, "model__dueling": True, "train__chunk_steps": 40},
+    ],
+    ids=lambda settings: " ".join(f"{key}={value}" for key, value in settings.items()),
+)
+def test_each_learner_trains_and_resumes_exactly(cartpole: Make, tmp_path: Path, settings: dict[str, object]) -> None:
+    # Squared: the Huber loss clips the large errors of the beginning, and with them the target's influence.
+    usual = {"loss": "mse", "train__steps": 800, "evaluate__episodes": 0, "resume__every_steps": 400}
+    chosen = cartpole(**{**usual, **settings})
+    whole, killed = (create(tmp_path / name, chosen) for name in ("whole", "killed"))
+    attempt(whole)
+    attempt(killed, 640)
+    attempt(killed)
+    assert end(killed) == end(whole)
+    plain = create(tmp_path / "plain", cartpole(**usual))
+    attempt(plain)
+    assert end(plain)[0] != end(whole)[0]
+
+
+def test_a_run_without_a_target_is_not_explained_by_one(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(train__steps=400, evaluate__episodes=0, train__target_q=False))
+    attempt(run)
+    with pytest.raises(UsageError, match="uses no target"):
+        report.explain(run, 10)

@@ -352,13 +352,13 @@ class Agent:
         """One optimizer step an update; returns the losses of their last minibatches."""
         model, train = self.online.model, self.settings.train
         losses = []
-        for update, first in zip(work.updates, range(0, len(work.batch.r_t), self._examples), strict=True):
-            minibatches = range(first, first + self._examples, train.batch_size)
+        *before, last = range(train.accumulate)
+        for update in work.updates:
             with self.stopwatch.phase("train"):
-                for start in minibatches[:-1]:
-                    self.online.run(model.accumulate_op, self._feed(work, update, start))
+                for minibatch in before:
+                    self.online.run(model.accumulate_op, self._feed(work, update, minibatch))
                 fetches = (model.train_op, model.loss, model.q_mean)
-                _, loss, q = self.online.run(fetches, self._feed(work, update, minibatches[-1]))
+                _, loss, q = self.online.run(fetches, self._feed(work, update, last))
             self.updates += 1
             self.last_loss, self.last_q = float(loss), float(q)
             losses.append(self.last_loss)
@@ -371,20 +371,18 @@ class Agent:
             raise TwinMismatchError(f"the target twin of {changed} changed, by update {self.updates}")
         return losses
 
-    def _feed(self, work: Work, update: int, start: int) -> dict[Any, Any]:
-        """What the online twin needs for the minibatch that begins at example `start`."""
-        model, train, rows = (
-            self.online.model,
-            self.settings.train,
-            slice(start, start + self.settings.train.batch_size),
-        )
+    def _feed(self, work: Work, update: int, minibatch: int) -> dict[Any, Any]:
+        """What the online twin needs for one of an update's minibatches."""
+        model, train = self.online.model, self.settings.train
+        first = (update - work.updates.start) * self._examples + minibatch * train.batch_size
+        rows = slice(first, first + train.batch_size)
         feed = {
             model.s_tm1: work.batch.s_tm1[rows],
             model.a_tm1: work.batch.a_tm1[rows],
             model.r_t: work.batch.r_t[rows],
             model.discount_t: work.batch.discount_t[rows],
             model.learning_rate: train.learning_rate_at(update),
-            model.dropout_seed: (self.settings.seed, start + update * self._examples),  # another for each minibatch
+            model.dropout_seed: (self.settings.seed, update * train.accumulate + minibatch),
         }
         if work.q_target_t is not None:
             feed[model.q_target_t] = work.q_target_t[rows]

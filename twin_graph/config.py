@@ -244,7 +244,7 @@ _UNITS = ("updates", "steps", "episodes")
 #: Settings, or beginnings of their names, that stored weights, replay and counters depend on.
 FIXED = (
     *("preset", "seed", "network", "env.", "model.", "replay."),
-    *("train.every_steps", "train.start_steps", "train.optimizer", "train.accumulate"),
+    *("train.every_steps", "train.start_steps", "train.optimizer", "train.accumulate", "train.target_q"),
 )
 _REFRESH_DEFAULT = Schedule("updates", 1_000)
 

@@ -68,6 +68,11 @@ class ModelSpec:
                 f"{list(observation_shape)}; use --set network=mlp"
                 + (", or an environment that puts its channels first" if channels_last else "")
             )
+        if settings.network == "blob" and len(observation_shape) != 3:
+            raise UsageError(
+                f"network=blob needs images [H, W, channels] and {settings.env.id} gives observations of shape "
+                f"{list(observation_shape)}; use --set network=mlp"
+            )
         return cls(
             observation_shape=observation_shape,
             observation_dtype=np.dtype(dtype).name,
@@ -149,19 +154,20 @@ def build_model(spec: ModelSpec) -> Model:
     q_target_t = tf.placeholder(tf.float32, [None, spec.n_actions], name="q_target_t")
     s_t = tf.placeholder(spec.observation_dtype, [None, *spec.observation_shape], name="s_t")
     weight = tf.placeholder_with_default(tf.ones([1]), [None], name="weight")
-    dropout_seed = tf.placeholder_with_default(tf.constant([-1, -1]), [2], name="dropout_seed")
+    no_dropout = tf.constant([-1, -1])
+    dropout_seed = tf.placeholder_with_default(no_dropout, [2], name="dropout_seed")
     learning_rate = tf.placeholder_with_default(tf.constant(spec.learning_rate), [], name="learning_rate")
 
     q_tm1 = tf.identity(_network(spec, s_tm1, dropout_seed), name="q_tm1")
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
     with tf.variable_scope("frozen", custom_getter=_frozen):
-        q_frozen = _network(spec, s_tm1, dropout_seed)
+        q_frozen = _network(spec, s_tm1, no_dropout)
     frozen = sorted(tf.local_variables(), key=lambda variable: str(variable.name))
 
     q_own_t = None
     if spec.double or not spec.target_q:
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-            q_own_t = _network(spec, s_t, dropout_seed)
+            q_own_t = _network(spec, s_t, no_dropout)
     q_bootstrap_t = q_target_t if spec.target_q else q_own_t
     y = losses.q_learning_target(r_t, discount_t, q_bootstrap_t, q_own_t if spec.double else None)
     td_error = y - tf.reduce_sum(q_tm1 * tf.one_hot(a_tm1, spec.n_actions), axis=1)
@@ -173,7 +179,7 @@ def build_model(spec: ModelSpec) -> Model:
     else:
         gradients = tf.gradients(loss / spec.accumulate, variables)
 
-    accumulate_op, clear = None, list[Any]
+    accumulate_op, clear = None, None
     if spec.accumulate > 1:
         accumulate_op, gradients, clear = optimizers.accumulate(gradients, variables)
     if spec.gradient_clip_norm is not None:
@@ -181,7 +187,7 @@ def build_model(spec: ModelSpec) -> Model:
     optimizer = optimizers.optimizer(spec.optimizer, learning_rate, spec.optimizer_epsilon, spec.rmsprop_decay)
     applied = optimizer.apply_gradients(zip(gradients, variables, strict=True))
     with tf.control_dependencies([applied]):
-        train_op = tf.group(applied, *clear())
+        train_op = tf.group(applied, *(clear() if clear else ()))
     return Model(
         s_tm1=s_tm1,
         a_tm1=a_tm1,

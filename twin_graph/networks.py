@@ -54,8 +54,8 @@ def mlp(observation: Tensor, n_actions: int, *, hidden_units: Sequence[int], due
 def blob(observation: Tensor, n_actions: int, *, dropout_seed: Tensor) -> Tensor:
     """The network of the Blob tutorial: two blocks of 256 3x3 filters, pooling and dropout, 64 units, Q values.
 
-    The 64 units have no activation, so that they and the read-out are one linear map of rank 64. Weights start as Keras'
-    do, uniform in +-sqrt(6/(fan_in + fan_out)) (Glorot and Bengio 2010).
+    The 64 units have no activation, so that they and the read-out are one linear map of rank 64. Weights start as
+    Keras' do, uniform in +-sqrt(6/(fan_in + fan_out)) (Glorot and Bengio 2010).
 
     Args:
       observation: uint8 `[B, 10, 10, 3]`.
@@ -69,7 +69,7 @@ def blob(observation: Tensor, n_actions: int, *, dropout_seed: Tensor) -> Tensor
     for block in (1, 2):
         x = tf.nn.relu(_convolution(f"conv{block}", x, 3, 256, 1, "VALID", _glorot))
         x = tf.nn.max_pool2d(x, 2, 2, "VALID")
-        x = _dropout(x, 0.2, dropout_seed + [0, block])
+        x = _dropout(x, 0.2, tf.stack([dropout_seed[0], 2 * dropout_seed[1] + block]))
     x = _dense("fc1", _flatten(x), 64, _glorot)
     return _dense("q", x, n_actions, _glorot)
 
@@ -114,7 +114,9 @@ def _convolution(name: str, x: Tensor, kernel: int, channels: int, stride: int, 
             f"the image is too small for the network: {name} has a {kernel}x{kernel} kernel and gets {height}x{width}; "
             "raise env.image_height and env.image_width, or set model.padding=SAME"
         )
-    weights, bias = _weights_and_bias(name, [kernel, kernel, depth, channels], start(kernel * kernel * depth, kernel * kernel * channels))
+    weights, bias = _weights_and_bias(
+        name, [kernel, kernel, depth, channels], start(kernel * kernel * depth, kernel * kernel * channels)
+    )
     return tf.nn.bias_add(tf.nn.conv2d(x, weights, strides=stride, padding=padding), bias)
 
 

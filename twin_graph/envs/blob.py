@@ -19,7 +19,7 @@ MOVES = np.array([(1, 1), (-1, -1), (-1, 1), (1, -1), (1, 0), (-1, 0), (0, 1), (
 _PLAYER, _FOOD, _ENEMY = (0, 175, 255), (0, 255, 0), (255, 0, 0)  # RGB
 
 
-class Blob(gymnasium.Env[np.ndarray, int]):
+class Blob(gymnasium.Env[np.ndarray, np.int64]):
     """Observes the board as an image, uint8 `[10, 10, 3]`; nine actions, see `MOVES`."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 - Gymnasium's own form
@@ -38,7 +38,7 @@ class Blob(gymnasium.Env[np.ndarray, int]):
         self._player, self._food, self._enemy = (np.array(divmod(int(square), SIZE)) for square in squares)
         return self._image(), {}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self._player = np.clip(self._player + MOVES[action], 0, SIZE - 1)
         if (self._player == self._enemy).all():
             return self._image(), ENEMY_REWARD, True, False, {}
@@ -57,4 +57,4 @@ class Blob(gymnasium.Env[np.ndarray, int]):
         return image
 
 
-gymnasium.register(ID, entry_point=Blob, max_episode_steps=MAX_STEPS)
+gymnasium.register(ID, entry_point="twin_graph.envs.blob:Blob", max_episode_steps=MAX_STEPS)
