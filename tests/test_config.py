@@ -49,7 +49,7 @@ def test_the_last_assignment_wins() -> None:
         ("train.batch_size=0", "train.batch_size=0: input should be greater than or equal to 1"),
         ("train.batch_size=many", "train.batch_size=many: input should be a valid integer"),
         ("env.sticky=1.5", "env.sticky=1.5: input should be less than or equal to 1"),
-        ("loss=hubert", "loss=hubert: input should be 'huber', 'mse' or 'mse_all'"),
+        ("loss=hubert", "loss=hubert: input should be 'huber', 'mse', 'mse_all' or 'dqn3'"),
         ("model.hidden_units=[]", "model.hidden_units="),
         ("replay.capacity_steps=500", "replay.capacity_steps=500 is too small"),
         ("train.start_steps=8", "train.start_steps=8 is too small"),
@@ -77,7 +77,7 @@ def test_every_setting_says_what_it_means() -> None:
 
 
 def test_every_loss_can_be_chosen() -> None:
-    assert set(typing.get_args(config.Settings.model_fields["loss"].annotation)) == set(LOSSES)
+    assert set(typing.get_args(config.Settings.model_fields["loss"].annotation)) == {*LOSSES, "dqn3"}
 
 
 def test_the_hash_of_settings_sees_every_change() -> None:

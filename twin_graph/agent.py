@@ -35,13 +35,13 @@ class Work(NamedTuple):
       updates: their numbers, from 0.
       batch: their minibatches, one after the other.
       snapshots: what the target held.
-      q_target_t: what it said of `batch.s_t`, float32 `[B, A]`.
+      q_target_t: what it said of `batch.s_t`, float32 `[B, A]`; None without `train.target_q`.
     """
 
     updates: range
     batch: Batch
     snapshots: tuple[str, ...]
-    q_target_t: np.ndarray
+    q_target_t: np.ndarray | None
 
 
 class Agent:
@@ -101,7 +101,8 @@ class Agent:
         self._policy = targets.parse(settings.target.policy)
         self._save_schedule, self._refresh_schedule = settings.save_schedule, settings.refresh_schedule
         self._saved = self.counters
-        self._reward_limit = 0.0
+        self._reward_limit, self._r_max = 0.0, 1.0
+        self._examples = settings.train.batch_size * settings.train.accumulate  # of one update
         self._probe: np.ndarray | None = None
         self._rooms: list[Observations | None] = [None, None]
         self._replay = Replay(
@@ -247,6 +248,7 @@ class Agent:
         self.agent_steps += self._environments
         self.episodes += int(transition.last_t.sum())
         self._reward_limit = max(self._reward_limit, float(np.abs(transition.r_t).max()))
+        self._r_max = max(self._r_max, float(transition.r_t.max()))
 
     def learn(self) -> list[float]:
         """Makes the updates that are due at this agent step, and the commits and refreshes between them.
@@ -324,8 +326,9 @@ class Agent:
             self._probe = self._replay.sample(PROBE_SIZE, [stream(self.settings.seed, Purpose.PROBE, 0)]).s_tm1
         with self.stopwatch.phase("sample"):
             randoms = [stream(self.settings.seed, Purpose.SAMPLE, update) for update in updates]
-            size = self.settings.train.batch_size
-            batch = self._replay.sample(size, randoms, self._room(len(updates) * size))
+            batch = self._replay.sample(self._examples, randoms, self._room(len(updates) * self._examples))
+            if self.settings.train.rescale_r:
+                batch = batch._replace(r_t=batch.r_t / np.float32(self._r_max))
         return self._evaluated(updates, batch)
 
     def _room(self, transitions: int) -> Observations:
@@ -338,28 +341,24 @@ class Agent:
         return room[0][:transitions], room[1][:transitions]
 
     def _evaluated(self, updates: range, batch: Batch) -> Work:
+        if not self.settings.train.target_q:
+            return Work(updates, batch, self.bootstrap.snapshots, None)
         with self.stopwatch.phase("target"):
             blocks = (batch.s_t[i : i + _TARGET_BATCH] for i in range(0, len(batch.s_t), _TARGET_BATCH))
             q_target_t = np.concatenate([self.bootstrap.q_values(block) for block in blocks])
         return Work(updates, batch, self.bootstrap.snapshots, q_target_t)
 
     def _train(self, work: Work) -> list[float]:
-        """One optimizer step a minibatch; returns the losses."""
-        model, size = self.online.model, self.settings.train.batch_size
+        """One optimizer step an update; returns the losses of their last minibatches."""
+        model, train = self.online.model, self.settings.train
         losses = []
-        for i in range(len(work.updates)):
-            s_tm1, a_tm1, r_t, discount_t, _ = (part[i * size : (i + 1) * size] for part in work.batch)
+        *before, last = range(train.accumulate)
+        for update in work.updates:
             with self.stopwatch.phase("train"):
-                _, loss, q = self.online.run(
-                    (model.train_op, model.loss, model.q_mean),
-                    {
-                        model.s_tm1: s_tm1,
-                        model.a_tm1: a_tm1,
-                        model.r_t: r_t,
-                        model.discount_t: discount_t,
-                        model.q_target_t: work.q_target_t[i * size : (i + 1) * size],
-                    },
-                )
+                for minibatch in before:
+                    self.online.run(model.accumulate_op, self._feed(work, update, minibatch))
+                fetches = (model.train_op, model.loss, model.q_mean)
+                _, loss, q = self.online.run(fetches, self._feed(work, update, last))
             self.updates += 1
             self.last_loss, self.last_q = float(loss), float(q)
             losses.append(self.last_loss)
@@ -371,6 +370,25 @@ class Agent:
         if self.settings.twin.check and (changed := self.bootstrap.check(self.store)):
             raise TwinMismatchError(f"the target twin of {changed} changed, by update {self.updates}")
         return losses
+
+    def _feed(self, work: Work, update: int, minibatch: int) -> dict[Any, Any]:
+        """What the online twin needs for one of an update's minibatches."""
+        model, train = self.online.model, self.settings.train
+        first = (update - work.updates.start) * self._examples + minibatch * train.batch_size
+        rows = slice(first, first + train.batch_size)
+        feed = {
+            model.s_tm1: work.batch.s_tm1[rows],
+            model.a_tm1: work.batch.a_tm1[rows],
+            model.r_t: work.batch.r_t[rows],
+            model.discount_t: work.batch.discount_t[rows],
+            model.learning_rate: train.learning_rate_at(update),
+            model.dropout_seed: (self.settings.seed, update * train.accumulate + minibatch),
+        }
+        if work.q_target_t is not None:
+            feed[model.q_target_t] = work.q_target_t[rows]
+        if train.double or not train.target_q:
+            feed[model.s_t] = work.batch.s_t[rows]
+        return feed
 
     def commit(self) -> Commit:
         """Saves the online twin as a snapshot, durable when this returns; gives the newest if nothing was learnt since.
@@ -560,6 +578,7 @@ class Agent:
                 target=self.bootstrap.state,
                 saved=self._saved,
                 reward_limit=self._reward_limit,
+                r_max=self._r_max,
                 returns=tuple(returns),
                 known_bytes=self._run.known_bytes(),
                 segments=self._log.write_rest(self._run.attempt),
@@ -581,7 +600,7 @@ class Agent:
         self.updates = point.counters.updates
         self.episodes = point.counters.episodes
         self._saved = point.saved
-        self._reward_limit = point.reward_limit
+        self._reward_limit, self._r_max = point.reward_limit, point.r_max
         self._probe = self._points.probe(point.number)
         self.online.restore(self._points.path(point.number) / VARIABLES_PREFIX, optimizer=True)
         self._log.restore(point.segments)

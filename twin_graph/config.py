@@ -19,6 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from twin_graph.errors import UsageError
 
 NATURE = "Mnih et al. 2015"
+DQN3 = "DQN 3.0, the Lua code of Mnih et al. 2015"
+DOUBLE = "van Hasselt et al. 2016"
+DUELING = "Wang et al. 2016"
 PEERS = "Stable-Baselines3 and CleanRL"
 
 
@@ -66,6 +69,9 @@ class EnvSettings(_Section):
 
 
 class ModelSettings(_Section):
+    dueling: bool = _setting(
+        False, "a value of the state and advantages of the actions, each from a layer of its own", source=DUELING
+    )
     padding: Literal["VALID", "SAME"] = _setting("VALID", "padding of the convolutions of `nature`", source=NATURE)
     hidden_units: list[Annotated[int, Field(ge=1, le=8192)]] = _setting(
         [256, 256],
@@ -94,8 +100,40 @@ class TrainSettings(_Section):
     batch_size: int = _setting(32, "transitions of one update", unit="transitions", source=NATURE, ge=1, le=65_536)
     n_step: int = _setting(1, "rewards before the bootstrap value", unit="agent steps", source=NATURE, ge=1, le=1000)
     discount: float = _setting(0.99, "of the value one agent step later", source=NATURE, ge=0, le=1)
-    learning_rate: float = _setting(1e-4, "of Adam", source=PEERS, gt=0, le=1)
+    double: bool = _setting(False, "the online twin chooses the action that is bootstrapped from", source=DOUBLE)
+    target_q: bool = _setting(
+        True, "a target supplies bootstrap values; if false, the online twin of that moment does", source=DQN3
+    )
+    clip_delta: float | None = _setting(1.0, "TD errors are clipped to plus and minus this in dqn3", source=DQN3, gt=0)
+    rescale_r: bool = _setting(False, "dqn3: rewards are divided by the largest seen so far", source=DQN3)
+    accumulate: int = _setting(
+        1, "minibatches whose gradients, summed in the graph, make up one update", unit="minibatches", ge=1, le=1024
+    )
+    gradient_clip_norm: float | None = _setting(
+        None, "norm of all gradients together is at most this; null for any", source="10 in Stable-Baselines3", gt=0
+    )
+    optimizer: Literal["adam", "rmsprop", "rmsprop_dqn3"] = _setting(
+        "adam", "TensorFlow's Adam or RMSProp, or the centered RMSProp of DQN 3.0, whose moments start at zero"
+    )
+    learning_rate: float = _setting(1e-4, "of the optimizer, at the beginning", source=PEERS, gt=0, le=1)
+    learning_rate_schedule: Literal["constant", "linear", "staircase"] = _setting(
+        "constant", "linear: to learning_rate_end in learning_rate_updates; staircase: times learning_rate_decay each"
+    )
+    learning_rate_end: float = _setting(0.0, "of linear; never below it", ge=0, le=1)
+    learning_rate_decay: float = _setting(0.96, "of staircase", gt=0, le=1)
+    learning_rate_updates: int = _setting(100_000, "length of linear, of one stair", unit="updates", ge=1)
     adam_epsilon: float = _setting(1e-8, "of Adam", source="Kingma and Ba 2015", gt=0, le=1)
+    rmsprop_epsilon: float = _setting(1e-10, "of RMSProp, inside the root", source="TensorFlow", gt=0, le=1)
+    rmsprop_decay: float = _setting(0.99, "of RMSProp's mean square", source="Mnih et al. 2016", ge=0, lt=1)
+
+    def learning_rate_at(self, update: int) -> float:
+        """The learning rate of an update, from 0."""
+        if self.learning_rate_schedule == "staircase":
+            return self.learning_rate * self.learning_rate_decay ** (update // self.learning_rate_updates)
+        if self.learning_rate_schedule == "linear":
+            left = max(0.0, 1 - update / self.learning_rate_updates)
+            return self.learning_rate_end + left * (self.learning_rate - self.learning_rate_end)
+        return self.learning_rate
 
 
 class ReplaySettings(_Section):
@@ -204,7 +242,10 @@ class Schedule(NamedTuple):
 
 _UNITS = ("updates", "steps", "episodes")
 #: Settings, or beginnings of their names, that stored weights, replay and counters depend on.
-FIXED = ("preset", "seed", "network", "env.", "model.", "replay.", "train.every_steps", "train.start_steps")
+FIXED = (
+    *("preset", "seed", "network", "env.", "model.", "replay."),
+    *("train.every_steps", "train.start_steps", "train.optimizer", "train.accumulate", "train.target_q"),
+)
 _REFRESH_DEFAULT = Schedule("updates", 1_000)
 
 
@@ -213,8 +254,10 @@ class Settings(_Section):
 
     preset: str = _setting("", "name of the preset that the others started from")
     seed: int = _setting(1, "of everything random in a run", ge=0, lt=2**31)
-    network: Literal["nature", "mlp"] = _setting("nature", "which Q network", source=NATURE)
-    loss: Literal["huber", "mse", "mse_all"] = _setting("huber", "of the TD errors", source=NATURE)
+    network: Literal["nature", "blob", "mlp"] = _setting("nature", "which Q network", source=NATURE)
+    loss: Literal["huber", "mse", "mse_all", "dqn3"] = _setting(
+        "huber", "of the TD errors; dqn3 propagates them back from the output layer, summed and clipped", source=NATURE
+    )
     env: EnvSettings = EnvSettings()
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
@@ -240,6 +283,15 @@ class Settings(_Section):
     @pydantic.model_validator(mode="after")
     def _fit_together(self) -> typing.Self:
         _ = self.refresh_schedule, self.save_schedule
+        train = self.train
+        if train.rescale_r and self.loss != "dqn3":
+            raise ValueError(f"train.rescale_r is of loss=dqn3 and has no meaning with loss={self.loss}")
+        if train.double and not train.target_q:
+            raise ValueError(
+                "train.double needs a target whose values the online twin chooses from: train.target_q=true"
+            )
+        if not train.target_q and self.target.policy != "latest":
+            raise ValueError(f"target.policy={self.target.policy} chooses nothing: train.target_q=false uses no target")
         reach = self.env.count * (self.train.n_step + self.env.stack + 1)
         if self.replay.capacity_steps < max(reach, self.train.start_steps):
             raise ValueError(

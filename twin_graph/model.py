@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from twin_graph import losses, networks
+from twin_graph import losses, networks, optimizers
 from twin_graph.config import Settings
 from twin_graph.errors import UsageError
 from twin_graph.graph_mode import tf
@@ -22,11 +22,20 @@ class ModelSpec:
       observation_shape: shape of one observation; `(stack, H, W)` for images, `(D,)` for vectors.
       observation_dtype: its NumPy type, `uint8` or `float32`.
       n_actions: A, the number of discrete actions.
-      network: `nature` or `mlp`.
+      network: `nature`, `blob` or `mlp`.
       hidden_units: widths of the layers of `mlp`.
       padding: `VALID` or `SAME`, for the convolutions of `nature`.
-      loss: a key of `losses.LOSSES`.
-      learning_rate, adam_epsilon: of Adam.
+      dueling: a value and an advantage for each action in place of the last layers.
+      loss: a key of `losses.LOSSES`, or `dqn3`.
+      clip_delta: TD errors are clipped to it, in `dqn3`.
+      double: the online twin chooses the action whose value is bootstrapped from.
+      target_q: whether a target supplies bootstrap values; if not, the twin itself does.
+      optimizer: `adam`, `rmsprop` or `rmsprop_dqn3`.
+      learning_rate: where none is fed.
+      optimizer_epsilon: of Adam or RMSProp.
+      rmsprop_decay: of RMSProp's mean square.
+      gradient_clip_norm: the norm of all gradients together is at most this; None for any.
+      accumulate: minibatches whose gradients make up one update.
     """
 
     observation_shape: tuple[int, ...]
@@ -35,9 +44,17 @@ class ModelSpec:
     network: str
     hidden_units: tuple[int, ...]
     padding: str
+    dueling: bool
     loss: str
+    clip_delta: float | None
+    double: bool
+    target_q: bool
+    optimizer: str
     learning_rate: float
-    adam_epsilon: float
+    optimizer_epsilon: float
+    rmsprop_decay: float
+    gradient_clip_norm: float | None
+    accumulate: int
 
     @classmethod
     def of(
@@ -51,6 +68,11 @@ class ModelSpec:
                 f"{list(observation_shape)}; use --set network=mlp"
                 + (", or an environment that puts its channels first" if channels_last else "")
             )
+        if settings.network == "blob" and len(observation_shape) != 3:
+            raise UsageError(
+                f"network=blob needs images [H, W, channels] and {settings.env.id} gives observations of shape "
+                f"{list(observation_shape)}; use --set network=mlp"
+            )
         return cls(
             observation_shape=observation_shape,
             observation_dtype=np.dtype(dtype).name,
@@ -58,9 +80,19 @@ class ModelSpec:
             network=settings.network,
             hidden_units=tuple(settings.model.hidden_units),
             padding=settings.model.padding,
+            dueling=settings.model.dueling,
             loss=settings.loss,
+            clip_delta=settings.train.clip_delta,
+            double=settings.train.double,
+            target_q=settings.train.target_q,
+            optimizer=settings.train.optimizer,
             learning_rate=settings.train.learning_rate,
-            adam_epsilon=settings.train.adam_epsilon,
+            optimizer_epsilon=settings.train.adam_epsilon
+            if settings.train.optimizer == "adam"
+            else settings.train.rmsprop_epsilon,
+            rmsprop_decay=settings.train.rmsprop_decay,
+            gradient_clip_norm=settings.train.gradient_clip_norm,
+            accumulate=settings.train.accumulate,
         )
 
 
@@ -74,12 +106,18 @@ class Model:
       r_t: placeholder float32 `[B]`, the n-step return.
       discount_t: placeholder float32 `[B]`, 0 after a terminal step.
       q_target_t: placeholder float32 `[B, A]`, Q at `s_t` by the twin that supplies bootstrap values.
+      s_t: placeholder `[B, *observation_shape]`, used by `double` and without `target_q`.
+      weight: placeholder float32 `[B]`, of each example; one if it is not fed.
+      dropout_seed: placeholder int32 `[2]`, from which the masks of dropout follow; if it is not fed there is none.
+      learning_rate: placeholder float32 scalar; the spec's if it is not fed.
       q_tm1: float32 `[B, A]`, Q at `s_tm1`.
       q_frozen: float32 `[B, A]`, Q at `s_tm1` by the weights of the last `freeze`.
       freeze: copies the weights for `q_frozen`; to be run before it.
+      td_error: float32 `[B]`.
       loss: float32 scalar.
       q_mean: float32 scalar, mean over the batch of max_a Q at `s_tm1`.
-      train_op: one optimizer step on `loss`.
+      train_op: one optimizer step on the minibatch's gradients, and on those accumulated.
+      accumulate_op: adds the minibatch's gradients to those accumulated; None if the spec has one minibatch an update.
       trainables: what a snapshot holds, sorted by name.
     """
 
@@ -88,12 +126,18 @@ class Model:
     r_t: Tensor
     discount_t: Tensor
     q_target_t: Tensor
+    s_t: Tensor
+    weight: Tensor
+    dropout_seed: Tensor
+    learning_rate: Tensor
     q_tm1: Tensor
     q_frozen: Tensor
     freeze: Any
+    td_error: Tensor
     loss: Tensor
     q_mean: Tensor
     train_op: Any
+    accumulate_op: Any
     trainables: tuple[Any, ...]
 
 
@@ -108,36 +152,70 @@ def build_model(spec: ModelSpec) -> Model:
     r_t = tf.placeholder(tf.float32, [None], name="r_t")
     discount_t = tf.placeholder(tf.float32, [None], name="discount_t")
     q_target_t = tf.placeholder(tf.float32, [None, spec.n_actions], name="q_target_t")
+    s_t = tf.placeholder(spec.observation_dtype, [None, *spec.observation_shape], name="s_t")
+    weight = tf.placeholder_with_default(tf.ones([1]), [None], name="weight")
+    no_dropout = tf.constant([-1, -1])
+    dropout_seed = tf.placeholder_with_default(no_dropout, [2], name="dropout_seed")
+    learning_rate = tf.placeholder_with_default(tf.constant(spec.learning_rate), [], name="learning_rate")
 
-    q_tm1 = tf.identity(_network(spec, s_tm1), name="q_tm1")
-    with tf.variable_scope("frozen", custom_getter=_frozen):
-        q_frozen = _network(spec, s_tm1)
-    q_taken = tf.reduce_sum(q_tm1 * tf.one_hot(a_tm1, spec.n_actions), axis=1)
-    td_error = losses.q_learning_target(r_t, discount_t, q_target_t) - q_taken
-    loss = tf.identity(losses.LOSSES[spec.loss](td_error, spec.n_actions), name="loss")
-    train_op = tf.train.AdamOptimizer(spec.learning_rate, epsilon=spec.adam_epsilon).minimize(loss)
+    q_tm1 = tf.identity(_network(spec, s_tm1, dropout_seed), name="q_tm1")
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
+    with tf.variable_scope("frozen", custom_getter=_frozen):
+        q_frozen = _network(spec, s_tm1, no_dropout)
     frozen = sorted(tf.local_variables(), key=lambda variable: str(variable.name))
+
+    q_own_t = None
+    if spec.double or not spec.target_q:
+        with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+            q_own_t = _network(spec, s_t, no_dropout)
+    q_bootstrap_t = q_target_t if spec.target_q else q_own_t
+    y = losses.q_learning_target(r_t, discount_t, q_bootstrap_t, q_own_t if spec.double else None)
+    td_error = y - tf.reduce_sum(q_tm1 * tf.one_hot(a_tm1, spec.n_actions), axis=1)
+    shown = losses.LOSSES["huber" if spec.loss == "dqn3" else spec.loss](td_error, spec.n_actions)
+    loss = tf.reduce_mean(weight * shown, name="loss")
+    variables = list(trainables)
+    if spec.loss == "dqn3":
+        gradients = losses.dqn3_gradients(q_tm1, a_tm1, td_error, weight, variables, spec.clip_delta)
+    else:
+        gradients = tf.gradients(loss / spec.accumulate, variables)
+
+    accumulate_op, clear = None, None
+    if spec.accumulate > 1:
+        accumulate_op, gradients, clear = optimizers.accumulate(gradients, variables)
+    if spec.gradient_clip_norm is not None:
+        gradients, _ = tf.clip_by_global_norm(gradients, spec.gradient_clip_norm)
+    optimizer = optimizers.optimizer(spec.optimizer, learning_rate, spec.optimizer_epsilon, spec.rmsprop_decay)
+    applied = optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    with tf.control_dependencies([applied]):
+        train_op = tf.group(applied, *(clear() if clear else ()))
     return Model(
         s_tm1=s_tm1,
         a_tm1=a_tm1,
         r_t=r_t,
         discount_t=discount_t,
         q_target_t=q_target_t,
+        s_t=s_t,
+        weight=weight,
+        dropout_seed=dropout_seed,
+        learning_rate=learning_rate,
         q_tm1=q_tm1,
         q_frozen=q_frozen,
         freeze=tf.group(*(copy.assign(variable) for copy, variable in zip(frozen, trainables, strict=True))),
+        td_error=td_error,
         loss=loss,
         q_mean=tf.reduce_mean(tf.reduce_max(q_tm1, axis=1)),
         train_op=train_op,
+        accumulate_op=accumulate_op,
         trainables=trainables,
     )
 
 
-def _network(spec: ModelSpec, observation: Tensor) -> Tensor:
+def _network(spec: ModelSpec, observation: Tensor, dropout_seed: Tensor) -> Tensor:
+    if spec.network == "blob":
+        return networks.blob(observation, spec.n_actions, dropout_seed=dropout_seed)
     if spec.network == "nature":
-        return networks.nature(observation, spec.n_actions, padding=spec.padding)
-    return networks.mlp(observation, spec.n_actions, hidden_units=spec.hidden_units)
+        return networks.nature(observation, spec.n_actions, padding=spec.padding, dueling=spec.dueling)
+    return networks.mlp(observation, spec.n_actions, hidden_units=spec.hidden_units, dueling=spec.dueling)
 
 
 def _frozen(getter: Callable[..., Any], name: str, *args: Any, **settings: Any) -> Any:

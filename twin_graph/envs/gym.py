@@ -7,6 +7,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 from gymnasium.vector import AutoresetMode
 
+import twin_graph.envs.blob  # noqa: F401 - registers the environment
 from twin_graph.config import EnvSettings, nearest
 from twin_graph.envs import VectorStep
 from twin_graph.errors import UsageError

@@ -83,6 +83,7 @@ class PointState(Record):
       target: see `TargetState`.
       saved: counters when the save schedule last fired.
       reward_limit: the largest |reward| met.
+      r_max: the largest reward seen, at least 1.
       returns: of the newest training episodes, for progress.
       known_bytes: length of each file of records when the point was made, by name.
       segments: of the replay, in order and without gaps.
@@ -98,6 +99,7 @@ class PointState(Record):
     target: TargetState
     saved: Counters
     reward_limit: float
+    r_max: float = 1.0
     returns: tuple[float, ...]
     known_bytes: dict[str, int]
     segments: tuple[Segment, ...]

@@ -159,8 +159,12 @@ def explain(run: Run, update: int) -> dict[str, Any]:
     """Which snapshots bootstrapped an update, and why they were chosen.
 
     Raises:
-      UsageError: that update was not made, as far as the records tell.
+      UsageError: that update was not made, as far as the records tell, or the run uses no target.
     """
+    if not run.settings.train.target_q:
+        raise UsageError(
+            f"{run.folder} uses no target (train.target_q=false): the online twin's own values bootstrapped"
+        )
     summary = status(run)
     if not 1 <= update <= summary["updates"]:
         raise UsageError(f"update {update:,}: the records know of updates 1 to {summary['updates']:,}")

@@ -1,0 +1,72 @@
+"""What becomes of gradients: clipped, accumulated, applied. All of it stays in the graph."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from twin_graph.graph_mode import tf
+
+Tensor = Any
+
+# DQN 3.0's own numbers (NeuralQLearner.lua); RMSProp's decay in Mnih et al. 2015 and 2016.
+_DQN3_DECAY, _DQN3_MINIMUM = 0.95, 0.01
+
+
+def optimizer(name: str, learning_rate: Tensor, epsilon: float, decay: float) -> Any:
+    """An object with `apply_gradients`; `decay` is of RMSProp's mean square."""
+    if name == "adam":
+        return tf.train.AdamOptimizer(learning_rate, epsilon=epsilon)
+    if name == "rmsprop":
+        return tf.train.RMSPropOptimizer(learning_rate, decay=decay, epsilon=epsilon)
+    return Dqn3RmsProp(learning_rate)
+
+
+class Dqn3RmsProp(tf.train.Optimizer):  # type: ignore[misc]
+    """The optimizer of DQN 3.0: centered RMSProp whose both moments start at zero.
+
+    TensorFlow's `RMSPropOptimizer(centered=True)` starts its mean square at one, which makes the first steps several
+    times smaller:
+
+        g  <- 0.95 g  + 0.05 dw
+        g2 <- 0.95 g2 + 0.05 dw^2
+        w  <- w - learning_rate * dw / sqrt(g2 - g^2 + 0.01)
+    """
+
+    def __init__(self, learning_rate: Tensor) -> None:
+        super().__init__(use_locking=False, name="Dqn3RmsProp")
+        self._learning_rate = learning_rate
+
+    def _create_slots(self, variables: Sequence[Any]) -> None:
+        for variable in variables:
+            self._zeros_slot(variable, "g", self._name)
+            self._zeros_slot(variable, "g2", self._name)
+
+    def _resource_apply_dense(self, gradient: Tensor, variable: Any) -> Any:
+        g, g2 = self.get_slot(variable, "g"), self.get_slot(variable, "g2")
+        mean = g.assign(_DQN3_DECAY * g + (1 - _DQN3_DECAY) * gradient, read_value=False)
+        square = g2.assign(_DQN3_DECAY * g2 + (1 - _DQN3_DECAY) * tf.square(gradient), read_value=False)
+        with tf.control_dependencies([mean, square]):
+            root = tf.sqrt(g2.read_value() - tf.square(g.read_value()) + _DQN3_MINIMUM)
+            return variable.assign_sub(self._learning_rate * gradient / root, read_value=False)
+
+
+def accumulate(
+    gradients: Sequence[Tensor], variables: Sequence[Any]
+) -> tuple[Any, list[Tensor], Callable[[], list[Any]]]:
+    """Sums gradients over several minibatches in variables of the graph.
+
+    Returns:
+      An op that adds the minibatch's gradients; what was added so far with this minibatch's on top; what makes the ops
+      that clear the sums, to be called under a control dependency on their use.
+    """
+    with tf.variable_scope("accumulated"):
+        sums = [
+            tf.get_variable(v.op.name, v.shape, initializer=tf.zeros_initializer(), trainable=False, use_resource=True)
+            for v in variables
+        ]
+    add = tf.group(*(s.assign_add(g, read_value=False) for s, g in zip(sums, gradients, strict=True)))
+    total = [s + g for s, g in zip(sums, gradients, strict=True)]
+
+    def clear() -> list[Any]:
+        return [s.assign(tf.zeros(s.shape), read_value=False) for s in sums]
+
+    return add, total, clear
