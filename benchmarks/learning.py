@@ -105,9 +105,7 @@ def train_twin_graph(where: Path, seed: int, steps: int) -> None:
         run.change_settings(config.change(run.settings, [("train.steps", steps)]))
     else:
         spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
-        best = tuning.measure(settings, spec)[0]
-        sessions = [("twin.threads", best.threads), ("twin.precision", best.precision)]
-        run = create(where, config.change(settings, sessions), env.protocol)
+        run = create(where, tuning.fix(settings, spec)[0], env.protocol)
     evaluation = None
     for progress in training.train(run, env, point):
         if progress.evaluation is not evaluation:

@@ -123,14 +123,12 @@ def _tuned(settings: config.Settings, env: Any) -> config.Settings:
     from twin_graph import tuning
     from twin_graph.model import ModelSpec
 
-    choices = tuning.measure(
-        settings, ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
-    )
-    if not choices:
-        return settings
-    best, *others = choices
-    say(f"twins: {best}" + "".join(f" ({other})" for other in others) + "; fixed for this run")
-    return config.change(settings, [("twin.threads", best.threads), ("twin.precision", best.precision)])
+    spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
+    settings, choices = tuning.fix(settings, spec)
+    if choices:
+        best, *others = choices
+        say(f"twins: {best}" + "".join(f" ({other})" for other in others) + "; fixed for this run")
+    return settings
 
 
 def _train(run: Run, env: Any, point: Any, as_json: bool) -> None:

@@ -64,9 +64,9 @@ def _findings() -> Iterator[Finding]:
             "make room, or choose another --run-dir",
         )
         spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
-        choices = tuning.measure(settings, spec)
-        yield Finding("threads, precision", True, "; ".join(str(choice) for choice in choices))
-        rate = _rate(env, choices[0])
+        settings, choices = tuning.fix(settings, spec)
+        yield Finding("threads, precision", True, "; ".join(map(str, choices)) or "no choice: 1 thread, fp32")
+        rate = _rate(env, settings.twin)
     finally:
         env.close()
     minutes = settings.train.steps / rate / 60
@@ -75,7 +75,7 @@ def _findings() -> Iterator[Finding]:
     yield Finding("other load", idle, f"{load:.1f} cores busy", "the speed above will change when that ends")
 
 
-def _rate(env: envs.VectorEnv, choice: tuning.Choice) -> float:
+def _rate(env: envs.VectorEnv, twin: config.TwinSettings) -> float:
     """Agent steps per second of `train pong` once it learns and acts by the network; without evaluations."""
     start = 500
     short = {
@@ -83,8 +83,8 @@ def _rate(env: envs.VectorEnv, choice: tuning.Choice) -> float:
         "train.steps": start + _MEASURED_STEPS,
         "act.epsilon_start": config.load("pong").act.epsilon_end,
         "evaluate.episodes": 0,
-        "twin.threads": choice.threads,
-        "twin.precision": choice.precision,
+        "twin.threads": twin.threads,
+        "twin.precision": twin.precision,
     }
     folder = Path(tempfile.mkdtemp(prefix="twin-graph-doctor-"))
     try:

@@ -62,7 +62,7 @@ def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
     snapshots = units[settings.save_schedule.unit] // settings.save_schedule.every + 2
     kept = min(snapshots, save.keep_last + (snapshots // save.keep_every if save.keep_every else 0))
     # Between two resume points nothing is removed, and two points are kept beside the one that is being written.
-    prepared = max(1, math.ceil(train.chunk_steps / train.every_steps)) * train.batch_size
+    prepared = max(1, math.ceil(train.chunk_steps / train.every_steps)) * train.batch_size * train.accumulate
     observation = int(np.prod(env.observation_shape)) * np.dtype(env.observation_dtype).itemsize
     recent = 2 * settings.resume.every_steps * snapshots // train.steps
     capacity = settings.replay.capacity_steps

@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from twin_graph import cpu
+from twin_graph import config, cpu
 from twin_graph.config import Settings
 from twin_graph.model import ModelSpec
 from twin_graph.twin import Twin
@@ -30,6 +30,13 @@ class Choice(NamedTuple):
     def __str__(self) -> str:
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         return f"{threads}, {self.precision}: {self.updates_per_second:.0f} updates/s"
+
+
+def fix(settings: Settings, spec: ModelSpec) -> tuple[Settings, list[Choice]]:
+    """The settings with threads and precision decided, and what `measure` gave."""
+    choices = measure(settings, spec)
+    threads, precision = choices[0][:2] if choices else _possible(settings)[0]
+    return config.change(settings, [("twin.threads", threads), ("twin.precision", precision)]), choices
 
 
 def measure(settings: Settings, spec: ModelSpec) -> list[Choice]:
