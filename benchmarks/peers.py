@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from fresh import in_a_process
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -244,9 +245,11 @@ def main(rounds: int, path: Path | None, checkout: Path | None, cleanrl_python: 
         return
     from twin_graph import cpu, tuning
 
-    sides: dict[str, Callable[[], Work]] = {
-        name: lambda name=name: in_a_process(name) for name in SIDES if name != "twin-graph, bf16" or tuning.has_bf16()
-    }
+    def side_of(name: str) -> Callable[[], Work]:
+        return lambda: in_a_process(__file__, "--side", name)
+
+    possible = [name for name in SIDES if name != "twin-graph, bf16" or tuning.has_bf16()]
+    sides = {name: side_of(name) for name in possible}
     if checkout:
         sides["CleanRL"] = lambda: cleanrl(checkout.absolute(), cleanrl_python)
     rates: dict[str, list[float]] = {name: [] for name in sides}
@@ -278,16 +281,6 @@ def main(rounds: int, path: Path | None, checkout: Path | None, cleanrl_python: 
     }
     if path:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-
-def in_a_process(side: str) -> Work:
-    """One side in a fresh process, so that none inherits another's threads or memory."""
-    command = [sys.executable, __file__, "--side", side]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{side} failed:\n{done.stderr}")
-    work: Work = json.loads(done.stdout.splitlines()[-1])
-    return work
 
 
 if __name__ == "__main__":

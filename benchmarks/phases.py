@@ -22,14 +22,13 @@ say.
 import importlib.metadata
 import json
 import math
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 import psutil
+from fresh import in_a_process
 from rich.console import Console
 from rich.table import Table
 
@@ -191,7 +190,9 @@ def main(steps: int, assignments: tuple[str, ...], path: Path | None, schedule: 
     console = Console(width=120, highlight=False)
     schedules = {}
     for name in SCHEDULES:
-        schedules[name] = in_a_process(name, steps, assignments)
+        schedules[name] = in_a_process(
+            __file__, "--schedule", name, "--steps", str(steps), *(f"--set={text}" for text in assignments)
+        )
         show(name, schedules[name], console)
     document = {
         "processor": cpu.describe()._asdict(),
@@ -201,17 +202,6 @@ def main(steps: int, assignments: tuple[str, ...], path: Path | None, schedule: 
     }
     if path:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-
-def in_a_process(schedule: str, steps: int, assignments: tuple[str, ...]) -> Figures:
-    """One schedule in a fresh process, so that none inherits the other's threads or memory."""
-    command = [sys.executable, __file__, "--schedule", schedule, "--steps", str(steps)]
-    command += [f"--set={text}" for text in assignments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{schedule} failed:\n{done.stderr}")
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])
-    return figures
 
 
 if __name__ == "__main__":

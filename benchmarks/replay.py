@@ -37,8 +37,6 @@ import importlib.metadata
 import json
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +45,7 @@ from typing import Any, NamedTuple, Protocol
 import click
 import numpy as np
 import psutil
+from fresh import in_a_process
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -380,16 +379,6 @@ def check_chunk(side: Ours, source: Source) -> None:
         check(side.rows(batch), source, source.terminal)
 
 
-def in_a_process(name: str, steps: int) -> Work:
-    """One side in a fresh process, so that none inherits another's memory."""
-    command = [sys.executable, __file__, "--side", name, "--steps", str(steps)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stderr}")
-    work: Work = json.loads(done.stdout.splitlines()[-1])
-    return work
-
-
 @click.command()
 @click.option("--rounds", default=5, show_default=True, type=click.IntRange(min=1))
 @click.option("--steps", default=20_000, show_default=True, type=click.IntRange(min=8_000), help="Agent steps kept.")
@@ -404,7 +393,7 @@ def main(rounds: int, steps: int, path: Path | None, side: str | None) -> None:
     works: dict[str, list[Work]] = {name: [] for name in SIDES}
     for _ in track(range(rounds), "rounds", console=Console(stderr=True)):
         for name, done in works.items():
-            done.append(in_a_process(name, steps))
+            done.append(in_a_process(__file__, "--side", name, "--steps", str(steps)))
     headings = ("added/s, filling", "full", "sampled/s", "least", "most", "faults", "MB", "bytes/step")
     table = Table("", *headings, box=None, pad_edge=False)
     for name, done in works.items():

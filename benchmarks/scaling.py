@@ -28,8 +28,6 @@ import importlib.metadata
 import json
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -39,6 +37,7 @@ from typing import Any
 import click
 import numpy as np
 import psutil
+from fresh import in_a_process
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -159,16 +158,6 @@ def lacking(capacity: int) -> str:
     if needed <= free:
         return ""
     return f"left out: a replay of {capacity:,} agent steps, {needed / 1e9:.1f} GB wanted, {free / 1e9:.1f} GB free"
-
-
-def in_a_process(point: Point, seconds: float) -> Figures:
-    """One point in a fresh process, so that none inherits another's threads or memory."""
-    command = [sys.executable, __file__, "--seconds", str(seconds), "--point", json.dumps(point)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{point} failed:\n{done.stderr}")
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])
-    return figures
 
 
 class Results:
@@ -348,7 +337,7 @@ def main(
         if turn[0] == "replay" and (reason := lacking(int(turn[1]))):
             left_out[turn] = reason
         else:
-            results.add(turn, in_a_process(turn, seconds))
+            results.add(turn, in_a_process(__file__, "--seconds", str(seconds), "--point", json.dumps(turn)))
     by_size = [size for size in by_size if size in results.rounds]
     show(results, by_count, by_batch, by_size)
     for turn, reason in left_out.items():
