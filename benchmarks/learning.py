@@ -64,6 +64,12 @@ def main() -> None:
 def train(side: str, seed: int, steps: int, folder: Path) -> None:
     """Train SIDE until it scores 18, or to the end; go on if it was begun."""
     where = folder / f"{side}-{seed}"
+    points = (
+        (points_of_twin_graph if side == SIDES[0] else points_of_stable_baselines3)(where) if where.exists() else []
+    )
+    if points and points[-1].mean >= SCORE:
+        show(side, points[-1])
+        return
     (train_twin_graph if side == SIDES[0] else train_stable_baselines3)(where, seed, steps)
 
 

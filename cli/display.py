@@ -135,4 +135,6 @@ def _clock(seconds: float) -> str:
 
 
 def _targets(agent: Any) -> str:
-    return ", ".join(agent.bootstrap.snapshots) + (" held" if agent.bootstrap.held else "")
+    return ", ".join(agent.target_snapshots) + (
+        " held" if any(learner.bootstrap.held for learner in agent.learners) else ""
+    )

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from twin_graph.snapshots import report
+from twin_graph.snapshots.ledger import ONLY_LEARNER
 from twin_graph.snapshots.run import RUNS, find
 
 from .params import json_option, print_json, run_argument, stdout
@@ -38,18 +39,21 @@ def status(run: str, as_json: bool) -> None:
     for target in summary["targets"]:
         held = ", held" if target["held"] else ""
         table.add_row(
-            "target", f"{target['snapshot']}  (policy {target['policy']}, {target['age_updates']:,} updates old{held})"
+            "target" if target["lineage"] == ONLY_LEARNER else f"{target['lineage']}'s target",
+            f"{target['snapshot']}  (policy {target['policy']}, {target['age_updates']:,} updates old{held})",
         )
     names = {
         "q_distance": "mean |Q - Q_target|",
         "greedy_agreement": "equal greedy actions",
         "weight_distance": "weights",
     }
-    if facts := [f"{names[k.split('/')[1]]} {v:.3g}" for k, v in summary["telemetry"].items() if v is not None]:
+    telemetry = {key.removeprefix("target/"): value for key, value in summary["telemetry"].items() if value is not None}
+    if facts := [f"{names[name]} {telemetry[name]:.3g}" for name in names if name in telemetry]:
         table.add_row("target's distance", ", ".join(facts))
     for request in summary["requests"]:
         hold = ", held" if request["hold"] else ""
-        table.add_row("asked for", f"{request['kind']} {request['snapshot']} into the {request['into']} twin{hold}")
+        whose = f"{request['learner']}'s" if request["learner"] not in ("", ONLY_LEARNER) else "the"
+        table.add_row("asked for", f"{request['kind']} {request['snapshot']} into {whose} {request['into']} twin{hold}")
     if point := summary["resume_point"]:
         table.add_row("resume point", f"{point['number']}, at {point['agent_steps']:,} agent steps")
     if summary["agent_steps_per_second"]:
@@ -142,7 +146,17 @@ def show(run: str, ref: str, as_json: bool) -> None:
         return
     manifest = details["manifest"]
     table = Table.grid(padding=(0, 2))
-    for name in ("id", "lineage", "parent", "attempt", "time", "weights_sha256", "settings_sha256"):
+    for name in (
+        "id",
+        "lineage",
+        "learner",
+        "learner_updates",
+        "parent",
+        "attempt",
+        "time",
+        "weights_sha256",
+        "settings_sha256",
+    ):
         table.add_row(name, str(manifest[name]))
     for name, value in manifest["counters"].items():
         table.add_row(name.replace("_", " "), f"{value:,}")
@@ -174,7 +188,8 @@ def explain(run: str, update: int, as_json: bool) -> None:
         print_json(told)
         return
     table = Table.grid(padding=(0, 2))
-    table.add_row("update", f"{told['update']:,}")
+    whose = "" if told["learner"] == ONLY_LEARNER else f", of learner {told['learner']}"
+    table.add_row("update", f"{told['update']:,}{whose}")
     for snapshot in told["snapshots"]:
         age = f"{snapshot['age_updates']:,} updates behind" if snapshot["age_updates"] >= 0 else "committed later"
         table.add_row("bootstrapped by", f"{snapshot['id']}  ({age})")

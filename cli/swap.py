@@ -4,6 +4,7 @@ from typing import Literal
 
 import click
 
+from twin_graph import mutual
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer, Request
@@ -21,12 +22,20 @@ _PATIENCE_SECONDS = 120.0  # an evaluation or a resume point may be under way
 @click.option(
     "--into", type=click.Choice(["target", "online"]), default="target", show_default=True, help="Which twin takes it."
 )
+@click.option("--learner", type=click.Choice(["a", "b"]), help="Whose, in mode=mutual.")
 @click.option("--hold", is_flag=True, help="Keep it: no refresh by the schedule until --undo.")
 @click.option("--undo", is_flag=True, help="Take back the last swap by hand, and release --hold.")
 @click.option("--dry-run", is_flag=True, help="Check only whether it could be done.")
 @json_option
 def swap(
-    run: str, ref: str | None, into: Literal["target", "online"], hold: bool, undo: bool, dry_run: bool, as_json: bool
+    run: str,
+    ref: str | None,
+    into: Literal["target", "online"],
+    learner: str | None,
+    hold: bool,
+    undo: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Put snapshot REF into a twin of RUN, while it trains or at rest.
 
@@ -44,6 +53,11 @@ def swap(
         raise UsageError("give REF, or --undo to take back the last swap")
     if hold and (undo or into == "online"):
         raise UsageError("--hold goes with a swap into the target")
+    names = mutual.learners(found.settings)
+    if not undo and (learner or names[0]) not in names:
+        raise UsageError(f"{found.folder} has one learner; leave out --learner")
+    if not undo and not learner and len(names) > 1:
+        raise UsageError(f"{found.folder} has two learners; say whose twin takes it with --learner a or --learner b")
     if undo:
         _undo(found, dry_run, as_json)
         return
@@ -56,7 +70,7 @@ def swap(
     if dry_run:
         say(f"{snapshot.id} fits; nothing was changed")
         return
-    _wait(found, control.ask(found.control, "swap", snapshot.id, into, hold=hold), as_json)
+    _wait(found, control.ask(found.control, "swap", snapshot.id, into, learner=learner or names[0], hold=hold), as_json)
 
 
 def _undo(run: Run, dry_run: bool, as_json: bool) -> None:

@@ -26,7 +26,7 @@ from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.files import write_new
 from twin_graph.snapshots.ledger import Commit, Counters, utc_now
-from twin_graph.snapshots.points import PointState, TargetState
+from twin_graph.snapshots.points import LearnerState, PointState, TargetState
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import VariableRecord
 from twin_graph.snapshots.verify import verify
@@ -134,14 +134,20 @@ class Training:
             time=utc_now(),
             counters=self.counters,
             weights_sha256=newest.weights_sha256,
-            target=TargetState(snapshots=(newest.id,), since=newest.counters, policy="latest", held=False),
+            learners=(
+                LearnerState(
+                    name="online",
+                    updates=0,
+                    target=TargetState(snapshots=(newest.id,), since=newest.counters, policy="latest", held=False),
+                ),
+            ),
             saved=newest.counters,
             reward_limit=1.0,
             returns=(),
             known_bytes=self.run.known_bytes(),
             segments=self.log.write_rest(self.run.attempt),
         )
-        self.points.commit(state, save, np.arange(6, dtype=np.float32))
+        self.points.commit(state, lambda folder: save(folder / "online"), {"probe": np.arange(6, dtype=np.float32)})
         chain = [self.point, state] if self.point else [state]
         self.point = state
         self.points.retain(chain)

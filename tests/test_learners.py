@@ -16,6 +16,8 @@ from twin_graph.snapshots import report
 from twin_graph.snapshots.run import create
 from twin_graph.twin import Twin
 
+#: Five steps of eight environments.
+ROLLOUTS = {"train__rollout_steps": 5, "train__n_step": 5, "train__every_steps": 40, "train__start_steps": 200}
 Make = Callable[..., Settings]
 Arrays = dict[str, np.ndarray]
 
@@ -204,6 +206,10 @@ def test_dropout_follows_from_its_seed_and_is_off_without_one() -> None:
         {"train__target_q": False},
         {"train__accumulate": 3, "train__gradient_clip_norm": 10.0, "train__learning_rate_schedule": "staircase"},
         {"train__optimizer": "rmsprop", "train__double": True, "model__dueling": True, "train__chunk_steps": 40},
+        {"replay__prioritized": True, "train__n_step": 2},
+        {"replay__prioritized": True, "train__double": True, "train__chunk_steps": 24, "loss": "dqn3"},
+        {**ROLLOUTS, "train__batch_size": 40},
+        {**ROLLOUTS, "train__batch_size": 8, "train__accumulate": 5, "train__chunk_steps": 80, "train__double": True},
     ],
     ids=lambda settings: " ".join(f"{key}={value}" for key, value in settings.items()),
 )

@@ -140,7 +140,7 @@ def test_explain_names_what_the_target_twins_held_at_every_update(cartpole: Make
     control.ask(run.control, "undo")
     held |= dict(attempt(run, 930))
     points = run.points()
-    (points.path(points.next_number() - 1) / "variables.index").write_bytes(b"damaged")
+    (points.path(points.next_number() - 1) / "online.index").write_bytes(b"damaged")
     held |= dict(attempt(run))
 
     assert sorted(held) == list(range(1, 251))

@@ -17,7 +17,7 @@ from twin_graph.retention import oldest_point, prune, removable
 from twin_graph.snapshots import control, store
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.ledger import BY_HAND, IMPORT, Commit, Counters, Health, Pin, Prune, Swap
-from twin_graph.snapshots.points import PointState, TargetState
+from twin_graph.snapshots.points import LearnerState, PointState, TargetState
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import SnapshotStore, VariableRecord
 from twin_graph.targets import parse
@@ -54,14 +54,22 @@ def commit_point(run: Run, updates: int, target: Sequence[Commit]) -> PointState
         time="",
         counters=counters(updates),
         weights_sha256="0" * 64,
-        target=TargetState(snapshots=tuple(s.id for s in target), since=counters(updates), policy="latest", held=False),
+        learners=(
+            LearnerState(
+                name="online",
+                updates=updates,
+                target=TargetState(
+                    snapshots=tuple(s.id for s in target), since=counters(updates), policy="latest", held=False
+                ),
+            ),
+        ),
         saved=counters(updates),
         reward_limit=1.0,
         returns=(),
         known_bytes=run.known_bytes(),
         segments=(),
     )
-    points.commit(state, lambda prefix: prefix.with_suffix(".index").touch(), None)
+    points.commit(state, lambda folder: (folder / "online.index").touch(), {})
     return state
 
 

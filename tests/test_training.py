@@ -15,6 +15,7 @@ from twin_graph.agent import Agent
 from twin_graph.config import Settings
 from twin_graph.errors import DivergedError, TwinGraphError, TwinMismatchError, UsageError
 from twin_graph.evaluation import Evaluation, evaluate, play
+from twin_graph.learner import Learner
 from twin_graph.model import ModelSpec
 from twin_graph.replay import Transition
 from twin_graph.snapshots import report
@@ -27,13 +28,13 @@ Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]
 
 
-def restore_in_memory(agent: Agent, reason: str) -> None:
+def restore_in_memory(agent: Agent, learner: Learner, reason: str) -> None:
     """What a refresh does, without the disk: copies the online twin's variables into the target twin's."""
-    [twin] = agent.bootstrap.twins
-    twin.load(agent.online.weights())
+    [twin] = learner.bootstrap.twins
+    twin.load(learner.online.weights())
     twin.holds = agent.store.newest.id
-    agent.bootstrap._active = [twin]
-    agent.bootstrap.since = agent.counters
+    learner.bootstrap._active = [twin]
+    learner.bootstrap.since = agent.counters
 
 
 @pytest.mark.parametrize("preset", ["cartpole", "pong"])
@@ -43,7 +44,7 @@ def test_refreshing_through_the_disk_trains_exactly_as_a_copy_in_memory_would(
     # Squared: the Huber loss clips the large errors of the beginning, and with them the target's influence.
     settings = request.getfixturevalue(preset)(loss="mse")
     through_disk = train(settings)
-    monkeypatch.setattr(Agent, "refresh", restore_in_memory)
+    monkeypatch.setattr(Agent, "_refresh", restore_in_memory)
     in_memory = train(settings)
     hashes = [[m.weights_sha256 for m in run.store().snapshots] for run in (through_disk, in_memory)]
     assert hashes[0] == hashes[1]
@@ -114,7 +115,7 @@ def test_check_mode_sees_a_target_that_changes_between_refreshes(
         return losses
 
     monkeypatch.setattr(Agent, "learn", tampering_learn)
-    with pytest.raises(TwinMismatchError, match=r"the target twin of 000001-\w+ changed, by update 71"):
+    with pytest.raises(TwinMismatchError, match=r"the target twin of 000001-\w+ holds other weights, by update 71"):
         train(cartpole(twin__check=True))
 
 
@@ -128,7 +129,9 @@ def test_check_mode_sees_a_restore_that_is_not_the_snapshot(
         twin.holds = prefix.parent.name
 
     monkeypatch.setattr(Twin, "restore", stale_restore)
-    with pytest.raises(TwinMismatchError, match=r"after the refresh at update 50 the target is not 000001-"):
+    with pytest.raises(
+        TwinMismatchError, match=r"twin of 000001-\w+ holds other weights, after the refresh at update 50"
+    ):
         train(cartpole(twin__check=True))
 
 

@@ -1,29 +1,31 @@
-"""The agent: an online twin, a target, a replay, and a snapshot store between the twins."""
+"""The agent: learners, the replay that they learn from, and counters by which everything happens."""
 
 import contextlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from twin_graph import retention, targets
+from twin_graph import mutual, retention, sampling, targets
 from twin_graph.bootstrap import Bootstrap
 from twin_graph.config import Schedule, Settings
-from twin_graph.errors import DivergedError, TwinMismatchError, UsageError
+from twin_graph.errors import UsageError
+from twin_graph.learner import Learner, greedy_agreement
 from twin_graph.model import ModelSpec
 from twin_graph.replay import Batch, Observations, Replay, Transition
 from twin_graph.resume import ReplayLog
-from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, End, Health, Swap, utc_now
-from twin_graph.snapshots.points import VARIABLES_PREFIX, PointState
+from twin_graph.snapshots.ledger import Commit, Counters, End, Health, Swap, utc_now
+from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.store import VariableRecord
 from twin_graph.stopwatch import Stopwatch
 from twin_graph.streams import Purpose, environment_seeds, stream
 from twin_graph.twin import Twin, weights_sha256
 
-LINEAGE = "online"
+PROBE = "probe"
 PROBE_SIZE = 32
 _TARGET_BATCH = 128  # observations; larger batches are no faster, and need more memory
 
@@ -34,18 +36,19 @@ class Work(NamedTuple):
     Attributes:
       updates: their numbers, from 0.
       batch: their minibatches, one after the other.
-      snapshots: what the target held.
-      q_target_t: what it said of `batch.s_t`, float32 `[B, A]`; None without `train.target_q`.
+      snapshots: what each learner's target held.
+      q_target_t: what the target of each update's learner said of `s_t` of its minibatches, float32
+        `[updates, minibatches, A]`; None without `train.target_q`.
     """
 
     updates: range
     batch: Batch
-    snapshots: tuple[str, ...]
+    snapshots: list[tuple[str, ...]]
     q_target_t: np.ndarray | None
 
 
 class Agent:
-    """Q-learning from E environments that somebody else steps; owns all twins, closed by `close()` or `with`.
+    """Q-learning from E environments that somebody else steps; owns its learners, closed by `close()` or `with`.
 
     A loop of one's own is `a = agent.act(s)`, one step of the environments, `agent.observe(transition)`,
     `agent.learn()`. All counters and all random draws follow from the number of calls and the run's seed. Making an
@@ -62,9 +65,8 @@ class Agent:
       point: where to go on; None for the beginning. Its environments must be reset, with `environment_seeds()`.
 
     Attributes:
-      online: the twin that trains.
-      bootstrap: the target.
-      agent_steps, updates, episodes: counters, from 0.
+      learners: one, or two in `mode=mutual`.
+      agent_steps, updates, episodes: counters, from 0; updates are those of all learners.
       store: the run's snapshots.
       point: the newest resume point; None before the first.
       work: what was prepared in the newest chunk and is to be trained in the next; None in the classic loop.
@@ -97,12 +99,13 @@ class Agent:
         self._environments = environments
         self._frames_per_step = frames_per_step
         self._n_actions = n_actions
-        self._settings_sha256 = settings.sha256()
         self._policy = targets.parse(settings.target.policy)
         self._save_schedule, self._refresh_schedule = settings.save_schedule, settings.refresh_schedule
         self._saved = self.counters
         self._reward_limit, self._r_max = 0.0, 1.0
-        self._examples = settings.train.batch_size * settings.train.accumulate  # of one update
+        self._updates_of_minibatch = mutual.updates_of_minibatch(settings)
+        self._frozen_at = 0
+        self._found: tuple[Batch, np.ndarray] | None = None
         self._probe: np.ndarray | None = None
         self._rooms: list[Observations | None] = [None, None]
         self._replay = Replay(
@@ -114,23 +117,25 @@ class Agent:
             n_step=settings.train.n_step,
             discount=settings.train.discount,
         )
+        self._sampler = sampling.of(self._replay, settings)
         spec = ModelSpec.of(settings, observation_shape, observation_dtype, n_actions)
-        threads, precision = settings.twin.threads, settings.twin.precision
+        self.learners: list[Learner] = []
         with contextlib.ExitStack() as building:
             building.enter_context(run.lock("train"))
-            self.online = building.enter_context(
-                Twin("online", spec, seed=settings.seed, threads=threads, precision=precision)
-            )
-            self.bootstrap = Bootstrap(
-                spec,
-                threads=threads,
-                precision=precision,
-                members=self._policy.members,
-                combine=self._policy.combine,
-                like=self.online,
-            )
-            building.callback(self.bootstrap.close)
             self.store = run.store()
+            for i, name in enumerate(mutual.learners(settings)):
+                learner = Learner(
+                    name,
+                    run,
+                    self.store,
+                    spec,
+                    self._policy,
+                    self.stopwatch,
+                    seed=settings.seed + i * 2**31,  # apart from those of every other run
+                    like=self.learners[0].online if self.learners else None,
+                )
+                building.callback(learner.close)
+                self.learners.append(learner)
             if self.store.snapshots and point is None:
                 raise UsageError(f"{run.folder} was trained already; `twin-graph resume` goes on with it")
             self.store.remove_leftovers()
@@ -144,7 +149,7 @@ class Agent:
             self._evaluations = list(run.evaluations())
             if point is None:
                 self.commit()
-                self.refresh(reason="start")
+                self.refresh("start")
             else:
                 self._restore(point)
         except BaseException as error:
@@ -177,6 +182,20 @@ class Agent:
             self._run.ledger.append(End.model_validate(end))
 
     @property
+    def online(self) -> Twin:
+        """The twin that trains; of two learners, the first's."""
+        return self.learners[0].online
+
+    @property
+    def bootstrap(self) -> Bootstrap:
+        """The target; of two learners, the first's."""
+        return self.learners[0].bootstrap
+
+    def learner(self, name: str) -> Learner:
+        """The learner of this name."""
+        return next(learner for learner in self.learners if learner.name == name)
+
+    @property
     def counters(self) -> Counters:
         return Counters(
             agent_steps=self.agent_steps,
@@ -193,25 +212,28 @@ class Agent:
         return act.epsilon_start + progress * (act.epsilon_end - act.epsilon_start)
 
     @property
+    def target_snapshots(self) -> tuple[str, ...]:
+        """The snapshots that the targets hold."""
+        return tuple(snapshot for learner in self.learners for snapshot in learner.bootstrap.snapshots)
+
+    @property
     def target_age(self) -> int:
-        """Updates made since the target was restored."""
-        return self.updates - self.bootstrap.since.updates
+        """Updates made since a target was restored; of two learners, since the older of the two was."""
+        return self.updates - min(learner.bootstrap.since.updates for learner in self.learners)
 
     @property
     def at_point(self) -> bool:
         """Whether a resume point was made at this very step, so that the environments have to be reset."""
         return self.point is not None and self.point.counters.agent_steps == self.agent_steps
 
-    @property
-    def history(self) -> targets.History:
-        """What the target policy may look at now."""
-        snapshots = [snapshot for snapshot in self.store.available if snapshot.lineage == LINEAGE]
+    def history(self, lineage: str) -> targets.History:
+        """What a target policy may look at now."""
+        snapshots = [snapshot for snapshot in self.store.available if snapshot.lineage == lineage]
         return targets.History(self.updates, snapshots, targets.matches(self._evaluations))
 
-    @property
-    def rival(self) -> Commit | None:
+    def rival(self, learner: Learner) -> Commit | None:
         """The snapshot that the newest has to beat at the next scheduled evaluation, if the policy wants one."""
-        rival = self._policy.rival(self.history)
+        rival = self._policy.rival(self.history(learner.lineage))
         return self.store.find(rival) if rival else None
 
     def environment_seeds(self) -> np.ndarray:
@@ -219,8 +241,8 @@ class Agent:
         return environment_seeds(self.settings.seed, Purpose.ENVIRONMENT, self.agent_steps, self._environments)
 
     def q_values(self, observations: np.ndarray) -> np.ndarray:
-        """The online twin's Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`."""
-        return self.online.q_values(observations)
+        """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`; of two learners, their mean."""
+        return self._mean([learner.online.q_values(observations) for learner in self.learners])
 
     def act(self, observations: np.ndarray, *, frozen: bool = False) -> np.ndarray:
         """Epsilon-greedy actions, int64 `[E]`, for observations `[E, *observation_shape]`.
@@ -234,16 +256,27 @@ class Agent:
             explore = random.random(len(observations)) < self.epsilon
             actions = random.integers(0, self._n_actions, size=len(observations))
             if not explore.all():
-                if self.settings.act.with_ == "target":
-                    q = self.bootstrap.q_values(observations)
-                else:
-                    q = self.online.q_values(observations, frozen=frozen)
+                update = self._frozen_at if frozen else self.updates
+                actors = mutual.act(self.settings, self.agent_steps, update)
+                q = self._mean(
+                    [self._act(learner, observations, frozen) for learner in self.learners if learner.name in actors]
+                )
                 actions = np.where(explore, actions, q.argmax(axis=1))
             return actions
+
+    def _act(self, learner: Learner, observations: np.ndarray, frozen: bool) -> np.ndarray:
+        if self.settings.act.with_ == "target":
+            return learner.bootstrap.q_values(observations)
+        return learner.online.q_values(observations, frozen=frozen)
+
+    @staticmethod
+    def _mean(q: list[np.ndarray]) -> np.ndarray:
+        return q[0] if len(q) == 1 else np.mean(q, axis=0)
 
     def observe(self, transition: Transition) -> None:
         """Puts one step of all E environments into the replay."""
         self._replay.add(transition)
+        self._sampler.added()
         self._log.write_if_full(self._run.attempt)
         self.agent_steps += self._environments
         self.episodes += int(transition.last_t.sum())
@@ -263,9 +296,12 @@ class Agent:
           DivergedError: a loss is NaN or infinite.
         """
         losses = []
-        for update in self._due(self.updates):
+        due = self._due(self.updates)
+        for first in range(due.start, due.stop, self._updates_of_minibatch):
             self._refresh_if_due()
-            losses += self._train(self._prepare(range(update, update + 1)))
+            work = self._prepare(range(first, first + self._updates_of_minibatch))
+            losses += self._train(work)
+            self._tell_sampler()
             self.commit_if_due()
         return losses
 
@@ -273,7 +309,9 @@ class Agent:
         """Refreshes the target if the next update needs it; freezes what acts until the next call."""
         if self.work:
             self._refresh_work(self.work)
-        self.online.freeze()
+        for learner in self.learners:
+            learner.online.freeze()
+        self._frozen_at = self.updates
 
     def prepare(self) -> Work | None:
         """Samples for the updates that became due, and evaluates the target for them; None if there are none.
@@ -292,7 +330,13 @@ class Agent:
         """Makes the updates prepared so far, so that all that are due are made."""
         if self.work:
             self._train(self._refresh_work(self.work))
+            self._tell_sampler()
             self.work = None
+
+    def end_chunk(self) -> None:
+        """What waits for both threads: the sampler learns of TD errors, a snapshot is committed if it is due."""
+        self._tell_sampler()
+        self.commit_if_due()
 
     def commit_if_due(self) -> None:
         """Commits a snapshot if the schedule says so."""
@@ -302,18 +346,28 @@ class Agent:
     def _due(self, first: int) -> range:
         """The numbers, from `first` on, of the updates that are due at this agent step."""
         train = self.settings.train
-        return range(first, max(first, (self.agent_steps - train.start_steps) // train.every_steps))
+        minibatches = (self.agent_steps - train.start_steps) // train.every_steps
+        return range(first, max(first, minibatches * self._updates_of_minibatch))
+
+    def _tell_sampler(self) -> None:
+        if self._found:
+            self._sampler.learnt(*self._found)
+            self._found = None
 
     def _refresh_work(self, work: Work) -> Work:
         """Refreshes the target if it is due; where it changed since it was evaluated, it is evaluated anew."""
         self._refresh_if_due()
-        if work.snapshots != self.bootstrap.snapshots:
+        if work.snapshots != self._snapshots():
             work = self.work = self._evaluated(work.updates, work.batch)
         return work
 
+    def _snapshots(self) -> list[tuple[str, ...]]:
+        return [learner.bootstrap.snapshots for learner in self.learners]
+
     def _refresh_if_due(self) -> None:
-        if not self.bootstrap.held and self._is_due(self._refresh_schedule, self.bootstrap.since):
-            self.refresh(reason=str(self._refresh_schedule))
+        for learner in self.learners:
+            if not learner.bootstrap.held and self._is_due(self._refresh_schedule, learner.bootstrap.since):
+                self._refresh(learner, str(self._refresh_schedule))
 
     def _is_due(self, schedule: Schedule, since: Counters) -> bool:
         """Whether a multiple of the schedule's period was reached or passed since then."""
@@ -325,8 +379,9 @@ class Agent:
         if self._probe is None:
             self._probe = self._replay.sample(PROBE_SIZE, [stream(self.settings.seed, Purpose.PROBE, 0)]).s_tm1
         with self.stopwatch.phase("sample"):
-            randoms = [stream(self.settings.seed, Purpose.SAMPLE, update) for update in updates]
-            batch = self._replay.sample(self._examples, randoms, self._room(len(updates) * self._examples))
+            share = self._updates_of_minibatch
+            minibatches = range(updates.start // share, updates.stop // share)
+            batch = self._sampler.sample(minibatches, self._room(len(minibatches) * self.settings.train.examples))
             if self.settings.train.rescale_r:
                 batch = batch._replace(r_t=batch.r_t / np.float32(self._r_max))
         return self._evaluated(updates, batch)
@@ -342,102 +397,92 @@ class Agent:
 
     def _evaluated(self, updates: range, batch: Batch) -> Work:
         if not self.settings.train.target_q:
-            return Work(updates, batch, self.bootstrap.snapshots, None)
+            return Work(updates, batch, self._snapshots(), None)
+        q = []
         with self.stopwatch.phase("target"):
-            blocks = (batch.s_t[i : i + _TARGET_BATCH] for i in range(0, len(batch.s_t), _TARGET_BATCH))
-            q_target_t = np.concatenate([self.bootstrap.q_values(block) for block in blocks])
-        return Work(updates, batch, self.bootstrap.snapshots, q_target_t)
+            for name, turn in itertools.groupby(updates, lambda update: mutual.learns(self.settings, update)):
+                learner = self.learner(name)
+                first, *others = turn
+                last = others[-1] if others else first
+                s_t = batch.s_t[self._rows(updates, first).start : self._rows(updates, last).stop]
+                blocks = (s_t[i : i + _TARGET_BATCH] for i in range(0, len(s_t), _TARGET_BATCH))
+                q += [learner.bootstrap.q_values(block) for block in blocks]
+        return Work(updates, batch, self._snapshots(), np.concatenate(q))
+
+    def _rows(self, updates: range, update: int) -> slice:
+        """Where the minibatch of one of these updates lies in their batch."""
+        share, examples = self._updates_of_minibatch, self.settings.train.examples
+        first = (update // share - updates.start // share) * examples
+        return slice(first, first + examples)
 
     def _train(self, work: Work) -> list[float]:
-        """One optimizer step an update; returns the losses of their last minibatches."""
-        model, train = self.online.model, self.settings.train
+        """Makes the updates; returns their losses."""
+        td_error = np.zeros(len(work.batch.step), np.float32)
         losses = []
-        *before, last = range(train.accumulate)
         for update in work.updates:
-            with self.stopwatch.phase("train"):
-                for minibatch in before:
-                    self.online.run(model.accumulate_op, self._feed(work, update, minibatch))
-                fetches = (model.train_op, model.loss, model.q_mean)
-                _, loss, q = self.online.run(fetches, self._feed(work, update, last))
+            learner = self.learner(mutual.learns(self.settings, update))
+            found = learner.train(update, self._minibatches(learner, work, update))
             self.updates += 1
-            self.last_loss, self.last_q = float(loss), float(q)
-            losses.append(self.last_loss)
-            if not math.isfinite(self.last_loss):
-                raise DivergedError(
-                    f"the loss is {self.last_loss} at update {self.updates}; the last good snapshot is "
-                    f"{self.store.newest.id}. Try a smaller train.learning_rate"
-                )
-        if self.settings.twin.check and (changed := self.bootstrap.check(self.store)):
-            raise TwinMismatchError(f"the target twin of {changed} changed, by update {self.updates}")
+            self.last_loss, self.last_q = found.loss, found.q_mean
+            losses.append(found.loss)
+            td_error[self._rows(work.updates, update)] = found.td_error
+        self._found = work.batch, td_error
+        for learner in self.learners:
+            learner.check(f"by update {self.updates}")
         return losses
 
-    def _feed(self, work: Work, update: int, minibatch: int) -> dict[Any, Any]:
-        """What the online twin needs for one of an update's minibatches."""
-        model, train = self.online.model, self.settings.train
-        first = (update - work.updates.start) * self._examples + minibatch * train.batch_size
-        rows = slice(first, first + train.batch_size)
-        feed = {
-            model.s_tm1: work.batch.s_tm1[rows],
-            model.a_tm1: work.batch.a_tm1[rows],
-            model.r_t: work.batch.r_t[rows],
-            model.discount_t: work.batch.discount_t[rows],
-            model.learning_rate: train.learning_rate_at(update),
-            model.dropout_seed: (self.settings.seed, update * train.accumulate + minibatch),
-        }
-        if work.q_target_t is not None:
-            feed[model.q_target_t] = work.q_target_t[rows]
-        if train.double or not train.target_q:
-            feed[model.s_t] = work.batch.s_t[rows]
-        return feed
+    def _minibatches(self, learner: Learner, work: Work, update: int) -> list[dict[Any, np.ndarray]]:
+        """What to feed into a learner's online twin for each of an update's minibatches."""
+        model, train = learner.online.model, self.settings.train
+        everything = self._rows(work.updates, update)
+        q_first = (update - work.updates.start) * train.examples
+        fed = []
+        for first in range(0, train.examples, train.batch_size):
+            rows = slice(everything.start + first, everything.start + first + train.batch_size)
+            feed = {
+                model.s_tm1: work.batch.s_tm1[rows],
+                model.a_tm1: work.batch.a_tm1[rows],
+                model.r_t: work.batch.r_t[rows],
+                model.discount_t: work.batch.discount_t[rows],
+                model.weight: work.batch.weight[rows],
+            }
+            if work.q_target_t is not None:
+                feed[model.q_target_t] = work.q_target_t[q_first + first : q_first + first + train.batch_size]
+            if train.double or not train.target_q:
+                feed[model.s_t] = work.batch.s_t[rows]
+            fed.append(feed)
+        return fed
 
-    def commit(self) -> Commit:
-        """Saves the online twin as a snapshot, durable when this returns; gives the newest if nothing was learnt since.
+    def commit(self) -> list[Commit]:
+        """Saves each learner's online twin as a snapshot, durable when this returns; see `Learner.commit`.
 
         Raises:
-          OSError: the disk is full or failed; nothing was committed.
-          DivergedError: a weight is NaN or infinite; nothing was committed.
+          OSError: the disk is full or failed.
+          DivergedError: a weight is NaN or infinite.
         """
         self._saved = self.counters
-        with self.stopwatch.phase("save"):
-            weights = self.online.weights()
-            sha256 = weights_sha256(weights)
-            if self.store.snapshots and self.store.newest.weights_sha256 == sha256:
-                return self.store.newest
-            if not all(np.isfinite(value).all() for value in weights.values()):
-                raise DivergedError(
-                    f"the weights are not finite after update {self.updates}; the last good snapshot is "
-                    f"{self.store.newest.id}. Try a smaller train.learning_rate"
-                )
-            return self.store.commit(
-                self.online.save,
-                lineage=LINEAGE,
-                attempt=self._run.attempt,
-                counters=self._saved,
-                settings_sha256=self._settings_sha256,
-                weights_sha256=sha256,
-                variables=[VariableRecord(**v._asdict()) for v in self.online.variables if v.name in weights],
-                health=self._health(),
-            )
+        return [learner.commit(self._saved, self._health(learner)) for learner in self.learners]
 
     def refresh(self, reason: str) -> None:
-        """Restores what the target policy chooses into the target, and records it."""
-        random = stream(self.settings.seed, Purpose.TARGET, self.updates)
-        choice = self._policy.choose(self.history, random)
-        self._restore_target(
-            choice.snapshots,
-            policy=self._policy.text,
-            candidates=tuple(snapshot.id for snapshot in choice.candidates),
-            reason=f"{reason}: {choice.reason}",
-            draw=choice.draw,
-        )
+        """Restores what the target policy chooses into each learner's target, and records it."""
+        for learner in self.learners:
+            self._refresh(learner, reason)
 
-    def swap(self, snapshots: Sequence[Commit], *, into: str, hold: bool, request: str, undo: bool = False) -> Swap:
+    def _refresh(self, learner: Learner, reason: str) -> None:
+        random = stream(self.settings.seed, Purpose.TARGET, self.updates)
+        choice = self._policy.choose(self.history(learner.source), random)
+        learner.refresh(choice, self.counters, policy=self._policy.text, reason=reason)
+
+    def swap(
+        self, snapshots: Sequence[Commit], *, learner: str, into: str, hold: bool, request: str, undo: bool = False
+    ) -> Swap:
         """Restores what a person chose, and records it.
 
         Into the online twin the present weights are committed first, and the optimizer begins anew.
 
         Args:
           snapshots: one, but for the undoing of a swap of an ensemble.
+          learner: its name.
           into: `target` or `online`.
           hold: no refreshes by the schedule until it is undone.
           request: the person's, for the ledger.
@@ -446,76 +491,15 @@ class Agent:
         Returns:
           The ledger's record.
         """
-        policy, reason = (UNDO, "undone by hand") if undo else (BY_HAND, "by hand")
-        candidates = tuple(snapshot.id for snapshot in snapshots)
-        if into == "target":
-            self.bootstrap.held = hold
-            return self._restore_target(
-                snapshots, policy=policy, candidates=candidates, reason=reason, request=request, hold=hold
-            )
-        before = self.commit()
-        [snapshot] = snapshots
-        self.online.restore(self.store.prefix(snapshot.id))
-        self.online.reset_optimizer()
-        swap = self._swap_record(
-            into="online",
-            snapshots=(snapshot.id,),
-            policy=policy,
-            candidates=candidates,
-            reason=reason,
-            request=request,
-            previous=(before.id,),
-        )
-        self._run.ledger.append(swap)
-        return swap
+        if into == "online":
+            self.commit()
+        whose = self.learner(learner)
+        return whose.swap(snapshots, self.counters, into=into, hold=hold, request=request, undo=undo)
 
-    def _restore_target(
-        self,
-        snapshots: Sequence[Commit],
-        *,
-        policy: str,
-        candidates: tuple[str, ...],
-        reason: str,
-        draw: float | None = None,
-        request: str | None = None,
-        hold: bool = False,
-    ) -> Swap:
-        with self.stopwatch.phase("refresh"):
-            previous = self.bootstrap.snapshots
-            self.bootstrap.restore(snapshots, self.store)
-            self.bootstrap.since = self.counters
-            self.bootstrap.policy = policy
-            swap = self._swap_record(
-                into="target",
-                snapshots=self.bootstrap.snapshots,
-                policy=policy,
-                candidates=candidates,
-                reason=reason,
-                draw=draw,
-                request=request,
-                hold=hold,
-                previous=previous,
-            )
-            self._run.ledger.append(swap)
-        if self.settings.twin.check and (wrong := self.bootstrap.check(self.store)):
-            raise TwinMismatchError(f"after the refresh at update {self.updates} the target is not {wrong}")
-        return swap
-
-    def _swap_record(self, **fields: object) -> Swap:
-        return Swap.model_validate(
-            {
-                "attempt": self._run.attempt,
-                "time": utc_now(),
-                "first_update": self.updates + 1,
-                "counters": self.counters,
-                **fields,
-            }
-        )
-
-    def _health(self) -> Health | None:
+    def _health(self, learner: Learner) -> Health | None:
         if self._probe is None:
             return None
-        q_abs = np.abs(self.online.q_values(self._probe))
+        q_abs = np.abs(learner.online.q_values(self._probe))
         finite = bool(np.isfinite(q_abs).all())
         horizon = 1 - self.settings.train.discount
         return Health(
@@ -542,16 +526,20 @@ class Agent:
         return {line["played_at"]["agent_steps"] for line in self._evaluations if line["scheduled"]}
 
     def telemetry(self) -> dict[str, float]:
-        """How far the target is from the online twin, on the probe batch; empty before there is one."""
+        """How far each target is from its online twin, and two learners from each other, on the probe batch.
+
+        Empty before there is one.
+        """
         if self._probe is None:
             return {}
-        ours, theirs = self.online.q_values(self._probe), self.bootstrap.q_values(self._probe)
-        online, target = self.online.weights(), self.bootstrap.weights()
-        return {
-            "target/q_distance": float(np.abs(ours - theirs).mean()),
-            "target/greedy_agreement": float((ours.argmax(axis=1) == theirs.argmax(axis=1)).mean()),
-            "target/weight_distance": math.sqrt(sum(float(np.square(online[n] - target[n]).sum()) for n in online)),
-        }
+        first, *others = self.learners
+        measured = first.telemetry(self._probe)
+        for other in others:
+            measured |= {f"{name}/{other.name}": value for name, value in other.telemetry(self._probe).items()}
+            ours, theirs = first.online.q_values(self._probe), other.online.q_values(self._probe)
+            measured["learners/q_distance"] = float(np.abs(ours - theirs).mean())
+            measured["learners/greedy_agreement"] = greedy_agreement(ours, theirs)
+        return measured
 
     def commit_point(self, s_t: np.ndarray | None = None, returns: Sequence[float] = ()) -> PointState:
         """Makes all that is needed to go on from here durable, and ends every episode; reset the environments after it.
@@ -574,8 +562,8 @@ class Agent:
                 attempt=self._run.attempt,
                 time=utc_now(),
                 counters=self.counters,
-                weights_sha256=self.online.weights_sha256(),
-                target=self.bootstrap.state,
+                weights_sha256=self._weights_sha256(),
+                learners=tuple(learner.state for learner in self.learners),
                 saved=self._saved,
                 reward_limit=self._reward_limit,
                 r_max=self._r_max,
@@ -583,7 +571,7 @@ class Agent:
                 known_bytes=self._run.known_bytes(),
                 segments=self._log.write_rest(self._run.attempt),
             )
-            self._points.commit(state, lambda prefix: self.online.save(prefix, optimizer=True), self._probe)
+            self._points.commit(state, self._save_variables, self._arrays())
             chain = [self.point, state] if self.point else [state]
             self.point = state
             kept = self._points.retain(chain)
@@ -594,6 +582,22 @@ class Agent:
             )
         return state
 
+    def _weights_sha256(self) -> str:
+        """Of the learner's weights; of two learners', together."""
+        if len(self.learners) == 1:
+            return self.online.weights_sha256()
+        weights = {f"{learner.name}/{n}": w for learner in self.learners for n, w in learner.online.weights().items()}
+        return weights_sha256(weights)
+
+    def _save_variables(self, folder: Path) -> None:
+        for learner in self.learners:
+            learner.online.save(folder / learner.name, optimizer=True)
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """What a resume point keeps beside variables and replay."""
+        probe = {} if self._probe is None else {PROBE: self._probe}
+        return probe | self._sampler.state()
+
     def _restore(self, point: PointState) -> None:
         """Goes back to a resume point; the ledger already says so."""
         self.agent_steps = point.counters.agent_steps
@@ -601,14 +605,12 @@ class Agent:
         self.episodes = point.counters.episodes
         self._saved = point.saved
         self._reward_limit, self._r_max = point.reward_limit, point.r_max
-        self._probe = self._points.probe(point.number)
-        self.online.restore(self._points.path(point.number) / VARIABLES_PREFIX, optimizer=True)
-        self._log.restore(point.segments)
-        self.store.reload()
         self.point = point
-        target = point.target
-        if target.policy in (self._policy.text, BY_HAND, UNDO) and len(target.snapshots) <= self._policy.members:
-            self.bootstrap.restore([self.store.find(i) for i in target.snapshots], self.store)
-            self.bootstrap.since, self.bootstrap.policy, self.bootstrap.held = target.since, target.policy, target.held
-        else:
-            self.refresh(reason=f"the policy was {target.policy}")
+        arrays = self._points.arrays(point)
+        self._probe = arrays.get(PROBE)
+        self._log.restore(point.segments)
+        self._sampler.restore(arrays)
+        self.store.reload()
+        for learner, state in zip(self.learners, point.learners, strict=True):
+            if not learner.restore(state, self._points.path(point.number) / learner.name, self._policy):
+                self._refresh(learner, f"the policy was {state.target.policy}")

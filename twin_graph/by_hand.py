@@ -37,51 +37,57 @@ class Requests:
                 return True
             snapshots = [self._agent.store.find(i) for i in swap.snapshots]
             assert swap.request is not None
-            self._swap(snapshots, swap.into, hold=swap.hold, request=swap.request, undo=swap.policy == UNDO)
+            self._swap(
+                snapshots, swap.learner, swap.into, hold=swap.hold, request=swap.request, undo=swap.policy == UNDO
+            )
             del self._again[0]
         for request in self._inbox.new():
             if request.id in self._done or any(request.id == swap.request for swap in self._again):
                 continue
             try:
-                snapshots, into, hold = self._wanted(request)
+                snapshots, learner, into = self._wanted(request)
             except TwinGraphError as error:
                 control.answer(self._run.control, request, Answer(done=False, message=str(error)))
                 continue
             if into == "online" and not self._agent.at_point:
                 self._inbox.look_again()
                 return True
-            self._swap(snapshots, into, hold=hold, request=request.id, undo=request.kind == "undo")
+            self._swap(snapshots, learner, into, hold=request.hold, request=request.id, undo=request.kind == "undo")
         return False
 
-    def _wanted(self, request: Request) -> tuple[list[Commit], str, bool]:
+    def _wanted(self, request: Request) -> tuple[list[Commit], str, str]:
+        """What to restore, into whose twin, and into which."""
         store = self._agent.store
         store.reload()
         last = self._last_by_hand() if request.kind == "undo" else None
-        into = last.into if last else request.into
+        learner, into = (last.learner, last.into) if last else (request.learner, request.into)
         snapshots = [store.find(snapshot_id) for snapshot_id in (last.previous if last else (request.snapshot,))]
-        if into == "target" and len(snapshots) > len(self._agent.bootstrap.twins):
+        if into == "target" and len(snapshots) > len(self._agent.learner(learner).bootstrap.twins):
             raise UsageError(f"the target was {len(snapshots)} snapshots together, which this policy has no twins for")
         for snapshot in snapshots:
             store.prefix(snapshot.id)  # its weights are there
             store.check_files(snapshot.id)
             store.check_same_variables(snapshot.id, store.newest.id)
-        return snapshots, into, request.hold
+        return snapshots, learner, into
 
     def _last_by_hand(self) -> Swap:
         for event in reversed(self._run.ledger.events()):
             if isinstance(event, Swap) and event.request:
                 if event.policy == UNDO:
                     break
-                if event.into == "target" and self._agent.bootstrap.policy != BY_HAND:
+                if event.into == "target" and self._agent.learner(event.learner).bootstrap.policy != BY_HAND:
                     raise UsageError(f"the schedule has replaced {event.snapshots[0]} since; nothing to undo")
                 return event
         raise UsageError("there is no swap by hand to undo")
 
-    def _swap(self, snapshots: list[Commit], into: str, *, hold: bool, request: str, undo: bool) -> None:
-        swap = self._agent.swap(snapshots, into=into, hold=hold, request=request, undo=undo)
+    def _swap(self, snapshots: list[Commit], learner: str, into: str, *, hold: bool, request: str, undo: bool) -> None:
+        swap = self._agent.swap(snapshots, learner=learner, into=into, hold=hold, request=request, undo=undo)
         self._done.add(request)
         names = ", ".join(swap.snapshots)
-        message = f"{names} is in the {into} twin from update {swap.first_update:,} on" + (", held" if hold else "")
+        whose = "" if len(self._agent.learners) == 1 else f"{learner}'s "
+        message = f"{names} is in {whose or 'the '}{into} twin from update {swap.first_update:,} on" + (
+            ", held" if hold else ""
+        )
         answer = Answer(done=True, message=message, first_update=swap.first_update)
         for waiting in control.pending(self._run.control):
             if waiting.id == request:

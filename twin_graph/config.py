@@ -6,6 +6,7 @@ Settings have dotted names (`train.batch_size`), the same in `--set`, in preset 
 import difflib
 import hashlib
 import json
+import math
 import tomllib
 import types
 import typing
@@ -22,6 +23,9 @@ NATURE = "Mnih et al. 2015"
 DQN3 = "DQN 3.0, the Lua code of Mnih et al. 2015"
 DOUBLE = "van Hasselt et al. 2016"
 DUELING = "Wang et al. 2016"
+PRIORITIZED = "Schaul et al. 2016, DQN Zoo"
+ASYNC = "Mnih et al. 2016"
+TWO_LEARNERS = "after van Hasselt 2010"
 PEERS = "Stable-Baselines3 and CleanRL"
 
 
@@ -99,6 +103,15 @@ class TrainSettings(_Section):
     )
     batch_size: int = _setting(32, "transitions of one update", unit="transitions", source=NATURE, ge=1, le=65_536)
     n_step: int = _setting(1, "rewards before the bootstrap value", unit="agent steps", source=NATURE, ge=1, le=1000)
+    rollout_steps: int = _setting(
+        0,
+        "each update learns from the newest so many steps of each environment, once, with returns to their end; "
+        "0 for minibatches from the replay",
+        unit="agent steps an environment",
+        source="5 in " + ASYNC,
+        ge=0,
+        le=1000,
+    )
     discount: float = _setting(0.99, "of the value one agent step later", source=NATURE, ge=0, le=1)
     double: bool = _setting(False, "the online twin chooses the action that is bootstrapped from", source=DOUBLE)
     target_q: bool = _setting(
@@ -126,6 +139,11 @@ class TrainSettings(_Section):
     rmsprop_epsilon: float = _setting(1e-10, "of RMSProp, inside the root", source="TensorFlow", gt=0, le=1)
     rmsprop_decay: float = _setting(0.99, "of RMSProp's mean square", source="Mnih et al. 2016", ge=0, lt=1)
 
+    @property
+    def examples(self) -> int:
+        """Transitions of one update."""
+        return self.batch_size * self.accumulate
+
     def learning_rate_at(self, update: int) -> float:
         """The learning rate of an update, from 0."""
         if self.learning_rate_schedule == "staircase":
@@ -138,6 +156,19 @@ class TrainSettings(_Section):
 
 class ReplaySettings(_Section):
     capacity_steps: int = _setting(100_000, "newest steps kept", unit="agent steps", source="RL Baselines3 Zoo", ge=1)
+    prioritized: bool = _setting(False, "steps with large TD errors are sampled more often", source=PRIORITIZED)
+    priority_exponent: float = _setting(0.6, "0 samples uniformly, 1 by |TD error|", source=PRIORITIZED, ge=0, le=1)
+    uniform_share: float = _setting(0.001, "of steps sampled uniformly all the same", source="DQN Zoo", ge=0, le=1)
+    importance_start: float = _setting(
+        0.4, "exponent of the importance weights at the start", source=PRIORITIZED, ge=0, le=1
+    )
+    importance_end: float = _setting(1.0, "the same after importance_updates", source=PRIORITIZED, ge=0, le=1)
+    importance_updates: int = _setting(250_000, "length of the linear change between them", unit="updates", ge=1)
+
+    def importance_at(self, update: int) -> float:
+        """The exponent of the importance weights of an update, from 0."""
+        progress = min(1.0, update / self.importance_updates)
+        return self.importance_start + progress * (self.importance_end - self.importance_start)
 
 
 class ActSettings(_Section):
@@ -168,6 +199,22 @@ class TargetSettings(_Section):
     )
     refresh_every_steps: int | None = _every("agent steps", "the target is refreshed")
     refresh_every_episodes: int | None = _every("episodes", "the target is refreshed")
+
+
+class MutualSettings(_Section):
+    act: Literal["alternate", "random", "both", "a", "b"] = _setting(
+        "both", "who acts: by turns, by lot at each vector step, the mean of both Q values, one", source=TWO_LEARNERS
+    )
+    learn: Literal["alternate", "random", "both"] = _setting(
+        "random", "who learns from a minibatch: by turns, by lot, each of them, in two updates", source=TWO_LEARNERS
+    )
+    turn_updates: int = _setting(1_000, "length of a turn of alternate", unit="updates", ge=1)
+
+
+class StoreSettings(_Section):
+    shared: bool = _setting(
+        False, "mutual: one line of snapshots for both, so that a target is the latest of whoever wrote last"
+    )
 
 
 class SaveSettings(_Section):
@@ -243,8 +290,9 @@ class Schedule(NamedTuple):
 _UNITS = ("updates", "steps", "episodes")
 #: Settings, or beginnings of their names, that stored weights, replay and counters depend on.
 FIXED = (
-    *("preset", "seed", "network", "env.", "model.", "replay."),
+    *("preset", "seed", "network", "mode", "mutual.", "store.", "env.", "model.", "replay."),
     *("train.every_steps", "train.start_steps", "train.optimizer", "train.accumulate", "train.target_q"),
+    "train.rollout_steps",
 )
 _REFRESH_DEFAULT = Schedule("updates", 1_000)
 
@@ -255,6 +303,9 @@ class Settings(_Section):
     preset: str = _setting("", "name of the preset that the others started from")
     seed: int = _setting(1, "of everything random in a run", ge=0, lt=2**31)
     network: Literal["nature", "blob", "mlp"] = _setting("nature", "which Q network", source=NATURE)
+    mode: Literal["plain", "mutual"] = _setting(
+        "plain", "mutual: two learners, a and b, each of which bootstraps from snapshots of the other"
+    )
     loss: Literal["huber", "mse", "mse_all", "dqn3"] = _setting(
         "huber", "of the TD errors; dqn3 propagates them back from the output layer, summed and clipped", source=NATURE
     )
@@ -264,6 +315,8 @@ class Settings(_Section):
     replay: ReplaySettings = ReplaySettings()
     act: ActSettings = ActSettings()
     target: TargetSettings = TargetSettings()
+    mutual: MutualSettings = MutualSettings()
+    store: StoreSettings = StoreSettings()
     save: SaveSettings = SaveSettings()
     resume: ResumeSettings = ResumeSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
@@ -292,6 +345,17 @@ class Settings(_Section):
             )
         if not train.target_q and self.target.policy != "latest":
             raise ValueError(f"target.policy={self.target.policy} chooses nothing: train.target_q=false uses no target")
+        if train.rollout_steps:
+            self._check_rollouts()
+        if self.mode == "mutual" and not train.target_q:
+            raise ValueError("mode=mutual needs targets, which are all that its learners know of each other")
+        if self.store.shared and self.mode != "mutual":
+            raise ValueError("store.shared=true is of mode=mutual; one learner has its snapshots to itself")
+        if self.store.shared and self.target.policy != "latest":
+            raise ValueError(
+                f"store.shared=true permits target.policy=latest only, not {self.target.policy}: in one place for both "
+                "learners there is nothing but the latest"
+            )
         reach = self.env.count * (self.train.n_step + self.env.stack + 1)
         if self.replay.capacity_steps < max(reach, self.train.start_steps):
             raise ValueError(
@@ -304,6 +368,29 @@ class Settings(_Section):
                 "agent steps before one n-step transition of each is complete"
             )
         return self
+
+    def _check_rollouts(self) -> None:
+        """Says all the numbers that belong to the length of a rollout at once."""
+        train, environments = self.train, self.env.count
+        steps = train.rollout_steps * environments
+        if self.replay.prioritized:
+            raise ValueError("replay.prioritized has no meaning with train.rollout_steps, which takes each step once")
+        if self.mode == "mutual" and self.mutual.learn == "both":
+            raise ValueError("mutual.learn=both has no meaning with train.rollout_steps, which takes each step once")
+        fits = (
+            train.examples == train.every_steps == steps
+            and train.n_step == train.rollout_steps
+            and train.start_steps % environments == 0
+        )
+        if not fits:
+            start = math.ceil(train.start_steps / environments) * environments
+            raise ValueError(
+                f"train.rollout_steps={train.rollout_steps} of {environments} environments needs "
+                f"train.n_step={train.rollout_steps}, train.every_steps={steps}, train.start_steps={start} and "
+                f"train.batch_size={steps} (or a part of it, with train.accumulate as many)"
+            )
+        if self.replay.capacity_steps < 2 * (steps + train.chunk_steps):
+            raise ValueError(f"replay.capacity_steps must hold two rollouts: {2 * (steps + train.chunk_steps)}")
 
     def sha256(self) -> str:
         """Hash of all settings, for manifests."""

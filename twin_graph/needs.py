@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-from twin_graph import targets
+from twin_graph import mutual, targets
 from twin_graph.config import Settings
 from twin_graph.envs import VectorEnv
 from twin_graph.errors import TwinGraphError
@@ -25,7 +25,7 @@ _METRICS_BYTES = 3_000  # a line of metrics.jsonl and its event
 
 
 class Needs(NamedTuple):
-    """In bytes: what a training will need, and what is free now; `members` is the number of target twins."""
+    """In bytes: what a training will need, and what is free now; `members` are target twins, for each learner."""
 
     replay: int
     memory: int
@@ -56,11 +56,13 @@ def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
     with tf.Graph().as_default():
         weights = sum(4 * variable.shape.num_elements() for variable in build_model(spec).trainables)
     train, save = settings.train, settings.save
-    updates = max(0, train.steps - train.start_steps) // train.every_steps
+    learners = len(mutual.learners(settings))
+    minibatches = max(0, train.steps - train.start_steps) // train.every_steps
+    updates = minibatches * mutual.updates_of_minibatch(settings)
     # Episodes are at least one agent step long.
     units = {"updates": updates, "steps": train.steps, "episodes": train.steps}
-    snapshots = units[settings.save_schedule.unit] // settings.save_schedule.every + 2
-    kept = min(snapshots, save.keep_last + (snapshots // save.keep_every if save.keep_every else 0))
+    snapshots = learners * (units[settings.save_schedule.unit] // settings.save_schedule.every + 2)
+    kept = min(snapshots, learners * save.keep_last + (snapshots // save.keep_every if save.keep_every else 0))
     # Between two resume points nothing is removed, and two points are kept beside the one that is being written.
     prepared = max(1, math.ceil(train.chunk_steps / train.every_steps)) * train.batch_size * train.accumulate
     observation = int(np.prod(env.observation_shape)) * np.dtype(env.observation_dtype).itemsize
@@ -73,11 +75,14 @@ def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
     return Needs(
         replay=replay,
         # Both observations of each transition, of the chunk that is trained and of the one that is prepared.
-        memory=replay + PROCESS_BYTES + (policy.members - 1) * _TWIN_BYTES + 2 * 2 * prepared * observation,
+        memory=replay
+        + PROCESS_BYTES
+        + (learners * (policy.members + 1) - 2) * _TWIN_BYTES
+        + 2 * 2 * prepared * observation,
         memory_free=_memory_free(),
         disk=min(snapshots, kept + recent) * weights
         + snapshots * _MANIFEST_AND_LEDGER_BYTES
-        + 3 * 3 * weights
+        + 3 * 3 * learners * weights
         # The older of the two points may need what the newer no longer does, and segments go as a whole.
         + stored
         + min(stored, between_points + SEGMENT_BYTES)

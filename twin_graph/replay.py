@@ -51,6 +51,8 @@ class Batch(NamedTuple):
       r_t: float32 `[B]`, the discounted sum of the rewards of the n steps, or of fewer where the episode ended.
       discount_t: float32 `[B]`, discount**k after k steps, and 0 where a terminal step is among them.
       s_t: `[B, *observation_shape]`, what is bootstrapped from; of no meaning where `discount_t` is 0.
+      step, environment: where they come from, integers `[B]`; steps are numbered from the first that was ever added.
+      weight: float32 `[B]`, of each in the loss.
     """
 
     s_tm1: np.ndarray
@@ -58,6 +60,9 @@ class Batch(NamedTuple):
     r_t: np.ndarray
     discount_t: np.ndarray
     s_t: np.ndarray
+    step: np.ndarray
+    environment: np.ndarray
+    weight: np.ndarray
 
 
 #: Where `s_tm1` and `s_t` of a Batch are to be put.
@@ -110,6 +115,7 @@ class Replay:
         self._age = np.zeros(per_slot, np.int64)  # steps since the episode began
         self._next_age = np.zeros(environments, np.int64)
         self._cut_frames: dict[int, dict[int, np.ndarray]] = {}  # slot -> environment -> frame seen after a cut
+        self._newest = np.zeros((environments, *frame_shape), dtype)  # what followed the newest step
         self._written = 0
 
     @staticmethod
@@ -145,6 +151,7 @@ class Replay:
         # The slot after a cut holds a reset's frame, so that the one to bootstrap from is kept aside.
         self._cut_frames.pop(slot, None)
         self._keep_cut_frames(slot, transition.last_t & ~transition.terminal_t, transition.s_t)
+        self._newest[:] = self._newest_frames(transition.s_t)
         self._written += 1
 
     def cut(self, s_t: np.ndarray) -> None:
@@ -159,9 +166,12 @@ class Replay:
         self._next_age[:] = 0
 
     def _keep_cut_frames(self, slot: int, cut: np.ndarray, s_t: np.ndarray) -> None:
-        newest = s_t[:, -1] if self._stack > 1 else s_t
+        newest = self._newest_frames(s_t)
         for e in np.flatnonzero(cut):
             self._cut_frames.setdefault(slot, {})[int(e)] = newest[e].copy()
+
+    def _newest_frames(self, observations: np.ndarray) -> np.ndarray:
+        return observations[:, -1] if self._stack > 1 else observations
 
     @property
     def step_bytes(self) -> int:
@@ -242,14 +252,21 @@ class Replay:
         drawn = np.concatenate([random.integers(0, count, size=batch_size) for random in randoms])
         return self.gather(steps.start + drawn // self._environments, drawn % self._environments, into)
 
-    def gather(self, step: np.ndarray, environment: np.ndarray, into: Observations | None = None) -> Batch:
+    def gather(
+        self,
+        step: np.ndarray,
+        environment: np.ndarray,
+        into: Observations | None = None,
+        limit: np.ndarray | None = None,
+    ) -> Batch:
         """Certain transitions.
 
         Args:
-          step: at which they start, integers `[B]`, each in `steps()`.
+          step: at which they start, integers `[B]`, each in `steps()`, or up to the newest with a `limit`.
           environment: of which environments, integers `[B]`.
           into: arrays for `s_tm1` and `s_t`, `[B, *observation_shape]` and contiguous; new ones by default. Memory that
             was used before is faster: of new arrays of this size each page has to be asked for.
+          limit: the step at which each is bootstrapped from at the latest, integers `[B]` up to `written`.
         """
         s_tm1, s_t = into or (None, None)
         r_t = np.zeros(step.shape, np.float32)
@@ -262,22 +279,27 @@ class Replay:
             discount_t *= np.where(going, self._discount * ~self._terminal[at], 1).astype(np.float32)
             end += going
             going &= ~(self._terminal[at] | self._last[at])
+            if limit is not None:
+                going &= end < limit
 
         before_end = (end - 1) % self.length, environment
         start = step % self.length, environment
         s_t = self._observations(end, environment, self._age[before_end] + 1, s_t)
-        for row in np.flatnonzero(self._last[before_end] & ~self._terminal[before_end]):
-            frame = self._cut_frames[int(before_end[0][row])][int(environment[row])]
-            if self._stack > 1:
-                s_t[row, -1] = frame
-            else:
-                s_t[row] = frame
+        newest_frame = s_t[:, -1] if self._stack > 1 else s_t
+        cut = self._last[before_end] & ~self._terminal[before_end]
+        for row in np.flatnonzero(cut):
+            newest_frame[row] = self._cut_frames[int(before_end[0][row])][int(environment[row])]
+        ahead = (end == self._written) & ~cut
+        newest_frame[ahead] = self._newest[environment[ahead]]
         return Batch(
             s_tm1=self._observations(step, environment, self._age[start], s_tm1),
             a_tm1=self._actions[start],
             r_t=r_t,
             discount_t=discount_t,
             s_t=s_t,
+            step=step,
+            environment=environment,
+            weight=np.ones(step.shape, np.float32),
         )
 
     def _observations(

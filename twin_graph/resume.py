@@ -104,5 +104,5 @@ def check_records(run: Run, point: PointState) -> None:
                 raise DamagedError(f"{path} is damaged: line {line.number} is not what was written")
     run.ledger.events(upto=point.known_bytes[run.ledger.path.name])
     store = run.store(upto=point.known_bytes[run.ledger.path.name])
-    for snapshot_id in point.target.snapshots:
+    for snapshot_id in point.targets:
         store.check_files(snapshot_id)

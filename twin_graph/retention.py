@@ -14,9 +14,9 @@ from twin_graph.targets import History, Policy, matches, parse
 def removable(run: Run, store: SnapshotStore, oldest: PointState, policy: Policy, save: SaveSettings) -> list[str]:
     """Ids of the snapshots whose weights nobody needs.
 
-    Kept are the newest `save.keep_last`, each `save.keep_every`-th, all that is pinned or best, and all that a training
-    which goes on from the oldest resume point could want: its target, what its policy could choose, what was committed
-    later, and what people asked for.
+    Kept are each learner's newest `save.keep_last`, each `save.keep_every`-th, all that is pinned or best, and all
+    that a training which goes on from the oldest resume point could want: its target, what its policy could choose,
+    what was committed later, and what people asked for.
 
     Args:
       run, store: just read.
@@ -24,10 +24,10 @@ def removable(run: Run, store: SnapshotStore, oldest: PointState, policy: Policy
       policy: the target's.
       save: the retention settings.
     """
-    kept = (
-        set(store.pins) | set(oldest.target.snapshots) | {request.snapshot for request in control.pending(run.control)}
-    )
-    kept |= {snapshot.id for snapshot in store.snapshots[-save.keep_last :]}
+    kept = set(store.pins) | set(oldest.targets) | {request.snapshot for request in control.pending(run.control)}
+    for whose in {(snapshot.lineage, snapshot.learner) for snapshot in store.snapshots}:
+        own = [snapshot.id for snapshot in store.snapshots if (snapshot.lineage, snapshot.learner) == whose]
+        kept.update(own[-save.keep_last :])
     if save.keep_every:
         kept |= {s.id for s in store.snapshots if s.number is not None and s.number % save.keep_every == 0}
     if best := store.best(run.scores()):
@@ -42,11 +42,11 @@ def removable(run: Run, store: SnapshotStore, oldest: PointState, policy: Policy
     then = oldest.counters.updates
     before = [snapshot for snapshot in store.available if snapshot.updates <= then]
     kept |= {snapshot.id for snapshot in store.available if snapshot.updates > then}
-    if before:
-        evaluations = [line for line in run.evaluations() if line["scheduled"]]
-        played = matches(line for line in evaluations if line["played_at"]["updates"] <= then)
-        random = stream(run.settings.seed, Purpose.TARGET, then)
-        kept |= {s.id for s in policy.choose(History(then, before, played), random).candidates}
+    evaluations = [line for line in run.evaluations() if line["scheduled"]]
+    played = matches(line for line in evaluations if line["played_at"]["updates"] <= then)
+    for lineage in {snapshot.lineage for snapshot in before}:
+        history = History(then, [snapshot for snapshot in before if snapshot.lineage == lineage], played)
+        kept |= {s.id for s in policy.choose(history, stream(run.settings.seed, Purpose.TARGET, then)).candidates}
     return [s.id for s in [*store.available, *store.abandoned] if s.id not in kept]
 
 

@@ -16,6 +16,8 @@ class Purpose(enum.IntEnum):
     BOOTSTRAP = 6
     TARGET = 7
     PROBE = 8
+    WHO_LEARNS = 9
+    WHO_ACTS = 10
 
 
 def stream(seed: int, purpose: Purpose, counter: int) -> np.random.Generator:

@@ -56,11 +56,13 @@ class Match(NamedTuple):
 def matches(evaluations: Iterable[Mapping[str, Any]]) -> list[Match]:
     """The matches that records of evaluations tell of: the scheduled ones under the protocol of the newest."""
     lines = [line for line in evaluations if line["scheduled"]]
-    found: dict[int, Match] = {}
+    found: dict[tuple[int, str], Match] = {}  # two learners are evaluated at the same agent step, each for itself
     for line in lines:
         if line["protocol"] == lines[-1]["protocol"]:
             at = line["played_at"]
-            match = found.setdefault(at["agent_steps"], Match(at["updates"], line["challenger"], {}))
+            match = found.setdefault(
+                (at["agent_steps"], line["challenger"]), Match(at["updates"], line["challenger"], {})
+            )
             match.returns[line["snapshot"]] = line["returns"]
     return [match for match in found.values() if match.challenger in match.returns]
 

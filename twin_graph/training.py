@@ -19,6 +19,7 @@ from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.evaluation import Evaluation, play
 from twin_graph.events import EventFile
 from twin_graph.replay import Transition
+from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.stopwatch import PHASES
@@ -76,7 +77,7 @@ def _chunk(agent: Agent, env: VectorEnv, s_tm1: np.ndarray, actor: Executor) -> 
         collected = collect()
         agent.train_work()
         steps, agent.work = collected
-    agent.commit_if_due()
+    agent.end_chunk()
     return steps
 
 
@@ -137,7 +138,7 @@ class Progress:
             "loss": agent.last_loss,
             "q_mean": agent.last_q,
             "train_return": sum(self.returns) / len(self.returns) if self.returns else math.nan,
-            "target_snapshots": agent.bootstrap.snapshots,
+            "target_snapshots": agent.target_snapshots,
             "target_age_updates": agent.target_age,
             **telemetry,
             "agent_steps_per_second": (agent.agent_steps - steps) / elapsed,
@@ -238,34 +239,37 @@ def _evaluate_newest(run: Run, progress: Progress, events: EventFile) -> Iterato
     episodes = settings.evaluate.episodes
     if not episodes or progress.stop.is_set():
         return
-    newest, rival = agent.store.newest, agent.rival
-    players = [newest] if rival is None else [rival, newest]
-    evaluations = []
     with (
         agent.stopwatch.phase("evaluate"),
         Twin("evaluation", agent.online.spec, threads=settings.twin.threads, like=agent.online) as twin,
     ):
-        for snapshot in players:
-            twin.restore(agent.store.prefix(snapshot.id))
-            games = play(twin.q_values, settings, episodes=episodes, seed=settings.seed, counter=agent.agent_steps)
-            for evaluation in games:
-                progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
-                yield progress
-                if progress.stop.is_set():
-                    progress.note = ""
-                    return
-            evaluations.append(evaluation)
+        played: list[tuple[Commit, Commit, Evaluation]] = []
+        for learner in agent.learners:
+            newest, rival = learner.newest, agent.rival(learner)
+            assert newest is not None
+            for snapshot in [newest] if rival is None else [rival, newest]:
+                twin.restore(agent.store.prefix(snapshot.id))
+                games = play(twin.q_values, settings, episodes=episodes, seed=settings.seed, counter=agent.agent_steps)
+                for evaluation in games:
+                    progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
+                    yield progress
+                    if progress.stop.is_set():
+                        progress.note = ""
+                        return
+                played.append((snapshot, newest, evaluation))
     progress.note = ""
-    for snapshot, evaluation in zip(players, evaluations, strict=True):
-        agent.record_evaluation(snapshot, evaluation.summary(), challenger=newest)
-    progress.evaluation = newest.id, evaluation
-    values = {
-        "evaluation/mean_return": evaluation.mean,
-        "evaluation/interval_low": evaluation.interval[0],
-        "evaluation/interval_high": evaluation.interval[1],
-    }
-    run.record_metrics({**newest.counters.model_dump(), **values})
-    events.write(newest.counters.agent_steps, values)
+    for snapshot, challenger, evaluation in played:
+        agent.record_evaluation(snapshot, evaluation.summary(), challenger=challenger)
+        if snapshot is challenger:
+            whose = "" if len(agent.learners) == 1 else f"/{snapshot.learner}"
+            values = {
+                f"evaluation/mean_return{whose}": evaluation.mean,
+                f"evaluation/interval_low{whose}": evaluation.interval[0],
+                f"evaluation/interval_high{whose}": evaluation.interval[1],
+            }
+            run.record_metrics({**snapshot.counters.model_dump(), **values})
+            events.write(snapshot.counters.agent_steps, values)
+    progress.evaluation = snapshot.id, evaluation
     yield progress
 
 

@@ -38,6 +38,7 @@ class Request(Record):
       kind: `swap`, or `undo` of the last swap by hand.
       snapshot: what to restore; empty for `undo`.
       into: which twin.
+      learner: whose; empty for `undo`, which is of the last swap by hand.
       hold: suspend refreshes by the schedule.
       answer: None until there is one.
     """
@@ -47,6 +48,7 @@ class Request(Record):
     kind: Literal["swap", "undo"]
     snapshot: str = ""
     into: Literal["target", "online"] = "target"
+    learner: str = ""
     hold: bool = False
     answer: Answer | None = None
 
@@ -57,11 +59,14 @@ def ask(
     snapshot: str = "",
     into: Literal["target", "online"] = "target",
     *,
+    learner: str = "",
     hold: bool = False,
 ) -> Request:
     """Writes a request, durably."""
     request_id = f"request-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
-    request = Request(id=request_id, time=utc_now(), kind=kind, snapshot=snapshot, into=into, hold=hold)
+    request = Request(
+        id=request_id, time=utc_now(), kind=kind, snapshot=snapshot, into=into, learner=learner, hold=hold
+    )
     make_folder(folder)
     _write(folder, request)
     return request

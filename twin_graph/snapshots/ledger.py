@@ -53,6 +53,10 @@ class Health(Record):
     q_limit: float | None
 
 
+#: Name of the learner where there is one.
+ONLY_LEARNER = "online"
+
+
 class _Event(Record):
     attempt: int = Field(ge=1)
     time: str
@@ -94,6 +98,7 @@ class Commit(_Event):
       snapshot: its id.
       number: its place in the order of its learner's snapshots; None for lineage `import`.
       parent: the lineage's snapshot before it; None for the first.
+      learner: whose weights these are; `learner_updates` are its own, `counters` the run's.
       health: None before there is a probe batch.
     """
 
@@ -102,6 +107,8 @@ class Commit(_Event):
     number: int | None = Field(ge=0)
     lineage: str
     parent: str | None
+    learner: str = ONLY_LEARNER
+    learner_updates: int | None = None
     counters: Counters
     weights_sha256: str
     bytes: int = Field(ge=0)
@@ -121,6 +128,7 @@ class Swap(_Event):
 
     Attributes:
       into: `target` or `online`.
+      learner: whose.
       snapshots: one, or the members of an ensemble.
       policy: which chose; `BY_HAND` or `UNDO` where a person did.
       candidates: what it could choose from.
@@ -135,6 +143,7 @@ class Swap(_Event):
 
     event: Literal["swap"] = "swap"
     into: Literal["target", "online"]
+    learner: str = ONLY_LEARNER
     snapshots: tuple[str, ...] = Field(min_length=1)
     policy: str
     candidates: tuple[str, ...]

@@ -3,8 +3,10 @@
 resume/
   000007/
     state.json          counters, what the target held, which files belong to it: see `PointState`
-    variables.index, variables.data-00000-of-00001    all variables of the online twin, with the optimizer's
+    online.index, online.data-00000-of-00001    all variables of the learner's online twin, with the optimizer's; of two
+                        learners, a.* and b.*
     probe.npy           the observations on which targets are compared
+    priorities.npy ...  of prioritized replay
   replay/
     000001-000004096-000004608.npys    a part of the replay, shared by the points that need it
 
@@ -38,8 +40,6 @@ if TYPE_CHECKING:  # imported where arrays are read or written: commands that on
     import numpy as np
 
 STATE = "state.json"
-VARIABLES_PREFIX = "variables"
-PROBE = "probe.npy"
 SEGMENTS = "replay"
 _KEPT = 2
 
@@ -72,6 +72,20 @@ class TargetState(Record):
     held: bool
 
 
+class LearnerState(Record):
+    """What is kept of a learner beside its variables.
+
+    Attributes:
+      name: of the learner, and of the files with its variables.
+      updates: its own.
+      target: see `TargetState`.
+    """
+
+    name: str
+    updates: int = Field(ge=0)
+    target: TargetState
+
+
 class PointState(Record):
     """What `state.json` says.
 
@@ -79,8 +93,8 @@ class PointState(Record):
       number: of the point, in the order of the run's.
       attempt, time: who wrote it, and when.
       counters: at this point.
-      weights_sha256: of the online twin.
-      target: see `TargetState`.
+      weights_sha256: of the online twin's weights; of two learners' together, see `twin_graph.agent`.
+      learners: see `LearnerState`.
       saved: counters when the save schedule last fired.
       reward_limit: the largest |reward| met.
       r_max: the largest reward seen, at least 1.
@@ -96,7 +110,7 @@ class PointState(Record):
     time: str
     counters: Counters
     weights_sha256: str
-    target: TargetState
+    learners: tuple[LearnerState, ...]
     saved: Counters
     reward_limit: float
     r_max: float = 1.0
@@ -104,6 +118,11 @@ class PointState(Record):
     known_bytes: dict[str, int]
     segments: tuple[Segment, ...]
     files: tuple[FileRecord, ...] = ()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The snapshots that the targets held."""
+        return tuple(snapshot for learner in self.learners for snapshot in learner.target.snapshots)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -162,8 +181,8 @@ class PointStore:
         with path.open("rb") as file:
             return {name: np.lib.format.read_array(file, allow_pickle=False) for name in names}
 
-    def commit(self, state: PointState, save: Callable[[Path], None], probe: np.ndarray | None) -> None:
-        """Makes a resume point durable; `save(prefix)` writes all variables. Raises OSError: nothing was committed."""
+    def commit(self, state: PointState, save: Callable[[Path], None], arrays: Mapping[str, np.ndarray]) -> None:
+        """Makes a resume point durable; `save(folder)` writes all variables. Raises OSError: nothing was committed."""
         for path in self._not_durable:
             fsync(path)
         if self._not_durable:
@@ -171,9 +190,9 @@ class PointStore:
         self._not_durable.clear()
 
         def fill(folder: Path) -> None:
-            save(folder / VARIABLES_PREFIX)
-            if probe is not None:
-                write_new(folder / PROBE, *_npy(probe))
+            save(folder)
+            for name, array in arrays.items():
+                write_new(folder / f"{name}.npy", *_npy(array))
             files = tuple(FileRecord.of(path) for path in sorted(folder.iterdir()))
             content = checked(state.model_copy(update={"files": files}).model_dump(mode="json"), indent=1)
             write_new(folder / STATE, content)
@@ -181,12 +200,12 @@ class PointStore:
         make_folder(self.folder)
         commit_folder(self.path(state.number), fill)
 
-    def probe(self, number: int) -> np.ndarray | None:
-        """The probe batch of a point; None if there was none yet."""
+    def arrays(self, state: PointState) -> dict[str, np.ndarray]:
+        """What `commit` was given, by name."""
         import numpy as np
 
-        path = self.path(number) / PROBE
-        return np.load(path, allow_pickle=False) if path.exists() else None
+        paths = [self.path(state.number) / file.name for file in state.files if file.name.endswith(".npy")]
+        return {path.stem: np.load(path, allow_pickle=False) for path in paths}
 
     def check(self, state: PointState) -> None:
         """Reads every file of a point, those of the replay too. Raises `DamagedError` for the first that is damaged."""

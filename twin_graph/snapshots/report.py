@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from twin_graph import cpu
+from twin_graph import cpu, mutual
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots.ledger import Commit, Event, Swap
@@ -20,7 +20,7 @@ def status(run: Run) -> dict[str, Any]:
 
 def _status(run: Run, store: SnapshotStore, events: Sequence[Event], scores: Mapping[str, float]) -> dict[str, Any]:
     metrics = run.newest_metrics()
-    target = next((e for e in reversed(events) if isinstance(e, Swap) and e.into == "target"), None)
+    newest = {e.learner: e for e in events if isinstance(e, Swap) and e.into == "target"}
     point = run.points().newest()
     counters = dict.fromkeys(("agent_steps", "updates", "frames", "episodes"), 0)
     known = [event.counters.model_dump() for event in events if isinstance(event, Commit | Swap)]
@@ -39,14 +39,14 @@ def _status(run: Run, store: SnapshotStore, events: Sequence[Event], scores: Map
         "environment": run.settings.env.id,
         "total_steps": run.settings.train.steps,
         **counters,
-        "targets": _targets(target, counters["updates"]) if target else [],
+        "targets": [target for swap in newest.values() for target in _targets(swap, counters["updates"])],
         "telemetry": {name: value for name, value in metrics.items() if name.startswith("target/")},
         "refresh_milliseconds": metrics.get("milliseconds/refresh"),
         "snapshots": len(store.snapshots),
         "snapshots_with_weights": len(store.available),
         "resume_point": {"number": point.number, **point.counters.model_dump()} if point else None,
         "requests": [
-            {"kind": request.kind, "snapshot": request.snapshot, "into": request.into, "hold": request.hold}
+            request.model_dump(include={"kind", "snapshot", "into", "learner", "hold"})
             for request in control.pending(run.control)
         ],
         "agent_steps_per_second": metrics.get("agent_steps_per_second"),
@@ -61,7 +61,7 @@ def _status(run: Run, store: SnapshotStore, events: Sequence[Event], scores: Map
 def _targets(swap: Swap, updates: int) -> list[dict[str, Any]]:
     age = max(0, updates - swap.first_update + 1)
     return [
-        {"lineage": "online", "snapshot": snapshot, "policy": swap.policy, "age_updates": age, "held": swap.hold}
+        {"lineage": swap.learner, "snapshot": snapshot, "policy": swap.policy, "age_updates": age, "held": swap.hold}
         for snapshot in swap.snapshots
     ]
 
@@ -140,8 +140,10 @@ def restored(run: Run, point: PointState) -> Iterator[str]:
         yield f"restored: replay, {steps * run.settings.env.count:,} agent steps in {len(point.segments)} segments"
     else:
         yield "absent: replay, nothing was collected yet"
-    held = ", held by hand" if point.target.held else ""
-    yield f"restored: target {', '.join(point.target.snapshots)} (policy {point.target.policy}{held})"
+    for learner in point.learners:
+        target, whose = learner.target, "" if len(point.learners) == 1 else f"{learner.name}'s "
+        held = ", held by hand" if target.held else ""
+        yield f"restored: {whose}target {', '.join(target.snapshots)} (policy {target.policy}{held})"
     yield "reset: environments, as at every resume point"
     for request in control.pending(run.control):
         yield f"waiting: {request.kind} {request.snapshot} into the {request.into} twin, since {request.time[:19]}"
@@ -168,16 +170,19 @@ def explain(run: Run, update: int) -> dict[str, Any]:
     summary = status(run)
     if not 1 <= update <= summary["updates"]:
         raise UsageError(f"update {update:,}: the records know of updates 1 to {summary['updates']:,}")
-    swaps = [e for e in run.ledger.events() if isinstance(e, Swap) and e.into == "target"]
+    learner = mutual.learns(run.settings, update - 1)
+    swaps = [e for e in run.ledger.events() if isinstance(e, Swap) and e.into == "target" and e.learner == learner]
     at = max(i for i, swap in enumerate(swaps) if swap.first_update <= update)
     swap, following = swaps[at], swaps[at + 1 :]
     last = min((later.first_update - 1 for later in following), default=summary["updates"])
     commits = {snapshot.id: snapshot for snapshot in [*run.store().snapshots, *run.store().imports]}
     return {
         "update": update,
+        "learner": learner,
         "snapshots": [
             {
                 "id": snapshot_id,
+                "lineage": commits[snapshot_id].lineage,
                 "updates": commits[snapshot_id].updates,
                 "age_updates": update - 1 - commits[snapshot_id].updates,
             }

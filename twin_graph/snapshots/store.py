@@ -8,6 +8,7 @@ A snapshot exists from the moment that the ledger says so: the folder is made fi
 """
 
 import contextlib
+import copy
 import fcntl
 import hashlib
 import os
@@ -30,6 +31,7 @@ from twin_graph.snapshots.files import (
 )
 from twin_graph.snapshots.ledger import (
     IMPORT,
+    ONLY_LEARNER,
     Commit,
     Counters,
     Health,
@@ -92,6 +94,7 @@ class Manifest(Record):
     Attributes:
       id: number and first eight digits of `weights_sha256`; `import-` and twelve digits for lineage `import`.
       parent: the lineage's snapshot before this one; None for the first.
+      learner: whose weights these are; `learner_updates` are its own, `counters` the run's.
       attempt: the process life of the run that wrote the files, from 1.
       time: UTC, ISO 8601.
       settings_sha256: hash of the run's settings.
@@ -105,6 +108,8 @@ class Manifest(Record):
     number: int | None = Field(ge=0)
     lineage: str
     parent: str | None
+    learner: str = ONLY_LEARNER
+    learner_updates: int | None = None
     attempt: int = Field(ge=1)
     time: str
     counters: Counters
@@ -236,6 +241,8 @@ class SnapshotStore:
         settings_sha256: str,
         weights_sha256: str,
         variables: Sequence[VariableRecord],
+        learner: str = ONLY_LEARNER,
+        learner_updates: int | None = None,
         health: Health | None = None,
         origin: str | None = None,
     ) -> Commit:
@@ -261,6 +268,8 @@ class SnapshotStore:
                 number=number,
                 lineage=lineage,
                 parent=parent,
+                learner=learner,
+                learner_updates=learner_updates,
                 attempt=attempt,
                 time=utc_now(),
                 counters=counters,
@@ -285,6 +294,8 @@ class SnapshotStore:
             number=number,
             lineage=lineage,
             parent=parent,
+            learner=learner,
+            learner_updates=learner_updates,
             counters=counters,
             weights_sha256=weights_sha256,
             bytes=manifest.bytes,
@@ -395,13 +406,17 @@ class SnapshotStore:
 
         Args:
           reference: an id or a unique beginning of one; `latest`, `latest~3` (three before it); `best` (the highest
-            mean score); `@update:12000` (the newest at or before that update).
+            mean score); `@update:12000` (the newest at or before that update); `a/latest` and so on for those of
+            lineage `a` alone.
           scores: mean score by snapshot id, for `best`.
 
         Raises:
           UsageError: it means no snapshot, or more than one.
         """
         newest = self.newest
+        lineage, _, inside = reference.rpartition("/")
+        if lineage:
+            return self._of_lineage(lineage).resolve(inside, scores)
         if reference == "best":
             best = self.best(scores)
             if best is None:
@@ -427,3 +442,13 @@ class SnapshotStore:
             f"no snapshot {reference!r}; the newest is {newest.id}. References are an id or its beginning, latest, "
             "latest~3, best, @update:12000"
         )
+
+    def _of_lineage(self, lineage: str) -> "SnapshotStore":
+        """This store, with the snapshots of one lineage only. Raises `UsageError`."""
+        lineages = sorted({snapshot.lineage for snapshot in self.snapshots})
+        if lineage not in lineages:
+            raise UsageError(f"no lineage {lineage!r} in {self.folder}; there are {', '.join(lineages)}")
+        view = copy.copy(self)
+        view.snapshots = [snapshot for snapshot in self.snapshots if snapshot.lineage == lineage]
+        view.imports = []
+        return view

@@ -1,0 +1,262 @@
+"""A learner: an online twin, a target, and the snapshots by which one becomes the other."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from twin_graph import mutual
+from twin_graph.bootstrap import Bootstrap
+from twin_graph.errors import DivergedError, TwinMismatchError
+from twin_graph.model import ModelSpec
+from twin_graph.snapshots.ledger import BY_HAND, ONLY_LEARNER, UNDO, Commit, Counters, Health, Swap, utc_now
+from twin_graph.snapshots.points import LearnerState
+from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.store import SnapshotStore, VariableRecord
+from twin_graph.stopwatch import Stopwatch
+from twin_graph.targets import Choice, Policy
+from twin_graph.twin import Twin, weights_sha256
+
+
+class Losses(NamedTuple):
+    """What an update tells of itself: loss, mean over the minibatch of max_a Q, TD errors float32 `[B]`."""
+
+    loss: float
+    q_mean: float
+    td_error: np.ndarray
+
+
+class Learner:
+    """Owns its twins; closed by `close()`.
+
+    Args:
+      name: `online`, or `a` or `b` of two.
+      run: in whose folder snapshots are committed and swaps recorded.
+      store: the run's snapshots.
+      spec: of the twins.
+      policy: for the target.
+      stopwatch: measures phases.
+      seed: of the initial weights.
+      like: a twin with which these must be able to exchange snapshots.
+
+    Attributes:
+      online: the twin that trains.
+      bootstrap: the target.
+      lineage: where its snapshots go.
+      source: the lineage from which its target comes.
+      updates: its own.
+      newest: its last snapshot; None before the first.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: Run,
+        store: SnapshotStore,
+        spec: ModelSpec,
+        policy: Policy,
+        stopwatch: Stopwatch,
+        *,
+        seed: int,
+        like: Twin | None = None,
+    ) -> None:
+        settings = run.settings
+        threads, precision = settings.twin.threads, settings.twin.precision
+        self.name = name
+        self.lineage, self.source = mutual.lineage(settings, name), mutual.source(settings, name)
+        self.updates = 0
+        self._whose = "" if name == ONLY_LEARNER else f" of learner {name}"
+        self.newest: Commit | None = None
+        self._run = run
+        self._store = store
+        self._stopwatch = stopwatch
+        self._settings_sha256 = settings.sha256()
+        self._train, self._seed, self._check = settings.train, settings.seed, settings.twin.check
+        self.online = Twin(name, spec, seed=seed, threads=threads, precision=precision, like=like)
+        try:
+            self.bootstrap = Bootstrap(
+                spec,
+                threads=threads,
+                precision=precision,
+                members=policy.members,
+                combine=policy.combine,
+                like=self.online,
+            )
+        except BaseException:
+            self.online.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the sessions."""
+        self.bootstrap.close()
+        self.online.close()
+
+    def train(self, update: int, minibatches: Sequence[Mapping[Any, np.ndarray]]) -> Losses:
+        """One optimizer step.
+
+        Args:
+          update: its number in the run, from 0.
+          minibatches: what to feed for each whose gradients it adds up.
+
+        Raises:
+          DivergedError: the loss is NaN or infinite.
+        """
+        model = self.online.model
+        fed: dict[Any, Any] = {model.learning_rate: self._train.learning_rate_at(update)}
+        td_errors = []
+        with self._stopwatch.phase("train"):
+            for i, minibatch in enumerate(minibatches):
+                op = model.train_op if i == len(minibatches) - 1 else model.accumulate_op
+                fed[model.dropout_seed] = self._seed, update * len(minibatches) + i
+                _, loss, q_mean, td_error = self.online.run(
+                    (op, model.loss, model.q_mean, model.td_error), {**minibatch, **fed}
+                )
+                td_errors.append(td_error)
+        self.updates += 1
+        if not math.isfinite(loss):
+            raise DivergedError(
+                f"the loss{self._whose} is {loss} at update {update + 1}; the last good snapshot is "
+                f"{self._store.newest.id}. Try a smaller train.learning_rate"
+            )
+        return Losses(float(loss), float(q_mean), np.concatenate(td_errors))
+
+    def commit(self, counters: Counters, health: Health | None) -> Commit:
+        """Saves the online twin as a snapshot, durable when this returns; gives the newest if nothing was learnt since.
+
+        Raises:
+          OSError: the disk is full or failed; nothing was committed.
+          DivergedError: a weight is NaN or infinite; nothing was committed.
+        """
+        with self._stopwatch.phase("save"):
+            weights = self.online.weights()
+            sha256 = weights_sha256(weights)
+            if self.newest and self.newest.weights_sha256 == sha256:
+                return self.newest
+            if not all(np.isfinite(value).all() for value in weights.values()):
+                raise DivergedError(
+                    f"the weights{self._whose} are not finite after update {counters.updates}; the last good "
+                    f"snapshot is {self._store.newest.id}. Try a smaller train.learning_rate"
+                )
+            self.newest = self._store.commit(
+                self.online.save,
+                lineage=self.lineage,
+                learner=self.name,
+                learner_updates=self.updates,
+                attempt=self._run.attempt,
+                counters=counters,
+                settings_sha256=self._settings_sha256,
+                weights_sha256=sha256,
+                variables=[VariableRecord(**v._asdict()) for v in self.online.variables if v.name in weights],
+                health=health,
+            )
+            return self.newest
+
+    def refresh(self, choice: Choice, counters: Counters, *, policy: str, reason: str) -> None:
+        """Restores what a target policy chose into the target, and records it."""
+        self._restore_target(
+            choice.snapshots,
+            counters,
+            policy=policy,
+            candidates=tuple(snapshot.id for snapshot in choice.candidates),
+            reason=f"{reason}: {choice.reason}",
+            draw=choice.draw,
+        )
+
+    def swap(
+        self, snapshots: Sequence[Commit], counters: Counters, *, into: str, hold: bool, request: str, undo: bool
+    ) -> Swap:
+        """Restores what a person chose, and records it; see `Agent.swap`."""
+        policy, reason = (UNDO, "undone by hand") if undo else (BY_HAND, "by hand")
+        candidates = tuple(snapshot.id for snapshot in snapshots)
+        if into == "target":
+            self.bootstrap.held = hold
+            return self._restore_target(
+                snapshots, counters, policy=policy, candidates=candidates, reason=reason, request=request, hold=hold
+            )
+        assert self.newest is not None
+        [snapshot] = snapshots
+        self.online.restore(self._store.prefix(snapshot.id))
+        self.online.reset_optimizer()
+        return self._record(
+            counters,
+            into="online",
+            snapshots=(snapshot.id,),
+            policy=policy,
+            candidates=candidates,
+            reason=reason,
+            request=request,
+            previous=(self.newest.id,),
+        )
+
+    def _restore_target(self, snapshots: Sequence[Commit], counters: Counters, *, policy: str, **fields: Any) -> Swap:
+        with self._stopwatch.phase("refresh"):
+            previous = self.bootstrap.snapshots
+            self.bootstrap.restore(snapshots, self._store)
+            self.bootstrap.since, self.bootstrap.policy = counters, policy
+            restored = {"into": "target", "snapshots": self.bootstrap.snapshots, "previous": previous}
+            swap = self._record(counters, policy=policy, **restored, **fields)
+        self.check(f"after the refresh at update {counters.updates}")
+        return swap
+
+    def _record(self, counters: Counters, **fields: object) -> Swap:
+        swap = Swap.model_validate(
+            {
+                "attempt": self._run.attempt,
+                "time": utc_now(),
+                "learner": self.name,
+                "first_update": counters.updates + 1,
+                "counters": counters,
+                **fields,
+            }
+        )
+        self._run.ledger.append(swap)
+        return swap
+
+    def check(self, when: str) -> None:
+        """With `twin.check`: raises `TwinMismatchError` if a target twin holds other weights than its snapshot."""
+        if self._check and (wrong := self.bootstrap.check(self._store)):
+            raise TwinMismatchError(f"the target twin of {wrong} holds other weights, {when}")
+
+    def telemetry(self, probe: np.ndarray) -> dict[str, float]:
+        """How far the target is from the online twin, on these observations."""
+        ours, theirs = self.online.q_values(probe), self.bootstrap.q_values(probe)
+        online, target = self.online.weights(), self.bootstrap.weights()
+        return {
+            "target/q_distance": float(np.abs(ours - theirs).mean()),
+            "target/greedy_agreement": greedy_agreement(ours, theirs),
+            "target/weight_distance": math.sqrt(sum(float(np.square(online[n] - target[n]).sum()) for n in online)),
+        }
+
+    @property
+    def state(self) -> LearnerState:
+        """What a resume point keeps of it, beside the variables."""
+        return LearnerState(name=self.name, updates=self.updates, target=self.bootstrap.state)
+
+    def restore(self, state: LearnerState, variables: Path, policy: Policy) -> bool:
+        """Goes back to a resume point.
+
+        Args:
+          state: of this learner.
+          variables: prefix of a Saver's files with all variables.
+          policy: of the present settings.
+
+        Returns:
+          Whether its target is what it was; not if a policy chose it that is no longer the present one.
+        """
+        self.updates = state.updates
+        self.online.restore(variables, optimizer=True)
+        mine = [snapshot for snapshot in self._store.snapshots if snapshot.learner == self.name]
+        self.newest = mine[-1] if mine else None
+        target = state.target
+        if target.policy not in (policy.text, BY_HAND, UNDO) or len(target.snapshots) > policy.members:
+            return False
+        self.bootstrap.restore([self._store.find(i) for i in target.snapshots], self._store)
+        self.bootstrap.since, self.bootstrap.policy, self.bootstrap.held = target.since, target.policy, target.held
+        return True
+
+
+def greedy_agreement(q: np.ndarray, other_q: np.ndarray) -> float:
+    """Share of observations, of Q values `[B, A]`, on which both prefer the same action."""
+    return float((q.argmax(axis=1) == other_q.argmax(axis=1)).mean())

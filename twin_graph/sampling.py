@@ -1,0 +1,195 @@
+"""Which steps of the replay an update learns from: any, those of large TD errors, or those of one rollout.
+
+A sampler is told of each step that was added and of the TD errors that came of what it sampled. It has
+
+    added()                       a vector step was added to the replay
+    sample(updates, into)         the minibatches of these updates, one after the other, in one Batch
+    learnt(batch, td_error)       their TD errors, float32 `[B]`
+    state(), restore(arrays)      what a resume point keeps of it
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from twin_graph.config import ReplaySettings, Settings
+from twin_graph.replay import Batch, Observations, Replay
+from twin_graph.streams import Purpose, stream
+
+PRIORITIES, LARGEST = "priorities", "largest_priority"
+
+
+class Uniform:
+    """All steps alike.
+
+    Args:
+      replay: whose steps.
+      settings: of the run.
+    """
+
+    def __init__(self, replay: Replay, settings: Settings) -> None:
+        self._replay = replay
+        self._seed = settings.seed
+        self._examples = settings.train.examples
+
+    def added(self) -> None:
+        pass
+
+    def sample(self, updates: range, into: Observations | None = None) -> Batch:
+        """Raises ValueError if nothing can be sampled yet."""
+        randoms = [stream(self._seed, Purpose.SAMPLE, update) for update in updates]
+        return self._replay.sample(self._examples, randoms, into)
+
+    def learnt(self, batch: Batch, td_error: np.ndarray) -> None:
+        pass
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        pass
+
+
+class Rollouts(Uniform):
+    """The steps since the update before, each once: n-step Q-learning without replay (Mnih et al. 2016, algorithm S2).
+
+    Returns reach to the end of the rollout, or of the episode, and no further.
+    """
+
+    def __init__(self, replay: Replay, settings: Settings) -> None:
+        super().__init__(replay, settings)
+        self._environments = settings.env.count
+        self._start = settings.train.start_steps // self._environments
+        self._length = settings.train.rollout_steps
+
+    def sample(self, updates: range, into: Observations | None = None) -> Batch:
+        first, stop = (self._start + update * self._length for update in (updates.start, updates.stop))
+        step = np.repeat(np.arange(first, stop), self._environments)
+        environment = np.tile(np.arange(self._environments), stop - first)
+        end = step - (step - first) % self._length + self._length
+        return self._replay.gather(step, environment, into, end)
+
+
+class Prioritized(Uniform):
+    """Steps in proportion to |TD error| ** priority_exponent, weighted by importance (Schaul et al. 2016).
+
+    As DQN Zoo computes it: a new step has the largest priority seen; a small share is drawn uniformly; the weights of a
+    minibatch are divided by their largest.
+    """
+
+    def __init__(self, replay: Replay, settings: Settings) -> None:
+        super().__init__(replay, settings)
+        self._settings: ReplaySettings = settings.replay
+        self._environments = settings.env.count
+        self._tree = SumTree(replay.length * self._environments)
+        self._largest = 1.0
+        self._known = range(0)
+
+    def added(self) -> None:
+        steps = self._replay.steps()
+        gone = range(self._known.start, min(steps.start, self._known.stop))
+        new = range(max(steps.start, self._known.stop), steps.stop)
+        self._set([*gone, *new], [0.0] * len(gone) + [self._largest**self._settings.priority_exponent] * len(new))
+        self._known = steps
+
+    def sample(self, updates: range, into: Observations | None = None) -> Batch:
+        every = len(self._known) * self._environments
+        if not every:
+            raise ValueError("no transition of n steps is complete yet")
+        uniform_share = self._settings.uniform_share
+        drawn, weights = [], []
+        for update in updates:
+            random = stream(self._seed, Purpose.SAMPLE, update)
+            anywhere = self._known.start * self._environments + random.integers(0, every, size=self._examples)
+            leaf = np.where(
+                random.random(self._examples) < uniform_share,
+                anywhere % (self._replay.length * self._environments),
+                self._tree.find(random.random(self._examples) * self._tree.total),
+            )
+            probability = (1 - uniform_share) * self._tree.get(leaf) / self._tree.total + uniform_share / every
+            weight = (1 / every / probability) ** self._settings.importance_at(update)
+            drawn.append(leaf)
+            weights.append(weight / weight.max())
+        slot, environment = np.divmod(np.concatenate(drawn), self._environments)
+        step = self._known.start + (slot - self._known.start) % self._replay.length
+        batch = self._replay.gather(step, environment, into)
+        return batch._replace(weight=np.concatenate(weights).astype(np.float32))
+
+    def learnt(self, batch: Batch, td_error: np.ndarray) -> None:
+        priority = np.abs(td_error.astype(np.float64))
+        self._largest = max(self._largest, float(priority.max()))
+        here = batch.step >= self._known.start  # the ring may have gone on since
+        leaf = batch.step[here] % self._replay.length * self._environments + batch.environment[here]
+        self._tree.set(leaf, priority[here] ** self._settings.priority_exponent)
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {PRIORITIES: self._tree.get(self._known_leaves()), LARGEST: np.array([self._largest])}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._known = self._replay.steps()
+        self._tree.set(self._known_leaves().ravel(), arrays[PRIORITIES].ravel())
+        self._largest = float(arrays[LARGEST][0])
+
+    def _set(self, steps: list[int], values: list[float]) -> None:
+        self._tree.set(self._leaves(np.array(steps, np.int64)).ravel(), np.repeat(values, self._environments))
+
+    def _known_leaves(self) -> np.ndarray:
+        return self._leaves(np.arange(self._known.start, self._known.stop))
+
+    def _leaves(self, step: np.ndarray) -> np.ndarray:
+        """Leaves of these steps `[N]`, of all environments, `[N, E]`."""
+        return (step % self._replay.length * self._environments)[:, None] + np.arange(self._environments)
+
+
+class SumTree:
+    """Numbers above which sums are kept, so that one can be drawn in proportion to its size in logarithmic time.
+
+    Each call works on many at once. A sum is always that of its two parts, added anew, so that no error piles up.
+
+    Args:
+      size: how many numbers; all begin at zero.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._leaves = 1 << max(1, (size - 1).bit_length())
+        self._nodes = np.zeros(2 * self._leaves)  # node i has the children 2i and 2i + 1; the root is 1
+
+    @property
+    def total(self) -> float:
+        return float(self._nodes[1])
+
+    def get(self, index: np.ndarray) -> np.ndarray:
+        """The numbers at `index`, float64 of its shape."""
+        numbers: np.ndarray = self._nodes[self._leaves + index]
+        return numbers
+
+    def set(self, index: np.ndarray, value: np.ndarray) -> None:
+        """Changes the numbers at `index` `[N]`; where one stands there twice, the last value counts."""
+        if not len(index):
+            return
+        node = self._leaves + index
+        self._nodes[node] = value
+        while node[0] > 1:
+            node = node // 2
+            self._nodes[node] = self._nodes[2 * node] + self._nodes[2 * node + 1]
+
+    def find(self, sums: np.ndarray) -> np.ndarray:
+        """Indices `[N]` of the first numbers with which the sum from the beginning exceeds each of `sums` `[N]`.
+
+        A number that is zero is never found, if there is any other.
+        """
+        node = np.ones(len(sums), np.int64)
+        left_over = sums.copy()
+        while node[0] < self._leaves:
+            left, right = self._nodes[2 * node], self._nodes[2 * node + 1]
+            goes_right = (left_over >= left) & (right > 0)  # rounding may leave a bit too much at the very end
+            left_over = np.where(goes_right, left_over - left, left_over)
+            node = 2 * node + goes_right
+        return node - self._leaves
+
+
+def of(replay: Replay, settings: Settings) -> Uniform:
+    """The sampler that the settings ask for."""
+    if settings.train.rollout_steps:
+        return Rollouts(replay, settings)
+    return (Prioritized if settings.replay.prioritized else Uniform)(replay, settings)
