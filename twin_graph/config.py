@@ -65,7 +65,7 @@ class EnvSettings(_Section):
     )
     image_height: int = _setting(84, "of the scaled screen (Atari)", unit="pixels", source=NATURE, ge=8, le=210)
     image_width: int = _setting(84, "of the scaled screen (Atari)", unit="pixels", source=NATURE, ge=8, le=160)
-    stack: int = _setting(4, "newest frames in one observation (Atari)", unit="frames", source=NATURE, ge=2, le=16)
+    stack: int = _setting(4, "newest frames in one observation (Atari)", unit="frames", source=NATURE, ge=1, le=16)
 
 
 class ModelSettings(_Section):
@@ -254,7 +254,7 @@ class Settings(_Section):
 
     preset: str = _setting("", "name of the preset that the others started from")
     seed: int = _setting(1, "of everything random in a run", ge=0, lt=2**31)
-    network: Literal["nature", "blob", "mlp"] = _setting("nature", "which Q network", source=NATURE)
+    network: Literal["nature", "pooled80", "blob", "mlp"] = _setting("nature", "which Q network", source=NATURE)
     loss: Literal["huber", "mse", "mse_all", "dqn3"] = _setting(
         "huber", "of the TD errors; dqn3 propagates them back from the output layer, summed and clipped", source=NATURE
     )
@@ -284,6 +284,8 @@ class Settings(_Section):
     def _fit_together(self) -> typing.Self:
         _ = self.refresh_schedule, self.save_schedule
         train = self.train
+        if self.network == "pooled80" and self.model.dueling:
+            raise ValueError("model.dueling=true splits the last hidden layer: pooled80 has no hidden layer to split")
         if train.rescale_r and self.loss != "dqn3":
             raise ValueError(f"train.rescale_r is of loss=dqn3 and has no meaning with loss={self.loss}")
         if train.double and not train.target_q:
