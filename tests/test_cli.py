@@ -164,6 +164,7 @@ def test_evaluate_refuses_damaged_weights(trained: Path) -> None:
         (["train", "cartpole", "--run-dir", "x[bold]y"], 2, "TensorFlow would take [ ] in x[bold]y for a pattern"),
         (["train", "pong", "--env", "CartPole-v1"], 2, "use --set network=mlp"),
         (["train", "pong", "--set", "env.image_height=20"], 2, "the image is too small"),
+        (["train", "pong", "--set", "env.actions=[0, 9]"], 2, "env.actions=[0, 9]: give two or more different ones of"),
         (["train", "pong", "--set", "network=pooled80"], 2, "use --set env.image_height=80 --set env.image_width=80"),
         (["train", "cartpole", "--set", "network=pooled80"], 2, "use --set network=mlp"),
         (["train", "pong", "--set", "network=pooled80", "--set", "model.dueling=true"], 2, "no hidden layer to split"),

@@ -37,6 +37,9 @@ class EnvSettings(_Section):
     id: str = _setting(
         "", "Gymnasium id: ALE/Pong-v5, CartPole-v1, module:Id; discrete actions", source="ale-py, Gymnasium"
     )
+    actions: list[int] | None = _setting(
+        None, "numbers of the game's own actions that the agent may take, such as [0, 2, 3]; null for all (Atari)"
+    )
     count: int = _setting(8, "environments that advance together", unit="environments", ge=1, le=1024)
     frame_skip: int = _setting(
         4, "frames for which an action is repeated (Atari; 1 elsewhere)", unit="frames", source=NATURE, ge=1, le=60
