@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_resume import attempt, end
 
 from twin_graph import config, envs
 from twin_graph.errors import UsageError
 from twin_graph.model import ModelSpec
-from twin_graph.snapshots.run import create
+from twin_graph.snapshots.run import Run, create
 from twin_graph.twin import Twin
 
 POOLED = {"network": "pooled80", "env.image_height": 80, "env.image_width": 80}
@@ -107,3 +108,23 @@ def test_other_observations_are_refused_with_what_to_set(environment: str, shape
         ModelSpec.of(settings, shape, np.uint8, 2)
     assert advice in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_its_preset_trains_and_plays_three_actions_and_shows_its_variables(
+    train: Callable[[config.Settings], Run],
+) -> None:
+    small = {
+        **{"train.steps": 200, "train.start_steps": 160, "train.batch_size": 4, "replay.capacity_steps": 1_000},
+        **{"evaluate.episodes": 1, "env.max_frames": 200},
+    }
+    run = train(config.load("pong-rollouts", small.items()))
+    newest = run.store().newest
+    assert newest.updates == 10
+    shapes = {variable.name: tuple(variable.shape) for variable in run.store().manifest(newest.id).variables}
+    assert (shapes["conv1/weights"], shapes["q/weights"]) == ((8, 8, 1, 32), (3200, 3))
+    [evaluation] = run.evaluations()
+    assert evaluation["protocol"]["actions"] == "NOOP RIGHT LEFT"
+    assert evaluation["protocol"]["image"] == "80x80x1"
+    events = EventAccumulator(str(run.events))
+    events.Reload()
+    assert events.Tags()["histograms"] == [f"variables/{name}" for name in sorted(shapes)]
