@@ -52,7 +52,7 @@ def status(run: str, as_json: bool) -> None:
         table.add_row("target's distance", ", ".join(facts))
     for request in summary["requests"]:
         hold = ", held" if request["hold"] else ""
-        whose = f"{request['learner']}'s" if request["learner"] not in ("", ONLY_LEARNER) else "the"
+        whose = "the" if request["learner"] == ONLY_LEARNER else f"{request['learner']}'s"
         table.add_row("asked for", f"{request['kind']} {request['snapshot']} into {whose} {request['into']} twin{hold}")
     if point := summary["resume_point"]:
         table.add_row("resume point", f"{point['number']}, at {point['agent_steps']:,} agent steps")

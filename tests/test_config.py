@@ -19,7 +19,7 @@ def test_presets_are_valid_and_say_what_they_train(preset: str) -> None:
     assert len(config.preset_description(preset)) > 20
 
 
-@pytest.mark.parametrize("preset", ["pong", "breakout", "atari"])
+@pytest.mark.parametrize("preset", ["pong", "pong-rollouts", "breakout", "atari"])
 def test_atari_presets_use_the_protocol_of_noframeskip_v4(preset: str) -> None:
     env = config.load(preset).env
     assert (env.sticky, env.noop_max, env.frame_skip, env.life_loss, env.clip_rewards) == (0.0, 30, 4, True, True)

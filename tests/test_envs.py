@@ -189,3 +189,61 @@ def test_environments_that_cannot_be_learnt_get_one_line(environment: str, messa
     with pytest.raises(UsageError, match=message) as error:
         envs.make(EnvSettings(id=environment), count=1)
     assert "\n" not in str(error.value)
+
+
+MEANINGS = ["NOOP", "FIRE", "RIGHT", "LEFT", "RIGHTFIRE", "LEFTFIRE"]  # of Pong, in ALE's order
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_chosen_actions_are_what_the_emulator_gets(evaluation: bool) -> None:
+    """Played by their new numbers, and by their old ones in the whole set, the games are equal."""
+    chosen = [3, 0, 2]
+    some = envs.make(EnvSettings(id="ALE/Pong-v5", actions=chosen), count=3, evaluation=evaluation)
+    every = envs.make(EnvSettings(id="ALE/Pong-v5"), count=3, evaluation=evaluation)
+    assert (some.n_actions, every.n_actions) == (3, 6)
+    random = np.random.default_rng(0)
+    np.testing.assert_array_equal(some.reset(SEEDS), every.reset(SEEDS))
+    for _ in range(150):
+        actions = random.integers(0, 3, size=3)
+        for ours, theirs in zip(some.step(actions), every.step(np.array(chosen)[actions]), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    some.close()
+    every.close()
+
+
+def test_right_and_left_move_the_paddle_up_and_down() -> None:
+    """The player's paddle is at the right edge of Pong's screen; the bytes are those that the network sees."""
+    ends = []
+    for action in range(3):
+        env = envs.make(EnvSettings(id="ALE/Pong-v5", actions=[0, 2, 3], noop_max=0), count=1)
+        env.reset(SEEDS[:1])
+        for _ in range(8):
+            screen = env.step(np.array([action])).s_next[0, -1]
+        env.close()
+        column = screen[14:77, 74].astype(int)  # between the two walls
+        ends.append(float(np.flatnonzero(column != np.median(column)).mean()))
+    stays, right, left = ends
+    assert right < stays - 10
+    assert left > stays + 10
+
+
+def test_a_protocol_names_the_actions_that_were_chosen() -> None:
+    for actions, named in ((None, 6), ([0, 2, 3], "NOOP RIGHT LEFT"), ([5, 1], "LEFTFIRE FIRE")):
+        env = envs.make(EnvSettings(id="ALE/Pong-v5", actions=actions), count=1, evaluation=True)
+        env.close()
+        assert env.protocol["actions"] == named
+
+
+@pytest.mark.parametrize("actions", [[], [2], [0, 2, 2], [0, 6], [-1, 2]])
+def test_actions_that_are_none_of_the_games_are_refused_with_their_meanings(actions: list[int]) -> None:
+    with pytest.raises(UsageError) as error:
+        envs.make(EnvSettings(id="ALE/Pong-v5", actions=actions), count=1)
+    message = str(error.value)
+    assert message.startswith(f"env.actions={actions}: ")
+    assert all(f"{i} {meaning}" in message for i, meaning in enumerate(MEANINGS))
+    assert "\n" not in message
+
+
+def test_actions_are_chosen_in_atari_games_only() -> None:
+    with pytest.raises(UsageError, match=r"env\.actions chooses among the actions of an Atari game"):
+        envs.make(EnvSettings(id="CartPole-v1", actions=[0, 1]), count=1)

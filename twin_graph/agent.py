@@ -192,8 +192,11 @@ class Agent:
         return self.learners[0].bootstrap
 
     def learner(self, name: str) -> Learner:
-        """The learner of this name."""
-        return next(learner for learner in self.learners if learner.name == name)
+        """The learner of this name. Raises `UsageError` if there is none."""
+        for learner in self.learners:
+            if learner.name == name:
+                return learner
+        raise UsageError(f"{self._run.folder} has no learner {name!r}")
 
     @property
     def counters(self) -> Counters:

@@ -41,6 +41,9 @@ class EnvSettings(_Section):
     id: str = _setting(
         "", "Gymnasium id: ALE/Pong-v5, CartPole-v1, module:Id; discrete actions", source="ale-py, Gymnasium"
     )
+    actions: list[int] | None = _setting(
+        None, "numbers of the game's own actions that the agent may take, such as [0, 2, 3]; null for all (Atari)"
+    )
     count: int = _setting(8, "environments that advance together", unit="environments", ge=1, le=1024)
     frame_skip: int = _setting(
         4, "frames for which an action is repeated (Atari; 1 elsewhere)", unit="frames", source=NATURE, ge=1, le=60
@@ -69,7 +72,7 @@ class EnvSettings(_Section):
     )
     image_height: int = _setting(84, "of the scaled screen (Atari)", unit="pixels", source=NATURE, ge=8, le=210)
     image_width: int = _setting(84, "of the scaled screen (Atari)", unit="pixels", source=NATURE, ge=8, le=160)
-    stack: int = _setting(4, "newest frames in one observation (Atari)", unit="frames", source=NATURE, ge=2, le=16)
+    stack: int = _setting(4, "newest frames in one observation (Atari)", unit="frames", source=NATURE, ge=1, le=16)
 
 
 class ModelSettings(_Section):
@@ -260,6 +263,9 @@ class TwinSettings(_Section):
 
 class LogSettings(_Section):
     every_steps: int = _setting(2_000, "a line of metrics each", unit="agent steps", ge=1)
+    variables: bool = _setting(
+        False, "with each line, TensorBoard also gets statistics and a histogram of every trainable variable"
+    )
 
 
 class Schedule(NamedTuple):
@@ -302,7 +308,7 @@ class Settings(_Section):
 
     preset: str = _setting("", "name of the preset that the others started from")
     seed: int = _setting(1, "of everything random in a run", ge=0, lt=2**31)
-    network: Literal["nature", "blob", "mlp"] = _setting("nature", "which Q network", source=NATURE)
+    network: Literal["nature", "pooled80", "blob", "mlp"] = _setting("nature", "which Q network", source=NATURE)
     mode: Literal["plain", "mutual"] = _setting(
         "plain", "mutual: two learners, a and b, each of which bootstraps from snapshots of the other"
     )
@@ -337,6 +343,8 @@ class Settings(_Section):
     def _fit_together(self) -> typing.Self:
         _ = self.refresh_schedule, self.save_schedule
         train = self.train
+        if self.network == "pooled80" and self.model.dueling:
+            raise ValueError("model.dueling=true splits the last hidden layer: pooled80 has no hidden layer to split")
         if train.rescale_r and self.loss != "dqn3":
             raise ValueError(f"train.rescale_r is of loss=dqn3 and has no meaning with loss={self.loss}")
         if train.double and not train.target_q:

@@ -4,11 +4,16 @@ import errno
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from twin_graph.graph_mode import tf
+
+_HISTOGRAM_BUCKETS = 30
 
 
 class EventFile:
@@ -47,6 +52,21 @@ class EventFile:
         summary = tf.Summary(value=[tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
         self._write(step=agent_steps, summary=summary)
 
+    def write_variables(self, agent_steps: int, variables: Mapping[str, np.ndarray]) -> None:
+        """Shows each variable's mean, standard deviation, smallest and largest number, and a histogram.
+
+        Of a variable that holds numbers that are not finite there is no histogram.
+        """
+        shown = []
+        for name, variable in variables.items():
+            values, tag = variable.astype(np.float64), f"variables/{name}"
+            with np.errstate(invalid="ignore"):
+                statistics = {"mean": values.mean(), "std": values.std(), "min": values.min(), "max": values.max()}
+            shown += [tf.Summary.Value(tag=f"{tag}/{key}", simple_value=value) for key, value in statistics.items()]
+            if np.isfinite(values).all():
+                shown.append(tf.Summary.Value(tag=tag, histo=_histogram(values)))
+        self._write(step=agent_steps, summary=tf.Summary(value=shown))
+
     def _write(self, **fields: Any) -> None:
         try:
             self._file.write(tf.Event(wall_time=time.time(), **fields).SerializeToString())
@@ -57,3 +77,18 @@ class EventFile:
     def _os_error(self) -> OSError:
         # TensorFlow says no more than that it could not write; hardly ever is it anything else.
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+
+
+def _histogram(values: np.ndarray) -> Any:
+    """Buckets of equal width from the smallest value to the largest; one bucket if they are the same."""
+    low, high = values.min(), values.max()
+    counts, edges = np.histogram(values, _HISTOGRAM_BUCKETS if low < high else 1, (low, high))
+    return tf.HistogramProto(
+        min=low,
+        max=high,
+        num=values.size,
+        sum=values.sum(),
+        sum_squares=np.square(values).sum(),
+        bucket_limit=[*edges[1:-1], high],  # each bucket begins where the one before ends
+        bucket=counts,
+    )

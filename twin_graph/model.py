@@ -22,7 +22,7 @@ class ModelSpec:
       observation_shape: shape of one observation; `(stack, H, W)` for images, `(D,)` for vectors.
       observation_dtype: its NumPy type, `uint8` or `float32`.
       n_actions: A, the number of discrete actions.
-      network: `nature`, `blob` or `mlp`.
+      network: `nature`, `pooled80`, `blob` or `mlp`.
       hidden_units: widths of the layers of `mlp`.
       padding: `VALID` or `SAME`, for the convolutions of `nature`.
       dueling: a value and an advantage for each action in place of the last layers.
@@ -67,6 +67,14 @@ class ModelSpec:
                 f"network=nature needs stacked images [stack, H, W] and {settings.env.id} gives observations of shape "
                 f"{list(observation_shape)}; use --set network=mlp"
                 + (", or an environment that puts its channels first" if channels_last else "")
+            )
+        if settings.network == "pooled80" and observation_shape[1:] != (80, 80):
+            other = "blob" if channels_last else "nature" if len(observation_shape) == 3 else "mlp"
+            atari = settings.env.id.startswith("ALE/")
+            raise UsageError(
+                f"network=pooled80 needs images [stack, 80, 80] and {settings.env.id} gives observations of shape "
+                f"{list(observation_shape)}; use --set "
+                + ("env.image_height=80 --set env.image_width=80" if atari else f"network={other}")
             )
         if settings.network == "blob" and len(observation_shape) != 3:
             raise UsageError(
@@ -213,6 +221,8 @@ def build_model(spec: ModelSpec) -> Model:
 def _network(spec: ModelSpec, observation: Tensor, dropout_seed: Tensor) -> Tensor:
     if spec.network == "blob":
         return networks.blob(observation, spec.n_actions, dropout_seed=dropout_seed)
+    if spec.network == "pooled80":
+        return networks.pooled80(observation, spec.n_actions)
     if spec.network == "nature":
         return networks.nature(observation, spec.n_actions, padding=spec.padding, dueling=spec.dueling)
     return networks.mlp(observation, spec.n_actions, hidden_units=spec.hidden_units, dueling=spec.dueling)

@@ -22,6 +22,7 @@ PROCESS_BYTES = 1_300_000_000
 _TWIN_BYTES = 100_000_000  # one more member of an ensemble
 _MANIFEST_AND_LEDGER_BYTES = 8_000
 _METRICS_BYTES = 3_000  # a line of metrics.jsonl and its event
+_VARIABLE_BYTES = 1_000  # of such an event, with log.variables
 
 
 class Needs(NamedTuple):
@@ -54,7 +55,8 @@ def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
     policy.check(settings)
     spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
     with tf.Graph().as_default():
-        weights = sum(4 * variable.shape.num_elements() for variable in build_model(spec).trainables)
+        trainables = build_model(spec).trainables
+    weights = sum(4 * variable.shape.num_elements() for variable in trainables)
     train, save = settings.train, settings.save
     learners = len(mutual.learners(settings))
     minibatches = max(0, train.steps - train.start_steps) // train.every_steps
@@ -71,6 +73,7 @@ def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
     replay = Replay.bytes_needed(capacity, env.observation_shape, env.observation_dtype, env.stack)
     stored = replay * min(capacity, train.steps) // capacity
     between_points = replay * min(settings.resume.every_steps, train.steps) // capacity
+    logged = _METRICS_BYTES + (_VARIABLE_BYTES * len(trainables) if settings.log.variables else 0)
     existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
     return Needs(
         replay=replay,
@@ -87,7 +90,7 @@ def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
         + stored
         + min(stored, between_points + SEGMENT_BYTES)
         + between_points
-        + train.steps // settings.log.every_steps * _METRICS_BYTES,
+        + train.steps // settings.log.every_steps * logged,
         disk_free=shutil.disk_usage(existing).free,
         members=policy.members,
     )

@@ -38,6 +38,23 @@ def nature(observation: Tensor, n_actions: int, *, padding: str, dueling: bool) 
     return _read_out("fc1", _flatten(x), 512, n_actions, dueling, (_he, _linear))
 
 
+def pooled80(observation: Tensor, n_actions: int) -> Tensor:
+    """One convolution of 32 filters and a 2x2 maximum: 3200 numbers, from which Q is read out without a hidden layer.
+
+    Layers start as those of `nature`.
+
+    Args:
+      observation: uint8 `[B, stack, 80, 80]`, frames first.
+      n_actions: A.
+
+    Returns:
+      Q values, float32 `[B, A]`.
+    """
+    x = tf.transpose(_floats(observation), [0, 2, 3, 1])
+    x = tf.nn.relu(_convolution("conv1", x, 8, 32, 4, "SAME", _he))
+    return _dense("q", _flatten(tf.nn.max_pool2d(x, 2, 2, "SAME")), n_actions, _linear)
+
+
 def mlp(observation: Tensor, n_actions: int, *, hidden_units: Sequence[int], dueling: bool) -> Tensor:
     """Fully connected layers of `hidden_units` with rectifiers, for vectors: float32 `[B, D]` to Q `[B, A]`.
 

@@ -43,8 +43,10 @@ class Atari:
             autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
         )
         self._lives = np.zeros(count, np.int32)
+        meanings = [action.name for action in self._env.ale.get_action_set()]
+        self._actions = _actions(settings, meanings)
         self.count = count
-        self.n_actions = len(self._env.ale.get_action_set())
+        self.n_actions = len(self._actions)
         self.observation_shape: tuple[int, ...] = (settings.stack, settings.image_height, settings.image_width)
         self.observation_dtype = np.dtype(np.uint8)
         self.stack = settings.stack
@@ -53,7 +55,7 @@ class Atari:
         self.protocol: dict[str, str | int | float | bool] = {
             "environment": settings.id,
             "environments": count,
-            "actions": self.n_actions,
+            "actions": " ".join(meanings[i] for i in self._actions) if settings.actions else self.n_actions,
             "frame skip": settings.frame_skip,
             "sticky actions": settings.sticky,
             "no-ops up to": settings.noop_max,
@@ -70,7 +72,7 @@ class Atari:
         return np.asarray(observations)
 
     def step(self, actions: np.ndarray) -> VectorStep:
-        s_next, score_t, terminated, truncated, info = self._env.step(actions)
+        s_next, score_t, terminated, truncated, info = self._env.step(self._actions[actions])
         last_t = terminated | truncated
         s_t = s_next
         if last_t.any():
@@ -90,6 +92,15 @@ class Atari:
 
     def close(self) -> None:
         self._env.close()
+
+
+def _actions(settings: EnvSettings, meanings: list[str]) -> np.ndarray:
+    """The emulator's number for each of the agent's; `meanings` are those of all that the game has."""
+    chosen = list(range(len(meanings))) if settings.actions is None else settings.actions
+    if len(chosen) < 2 or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(len(meanings))):
+        known = ", ".join(f"{i} {meaning}" for i, meaning in enumerate(meanings))
+        raise UsageError(f"env.actions={chosen}: give two or more different ones of {settings.id}'s own: {known}")
+    return np.array(chosen)
 
 
 def _rom(environment_id: str) -> str:

@@ -18,6 +18,8 @@ class Gym:
 
     def __init__(self, settings: EnvSettings, *, count: int) -> None:
         action_space, observation_space, time_limit = _look_at(settings.id)
+        if settings.actions is not None:
+            raise UsageError(f"env.actions chooses among the actions of an Atari game, and {settings.id} is none")
         if not isinstance(action_space, Discrete):
             raise UsageError(
                 f"{settings.id} has continuous actions ({action_space}); Q-learning needs discrete ones"

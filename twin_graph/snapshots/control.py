@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from twin_graph.snapshots.files import checked, make_folder, write_file
-from twin_graph.snapshots.ledger import Record, utc_now
+from twin_graph.snapshots.ledger import ONLY_LEARNER, Record, utc_now
 
 _PATTERN = "request-*.json"
 
@@ -38,7 +38,7 @@ class Request(Record):
       kind: `swap`, or `undo` of the last swap by hand.
       snapshot: what to restore; empty for `undo`.
       into: which twin.
-      learner: whose; empty for `undo`, which is of the last swap by hand.
+      learner: whose; without meaning for `undo`, which is of the last swap by hand.
       hold: suspend refreshes by the schedule.
       answer: None until there is one.
     """
@@ -48,7 +48,7 @@ class Request(Record):
     kind: Literal["swap", "undo"]
     snapshot: str = ""
     into: Literal["target", "online"] = "target"
-    learner: str = ""
+    learner: str = ONLY_LEARNER
     hold: bool = False
     answer: Answer | None = None
 
@@ -59,7 +59,7 @@ def ask(
     snapshot: str = "",
     into: Literal["target", "online"] = "target",
     *,
-    learner: str = "",
+    learner: str = ONLY_LEARNER,
     hold: bool = False,
 ) -> Request:
     """Writes a request, durably."""

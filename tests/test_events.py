@@ -1,0 +1,119 @@
+"""TensorBoard's event file, read back as TensorBoard reads it."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing import plugin_event_accumulator
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util import tensor_util
+
+from twin_graph import envs, needs
+from twin_graph.config import Settings
+from twin_graph.events import EventFile
+from twin_graph.exchange import spec_of
+from twin_graph.graph_mode import tf
+from twin_graph.snapshots.run import Run
+from twin_graph.twin import Twin
+
+NAMES = ["fc1/bias", "fc1/weights", "q/bias", "q/weights"]
+
+
+def written(folder: Path, values: np.ndarray) -> EventAccumulator:
+    with EventFile(folder, tf.Graph()) as events:
+        events.write_variables(7, {"w": values})
+    read = EventAccumulator(str(folder), size_guidance={"histograms": 0})
+    read.Reload()
+    return read
+
+
+def test_variables_are_shown_by_their_statistics_and_a_histogram(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(3, 2, (40, 50)).astype(np.float32)
+    read = written(tmp_path, values)
+    statistics = {"mean": values.mean(), "std": values.std(), "min": values.min(), "max": values.max()}
+    for name, value in statistics.items():
+        [event] = read.Scalars(f"variables/w/{name}")
+        assert (event.step, event.value) == (7, pytest.approx(value, rel=1e-5))
+    [event] = read.Histograms("variables/w")
+    histogram = event.histogram_value
+    assert event.step == 7
+    assert (histogram.min, histogram.max, histogram.num) == (values.min(), values.max(), 2000)
+    assert histogram.sum == pytest.approx(values.sum(dtype=float))
+    assert histogram.sum_squares == pytest.approx((values.astype(float) ** 2).sum())
+    assert histogram.bucket_limit == sorted(set(histogram.bucket_limit))
+    assert histogram.bucket_limit[-1] == values.max()
+    lower = -np.inf
+    for limit, count in zip(histogram.bucket_limit[:-1], histogram.bucket[:-1], strict=True):
+        assert count == ((values >= lower) & (values < limit)).sum()
+        lower = limit
+    assert histogram.bucket[-1] == (values >= lower).sum()
+    assert len(histogram.bucket) >= 20
+
+
+def test_tensorboards_own_histograms_are_made_of_them(tmp_path: Path) -> None:
+    written(tmp_path, np.linspace(-1, 2, 300, dtype=np.float32))
+    shown = plugin_event_accumulator.EventAccumulator(str(tmp_path))
+    shown.Reload()
+    assert "variables/w" in shown.PluginTagToContent("histograms")
+    [event] = shown.Tensors("variables/w")
+    buckets = tensor_util.make_ndarray(event.tensor_proto)
+    left, right, count = buckets.T
+    assert left[0] == -1
+    assert right[-1] == 2
+    np.testing.assert_array_equal(left[1:], right[:-1])
+    assert count.sum() == 300
+    assert count.max() - count.min() <= 1
+
+
+@pytest.mark.parametrize(
+    "values", [np.zeros(5), np.full(3, -2.5), np.array([1.0]), np.array([1, np.nextafter(np.float32(1), 2)])]
+)
+def test_values_that_hardly_differ_or_not_at_all(tmp_path: Path, values: np.ndarray) -> None:
+    read = written(tmp_path, values.astype(np.float32))
+    [event] = read.Histograms("variables/w")
+    assert sum(event.histogram_value.bucket) == len(values)
+    assert event.histogram_value.bucket_limit[-1] == values.max()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_of_values_that_are_not_finite_there_is_no_histogram(tmp_path: Path, wrong: float) -> None:
+    read = written(tmp_path, np.array([1, wrong, -1], np.float32))
+    assert read.Tags()["histograms"] == []
+    [event] = read.Scalars("variables/w/max")
+    assert not np.isfinite(event.value)
+
+
+def test_a_training_shows_the_online_twins_variables_if_it_is_asked_to(
+    cartpole: Callable[..., Settings], train: Callable[[Settings], Run]
+) -> None:
+    small = {"evaluate__episodes": 0, "train__steps": 600}
+    silent, run = train(cartpole(**small)), train(cartpole(**small, log__variables=True))
+    assert silent.store().newest.weights_sha256 == run.store().newest.weights_sha256
+    tags = []
+    for events in (silent.events, run.events):
+        read = EventAccumulator(str(events), size_guidance={"histograms": 0, "scalars": 0})
+        read.Reload()
+        tags.append(read.Tags()["histograms"])
+    assert tags == [[], [f"variables/{name}" for name in NAMES]]
+    logged = [line["agent_steps"] for line in run.metrics()]
+    with Twin("again", spec_of(run), threads=1) as twin:
+        twin.restore(run.store().prefix(run.store().newest.id))
+        weights = twin.weights()
+    for name in NAMES:
+        assert [event.step for event in read.Histograms(f"variables/{name}")] == logged == [200, 400, 600]
+        last = read.Histograms(f"variables/{name}")[-1].histogram_value
+        assert (last.min, last.max, last.num) == (weights[name].min(), weights[name].max(), weights[name].size)
+        assert read.Scalars(f"variables/{name}/mean")[-1].value == pytest.approx(weights[name].mean(), rel=1e-4)
+
+
+def test_the_disk_that_they_take_is_asked_for(
+    cartpole: Callable[..., Settings], train: Callable[[Settings], Run]
+) -> None:
+    run = train(cartpole(evaluate__episodes=0, train__steps=600, log__every_steps=8, log__variables=True))
+    with contextlib.closing(envs.make(run.settings.env, count=1)) as env:
+        asked = needs.measure(run.settings, env, run.folder).disk
+    written = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
+    assert written < asked < 3 * written
