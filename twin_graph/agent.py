@@ -247,6 +247,12 @@ class Agent:
         """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`; of two learners, their mean."""
         return self._mean([learner.online.q_values(observations) for learner in self.learners])
 
+    def weights(self) -> dict[str, np.ndarray]:
+        """The online twin's trainable weights by name; of two learners, by `a/` or `b/` and the name."""
+        if len(self.learners) == 1:
+            return self.online.weights()
+        return {f"{learner.name}/{n}": w for learner in self.learners for n, w in learner.online.weights().items()}
+
     def act(self, observations: np.ndarray, *, frozen: bool = False) -> np.ndarray:
         """Epsilon-greedy actions, int64 `[E]`, for observations `[E, *observation_shape]`.
 
@@ -565,7 +571,7 @@ class Agent:
                 attempt=self._run.attempt,
                 time=utc_now(),
                 counters=self.counters,
-                weights_sha256=self._weights_sha256(),
+                weights_sha256=weights_sha256(self.weights()),
                 learners=tuple(learner.state for learner in self.learners),
                 saved=self._saved,
                 reward_limit=self._reward_limit,
@@ -584,13 +590,6 @@ class Agent:
                 attempt=self._run.attempt,
             )
         return state
-
-    def _weights_sha256(self) -> str:
-        """Of the learner's weights; of two learners', together."""
-        if len(self.learners) == 1:
-            return self.online.weights_sha256()
-        weights = {f"{learner.name}/{n}": w for learner in self.learners for n, w in learner.online.weights().items()}
-        return weights_sha256(weights)
 
     def _save_variables(self, folder: Path) -> None:
         for learner in self.learners:

@@ -278,7 +278,7 @@ def _log(run: Run, progress: Progress, events: EventFile) -> None:
     run.record_metrics(metrics)
     events.write(metrics["agent_steps"], {k: v for k, v in metrics.items() if isinstance(v, int | float)})
     if run.settings.log.variables:
-        events.write_variables(metrics["agent_steps"], progress.agent.online.weights())
+        events.write_variables(metrics["agent_steps"], progress.agent.weights())
 
 
 @contextlib.contextmanager
