@@ -351,6 +351,8 @@ class Settings(_Section):
             raise ValueError(
                 "train.double needs a target whose values the online twin chooses from: train.target_q=true"
             )
+        if not train.target_q and self.act.with_ == "target":
+            raise ValueError("act.with=target needs a target: train.target_q=true")
         if not train.target_q and self.target.policy != "latest":
             raise ValueError(f"target.policy={self.target.policy} chooses nothing: train.target_q=false uses no target")
         if train.rollout_steps:

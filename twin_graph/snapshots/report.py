@@ -29,7 +29,7 @@ def _status(run: Run, store: SnapshotStore, events: Sequence[Event], scores: Map
     state = run.state()
     if state == "running" and metrics.get("attempt") == events[-1].attempt:
         known.append({name: metrics[name] for name in counters})
-    counters = max(known, key=lambda counted: counted["agent_steps"], default=counters)
+    counters = max(known, key=lambda counted: (counted["agent_steps"], counted["updates"]), default=counters)
     best = store.best(scores)
     scored = [snapshot for snapshot in store.snapshots if snapshot.id in scores]
     return {
