@@ -4,7 +4,6 @@ Learners are told apart by their names: `online` where there is one, `a` and `b`
 """
 
 from twin_graph.config import Settings
-from twin_graph.streams import Purpose, stream
 
 SHARED = "shared"
 
@@ -38,7 +37,7 @@ def learns(settings: Settings, update: int) -> str:
     if mutual.learn == "alternate":
         return names[update // mutual.turn_updates % 2]
     if mutual.learn == "random":
-        return names[int(stream(settings.seed, Purpose.WHO_LEARNS, update).integers(2))]
+        return names[_lot(settings, "WHO_LEARNS", update)]
     return names[update % 2]
 
 
@@ -50,5 +49,11 @@ def act(settings: Settings, agent_step: int, update: int) -> tuple[str, ...]:
     if mutual.act == "alternate":
         return (names[update // mutual.turn_updates % 2],)
     if mutual.act == "random":
-        return (names[int(stream(settings.seed, Purpose.WHO_ACTS, agent_step).integers(2))],)
+        return (names[_lot(settings, "WHO_ACTS", agent_step)],)
     return (mutual.act,)
+
+
+def _lot(settings: Settings, purpose: str, counter: int) -> int:
+    from twin_graph.streams import Purpose, stream  # NumPy: commands that read records need not wait for it
+
+    return int(stream(settings.seed, Purpose[purpose], counter).integers(2))
