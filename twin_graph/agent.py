@@ -222,6 +222,11 @@ class Agent:
         """The online twin's Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`."""
         return self.online.q_values(observations)
 
+    def get_qs(self, observation: np.ndarray) -> np.ndarray:
+        """The online twin's Q values, float32 `[A]`, of one observation `[*observation_shape]`; images as bytes."""
+        q: np.ndarray = self.q_values(observation[None])[0]
+        return q
+
     def act(self, observations: np.ndarray, *, frozen: bool = False) -> np.ndarray:
         """Epsilon-greedy actions, int64 `[E]`, for observations `[E, *observation_shape]`.
 
