@@ -39,7 +39,7 @@ def test_assignments_are_read_as_toml_and_else_as_text() -> None:
 def test_null_takes_away_what_is_optional() -> None:
     assert load().train.clip_delta == 1.0
     assert load("train.clip_delta=null").train.clip_delta is None
-    with pytest.raises(UsageError, match="train.batch_size=None: input should be a valid integer"):
+    with pytest.raises(UsageError, match=r"train\.batch_size=None: input should be a valid integer"):
         load("train.batch_size=null")
 
 
