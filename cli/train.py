@@ -37,7 +37,7 @@ def train(
     assignments: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Train an agent from a PRESET: pong, pong-rollouts, breakout, atari, cartpole.
+    """Train an agent from a PRESET; `twin-graph presets` lists them.
 
     Progress goes to stderr. Ctrl-C ends it after committing a snapshot and a resume point; `twin-graph resume` goes on,
     also after a crash.

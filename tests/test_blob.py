@@ -9,6 +9,7 @@ from gymnasium.utils.env_checker import check_env
 from test_resume import attempt, end
 
 from twin_graph import config
+from twin_graph.agent import Agent
 from twin_graph.envs import blob
 from twin_graph.errors import UsageError
 from twin_graph.model import ModelSpec
@@ -77,21 +78,37 @@ def test_it_is_rendered_as_an_image(env: gymnasium.Env) -> None:
     assert picture.dtype == np.uint8
 
 
-def test_its_network_trains_on_it(tmp_path: Path) -> None:
+def test_its_preset_learns_when_the_replay_is_full_and_resumes_exactly(tmp_path: Path) -> None:
     small = {
-        "env.id": blob.ID,
-        "network": "blob",
-        "train.steps": 300,
+        "train.steps": 260,
         "train.start_steps": 200,
+        "train.batch_size": 16,
+        "replay.capacity_steps": 200,
+        "twin.threads": 1,
         "resume.every_steps": 100,
         "evaluate.episodes": 0,
     }
-    settings = config.load("cartpole", small.items())
+    settings = config.load("blob", small.items())
     whole, killed = (create(tmp_path / name, settings) for name in ("whole", "killed"))
     attempt(whole)
-    attempt(killed, 250)
+    attempt(killed, 240)
     attempt(killed)
     assert end(whole) == end(killed)
+    point = whole.points().newest()
+    assert point is not None
+    assert point.counters.updates == 60
+
+
+def test_get_qs_gives_the_online_twins_values_of_one_observation(env: gymnasium.Env, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", config.load("blob", [("twin.threads", 1)]))
+    boards = np.stack([env.reset(seed=seed)[0] for seed in range(3)])
+    with Agent(run, observation_shape=(10, 10, 3), n_actions=9, observation_dtype=np.uint8) as agent:
+        q = agent.q_values(boards)
+        for board, values in zip(boards, q, strict=True):
+            one = agent.get_qs(board)
+            assert (one.shape, one.dtype) == ((9,), np.float32)
+            np.testing.assert_allclose(one, values, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(q[0], q[1])
 
 
 def test_its_network_refuses_what_is_no_image() -> None:

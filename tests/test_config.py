@@ -36,6 +36,13 @@ def test_assignments_are_read_as_toml_and_else_as_text() -> None:
     assert settings.twin.check is True
 
 
+def test_null_takes_away_what_is_optional() -> None:
+    assert load().train.clip_delta == 1.0
+    assert load("train.clip_delta=null").train.clip_delta is None
+    with pytest.raises(UsageError, match=r"train\.batch_size=None: input should be a valid integer"):
+        load("train.batch_size=null")
+
+
 def test_the_last_assignment_wins() -> None:
     assert load("seed=1", "seed=5").seed == 5
 

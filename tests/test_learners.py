@@ -227,6 +227,29 @@ def test_each_learner_trains_and_resumes_exactly(cartpole: Make, tmp_path: Path,
     assert end(plain)[0] != end(whole)[0]
 
 
+def test_the_preset_of_2015_trains_and_resumes_exactly(tmp_path: Path) -> None:
+    small = {
+        "train.steps": 160,
+        "train.start_steps": 100,
+        "replay.capacity_steps": 1_000,
+        "target.refresh_every_updates": 6,
+        "resume.every_steps": 100,
+        "evaluate.episodes": 0,
+        "twin.threads": 1,
+    }
+    settings = config.load("dqn2015", small.items())
+    assert (settings.loss, settings.train.optimizer, settings.train.batch_size) == ("dqn3", "rmsprop_dqn3", 32)
+    whole, killed = (create(tmp_path / name, settings) for name in ("whole", "killed"))
+    attempt(whole)
+    attempt(killed, 140)
+    attempt(killed)
+    assert end(whole) == end(killed)
+    point = whole.points().newest()
+    assert point is not None
+    assert point.counters.updates == 15
+    assert len({snapshot.weights_sha256 for snapshot in whole.store().snapshots}) > 2
+
+
 def test_a_run_without_a_target_is_not_explained_by_one(cartpole: Make, tmp_path: Path) -> None:
     run = create(tmp_path / "run", cartpole(train__steps=400, evaluate__episodes=0, train__target_q=False))
     attempt(run)

@@ -27,10 +27,13 @@ def test_what_is_given_is_not_measured(cartpole: Make) -> None:
     assert tuning.measure(settings, spec_of(settings)) == []
 
 
-def test_what_is_left_open_is_measured(cartpole: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("learner", [{}, {"train__double": True}, {"train__target_q": False}], ids=str)
+def test_what_is_left_open_is_measured(
+    cartpole: Make, monkeypatch: pytest.MonkeyPatch, learner: dict[str, bool]
+) -> None:
     machine(monkeypatch, "avx2")
     monkeypatch.setattr(tuning, "_ROUND_SECONDS", 0.05)
-    settings = cartpole(twin__threads=0, twin__precision="auto", train__chunk_steps=16)
+    settings = cartpole(twin__threads=0, twin__precision="auto", train__chunk_steps=16, **learner)
     choices = tuning.measure(settings, spec_of(settings))
     assert {(choice.threads, choice.precision) for choice in choices} == {(1, "fp32"), (2, "fp32")}
     assert all(choice.updates_per_second > 10 for choice in choices)

@@ -253,6 +253,11 @@ class Agent:
             return self.online.weights()
         return {f"{learner.name}/{n}": w for learner in self.learners for n, w in learner.online.weights().items()}
 
+    def get_qs(self, observation: np.ndarray) -> np.ndarray:
+        """The online twin's Q values, float32 `[A]`, of one observation `[*observation_shape]`; images as bytes."""
+        q: np.ndarray = self.q_values(observation[None])[0]
+        return q
+
     def act(self, observations: np.ndarray, *, frozen: bool = False) -> np.ndarray:
         """Epsilon-greedy actions, int64 `[E]`, for observations `[E, *observation_shape]`.
 

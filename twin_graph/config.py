@@ -522,10 +522,12 @@ def validate(tree: Mapping[str, Any]) -> Settings:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """`key=value` as a pair; the value is read as TOML, `null` as None, and anything else as plain text."""
+    """`key=value` as a pair; the value is read as TOML or `null`, and as plain text where it is neither."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise UsageError(f"--set {text!r}: write it as key=value, for example --set train.batch_size=64")
+    if value.strip() == "null":
+        return key.strip(), None
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

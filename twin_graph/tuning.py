@@ -93,6 +93,7 @@ class _Trial:
             model.r_t: np.zeros(size, np.float32),
             model.discount_t: np.ones(size, np.float32),
             model.q_target_t: np.zeros((size, spec.n_actions), np.float32),
+            model.s_t: self._observations,
         }
         self._chunk(2)  # the first runs are slow
 
