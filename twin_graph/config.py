@@ -531,7 +531,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        parsed = value.strip() if value.strip() != "null" else None
+        parsed = value.strip()
     return key.strip(), parsed
 
 
