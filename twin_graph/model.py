@@ -127,6 +127,7 @@ class Model:
       train_op: one optimizer step on the minibatch's gradients, and on those accumulated.
       accumulate_op: adds the minibatch's gradients to those accumulated; None if the spec has one minibatch an update.
       trainables: what a snapshot holds, sorted by name.
+      pull: copies the trainables to what is trained in their place; None unless the model was built to train a copy.
     """
 
     s_tm1: Tensor
@@ -147,13 +148,19 @@ class Model:
     train_op: Any
     accumulate_op: Any
     trainables: tuple[Any, ...]
+    pull: Any = None
 
 
-def build_model(spec: ModelSpec) -> Model:
+def build_model(spec: ModelSpec, *, copy: bool = False) -> Model:
     """Adds placeholders, network, loss, gradient and train op to the current default graph.
 
     The target values come in as `q_target_t` and the TD error is formed here, so that the same graph serves the
     twin that trains and the twin that only evaluates.
+
+    Args:
+      spec: what to build.
+      copy: Q values and gradients are those of a copy of the trainables, which `pull` renews; the train op applies the
+        gradients to the trainables themselves. For workers whose trainables lie elsewhere.
     """
     s_tm1 = tf.placeholder(spec.observation_dtype, [None, *spec.observation_shape], name="s_tm1")
     a_tm1 = tf.placeholder(tf.int32, [None], name="a_tm1")
@@ -168,20 +175,26 @@ def build_model(spec: ModelSpec) -> Model:
 
     q_tm1 = tf.identity(_network(spec, s_tm1, dropout_seed), name="q_tm1")
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
-    with tf.variable_scope("frozen", custom_getter=_frozen):
+    with tf.variable_scope("frozen", custom_getter=_local):
         q_frozen = _network(spec, s_tm1, no_dropout)
-    frozen = sorted(tf.local_variables(), key=lambda variable: str(variable.name))
+    freeze = _copy_to("frozen", trainables)
+
+    variables, pull, scope, getter = list(trainables), None, tf.get_variable_scope(), None
+    if copy:
+        with tf.variable_scope("copy", custom_getter=_local) as scope:
+            q_tm1 = _network(spec, s_tm1, dropout_seed)
+        pull, getter = _copy_to("copy", trainables), _local
+        variables = _locals_of("copy")
 
     q_own_t = None
     if spec.double or not spec.target_q:
-        with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+        with tf.variable_scope(scope, reuse=True):
             q_own_t = _network(spec, s_t, no_dropout)
     q_bootstrap_t = q_target_t if spec.target_q else q_own_t
     y = losses.q_learning_target(r_t, discount_t, q_bootstrap_t, q_own_t if spec.double else None)
     td_error = y - tf.reduce_sum(q_tm1 * tf.one_hot(a_tm1, spec.n_actions), axis=1)
     shown = losses.LOSSES["huber" if spec.loss == "dqn3" else spec.loss](td_error, spec.n_actions)
     loss = tf.reduce_mean(weight * shown, name="loss")
-    variables = list(trainables)
     if spec.loss == "dqn3":
         gradients = losses.dqn3_gradients(q_tm1, a_tm1, td_error, weight, variables, spec.clip_delta)
     else:
@@ -189,11 +202,12 @@ def build_model(spec: ModelSpec) -> Model:
 
     accumulate_op, clear = None, None
     if spec.accumulate > 1:
-        accumulate_op, gradients, clear = optimizers.accumulate(gradients, variables)
+        with tf.variable_scope("accumulated", custom_getter=getter):
+            accumulate_op, gradients, clear = optimizers.accumulate(gradients, variables)
     if spec.gradient_clip_norm is not None:
         gradients, _ = tf.clip_by_global_norm(gradients, spec.gradient_clip_norm)
     optimizer = optimizers.optimizer(spec.optimizer, learning_rate, spec.optimizer_epsilon, spec.rmsprop_decay)
-    applied = optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    applied = optimizer.apply_gradients(zip(gradients, trainables, strict=True))
     with tf.control_dependencies([applied]):
         train_op = tf.group(applied, *(clear() if clear else ()))
     return Model(
@@ -208,13 +222,14 @@ def build_model(spec: ModelSpec) -> Model:
         learning_rate=learning_rate,
         q_tm1=q_tm1,
         q_frozen=q_frozen,
-        freeze=tf.group(*(copy.assign(variable) for copy, variable in zip(frozen, trainables, strict=True))),
+        freeze=freeze,
         td_error=td_error,
         loss=loss,
         q_mean=tf.reduce_mean(tf.reduce_max(q_tm1, axis=1)),
         train_op=train_op,
         accumulate_op=accumulate_op,
         trainables=trainables,
+        pull=pull,
     )
 
 
@@ -228,7 +243,18 @@ def _network(spec: ModelSpec, observation: Tensor, dropout_seed: Tensor) -> Tens
     return networks.mlp(observation, spec.n_actions, hidden_units=spec.hidden_units, dueling=spec.dueling)
 
 
-def _frozen(getter: Callable[..., Any], name: str, *args: Any, **settings: Any) -> Any:
+def _locals_of(scope: str) -> list[Any]:
+    found = tf.get_collection(tf.GraphKeys.LOCAL_VARIABLES, f"{scope}/")
+    return sorted(found, key=lambda variable: str(variable.name))
+
+
+def _copy_to(scope: str, trainables: tuple[Any, ...]) -> Any:
+    """An op that copies the trainables to the local variables of a scope."""
+    copies = zip(_locals_of(scope), trainables, strict=True)
+    return tf.group(*(copy.assign(variable, read_value=False) for copy, variable in copies))
+
+
+def _local(getter: Callable[..., Any], name: str, *args: Any, **settings: Any) -> Any:
     """Makes variables that no Saver, optimizer or other twin sees: a copy inside this graph is no snapshot."""
     local = {"trainable": False, "collections": [tf.GraphKeys.LOCAL_VARIABLES]}
     return getter(name, *args, **{**settings, **local})

@@ -52,17 +52,16 @@ class Dqn3RmsProp(tf.train.Optimizer):  # type: ignore[misc]
 def accumulate(
     gradients: Sequence[Tensor], variables: Sequence[Any]
 ) -> tuple[Any, list[Tensor], Callable[[], list[Any]]]:
-    """Sums gradients over several minibatches in variables of the graph.
+    """Sums gradients over several minibatches in variables of the graph, of the current variable scope.
 
     Returns:
       An op that adds the minibatch's gradients; what was added so far with this minibatch's on top; what makes the ops
       that clear the sums, to be called under a control dependency on their use.
     """
-    with tf.variable_scope("accumulated"):
-        sums = [
-            tf.get_variable(v.op.name, v.shape, initializer=tf.zeros_initializer(), trainable=False, use_resource=True)
-            for v in variables
-        ]
+    sums = [
+        tf.get_variable(v.op.name, v.shape, initializer=tf.zeros_initializer(), trainable=False, use_resource=True)
+        for v in variables
+    ]
     add = tf.group(*(s.assign_add(g, read_value=False) for s, g in zip(sums, gradients, strict=True)))
     total = [s + g for s, g in zip(sums, gradients, strict=True)]
 
