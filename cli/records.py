@@ -189,6 +189,7 @@ def explain(run: str, update: int, as_json: bool) -> None:
         return
     table = Table.grid(padding=(0, 2))
     whose = "" if told["learner"] == ONLY_LEARNER else f", of learner {told['learner']}"
+    whose += f", by {told['worker']}" if told["worker"] else ""
     table.add_row("update", f"{told['update']:,}{whose}")
     for snapshot in told["snapshots"]:
         age = f"{snapshot['age_updates']:,} updates behind" if snapshot["age_updates"] >= 0 else "committed later"

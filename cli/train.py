@@ -22,6 +22,12 @@ from .params import complete_preset, json_option, print_json, run_argument, say,
 @click.option("--steps", type=click.IntRange(min=1), help="Length of the training in agent steps.")
 @click.option("--seed", type=int, help="Of everything random.  [default: 1]")
 @click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Train asynchronously, by so many processes on shared variables.  [default: by this process alone]",
+)
+@click.option("--ps", type=click.IntRange(min=1), help="Parameter servers for them.  [default: 1]")
+@click.option(
     "--run-dir",
     type=click.Path(path_type=Path),
     help="The run's folder, which must not exist yet.  [default: checkpoints/PRESET-seedS-N]",
@@ -33,6 +39,8 @@ def train(
     env_id: str | None,
     steps: int | None,
     seed: int | None,
+    workers: int | None,
+    ps: int | None,
     run_dir: Path | None,
     assignments: tuple[str, ...],
     as_json: bool,
@@ -46,10 +54,11 @@ def train(
     Examples:
       twin-graph train pong
       twin-graph train atari --env ALE/SpaceInvaders-v5 --set env.sticky=0.25
+      twin-graph train cartpole --workers 2
       twin-graph train cartpole --seed 2 --set target.policy='mix(0.8, 8)'
     """
     overrides = [config.parse_assignment(text) for text in assignments]
-    named = {"env.id": env_id, "train.steps": steps, "seed": seed}
+    named = {"env.id": env_id, "train.steps": steps, "seed": seed, "workers.count": workers, "workers.servers": ps}
     overrides += [(key, value) for key, value in named.items() if value is not None]
     settings = config.load(preset, overrides)
     folder = run_dir or default_folder(settings)
@@ -133,10 +142,12 @@ def _tuned(settings: config.Settings, env: Any) -> config.Settings:
 
 def _train(run: Run, env: Any, point: Any, as_json: bool) -> None:
     from twin_graph import training
+    from twin_graph.distributed import chief
 
     progress = None
+    train_ = chief.train if run.settings.workers.count else training.train
     with TrainingDisplay(stderr) as display:
-        for progress in training.train(run, env, point):
+        for progress in train_(run, env, point):
             display.show(progress)
     assert progress is not None
     _report(run.folder, progress, as_json)

@@ -111,7 +111,7 @@ def test_a_training_follows_the_schedule_as_written_down(
         resume__every_steps=1_000,
         evaluate__episodes=0,
     )
-    monkeypatch.setattr("twin_graph.agent._TARGET_BATCH", settings.train.batch_size)
+    monkeypatch.setattr("twin_graph.bootstrap.TARGET_BATCH", settings.train.batch_size)
     run = train(settings)
     weights, refreshes = reference(settings, tmp_path)
     assert run.store().newest.weights_sha256 == weights
@@ -182,7 +182,7 @@ def test_targets_that_were_prepared_are_those_of_the_target_of_their_update(
         return train_work(agent, work)
 
     monkeypatch.setattr(Agent, "_train", look)
-    monkeypatch.setattr("twin_graph.agent._TARGET_BATCH", 10_000)
+    monkeypatch.setattr("twin_graph.bootstrap.TARGET_BATCH", 10_000)
     train(cartpole(train__chunk_steps=32, target__refresh_every_updates=10))
     assert len(stale) > 20
     assert not any(stale)

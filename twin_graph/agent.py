@@ -14,20 +14,20 @@ from twin_graph import mutual, retention, sampling, targets
 from twin_graph.bootstrap import Bootstrap
 from twin_graph.config import Schedule, Settings
 from twin_graph.errors import UsageError
-from twin_graph.learner import Learner, greedy_agreement
+from twin_graph.learner import Learner, greedy_agreement, minibatches
 from twin_graph.model import ModelSpec
 from twin_graph.replay import Batch, Observations, Replay, Transition
 from twin_graph.resume import ReplayLog
 from twin_graph.snapshots.ledger import Commit, Counters, End, Health, Swap, utc_now
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.workers import WorkerStatus
 from twin_graph.stopwatch import Stopwatch
 from twin_graph.streams import Purpose, environment_seeds, stream
 from twin_graph.twin import Twin, weights_sha256
 
 PROBE = "probe"
 PROBE_SIZE = 32
-_TARGET_BATCH = 128  # observations; larger batches are no faster, and need more memory
 
 
 class Work(NamedTuple):
@@ -71,6 +71,7 @@ class Agent:
       point: the newest resume point; None before the first.
       work: what was prepared in the newest chunk and is to be trained in the next; None in the classic loop.
       last_loss, last_q: of the newest update; NaN before the first.
+      workers: what each worker last said of itself, in asynchronous training.
 
     Raises:
       InUseError: another process has the run.
@@ -95,6 +96,7 @@ class Agent:
         self.stopwatch = Stopwatch()
         self.point: PointState | None = None
         self.work: Work | None = None
+        self.workers: Sequence[WorkerStatus] = ()
         self._run = run
         self._environments = environments
         self._frames_per_step = frames_per_step
@@ -210,9 +212,7 @@ class Agent:
     @property
     def epsilon(self) -> float:
         """The share of random actions at this agent step."""
-        act = self.settings.act
-        progress = min(1.0, self.agent_steps / act.epsilon_decay_steps)
-        return act.epsilon_start + progress * (act.epsilon_end - act.epsilon_start)
+        return self.settings.act.epsilon_at(self.agent_steps)
 
     @property
     def target_snapshots(self) -> tuple[str, ...]:
@@ -347,6 +347,15 @@ class Agent:
             self._tell_sampler()
             self.work = None
 
+    def end(self) -> None:
+        """No more steps will be made: makes the updates that are due, and commits a snapshot."""
+        self.finish_work()
+        self.commit()
+
+    def take_returns(self) -> Sequence[float]:
+        """True scores of training episodes that ended elsewhere, in asynchronous training; each is given once."""
+        return ()
+
     def end_chunk(self) -> None:
         """What waits for both threads: the sampler learns of TD errors, a snapshot is committed if it is due."""
         self._tell_sampler()
@@ -419,8 +428,7 @@ class Agent:
                 first, *others = turn
                 last = others[-1] if others else first
                 s_t = batch.s_t[self._rows(updates, first).start : self._rows(updates, last).stop]
-                blocks = (s_t[i : i + _TARGET_BATCH] for i in range(0, len(s_t), _TARGET_BATCH))
-                q += [learner.bootstrap.q_values(block) for block in blocks]
+                q.append(learner.bootstrap.in_blocks(s_t))
         return Work(updates, batch, self._snapshots(), np.concatenate(q))
 
     def _rows(self, updates: range, update: int) -> slice:
@@ -431,41 +439,23 @@ class Agent:
 
     def _train(self, work: Work) -> list[float]:
         """Makes the updates; returns their losses."""
+        train = self.settings.train
         td_error = np.zeros(len(work.batch.step), np.float32)
         losses = []
         for update in work.updates:
             learner = self.learner(mutual.learns(self.settings, update))
-            found = learner.train(update, self._minibatches(learner, work, update))
+            rows, q_first = self._rows(work.updates, update), (update - work.updates.start) * train.examples
+            q_target_t = None if work.q_target_t is None else work.q_target_t[q_first : q_first + train.examples]
+            batch = Batch(*(values[rows] for values in work.batch))
+            found = learner.train(update, minibatches(learner.online.model, train, batch, q_target_t))
             self.updates += 1
             self.last_loss, self.last_q = found.loss, found.q_mean
             losses.append(found.loss)
-            td_error[self._rows(work.updates, update)] = found.td_error
+            td_error[rows] = found.td_error
         self._found = work.batch, td_error
         for learner in self.learners:
             learner.check(f"by update {self.updates}")
         return losses
-
-    def _minibatches(self, learner: Learner, work: Work, update: int) -> list[dict[Any, np.ndarray]]:
-        """What to feed into a learner's online twin for each of an update's minibatches."""
-        model, train = learner.online.model, self.settings.train
-        everything = self._rows(work.updates, update)
-        q_first = (update - work.updates.start) * train.examples
-        fed = []
-        for first in range(0, train.examples, train.batch_size):
-            rows = slice(everything.start + first, everything.start + first + train.batch_size)
-            feed = {
-                model.s_tm1: work.batch.s_tm1[rows],
-                model.a_tm1: work.batch.a_tm1[rows],
-                model.r_t: work.batch.r_t[rows],
-                model.discount_t: work.batch.discount_t[rows],
-                model.weight: work.batch.weight[rows],
-            }
-            if work.q_target_t is not None:
-                feed[model.q_target_t] = work.q_target_t[q_first + first : q_first + first + train.batch_size]
-            if train.double or not train.target_q:
-                feed[model.s_t] = work.batch.s_t[rows]
-            fed.append(feed)
-        return fed
 
     def commit(self) -> list[Commit]:
         """Saves each learner's online twin as a snapshot, durable when this returns; see `Learner.commit`.

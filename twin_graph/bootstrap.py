@@ -10,6 +10,8 @@ from twin_graph.snapshots.points import TargetState
 from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.twin import Twin
 
+TARGET_BATCH = 128  # observations
+
 
 class Bootstrap:
     """Owns the target twins and knows which snapshot each holds; closed by `close()`.
@@ -18,7 +20,7 @@ class Bootstrap:
       spec, threads, precision: of the twins; see `Twin`.
       members: how many twins there are.
       combine: how their Q values become one, for each action: `min` or `mean`.
-      like: the online twin.
+      like: the online twin, if it is one.
 
     Attributes:
       twins: those restored so far come first.
@@ -28,7 +30,7 @@ class Bootstrap:
     """
 
     def __init__(
-        self, spec: ModelSpec, *, threads: int, precision: str, members: int, combine: str, like: Twin
+        self, spec: ModelSpec, *, threads: int, precision: str, members: int, combine: str, like: Twin | None = None
     ) -> None:
         self.twins = [
             Twin("target" if members == 1 else f"target {i}", spec, threads=threads, precision=precision, like=like)
@@ -71,6 +73,11 @@ class Bootstrap:
             return self._active[0].q_values(observations)
         combined: np.ndarray = self._combine([twin.q_values(observations) for twin in self._active], axis=0)
         return combined
+
+    def in_blocks(self, observations: np.ndarray) -> np.ndarray:
+        """The same of many observations, in blocks: larger ones are no faster, and need more memory."""
+        blocks = (observations[i : i + TARGET_BATCH] for i in range(0, len(observations), TARGET_BATCH))
+        return np.concatenate([self.q_values(block) for block in blocks])
 
     def weights(self) -> dict[str, np.ndarray]:
         """The members' mean weights by name."""

@@ -185,6 +185,11 @@ class ActSettings(_Section):
     epsilon_end: float = _setting(0.01, "share of random actions after the decay", source=PEERS, ge=0, le=1)
     epsilon_decay_steps: int = _setting(100_000, "length of the linear decay", unit="agent steps", ge=1)
 
+    def epsilon_at(self, agent_step: int) -> float:
+        """The share of random actions after so many agent steps."""
+        progress = min(1.0, agent_step / self.epsilon_decay_steps)
+        return self.epsilon_start + progress * (self.epsilon_end - self.epsilon_start)
+
 
 def _every(unit: str, meaning: str) -> Any:
     return _setting(None, f"{meaning} each; set one unit only", unit=unit, ge=1)
@@ -217,6 +222,22 @@ class MutualSettings(_Section):
 class StoreSettings(_Section):
     shared: bool = _setting(
         False, "mutual: one line of snapshots for both, so that a target is the latest of whoever wrote last"
+    )
+
+
+class WorkersSettings(_Section):
+    count: int = _setting(
+        0,
+        "processes that train asynchronously on shared variables; 0 for this one alone",
+        unit="workers",
+        ge=0,
+        le=1024,
+    )
+    servers: int = _setting(1, "parameter servers, which hold the shared variables", unit="processes", ge=1, le=64)
+    restarts: int = _setting(3, "a worker that died is started again so many times", ge=0)
+    pin: bool = _setting(False, "each worker runs on one core of its own, by turns")
+    gpu_memory_fraction: float | None = _setting(
+        None, "of each GPU, for every process; null for as much as it needs", gt=0, le=1
     )
 
 
@@ -323,6 +344,7 @@ class Settings(_Section):
     target: TargetSettings = TargetSettings()
     mutual: MutualSettings = MutualSettings()
     store: StoreSettings = StoreSettings()
+    workers: WorkersSettings = WorkersSettings()
     save: SaveSettings = SaveSettings()
     resume: ResumeSettings = ResumeSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
@@ -372,12 +394,39 @@ class Settings(_Section):
                 f"replay.capacity_steps={self.replay.capacity_steps} is too small: it must hold train.start_steps="
                 f"{self.train.start_steps} and, for {self.env.count} environments, at least {reach} agent steps"
             )
+        if self.workers.count:
+            self._check_workers(reach)
         if self.train.start_steps < reach:
             raise ValueError(
                 f"train.start_steps={self.train.start_steps} is too small: {self.env.count} environments need {reach} "
                 "agent steps before one n-step transition of each is complete"
             )
         return self
+
+    def of_worker(self, index: int) -> "Settings":
+        """With which one of several workers trains: random numbers of its own, its part of the replay."""
+        workers, environments = self.workers.count, self.env.count
+        start = math.ceil(self.train.start_steps / workers / environments) * environments
+        capacity = self.replay.capacity_steps // workers
+        return self.model_copy(
+            update={
+                "seed": self.seed + (1 + index) * 2**31,
+                "train": self.train.model_copy(update={"start_steps": start}),
+                "replay": self.replay.model_copy(update={"capacity_steps": capacity}),
+            }
+        )
+
+    def _check_workers(self, reach: int) -> None:
+        if self.mode == "mutual":
+            raise ValueError("mode=mutual trains in one process; workers.count must be 0")
+        if self.act.with_ == "target":
+            raise ValueError("act.with=target acts by one target; workers act by the shared variables")
+        own = self.of_worker(0)
+        if own.replay.capacity_steps < max(reach, own.train.start_steps):
+            raise ValueError(
+                f"replay.capacity_steps={self.replay.capacity_steps} is too small for {self.workers.count} workers, which "
+                f"share it: each needs {max(reach, own.train.start_steps)}"
+            )
 
     def _check_rollouts(self) -> None:
         """Says all the numbers that belong to the length of a rollout at once."""

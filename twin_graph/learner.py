@@ -9,8 +9,10 @@ import numpy as np
 
 from twin_graph import mutual
 from twin_graph.bootstrap import Bootstrap
+from twin_graph.config import TrainSettings
 from twin_graph.errors import DivergedError, TwinMismatchError
-from twin_graph.model import ModelSpec
+from twin_graph.model import Model, ModelSpec
+from twin_graph.replay import Batch
 from twin_graph.snapshots.ledger import BY_HAND, ONLY_LEARNER, UNDO, Commit, Counters, Health, Swap, utc_now
 from twin_graph.snapshots.points import LearnerState
 from twin_graph.snapshots.run import Run
@@ -255,6 +257,35 @@ class Learner:
         self.bootstrap.restore([self._store.find(i) for i in target.snapshots], self._store)
         self.bootstrap.since, self.bootstrap.policy, self.bootstrap.held = target.since, target.policy, target.held
         return True
+
+
+def minibatches(
+    model: Model, train: TrainSettings, batch: Batch, q_target_t: np.ndarray | None
+) -> list[dict[Any, np.ndarray]]:
+    """What to feed for each minibatch of one update.
+
+    Args:
+      model: of the twin that trains.
+      train: settings.
+      batch: the update's transitions, `train.examples` of them.
+      q_target_t: the target's Q values at their `s_t`, float32 `[examples, A]`; None without `train.target_q`.
+    """
+    fed = []
+    for first in range(0, train.examples, train.batch_size):
+        rows = slice(first, first + train.batch_size)
+        feed = {
+            model.s_tm1: batch.s_tm1[rows],
+            model.a_tm1: batch.a_tm1[rows],
+            model.r_t: batch.r_t[rows],
+            model.discount_t: batch.discount_t[rows],
+            model.weight: batch.weight[rows],
+        }
+        if q_target_t is not None:
+            feed[model.q_target_t] = q_target_t[rows]
+        if train.double or not train.target_q:
+            feed[model.s_t] = batch.s_t[rows]
+        fed.append(feed)
+    return fed
 
 
 def greedy_agreement(q: np.ndarray, other_q: np.ndarray) -> float:

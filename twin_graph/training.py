@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from types import FrameType
 from typing import Any
@@ -26,6 +26,9 @@ from twin_graph.stopwatch import PHASES
 from twin_graph.twin import Twin
 
 RECENT_EPISODES = 20
+
+#: What makes an agent's steps and updates, and yields the vector steps that were made here.
+Loop = Callable[[Any, VectorEnv], Iterator[list[VectorStep]]]
 
 
 def run_loop(agent: Agent, env: VectorEnv) -> Iterator[list[VectorStep]]:
@@ -112,7 +115,8 @@ class Progress:
         return self.stop.is_set() and self.agent.agent_steps < self.total_steps
 
     def count(self, steps: Sequence[VectorStep]) -> None:
-        """Adds up the true scores of the training episodes."""
+        """Adds up the true scores of the training episodes; takes those that others have added up."""
+        self.returns.extend(self.agent.take_returns())
         for step in steps:
             for e, score in enumerate(step.score_t):
                 self._scores[e] += float(score)
@@ -155,7 +159,14 @@ class Progress:
         return metrics
 
 
-def train(run: Run, env: VectorEnv, point: PointState | None = None) -> Iterator[Progress]:
+def train(
+    run: Run,
+    env: VectorEnv,
+    point: PointState | None = None,
+    *,
+    make_agent: Callable[..., Agent] = Agent,
+    loop: Loop = run_loop,
+) -> Iterator[Progress]:
     """Trains to `train.steps`, from the beginning or from a resume point; yields its progress after each vector step.
 
     SIGINT, SIGTERM and `progress.stop` end it at the next vector step. At the end, asked for or reached, a snapshot and
@@ -169,7 +180,7 @@ def train(run: Run, env: VectorEnv, point: PointState | None = None) -> Iterator
     """
     with (
         _stop_requests() as stop,
-        Agent(
+        make_agent(
             run,
             observation_shape=env.observation_shape,
             observation_dtype=env.observation_dtype,
@@ -186,24 +197,26 @@ def train(run: Run, env: VectorEnv, point: PointState | None = None) -> Iterator
             agent.commit_point()
         elif _evaluation_is_missing(agent):
             yield from _evaluate_newest(run, progress, events)
-        yield from _steps_and_records(run, env, progress, events)
+        yield from _steps_and_records(run, env, progress, events, loop)
         if progress.interrupted:
             agent.close("stopped", "interrupted")
 
 
-def _steps_and_records(run: Run, env: VectorEnv, progress: Progress, events: EventFile) -> Iterator[Progress]:
+def _steps_and_records(
+    run: Run, env: VectorEnv, progress: Progress, events: EventFile, loop: Loop
+) -> Iterator[Progress]:
     agent, settings, stop = progress.agent, run.settings, progress.stop
     requests = Requests(run, agent)
     requests.carry_out()
     if agent.agent_steps >= progress.total_steps:
         return
-    for steps in run_loop(agent, env):
+    seen = agent.agent_steps
+    for steps in loop(agent, env):
         progress.count(steps)
-        taken = len(steps) * env.count
+        taken, seen = agent.agent_steps - seen, agent.agent_steps
         done = agent.agent_steps >= progress.total_steps
         if done:
-            agent.finish_work()
-            agent.commit()
+            agent.end()
         if done or crossed(agent.agent_steps, taken, settings.log.every_steps):
             _log(run, progress, events)
         yield progress
@@ -211,11 +224,10 @@ def _steps_and_records(run: Run, env: VectorEnv, progress: Progress, events: Eve
             yield from _evaluate_newest(run, progress, events)
         ends = done or stop.is_set()  # looked at once: a signal may come at any moment
         if ends:
-            agent.finish_work()
-            agent.commit()
+            agent.end()
         wants_point = requests.carry_out()
         if ends or wants_point or crossed(agent.agent_steps, taken, settings.resume.every_steps):
-            agent.commit_point(steps[-1].s_t, progress.returns)
+            agent.commit_point(steps[-1].s_t if steps else None, progress.returns)
             progress.cut()
             requests.carry_out()
         if ends:

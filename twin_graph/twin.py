@@ -63,7 +63,8 @@ class Twin:
             self.model = build_model(spec)
             # The Saver is built once: one built at each save would grow the graph, and with it every later save.
             self._saver = tf.train.Saver(self.model.trainables, max_to_keep=0)
-            self._saver_of_all = tf.train.Saver(tf.global_variables(), max_to_keep=0)
+            self._variables = tf.global_variables()
+            self._saver_of_all = tf.train.Saver(self._variables, max_to_keep=0)
             initialize = tf.global_variables_initializer()
             self._trainable = {v.op.name for v in self.model.trainables}
             others = [v for v in tf.global_variables() if v.op.name not in self._trainable]
@@ -163,6 +164,17 @@ class Twin:
         """Sets the trainable variables to values by name."""
         for variable in self.model.trainables:
             variable.load(weights[variable.op.name], self.session)
+
+    def load_all(self, values: Mapping[str, np.ndarray]) -> None:
+        """Sets all variables that `values` names, the optimizer's too."""
+        for variable in self._variables:
+            if variable.op.name in values:
+                variable.load(values[variable.op.name], self.session)
+
+    def all_variables(self) -> dict[str, np.ndarray]:
+        """The values of all variables by name, the optimizer's too."""
+        names = [variable.op.name for variable in self._variables]
+        return dict(zip(names, self.run(list(self._variables)), strict=True))
 
     def weights(self) -> dict[str, np.ndarray]:
         """The trainable variables' values by name, in the order of names."""

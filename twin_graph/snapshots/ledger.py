@@ -129,6 +129,7 @@ class Swap(_Event):
     Attributes:
       into: `target` or `online`.
       learner: whose.
+      worker: which worker's target; empty for that of the run, which workers follow as soon as they can.
       snapshots: one, or the members of an ensemble.
       policy: which chose; `BY_HAND` or `UNDO` where a person did.
       candidates: what it could choose from.
@@ -144,6 +145,7 @@ class Swap(_Event):
     event: Literal["swap"] = "swap"
     into: Literal["target", "online"]
     learner: str = ONLY_LEARNER
+    worker: str = ""
     snapshots: tuple[str, ...] = Field(min_length=1)
     policy: str
     candidates: tuple[str, ...]

@@ -7,6 +7,7 @@ from typing import Any
 from twin_graph import cpu, mutual
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots import control
+from twin_graph.snapshots import workers as worker_records
 from twin_graph.snapshots.ledger import Commit, Event, Swap
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
@@ -20,7 +21,7 @@ def status(run: Run) -> dict[str, Any]:
 
 def _status(run: Run, store: SnapshotStore, events: Sequence[Event], scores: Mapping[str, float]) -> dict[str, Any]:
     metrics = run.newest_metrics()
-    newest = {e.learner: e for e in events if isinstance(e, Swap) and e.into == "target"}
+    newest = {e.learner: e for e in events if isinstance(e, Swap) and e.into == "target" and not e.worker}
     point = run.points().newest()
     counters = dict.fromkeys(("agent_steps", "updates", "frames", "episodes"), 0)
     known = [event.counters.model_dump() for event in events if isinstance(event, Commit | Swap)]
@@ -170,8 +171,14 @@ def explain(run: Run, update: int) -> dict[str, Any]:
     summary = status(run)
     if not 1 <= update <= summary["updates"]:
         raise UsageError(f"update {update:,}: the records know of updates 1 to {summary['updates']:,}")
-    learner = mutual.learns(run.settings, update - 1)
-    swaps = [e for e in run.ledger.events() if isinstance(e, Swap) and e.into == "target" and e.learner == learner]
+    learner, worker, events = mutual.learns(run.settings, update - 1), "", run.ledger.events()
+    if run.settings.workers.count:
+        found = worker_records.who_applied(run.folder, events, update - 1)
+        if found is None:
+            raise UsageError(f"update {update:,}: no worker recorded it; one that was killed may have applied it")
+        worker = found
+    whose = (learner, worker)
+    swaps = [e for e in events if isinstance(e, Swap) and e.into == "target" and (e.learner, e.worker) == whose]
     at = max(i for i, swap in enumerate(swaps) if swap.first_update <= update)
     swap, following = swaps[at], swaps[at + 1 :]
     last = min((later.first_update - 1 for later in following), default=summary["updates"])
@@ -179,6 +186,7 @@ def explain(run: Run, update: int) -> dict[str, Any]:
     return {
         "update": update,
         "learner": learner,
+        "worker": worker,
         "snapshots": [
             {
                 "id": snapshot_id,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from twin_graph.errors import DamagedError
-from twin_graph.snapshots import control
+from twin_graph.snapshots import control, workers
 from twin_graph.snapshots.files import read_file, read_lines
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.points import SEGMENTS, STATE, PointState
@@ -125,6 +125,9 @@ class _Verifier:
     def rest(self) -> None:
         """Whatever else there is."""
         run = self._run
+        for path in (run.folder / workers.FOLDER).glob("*.json"):
+            self._try(read_file, path)
+        self.known |= {path for path in (run.folder / workers.FOLDER).glob("*") if path.suffix in workers.SUFFIXES}
         self.known |= {run.control / "lock", run.control / "holder.json", *run.events.glob("events.out.tfevents.*")}
         if (run.control / "holder.json").exists():
             self._try(read_file, run.control / "holder.json")

@@ -1,0 +1,8 @@
+"""Asynchronous training: workers with environments and replays of their own, on variables that lie on parameter servers.
+
+    chief          the run's folder: snapshots, refreshes, evaluations, resume points (`chief.Chief`, an `Agent`)
+    servers        hold the shared variables and counters (`server.serve`)
+    workers        act, sample, compute gradients of a copy, apply them to the shared variables (`worker.work`)
+
+All transport is TensorFlow's own `tf.train.Server`. Snapshots reach the workers' targets through the run's folder.
+"""

@@ -1,0 +1,15 @@
+"""One task of a cluster: `python -m twin_graph.distributed CLUSTER_FILE ps:0`; `twin-graph cluster` does the same."""
+
+import sys
+from pathlib import Path
+
+from twin_graph.distributed.cluster import Cluster
+from twin_graph.distributed.task import run_task
+from twin_graph.errors import TwinGraphError
+
+if __name__ == "__main__":
+    try:
+        run_task(Cluster.described(Path(sys.argv[1])), sys.argv[2], parent="--parent" in sys.argv)
+    except TwinGraphError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,204 @@
+"""The chief: an agent whose steps and updates are made by workers, on variables that lie on parameter servers."""
+
+import contextlib
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from twin_graph import training
+from twin_graph.agent import Agent
+from twin_graph.distributed.cluster import Cluster
+from twin_graph.distributed.shared import CHIEF, ChiefSession, Counts
+from twin_graph.distributed.supervisor import Supervisor
+from twin_graph.envs import VectorEnv, VectorStep
+from twin_graph.errors import DivergedError, TwinGraphError
+from twin_graph.graph_mode import tf
+from twin_graph.snapshots.files import make_folder
+from twin_graph.snapshots.ledger import Commit, Swap
+from twin_graph.snapshots.points import PointState
+from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.workers import CLUSTER, FOLDER, statuses
+
+_TICK_SECONDS = 0.2
+_LOOK_SECONDS = 1.0
+_SERVERS_START_SECONDS = 60.0
+_WORKERS_END_SECONDS = 60.0
+_SILENT_SECONDS = 30.0
+
+
+class Chief(Agent):
+    """Owns the run's folder; its online twin is a mirror of the shared variables, renewed whenever it is looked at.
+
+    Args:
+      run: see `Agent`, and for `agent`.
+      cluster: who trains.
+      supervisor: of the cluster's processes, if they are this one's children.
+
+    Attributes:
+      workers: what they last said of themselves.
+      supervisor: as given.
+    """
+
+    def __init__(self, run: Run, *, cluster: Cluster, supervisor: Supervisor | None, **agent: Any) -> None:
+        self._cluster = cluster
+        self._shared: ChiefSession | None = None
+        self._taken: dict[tuple[str, int], int] = {}  # episodes of each worker's process whose returns were taken
+        self._looked = 0.0
+        self.supervisor = supervisor
+        super().__init__(run, **agent)
+        try:
+            variables = [v for v in self.online.variables if not v.name.startswith("accumulated/")]
+            self._shared = ChiefSession(cluster, variables)
+            self._owned.callback(self._release, self._shared)
+            self._begin(self._shared)
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+
+    def _begin(self, shared: ChiefSession) -> None:
+        """Hands the servers what the workers wait for."""
+        counts = Counts(self.agent_steps // self._environments, self.updates, self.episodes)
+        deadline = time.monotonic() + _SERVERS_START_SECONDS
+        while True:
+            if self.supervisor:
+                self.supervisor.look()
+            try:
+                shared.begin(self.online.all_variables(), counts)
+                return
+            except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
+                if time.monotonic() > deadline:
+                    raise TwinGraphError(f"no parameter server answers at {', '.join(self._cluster.ps)}") from None
+                time.sleep(_TICK_SECONDS)
+
+    def _release(self, shared: ChiefSession) -> None:
+        """Lets the servers go, also where workers never will be done."""
+        with contextlib.suppress(tf.errors.OpError):
+            shared.put_tokens([*range(len(self._cluster.worker)), CHIEF])
+        shared.close()
+
+    def follow(self, env: VectorEnv) -> Iterator[list[VectorStep]]:  # noqa: ARG002 - its signature is `run_loop`'s
+        """In place of the run loop: looks at what the workers have done, commits and refreshes what is due."""
+        while True:
+            time.sleep(_TICK_SECONDS)
+            if self.supervisor:
+                self.supervisor.look()
+            with _lost_servers():
+                self._count()
+                self.commit_if_due()
+                self._refresh_if_due()
+            self._look_at_workers()
+            yield []
+
+    def _count(self) -> None:
+        if self._shared:
+            counts = self._shared.counts()
+            self.agent_steps = counts.vector_steps * self._environments
+            self.updates, self.episodes = counts.updates, counts.episodes
+
+    def _renew(self) -> None:
+        """Brings counters and online twin up to what the servers hold; counters first, so that they are not ahead."""
+        if self._shared:
+            with _lost_servers():
+                self._count()
+                self.online.load_all(self._shared.pull())
+            self.learners[0].updates = self.updates
+
+    def _look_at_workers(self) -> None:
+        if time.monotonic() - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        self.workers = statuses(self._run.folder, self._run.attempt)
+        for worker in self.workers:
+            if worker.state == "failed":
+                raise DivergedError(f"{worker.name}: {worker.message}")
+        if losses := [worker.loss for worker in self.workers if worker.loss is not None]:
+            self.last_loss = sum(losses) / len(losses)
+            self.last_q = sum(worker.q_mean or 0.0 for worker in self.workers) / len(losses)
+
+    def take_returns(self) -> list[float]:
+        returns: list[float] = []
+        for worker in self.workers:
+            key = worker.name, worker.pid
+            new = worker.episodes - self._taken.get(key, 0)
+            self._taken[key] = worker.episodes
+            returns += worker.returns[-new:] if new else ()
+        return returns
+
+    def end(self) -> None:
+        if self._shared:
+            with _lost_servers():
+                self._shared.ask_to_stop()
+            self._wait_for_workers()
+        super().end()
+
+    def _wait_for_workers(self) -> None:
+        deadline = time.monotonic() + _WORKERS_END_SECONDS
+        while time.monotonic() < deadline:
+            if self.supervisor:
+                self.supervisor.look()
+                if self.supervisor.workers_are_done():
+                    break
+            else:
+                self.workers = statuses(self._run.folder, self._run.attempt)
+                going = [w for w in self.workers if w.state == "training" and time.time() - w.time < _SILENT_SECONDS]
+                if not going:
+                    break
+            time.sleep(_TICK_SECONDS / 2)
+        self._looked = 0.0
+        self._look_at_workers()
+
+    def commit(self) -> list[Commit]:
+        self._renew()
+        return super().commit()
+
+    def commit_point(self, s_t: np.ndarray | None = None, returns: Sequence[float] = ()) -> PointState:
+        self._renew()
+        return super().commit_point(s_t, returns)
+
+    def telemetry(self) -> dict[str, float]:
+        self._renew()
+        measured = super().telemetry()
+        for worker in self.workers:
+            measured[f"workers/{worker.name}/agent_steps_per_second"] = worker.agent_steps_per_second
+            measured[f"workers/{worker.name}/staleness"] = worker.staleness
+        return measured
+
+    def swap(self, snapshots: Sequence[Commit], *, into: str, **fields: Any) -> Swap:
+        swap = super().swap(snapshots, into=into, **fields)
+        if into == "online" and self._shared:
+            self._shared.push(self.online.all_variables())
+        return swap
+
+
+def train(
+    run: Run, env: VectorEnv, point: PointState | None = None, *, cluster: Cluster | None = None
+) -> Iterator[training.Progress]:
+    """Like `training.train`, by the workers of a cluster; by default one of child processes on this machine."""
+    folder = run.folder / FOLDER
+    make_folder(folder)
+    with contextlib.ExitStack() as open_:
+        supervisor = None
+        if cluster is None:
+            open_.enter_context(run.lock("train"))  # before any process is started
+            workers = run.settings.workers
+            cluster = Cluster.on_this_machine(run.folder, workers=workers.count, servers=workers.servers)
+            cluster.write(folder / CLUSTER)
+            supervisor = open_.enter_context(
+                contextlib.closing(Supervisor(folder / CLUSTER, cluster, workers.restarts))
+            )
+        make = functools.partial(Chief, cluster=cluster, supervisor=supervisor)
+        yield from training.train(run, env, point, make_agent=make, loop=Chief.follow)
+
+
+@contextlib.contextmanager
+def _lost_servers() -> Iterator[None]:
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise TwinGraphError(
+            f"a parameter server does not answer ({type(error).__name__}); `twin-graph resume` goes on from the last "
+            "resume point"
+        ) from None

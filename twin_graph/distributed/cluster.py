@@ -1,0 +1,81 @@
+"""Which processes train together, and where they listen."""
+
+import ipaddress
+import socket
+import tomllib
+from pathlib import Path
+from typing import Annotated, Self
+
+import pydantic
+from pydantic import Field
+
+from twin_graph.errors import UsageError
+from twin_graph.snapshots.files import checked, read_file, write_file
+from twin_graph.snapshots.ledger import Record, first_problem
+
+Address = Annotated[str, Field(pattern=r"^[^:\s]+:\d{1,5}$")]
+LOOPBACK = "127.0.0.1"
+
+
+class Cluster(Record):
+    """Who is in it.
+
+    Attributes:
+      run: the run's folder, on storage that all machines see at this path.
+      ps: host and port of each parameter server.
+      worker: host and port of each worker.
+    """
+
+    run: Path
+    ps: tuple[Address, ...] = Field(min_length=1)
+    worker: tuple[Address, ...] = Field(min_length=1)
+
+    @classmethod
+    def on_this_machine(cls, run: Path, *, workers: int, servers: int) -> Self:
+        """On the loopback interface, on ports that are free now."""
+        with_ports = [f"{LOOPBACK}:{port}" for port in _free_ports(workers + servers)]
+        return cls(run=run.absolute(), ps=tuple(with_ports[:servers]), worker=tuple(with_ports[servers:]))
+
+    @classmethod
+    def described(cls, path: Path) -> Self:
+        """From a file: what `write` wrote, or a person's TOML. Raises `UsageError`."""
+        try:
+            if path.suffix == ".json":
+                return cls.model_validate(read_file(path))
+            return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise UsageError(f"{path}: {error}") from None
+        except pydantic.ValidationError as error:
+            raise UsageError(
+                f'{path}: {first_problem(error)}; it needs run = "FOLDER", ps = ["HOST:PORT"], worker = [...]'
+            )
+
+    def write(self, path: Path) -> None:
+        """For `described`."""
+        write_file(path, checked(self.model_dump(mode="json")))
+
+    @property
+    def beyond_this_machine(self) -> list[str]:
+        """Addresses that are not of the loopback interface."""
+        return [address for address in (*self.ps, *self.worker) if not is_loopback(address.rpartition(":")[0])]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((LOOPBACK, 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

@@ -1,0 +1,99 @@
+"""The processes of a cluster on this machine: started, watched, started again, ended."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from twin_graph.distributed.cluster import Cluster
+from twin_graph.errors import TwinGraphError
+from twin_graph.snapshots.workers import name_of
+
+_END_SECONDS = 2.0
+
+
+class Supervisor:
+    """Owns the child processes; `close()` or `with` ends them all.
+
+    Args:
+      file: the cluster's description, which the children read.
+      cluster: the same.
+      restarts: how often a worker that died is started again, each.
+
+    Attributes:
+      restarted: how often each worker was, by its number.
+    """
+
+    def __init__(self, file: Path, cluster: Cluster, restarts: int) -> None:
+        self._file = file
+        self._most = restarts
+        self.restarted = [0] * len(cluster.worker)
+        self._servers: list[subprocess.Popen[bytes]] = []
+        self._workers: list[subprocess.Popen[bytes] | None] = []
+        try:
+            self._servers = [self._start(f"ps:{i}") for i in range(len(cluster.ps))]
+            self._workers = [self._start(f"worker:{i}") for i in range(len(cluster.worker))]
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends every process that is still there."""
+        everyone = [*self._servers, *(worker for worker in self._workers if worker)]
+        for end in (None, subprocess.Popen.terminate, subprocess.Popen.kill):  # by themselves, if they can
+            deadline = time.monotonic() + _END_SECONDS
+            for process in everyone:
+                if end and process.poll() is None:
+                    end(process)
+            for process in everyone:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
+
+    def _start(self, task: str) -> subprocess.Popen[bytes]:
+        log = self._file.parent / f"{task.replace(':', '-')}.log"
+        command = [sys.executable, "-m", "twin_graph.distributed", str(self._file), task, "--parent"]
+        with log.open("ab") as output:
+            # A session of its own: Ctrl-C in the terminal is for the chief, which ends the others in order.
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+
+    def look(self) -> list[int]:
+        """Starts workers again that have died.
+
+        Returns:
+          The numbers of those that have died once too often, since the last call.
+
+        Raises:
+          TwinGraphError: a parameter server is gone, or no worker is left.
+        """
+        for i, server in enumerate(self._servers):
+            if server.poll() is not None:
+                raise TwinGraphError(
+                    f"parameter server {i} ended ({self._why(f'ps-{i}', server.returncode)}), and with it the newest "
+                    "updates; `twin-graph resume` goes on from the last resume point"
+                )
+        given_up = []
+        for i, worker in enumerate(self._workers):
+            if worker is None or worker.poll() in (None, 0):
+                continue
+            if self.restarted[i] < self._most:
+                self.restarted[i] += 1
+                self._workers[i] = self._start(f"worker:{i}")
+            else:
+                self._workers[i] = None
+                given_up.append(i)
+        if all(worker is None for worker in self._workers):
+            raise TwinGraphError(
+                f"every worker died more than {self._most} times; see {self._file.parent}/{name_of(0)}.log"
+            )
+        return given_up
+
+    def _why(self, name: str, code: int) -> str:
+        lines = (self._file.parent / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        said = next((line for line in reversed(lines) if line.startswith("Error: ")), "")
+        return said.removeprefix("Error: ") or (f"signal {-code}" if code < 0 else f"exit code {code}")
+
+    def workers_are_done(self) -> bool:
+        return all(worker is None or worker.poll() is not None for worker in self._workers)

@@ -1,0 +1,57 @@
+"""A task of a cluster, by its name: `ps:0`, `worker:1`."""
+
+import os
+import re
+import signal
+import threading
+import time
+
+from twin_graph.distributed.cluster import Cluster
+from twin_graph.errors import TwinGraphError, UsageError
+
+_PARENT_SECONDS = 0.5
+
+
+def run_task(cluster: Cluster, task: str, *, parent: bool = False) -> None:
+    """The whole life of a parameter server or a worker.
+
+    Args:
+      cluster: described.
+      task: its name.
+      parent: end at once when the process that started this one is gone, and leave Ctrl-C to it.
+
+    Raises:
+      UsageError: there is no such task.
+      TwinGraphError: it failed.
+    """
+    job, index = parse(cluster, task)
+    if parent:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    from twin_graph.distributed import server, worker
+    from twin_graph.graph_mode import tf
+
+    try:
+        if job == "ps":
+            server.serve(cluster, index)
+        else:
+            worker.work(cluster, index)
+    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
+        raise TwinGraphError(f"{task} lost a parameter server: {error.message.splitlines()[0]}") from None
+
+
+def parse(cluster: Cluster, task: str) -> tuple[str, int]:
+    """Job and number. Raises `UsageError`."""
+    match = re.fullmatch(r"(ps|worker):(\d+)", task)
+    if not match:
+        raise UsageError(f"task {task!r}: write ps:0 or worker:0")
+    job, index = match[1], int(match[2])
+    if index >= len(getattr(cluster, job)):
+        raise UsageError(f"task {task}: the cluster has {len(getattr(cluster, job))} of {job}, from {job}:0 on")
+    return job, index
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_SECONDS)
+    os._exit(1)

@@ -1,0 +1,256 @@
+"""A worker: environments, replay and target of its own, gradients for the shared variables."""
+
+import contextlib
+import math
+import os
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from twin_graph import cpu, envs, sampling, targets
+from twin_graph.bootstrap import Bootstrap
+from twin_graph.config import Settings
+from twin_graph.distributed.cluster import Cluster
+from twin_graph.distributed.shared import Applied, WorkerSession, session_config
+from twin_graph.envs import VectorEnv
+from twin_graph.errors import DivergedError, TwinGraphError
+from twin_graph.learner import minibatches
+from twin_graph.model import ModelSpec
+from twin_graph.replay import Batch, Replay, Transition
+from twin_graph.snapshots.ledger import Swap, utc_now
+from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.workers import FOLDER, UpdateLog, WorkerStatus, name_of, write_status
+from twin_graph.streams import Purpose, environment_seeds, stream
+
+RECENT_EPISODES = 20
+_STATUS_SECONDS = 1.0
+_CHIEF_SECONDS = 600.0
+
+
+class Worker:
+    """Acts and learns until all vector steps are made, or the chief wants an end.
+
+    Args:
+      run: whose settings, and in whose folder the snapshots are.
+      index: which worker.
+      settings: its own, see `Settings.of_worker`.
+      env: its environments.
+      spec: of the model.
+      session: with the shared variables.
+    """
+
+    def __init__(
+        self, run: Run, index: int, settings: Settings, env: VectorEnv, spec: ModelSpec, session: WorkerSession
+    ) -> None:
+        self._run, self._env, self._settings, self._session = run, env, settings, session
+        self._replay = Replay(
+            capacity_steps=settings.replay.capacity_steps,
+            environments=env.count,
+            observation_shape=env.observation_shape,
+            dtype=env.observation_dtype,
+            stack=env.stack,
+            n_step=settings.train.n_step,
+            discount=settings.train.discount,
+        )
+        self._sampler = sampling.of(self._replay, settings)
+        policy = targets.parse(settings.target.policy)
+        self._target = Bootstrap(
+            spec, threads=settings.twin.threads, precision="fp32", members=policy.members, combine=policy.combine
+        )
+        self._status = WorkerStatus(
+            name=name_of(index), pid=os.getpid(), attempt=run.attempt, state="training", time=time.time()
+        )
+        self._log = UpdateLog(run.folder, self._status.name, run.attempt)
+        self._followed: Swap | None = None
+        self._to_record: Swap | None = None
+        self._made = self._applied = self._episodes = 0
+        self._newest_update = 0
+        self._staleness = deque[int](maxlen=100)
+        self._returns = deque[float](maxlen=RECENT_EPISODES)
+        self._scores = np.zeros(env.count)
+        self._r_max = 1.0
+        self._marked = time.monotonic(), 0
+
+    def close(self) -> None:
+        self._target.close()
+        self._log.close()
+
+    def train(self) -> None:
+        """All of it. Raises `DivergedError`, and `tf.errors.OpError` where a parameter server is lost."""
+        with ThreadPoolExecutor(1, "claims") as claims, ThreadPoolExecutor(1, "gradients") as gradients:
+            claim = claims.submit(self._session.claim_step)
+            applying: Future[tuple[Batch, Applied]] | None = None
+            s_tm1 = None
+            while (step := claim.result()) is not None:
+                claim = claims.submit(self._session.claim_step)
+                if s_tm1 is None:
+                    s_tm1 = self._env.reset(self._seeds(step))
+                s_tm1 = self._make(step, s_tm1)
+                for update in self._due():
+                    self._follow_target()
+                    batch, q_target_t = self._prepare(update)
+                    if applying:
+                        self._record(*applying.result())
+                    applying = gradients.submit(self._apply, batch, q_target_t)
+                self._tell()
+            if applying:
+                self._record(*applying.result())
+        self._tell("done")
+
+    def _seeds(self, step: int) -> np.ndarray:
+        return environment_seeds(self._settings.seed, Purpose.ENVIRONMENT, step, self._env.count)
+
+    def _make(self, step: int, s_tm1: np.ndarray) -> np.ndarray:
+        """One vector step, by the copy's Q values; gives the next observations."""
+        random = stream(self._settings.seed, Purpose.ACT, step)
+        explore = random.random(self._env.count) < self._settings.act.epsilon_at(step * self._env.count)
+        actions = random.integers(0, self._env.n_actions, size=self._env.count)
+        if not explore.all():
+            actions = np.where(explore, actions, self._session.q_values(s_tm1).argmax(axis=1))
+        answer = self._env.step(actions)
+        self._replay.add(Transition(s_tm1, actions, answer.r_t, answer.terminal_t, answer.last_t, answer.s_t))
+        self._sampler.added()
+        self._made += self._env.count
+        self._r_max = max(self._r_max, float(answer.r_t.max()))
+        self._scores += answer.score_t
+        if ended := int(answer.last_t.sum()):
+            self._returns.extend(float(score) for score in self._scores[answer.last_t])
+            self._scores[answer.last_t] = 0
+            self._episodes += ended
+            self._session.count_episodes(ended)
+        return answer.s_next
+
+    def _due(self) -> range:
+        """The numbers, among its own, of the updates that are due."""
+        train = self._settings.train
+        due = max(0, (self._made - train.start_steps) // train.every_steps)
+        first, self._applied = self._applied, max(self._applied, due)
+        return range(first, self._applied)
+
+    def _follow_target(self) -> None:
+        """Restores what the run's target was last refreshed with, if that has changed."""
+        swaps = [e for e in self._run.ledger.events() if isinstance(e, Swap) and e.into == "target" and not e.worker]
+        if not swaps or (self._followed and swaps[-1] == self._followed):
+            return
+        store = self._run.store()
+        with store.reading():
+            self._target.restore([store.find(snapshot) for snapshot in swaps[-1].snapshots], store)
+        self._followed = self._to_record = swaps[-1]
+
+    def _prepare(self, update: int) -> tuple[Batch, np.ndarray | None]:
+        batch = self._sampler.sample(range(update, update + 1))
+        if self._settings.train.rescale_r:
+            batch = batch._replace(r_t=batch.r_t / np.float32(self._r_max))
+        if not self._settings.train.target_q:
+            return batch, None
+        return batch, self._target.in_blocks(batch.s_t)
+
+    def _apply(self, batch: Batch, q_target_t: np.ndarray | None) -> tuple[Batch, Applied]:
+        """Gradients to the servers, then the renewed variables back; meanwhile the worker acts."""
+        model, train = self._session.model, self._settings.train
+        fed = {
+            model.learning_rate: train.learning_rate_at(self._newest_update),
+            model.dropout_seed: (self._run.settings.seed, self._newest_update),
+        }
+        applied = self._session.apply(minibatches(model, train, batch, q_target_t), fed)
+        self._session.pull()
+        return batch, applied
+
+    def _record(self, batch: Batch, applied: Applied) -> None:
+        self._log.append(applied.update)
+        if self._to_record:
+            swap = self._to_record.model_copy(
+                update={
+                    "worker": self._status.name,
+                    "first_update": applied.update + 1,
+                    "time": utc_now(),
+                    "hold": False,
+                }
+            )
+            self._run.ledger.append(swap.model_copy(update={"request": None, "attempt": self._run.attempt}))
+            self._to_record = None
+        self._sampler.learnt(batch, applied.td_error)
+        self._staleness.append(applied.staleness)
+        self._newest_update = applied.update + 1
+        self._status = self._status.model_copy(
+            update={"loss": applied.loss, "q_mean": applied.q_mean, "updates": self._status.updates + 1}
+        )
+        if not math.isfinite(applied.loss):
+            raise DivergedError(
+                f"the loss is {applied.loss} at update {applied.update + 1}; try a smaller train.learning_rate"
+            )
+
+    def _tell(self, state: str = "training") -> None:
+        then, made = self._marked
+        elapsed = time.monotonic() - then
+        if elapsed < _STATUS_SECONDS and state == "training":
+            return
+        self._marked = time.monotonic(), self._made
+        self._status = self._status.model_copy(
+            update={
+                "state": state,
+                "time": time.time(),
+                "agent_steps": self._made,
+                "episodes": self._episodes,
+                "agent_steps_per_second": (self._made - made) / elapsed,
+                "staleness": float(np.mean(self._staleness)) if self._staleness else 0.0,
+                "target": self._target.snapshots,
+                "returns": tuple(self._returns),
+            }
+        )
+        write_status(self._run.folder, self._status)
+
+
+def work(cluster: Cluster, index: int) -> None:
+    """The life of a worker process.
+
+    Raises:
+      TwinGraphError: its port is taken, no chief came, a loss is not finite.
+    """
+    run = _wait_for_run(cluster)
+    run.attempt = run.ledger.attempt
+    whole = run.settings
+    settings = whole.of_worker(index)
+    if whole.workers.pin:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[index % len(cores)]})
+    threads = whole.twin.threads or max(1, cpu.describe().cores // len(cluster.worker))
+    config = session_config(
+        "/job:ps",
+        f"/job:worker/task:{index}",
+        gpu_memory_fraction=whole.workers.gpu_memory_fraction,
+        threads=threads,
+    )
+    with contextlib.closing(envs.make(whole.env, count=whole.env.count)) as env:
+        spec = ModelSpec.of(whole, env.observation_shape, env.observation_dtype, env.n_actions)
+        steps = math.ceil(whole.train.steps / env.count)
+        with WorkerSession(cluster, index, spec, steps, config) as session:
+            session.wait_for_chief(_CHIEF_SECONDS)
+            run.attempt = run.ledger.attempt  # the chief's, who may have started later
+            with contextlib.closing(Worker(run, index, settings, env, spec, session)) as worker:
+                try:
+                    worker.train()
+                except TwinGraphError as error:
+                    failed = WorkerStatus(
+                        name=name_of(index),
+                        pid=os.getpid(),
+                        attempt=run.attempt,
+                        state="failed",
+                        message=str(error),
+                        time=time.time(),
+                    )
+                    write_status(run.folder, failed)
+                    raise
+                session.say_done()
+
+
+def _wait_for_run(cluster: Cluster) -> Run:
+    """The run, when the chief has made its folder."""
+    deadline = time.monotonic() + _CHIEF_SECONDS
+    while not ((cluster.run / "run.json").exists() and (cluster.run / FOLDER).exists()):
+        if time.monotonic() > deadline:
+            raise TwinGraphError(f"no run in {cluster.run}: has the chief been started, and is it the same storage?")
+        time.sleep(0.2)
+    return Run(cluster.run)

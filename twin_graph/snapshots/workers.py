@@ -1,0 +1,110 @@
+"""What workers leave in the run's folder, for the chief, `status` and `explain`. No TensorFlow import.
+
+workers/
+  cluster.json                   who is in it: see `twin_graph.distributed.cluster`
+  worker-0.json                  how it is doing, renewed each second
+  worker-0-000001.updates        the updates that it applied in attempt 1, from 0: int64, little-endian, rising
+  worker-0.log                   what it printed
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from twin_graph.errors import DamagedError
+from twin_graph.snapshots.files import checked, read_file
+from twin_graph.snapshots.ledger import Event, Record, Start
+
+FOLDER = "workers"
+CLUSTER = "cluster.json"
+SUFFIXES = (".json", ".new", ".updates", ".log")
+
+
+class WorkerStatus(Record):
+    """How a worker is doing.
+
+    Attributes:
+      name, pid, attempt: who.
+      state: `training`, `done` or `failed`.
+      message: why it failed.
+      time: seconds since 1970 when this was written.
+      agent_steps, updates, episodes: its own, of this process.
+      agent_steps_per_second: since the line before.
+      staleness: mean number of updates that others applied between a pull and the gradient's arrival.
+      target: the snapshots that it bootstraps from.
+      loss, q_mean: of its newest update; None before it.
+      returns: true scores of its newest episodes.
+    """
+
+    name: str
+    pid: int
+    attempt: int
+    state: str
+    message: str = ""
+    time: float
+    agent_steps: int = 0
+    updates: int = 0
+    episodes: int = 0
+    agent_steps_per_second: float = 0.0
+    staleness: float = 0.0
+    target: tuple[str, ...] = ()
+    loss: float | None = None
+    q_mean: float | None = None
+    returns: tuple[float, ...] = ()
+
+
+def name_of(index: int) -> str:
+    return f"worker-{index}"
+
+
+def write_status(run: Path, status: WorkerStatus) -> None:
+    """Replaces the status of before; readers see one or the other."""
+    path = run / FOLDER / f"{status.name}.json"
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(checked(status.model_dump(mode="json")))
+    fresh.replace(path)
+
+
+def statuses(run: Path, attempt: int) -> list[WorkerStatus]:
+    """Of the workers that have written one in this attempt, by name."""
+    found = []
+
+    for path in sorted((run / FOLDER).glob("worker-*.json")):
+        try:
+            status = WorkerStatus.model_validate(read_file(path))
+        except DamagedError:
+            continue
+        if status.attempt == attempt:
+            found.append(status)
+    return found
+
+
+class UpdateLog:
+    """Appends the numbers of the updates that a worker applied; not fsynced, since nothing is decided by it."""
+
+    def __init__(self, run: Path, name: str, attempt: int) -> None:
+        path = run / FOLDER / f"{name}-{attempt:06d}.updates"
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+
+    def append(self, update: int) -> None:
+        os.write(self._descriptor, update.to_bytes(8, "little"))
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def who_applied(run: Path, events: Sequence[Event], update: int) -> str | None:
+    """The worker that applied an update, counted from 0; None if the records do not say."""
+    starts = [event for event in events if isinstance(event, Start)]
+    began = [start for start in starts if (start.counters.updates if start.counters else 0) <= update]
+    if not began:
+        return None
+    import numpy as np  # commands that do not need it need not wait for it
+
+    for path in sorted((run / FOLDER).glob(f"worker-*-{began[-1].attempt:06d}.updates")):
+        content = path.read_bytes()
+        updates = np.frombuffer(content[: len(content) // 8 * 8], "<i8")
+        at = int(np.searchsorted(updates, update))
+        if at < len(updates) and updates[at] == update:
+            return path.name.rpartition("-")[0]
+    return None
