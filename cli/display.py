@@ -12,6 +12,8 @@ from rich.table import Table
 
 from twin_graph.stopwatch import PHASES
 
+from .records import worker_line
+
 _PANEL_SECONDS = 0.25
 _LINE_SECONDS = 15.0
 
@@ -89,7 +91,12 @@ def _panel(progress: Any, elapsed: float) -> Group:
         _rate(progress),
     )
     facts.add_row("score", _score(progress))
-    return Group(bar, facts, f"[dim]{_phases(progress)}[/]", f"[yellow]{progress.note}[/]")
+    workers = Table.grid(padding=(0, 2))
+    for worker in agent.workers:
+        restarts = agent.restarts(worker.name)
+        again = f", started again {restarts} times" if restarts else ""
+        workers.add_row(worker.name, worker_line(worker.model_dump()) + again)
+    return Group(bar, facts, workers, f"[dim]{_phases(progress)}[/]", f"[yellow]{progress.note}[/]")
 
 
 def _phases(progress: Any) -> str:

@@ -14,6 +14,7 @@ INTERRUPTED = 130
 COMMANDS = {
     "train": ("train", "Train an agent."),
     "resume": ("train", "Go on with a training that ended or was killed."),
+    "cluster": ("cluster", "Be a parameter server or a worker of an asynchronous training."),
     "status": ("records", "Show how a run is doing."),
     "runs": ("records", "List runs."),
     "log": ("records", "List the snapshots of a run."),

@@ -1,5 +1,6 @@
 """Commands that read a run's records: `status`, `runs`, `log`, `show`. None of them imports TensorFlow."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ def status(run: str, as_json: bool) -> None:
     telemetry = {key.removeprefix("target/"): value for key, value in summary["telemetry"].items() if value is not None}
     if facts := [f"{names[name]} {telemetry[name]:.3g}" for name in names if name in telemetry]:
         table.add_row("target's distance", ", ".join(facts))
+    for worker in summary["workers"]:
+        table.add_row(worker["name"], worker_line(worker))
     for request in summary["requests"]:
         hold = ", held" if request["hold"] else ""
         whose = "the" if request["learner"] == ONLY_LEARNER else f"{request['learner']}'s"
@@ -205,6 +208,17 @@ def explain(run: str, update: int, as_json: bool) -> None:
     table.add_row("used for", f"updates {first:,} to {last:,}{', held' if told['held'] else ''}")
     table.add_row("recorded", f"attempt {told['attempt']}, {told['time'][:19].replace('T', ' ')} UTC")
     stdout.print(table)
+
+
+def worker_line(worker: Mapping[str, Any]) -> str:
+    """How a worker is doing, for people."""
+    if worker["state"] != "training":
+        return f"{worker['state']}{': ' if worker['message'] else ''}{worker['message']}"
+    return (
+        f"{worker['agent_steps']:,} agent steps, {worker['agent_steps_per_second']:.0f}/s, "
+        f"{worker['updates']:,} updates, gradients {worker['staleness']:.1f} updates old, "
+        f"target {', '.join(worker['target'])}"
+    )
 
 
 def _variables(variables: list[dict[str, Any]]) -> Table:

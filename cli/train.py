@@ -16,6 +16,17 @@ from .main import INTERRUPTED
 from .params import complete_preset, json_option, print_json, run_argument, say, set_option, stderr
 
 
+def cluster_options(command: Any) -> Any:
+    """Options of the two commands that can use machines beyond this one."""
+    file = click.option(
+        "--cluster",
+        type=click.Path(path_type=Path),
+        help="Train on the workers and servers that this file describes; see `twin-graph cluster --help`.",
+    )
+    insecure = click.option("--insecure-network", is_flag=True, help="The cluster's network is trusted.")
+    return file(insecure(command))
+
+
 @click.command()
 @click.argument("preset", shell_complete=complete_preset)
 @click.option("--env", "env_id", metavar="ID", help="Another environment, e.g. ALE/Breakout-v5 or CartPole-v1.")
@@ -27,6 +38,7 @@ from .params import complete_preset, json_option, print_json, run_argument, say,
     help="Train asynchronously, by so many processes on shared variables.  [default: by this process alone]",
 )
 @click.option("--ps", type=click.IntRange(min=1), help="Parameter servers for them.  [default: 1]")
+@cluster_options
 @click.option(
     "--run-dir",
     type=click.Path(path_type=Path),
@@ -41,6 +53,8 @@ def train(
     seed: int | None,
     workers: int | None,
     ps: int | None,
+    cluster: Path | None,
+    insecure_network: bool,
     run_dir: Path | None,
     assignments: tuple[str, ...],
     as_json: bool,
@@ -58,6 +72,13 @@ def train(
       twin-graph train cartpole --seed 2 --set target.policy='mix(0.8, 8)'
     """
     overrides = [config.parse_assignment(text) for text in assignments]
+    described = _described(cluster, insecure_network)
+    if described:
+        if workers or ps or run_dir:
+            raise UsageError(
+                f"{cluster} says what workers, servers and folder there are: leave out the options for them"
+            )
+        workers, ps, run_dir = len(described.worker), len(described.ps), described.run
     named = {"env.id": env_id, "train.steps": steps, "seed": seed, "workers.count": workers, "workers.servers": ps}
     overrides += [(key, value) for key, value in named.items() if value is not None]
     settings = config.load(preset, overrides)
@@ -76,15 +97,23 @@ def train(
         say(f"{folder}  (seed {settings.seed}; watch it with: tensorboard --logdir {folder})")
         say("protocol: " + ", ".join(f"{name} {_plain(value)}" for name, value in env.protocol.items()))
         say(needed.words())
-        _train(run, env, None, as_json)
+        _train(run, env, None, as_json, described)
 
 
 @click.command()
 @run_argument
 @click.option("--steps", type=click.IntRange(min=1), help="Agent steps in all.  [default: those it was to have]")
+@cluster_options
 @set_option
 @json_option
-def resume(run: str, steps: int | None, assignments: tuple[str, ...], as_json: bool) -> None:
+def resume(
+    run: str,
+    steps: int | None,
+    cluster: Path | None,
+    insecure_network: bool,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Go on with the training of RUN from its newest resume point.
 
     Weights, optimizer, replay, counters, random streams, target and swaps by hand are what they were: a training that
@@ -97,6 +126,9 @@ def resume(run: str, steps: int | None, assignments: tuple[str, ...], as_json: b
       twin-graph resume pong-seed1-1 --steps 1000000 --set target.policy='lag(5000)'
     """
     found = find(run)
+    described = _described(cluster, insecure_network)
+    if described and described.run.resolve() != found.folder.resolve():
+        raise UsageError(f"{cluster} is about {described.run}, not {found.folder}")
     overrides = [config.parse_assignment(text) for text in assignments]
     if steps is not None:
         overrides.append(("train.steps", steps))
@@ -124,7 +156,7 @@ def resume(run: str, steps: int | None, assignments: tuple[str, ...], as_json: b
                 say(f"  {line}")
             for key, before, after in changes:
                 say(f"  changed: {key} from {before} to {after}")
-            _train(found, env, point, as_json)
+            _train(found, env, point, as_json, described)
 
 
 def _tuned(settings: config.Settings, env: Any) -> config.Settings:
@@ -140,14 +172,33 @@ def _tuned(settings: config.Settings, env: Any) -> config.Settings:
     return settings
 
 
-def _train(run: Run, env: Any, point: Any, as_json: bool) -> None:
-    from twin_graph import training
-    from twin_graph.distributed import chief
+def _described(file: Path | None, insecure_network: bool) -> Any:
+    """The cluster that a file describes, if one is given."""
+    if file is None:
+        return None
+    from twin_graph.distributed.cluster import Cluster
 
+    from .cluster import WARNING
+
+    described = Cluster.described(file)
+    if described.beyond_this_machine and not insecure_network:
+        raise UsageError(f"{file} names addresses beyond this machine: give --insecure-network. {WARNING}")
+    return described
+
+
+def _train(run: Run, env: Any, point: Any, as_json: bool, cluster: Any) -> None:
+    from twin_graph import training
+
+    if run.settings.workers.count:
+        from twin_graph.distributed import chief
+
+        progresses = chief.train(run, env, point, cluster=cluster)
+        say("asynchronous: weights depend on timing, so that two trainings with one seed end differently")
+    else:
+        progresses = training.train(run, env, point)
     progress = None
-    train_ = chief.train if run.settings.workers.count else training.train
     with TrainingDisplay(stderr) as display:
-        for progress in train_(run, env, point):
+        for progress in progresses:
             display.show(progress)
     assert progress is not None
     _report(run.folder, progress, as_json)

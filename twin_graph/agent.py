@@ -356,6 +356,10 @@ class Agent:
         """True scores of training episodes that ended elsewhere, in asynchronous training; each is given once."""
         return ()
 
+    def restarts(self, worker: str) -> int:  # noqa: ARG002
+        """How often a worker of an asynchronous training was started again."""
+        return 0
+
     def end_chunk(self) -> None:
         """What waits for both threads: the sampler learns of TD errors, a snapshot is committed if it is due."""
         self._tell_sampler()

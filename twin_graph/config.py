@@ -421,11 +421,13 @@ class Settings(_Section):
             raise ValueError("mode=mutual trains in one process; workers.count must be 0")
         if self.act.with_ == "target":
             raise ValueError("act.with=target acts by one target; workers act by the shared variables")
+        if self.twin.precision == "bf16":
+            raise ValueError("twin.precision=bf16 is not made for workers; leave it out")
         own = self.of_worker(0)
         if own.replay.capacity_steps < max(reach, own.train.start_steps):
             raise ValueError(
-                f"replay.capacity_steps={self.replay.capacity_steps} is too small for {self.workers.count} workers, which "
-                f"share it: each needs {max(reach, own.train.start_steps)}"
+                f"replay.capacity_steps={self.replay.capacity_steps} is too small for {self.workers.count} workers, "
+                f"which share it: each needs {max(reach, own.train.start_steps)}"
             )
 
     def _check_rollouts(self) -> None:

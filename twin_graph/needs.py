@@ -67,6 +67,7 @@ def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
     kept = min(snapshots, learners * save.keep_last + (snapshots // save.keep_every if save.keep_every else 0))
     # Between two resume points nothing is removed, and two points are kept beside the one that is being written.
     prepared = max(1, math.ceil(train.chunk_steps / train.every_steps)) * train.batch_size * train.accumulate
+    processes = 1 + settings.workers.count + (settings.workers.servers if settings.workers.count else 0)
     observation = int(np.prod(env.observation_shape)) * np.dtype(env.observation_dtype).itemsize
     recent = 2 * settings.resume.every_steps * snapshots // train.steps
     capacity = settings.replay.capacity_steps
@@ -79,7 +80,7 @@ def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
         replay=replay,
         # Both observations of each transition, of the chunk that is trained and of the one that is prepared.
         memory=replay
-        + PROCESS_BYTES
+        + processes * PROCESS_BYTES
         + (learners * (policy.members + 1) - 2) * _TWIN_BYTES
         + 2 * 2 * prepared * observation,
         memory_free=_memory_free(),

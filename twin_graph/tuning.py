@@ -33,7 +33,10 @@ class Choice(NamedTuple):
 
 
 def fix(settings: Settings, spec: ModelSpec) -> tuple[Settings, list[Choice]]:
-    """The settings with threads and precision decided, and what `measure` gave."""
+    """The settings with threads and precision decided, and what `measure` gave; workers share the cores evenly."""
+    if settings.workers.count:
+        threads = settings.twin.threads or max(1, cpu.describe().cores // settings.workers.count)
+        return config.change(settings, [("twin.threads", threads), ("twin.precision", "fp32")]), []
     choices = measure(settings, spec)
     threads, precision = choices[0][:2] if choices else _possible(settings)[0]
     return config.change(settings, [("twin.threads", threads), ("twin.precision", precision)]), choices

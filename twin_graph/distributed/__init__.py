@@ -1,4 +1,4 @@
-"""Asynchronous training: workers with environments and replays of their own, on variables that lie on parameter servers.
+"""Asynchronous training: workers with environments and replays of their own, on variables on parameter servers.
 
     chief          the run's folder: snapshots, refreshes, evaluations, resume points (`chief.Chief`, an `Agent`)
     servers        hold the shared variables and counters (`server.serve`)

@@ -25,7 +25,8 @@ from twin_graph.snapshots.workers import CLUSTER, FOLDER, statuses
 _TICK_SECONDS = 0.2
 _LOOK_SECONDS = 1.0
 _SERVERS_START_SECONDS = 60.0
-_WORKERS_END_SECONDS = 60.0
+_WORKERS_END_SECONDS = 60.0  # for the last updates
+_WORKERS_STOP_SECONDS = 4.0  # what they then have not sent is not waited for
 _SILENT_SECONDS = 30.0
 
 
@@ -47,6 +48,7 @@ class Chief(Agent):
         self._shared: ChiefSession | None = None
         self._taken: dict[tuple[str, int], int] = {}  # episodes of each worker's process whose returns were taken
         self._looked = 0.0
+        self._lost = False
         self.supervisor = supervisor
         super().__init__(run, **agent)
         try:
@@ -63,8 +65,7 @@ class Chief(Agent):
         counts = Counts(self.agent_steps // self._environments, self.updates, self.episodes)
         deadline = time.monotonic() + _SERVERS_START_SECONDS
         while True:
-            if self.supervisor:
-                self.supervisor.look()
+            self._supervise()
             try:
                 shared.begin(self.online.all_variables(), counts)
                 return
@@ -74,21 +75,20 @@ class Chief(Agent):
                 time.sleep(_TICK_SECONDS)
 
     def _release(self, shared: ChiefSession) -> None:
-        """Lets the servers go, also where workers never will be done."""
-        with contextlib.suppress(tf.errors.OpError):
-            shared.put_tokens([*range(len(self._cluster.worker)), CHIEF])
-        shared.close()
+        """Lets the servers go, also where workers never will be done; nothing where a server is lost."""
+        if not self._lost:
+            with contextlib.suppress(tf.errors.OpError):
+                shared.put_tokens([*range(len(self._cluster.worker)), CHIEF])
+                shared.close()
 
     def follow(self, env: VectorEnv) -> Iterator[list[VectorStep]]:  # noqa: ARG002 - its signature is `run_loop`'s
         """In place of the run loop: looks at what the workers have done, commits and refreshes what is due."""
         while True:
             time.sleep(_TICK_SECONDS)
-            if self.supervisor:
-                self.supervisor.look()
-            with _lost_servers():
+            with self._speaking():
                 self._count()
-                self.commit_if_due()
-                self._refresh_if_due()
+            self.commit_if_due()
+            self._refresh_if_due()
             self._look_at_workers()
             yield []
 
@@ -101,7 +101,7 @@ class Chief(Agent):
     def _renew(self) -> None:
         """Brings counters and online twin up to what the servers hold; counters first, so that they are not ahead."""
         if self._shared:
-            with _lost_servers():
+            with self._speaking():
                 self._count()
                 self.online.load_all(self._shared.pull())
             self.learners[0].updates = self.updates
@@ -127,18 +127,22 @@ class Chief(Agent):
             returns += worker.returns[-new:] if new else ()
         return returns
 
+    def restarts(self, worker: str) -> int:
+        return self.supervisor.restarted[int(worker.rpartition("-")[2])] if self.supervisor else 0
+
     def end(self) -> None:
         if self._shared:
-            with _lost_servers():
+            with self._speaking():
                 self._shared.ask_to_stop()
             self._wait_for_workers()
         super().end()
 
     def _wait_for_workers(self) -> None:
-        deadline = time.monotonic() + _WORKERS_END_SECONDS
+        all_made = self.agent_steps >= self.settings.train.steps
+        deadline = time.monotonic() + (_WORKERS_END_SECONDS if all_made else _WORKERS_STOP_SECONDS)
         while time.monotonic() < deadline:
+            self._supervise()
             if self.supervisor:
-                self.supervisor.look()
                 if self.supervisor.workers_are_done():
                     break
             else:
@@ -169,8 +173,31 @@ class Chief(Agent):
     def swap(self, snapshots: Sequence[Commit], *, into: str, **fields: Any) -> Swap:
         swap = super().swap(snapshots, into=into, **fields)
         if into == "online" and self._shared:
-            self._shared.push(self.online.all_variables())
+            with self._speaking():
+                self._shared.push(self.online.all_variables())
         return swap
+
+    @contextlib.contextmanager
+    def _speaking(self) -> Iterator[None]:
+        """With the servers. Raises `TwinGraphError` if one is lost."""
+        try:
+            self._supervise()
+            yield
+        except tf.errors.OpError as error:
+            self._lost = True
+            self._supervise()  # knows better what happened
+            raise TwinGraphError(
+                f"a parameter server does not answer ({type(error).__name__}); `twin-graph resume` goes on from the "
+                "last resume point"
+            ) from None
+
+    def _supervise(self) -> None:
+        if self.supervisor:
+            try:
+                self.supervisor.look()
+            except TwinGraphError:
+                self._lost = True
+                raise
 
 
 def train(
@@ -191,14 +218,3 @@ def train(
             )
         make = functools.partial(Chief, cluster=cluster, supervisor=supervisor)
         yield from training.train(run, env, point, make_agent=make, loop=Chief.follow)
-
-
-@contextlib.contextmanager
-def _lost_servers() -> Iterator[None]:
-    try:
-        yield
-    except tf.errors.OpError as error:
-        raise TwinGraphError(
-            f"a parameter server does not answer ({type(error).__name__}); `twin-graph resume` goes on from the last "
-            "resume point"
-        ) from None

@@ -48,9 +48,8 @@ class Cluster(Record):
         except tomllib.TOMLDecodeError as error:
             raise UsageError(f"{path}: {error}") from None
         except pydantic.ValidationError as error:
-            raise UsageError(
-                f'{path}: {first_problem(error)}; it needs run = "FOLDER", ps = ["HOST:PORT"], worker = [...]'
-            )
+            needs = 'it needs run = "FOLDER", ps = ["HOST:PORT"], worker = ["HOST:PORT"]'
+            raise UsageError(f"{path}: {first_problem(error)}; {needs}") from None
 
     def write(self, path: Path) -> None:
         """For `described`."""

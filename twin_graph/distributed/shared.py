@@ -19,7 +19,7 @@ _COUNTERS = ("vector_steps", "updates", "episodes", "stop", "ready")
 _NO_LIMIT = 2**62
 _TOKENS = 100_000  # never so many
 CHIEF = -1
-_ANSWER_MILLISECONDS = 30_000
+_ANSWER_MILLISECONDS = 10_000
 
 
 class Counts(NamedTuple):

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from twin_graph import cpu, envs, sampling, targets
+from twin_graph import envs, sampling, targets
 from twin_graph.bootstrap import Bootstrap
 from twin_graph.config import Settings
 from twin_graph.distributed.cluster import Cluster
@@ -216,12 +216,11 @@ def work(cluster: Cluster, index: int) -> None:
     if whole.workers.pin:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[index % len(cores)]})
-    threads = whole.twin.threads or max(1, cpu.describe().cores // len(cluster.worker))
     config = session_config(
         "/job:ps",
         f"/job:worker/task:{index}",
         gpu_memory_fraction=whole.workers.gpu_memory_fraction,
-        threads=threads,
+        threads=whole.twin.threads,
     )
     with contextlib.closing(envs.make(whole.env, count=whole.env.count)) as env:
         spec = ModelSpec.of(whole, env.observation_shape, env.observation_dtype, env.n_actions)

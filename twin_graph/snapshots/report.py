@@ -43,6 +43,10 @@ def _status(run: Run, store: SnapshotStore, events: Sequence[Event], scores: Map
         "targets": [target for swap in newest.values() for target in _targets(swap, counters["updates"])],
         "telemetry": {name: value for name, value in metrics.items() if name.startswith("target/")},
         "refresh_milliseconds": metrics.get("milliseconds/refresh"),
+        "workers": [
+            worker.model_dump(exclude={"returns", "attempt"})
+            for worker in worker_records.statuses(run.folder, run.ledger.attempt)
+        ],
         "snapshots": len(store.snapshots),
         "snapshots_with_weights": len(store.available),
         "resume_point": {"number": point.number, **point.counters.model_dump()} if point else None,

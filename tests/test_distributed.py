@@ -1,0 +1,400 @@
+"""Asynchronous training on TensorFlow's own servers: what lies where, who counts what, and what faults leave."""
+
+import contextlib
+import json
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_learners import feed, minibatch, spec
+
+from twin_graph.config import Settings
+from twin_graph.distributed.cluster import Cluster
+from twin_graph.distributed.shared import (
+    CHIEF,
+    ChiefSession,
+    Counts,
+    WorkerSession,
+    placement,
+    session_config,
+    shared_variables,
+    start_server,
+)
+from twin_graph.distributed.task import parse
+from twin_graph.errors import TwinGraphError, UsageError
+from twin_graph.graph_mode import tf
+from twin_graph.snapshots import report
+from twin_graph.snapshots.ledger import Swap
+from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.verify import verify
+from twin_graph.twin import Twin, Variable
+
+Make = Callable[..., Settings]
+
+
+# What lies where
+
+
+def test_variables_are_spread_by_size_and_slots_lie_by_their_variable() -> None:
+    variables = [Variable(name, (size,), "float32") for name, size in (("a", 100), ("b", 60), ("c", 50), ("d", 5))]
+    variables += [Variable(f"{v.name}/Adam", v.shape, "float32") for v in variables] + [
+        Variable("power", (), "float32")
+    ]
+    devices = placement(variables, 2)
+    assert {devices[name] for name in ("a", "a/Adam", "d", "d/Adam")} == {"/job:ps/task:0"}
+    assert {devices[name] for name in ("b", "b/Adam", "c", "c/Adam")} == {"/job:ps/task:1"}
+    assert placement(variables[::-1], 2) == devices
+    assert set(placement(variables, 1).values()) == {"/job:ps/task:0"}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "rmsprop_dqn3"])
+def test_what_lies_on_the_servers_is_what_a_twin_has_without_its_sums(optimizer: str) -> None:
+    chosen = spec(optimizer=optimizer, accumulate=3, gradient_clip_norm=1.0)
+    with Twin("online", chosen, threads=1) as twin:
+        assert shared_variables(chosen) == sorted(v for v in twin.variables if not v.name.startswith("accumulated/"))
+
+
+# Sessions
+
+
+@contextlib.contextmanager
+def servers(count: int, workers: int, folder: Path) -> Iterator[tuple[Cluster, list[subprocess.Popen[bytes]]]]:
+    cluster = Cluster.on_this_machine(folder, workers=workers, servers=count)
+    cluster.write(folder / "cluster.json")
+    command = [sys.executable, "-m", "twin_graph.distributed", str(folder / "cluster.json")]
+    processes = [subprocess.Popen([*command, f"ps:{i}", "--parent"]) for i in range(count)]
+    try:
+        yield cluster, processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def begun(chief: ChiefSession, values: dict[str, np.ndarray], counts: Counts) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        with contextlib.suppress(tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
+            chief.begin(values, counts)
+            return
+        assert time.monotonic() < deadline
+
+
+def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_would(tmp_path: Path) -> None:
+    """Two servers, two workers; accumulated, clipped, by Adam; and one step at a time is counted to everyone."""
+    chosen = spec(loss="mse", accumulate=3, gradient_clip_norm=2.0, learning_rate=0.01)
+    config = [session_config("/job:ps", f"/job:worker/task:{i}", threads=1) for i in range(2)]
+    with contextlib.ExitStack() as open_:
+        cluster, processes = open_.enter_context(servers(2, 2, tmp_path))
+        twin = open_.enter_context(Twin("online", chosen, seed=5, threads=1))
+        chief = ChiefSession(cluster, shared_variables(chosen))
+        open_.callback(chief.close)
+        begun(chief, twin.all_variables(), Counts(vector_steps=3, updates=40, episodes=7))
+        workers = [
+            open_.enter_context(WorkerSession(cluster, i, chosen, vector_steps=9, config=config[i])) for i in range(2)
+        ]
+        for worker in workers:
+            worker.wait_for_chief(30)
+
+        observations = np.eye(4, dtype=np.float32)
+        np.testing.assert_array_equal(workers[0].q_values(observations), twin.q_values(observations))
+        for number, worker in enumerate([workers[0], workers[1], workers[0]]):
+            batches = [minibatch(8, seed=10 * number + i) for i in range(3)]
+            if number != 2:
+                worker.pull()
+            fed = [{getattr(worker.model, name): values for name, values in batch.items()} for batch in batches]
+            if number == 2:
+                stale = twin.weights()
+                applied = worker.apply(fed, {})
+                assert (applied.update, applied.staleness) == (42, 1)
+                assert not np.allclose(chief.pull()["q/weights"], stale["q/weights"])
+                continue
+            applied = worker.apply(fed, {})
+            for batch in batches[:2]:
+                twin.run(twin.model.accumulate_op, feed(twin, batch))
+            twin.run(twin.model.train_op, feed(twin, batches[2]))
+            assert (applied.update, applied.staleness) == (40 + number, 0)
+            assert applied.td_error.shape == (24,)
+            ours, theirs = chief.pull(), twin.all_variables()
+            for name, value in ours.items():
+                np.testing.assert_allclose(value, theirs[name], rtol=1e-5, atol=1e-7, err_msg=name)
+            if number == 1:
+                worker.pull()
+
+        claimed = [worker.claim_step() for _ in range(4) for worker in workers]
+        assert claimed == [3, 4, 5, 6, 7, 8, None, None]
+        workers[1].count_episodes(2)
+        assert chief.counts() == Counts(vector_steps=9, updates=43, episodes=9)
+        workers[0].say_done()
+        assert [process.poll() for process in processes] == [None, None]
+        chief.put_tokens([1, CHIEF])  # the second worker died, say
+        assert [process.wait(20) for process in processes] == [0, 0]
+
+
+def test_workers_stop_when_the_chief_asks(tmp_path: Path) -> None:
+    chosen = spec()
+    with contextlib.ExitStack() as open_:
+        cluster, _ = open_.enter_context(servers(1, 1, tmp_path))
+        chief = ChiefSession(cluster, shared_variables(chosen))
+        open_.callback(chief.close)
+        with Twin("online", chosen, threads=1) as twin:
+            begun(chief, twin.all_variables(), Counts(0, 0, 0))
+        config = session_config("/job:ps", "/job:worker/task:0", threads=1)
+        worker = open_.enter_context(WorkerSession(cluster, 0, chosen, vector_steps=9, config=config))
+        worker.wait_for_chief(30)
+        assert worker.claim_step() == 0
+        chief.ask_to_stop()
+        assert worker.claim_step() is None
+        assert chief.counts().vector_steps == 1
+
+
+def test_the_share_of_gpu_memory_reaches_the_server_where_a_cluster_looks_for_it() -> None:
+    cluster = Cluster.on_this_machine(Path("run"), workers=1, servers=1)
+    server = start_server(cluster, "worker", 0, session_config("/job:ps", gpu_memory_fraction=0.25))
+    options = server.server_def.default_session_config.gpu_options
+    assert (options.per_process_gpu_memory_fraction, options.allow_growth) == (0.25, False)
+
+
+def own_address() -> str | None:
+    """An address of this machine that is not the loopback's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return None
+        address: str = probe.getsockname()[0]
+        return None if address.startswith("127.") else address
+
+
+def connects(host: str, port: int) -> bool:
+    with socket.socket() as client:
+        client.settimeout(1.5)
+        return client.connect_ex((host, port)) == 0
+
+
+def test_a_server_hears_this_machine_alone_and_a_taken_port_is_said() -> None:
+    cluster = Cluster.on_this_machine(Path("run"), workers=1, servers=1)
+    port = int(cluster.ps[0].rpartition(":")[2])
+    server = start_server(cluster, "ps", 0, session_config("/job:ps"))
+    assert connects("127.0.0.1", port)
+    if address := own_address():
+        assert not connects(address, port)
+    with tf.Session(server.target, graph=tf.Graph()) as session, session.graph.as_default():
+        assert session.run(tf.constant(3)) == 3
+    with pytest.raises(TwinGraphError, match=rf"ps:0 cannot listen on 127.0.0.1:{port}: .* use the port\?"):
+        start_server(cluster, "ps", 0, session_config("/job:ps"))
+
+
+# Descriptions
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run = [", "Unclosed array|Invalid"),
+        ('ps = ["a:1"]\nworker = ["b:2"]', "run: Field required; it needs run ="),
+        ('run = "r"\nps = []\nworker = ["b:2"]', "ps: .* at least 1 item"),
+        ('run = "r"\nps = ["a"]\nworker = ["b:2"]', "ps.0: String should match"),
+        ('run = "r"\nps = ["a:1"]\nworker = ["b:2"]\nworkers = 3', "workers: Extra inputs"),
+    ],
+)
+def test_a_bad_description_gets_one_line(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        Cluster.described(file)
+
+
+def test_tasks_have_names_that_must_be_there() -> None:
+    cluster = Cluster(run=Path("r"), ps=("127.0.0.1:1",), worker=("localhost:2", "10.0.0.1:3"))
+    assert parse(cluster, "worker:1") == ("worker", 1)
+    assert cluster.beyond_this_machine == ["10.0.0.1:3"]
+    with pytest.raises(UsageError, match="the cluster has 2 of worker"):
+        parse(cluster, "worker:2")
+    with pytest.raises(UsageError, match="write ps:0 or worker:0"):
+        parse(cluster, "chief")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"mode": "mutual"}, "mode=mutual trains in one process"),
+        ({"act__with": "target"}, "act.with=target"),
+        ({"twin__precision": "bf16"}, "bf16 is not made for workers"),
+        ({"replay__capacity_steps": 300}, "too small for 4 workers"),
+    ],
+)
+def test_what_workers_cannot_do_is_refused(cartpole: Make, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        cartpole(workers__count=4, **changes)
+
+
+def test_each_worker_has_random_numbers_of_its_own_and_its_part_of_the_replay(cartpole: Make) -> None:
+    settings = cartpole(workers__count=3, train__start_steps=250, replay__capacity_steps=3_000)
+    own = [settings.of_worker(i) for i in range(3)]
+    assert len({settings.seed, *(each.seed for each in own)}) == 4
+    assert {each.train.start_steps for each in own} == {math.ceil(250 / 3 / 8) * 8}
+    assert {each.replay.capacity_steps for each in own} == {1_000}
+
+
+# Whole trainings, in processes
+
+TINY = [
+    "--set=model.hidden_units=[16]",
+    "--set=train.start_steps=200",
+    "--set=train.accumulate=2",
+    "--set=resume.every_steps=1000",
+    "--set=evaluate.every_steps=100000",
+    "--set=evaluate.episodes=1",
+    "--set=log.every_steps=500",
+    "--set=target.refresh_every_updates=40",
+]
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "twin_graph_cli", *arguments]
+    return subprocess.Popen(command, cwd=cwd, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def children(run: Path, task: str = "") -> list[int]:
+    """Processes of this run's cluster, of one task if it is named."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().decode().split("\0")
+            if any(str(run) in word and word.endswith("cluster.json") for word in words) and (
+                not task or task in words
+            ):
+                found.append(int(process.name))
+    return found
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def steps_of(run: Path) -> int:
+    try:
+        return int(report.status(Run(run))["agent_steps"])
+    except (UsageError, OSError):
+        return 0
+
+
+def worker_steps(run: Path, name: str) -> int:
+    path = run / "workers" / f"{name}.json"
+    return int(json.loads(path.read_text())["agent_steps"]) if path.exists() else 0
+
+
+def test_a_killed_worker_is_started_again_and_the_steps_are_exact(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trainer = start(
+        "train", "cartpole", "--workers=2", "--ps=2", "--steps=6000", f"--run-dir={run}", *TINY, cwd=tmp_path
+    )
+    try:
+        wait_until(lambda: worker_steps(run, "worker-1") > 500)
+        [victim] = children(run, "worker:1")
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: children(run, "worker:1") not in ([], [victim]), 5)
+        _, said = trainer.communicate(timeout=240)
+    finally:
+        trainer.kill()
+    assert trainer.returncode == 0, said
+    assert not children(run)
+    status = report.status(Run(run))
+    assert (status["state"], status["agent_steps"], status["updates"] > 200) == ("finished", 6_000, True)
+    assert [worker["state"] for worker in status["workers"]] == ["done", "done"]
+    assert verify(Run(run)).damage == []
+    assert verify(Run(run)).unknown == []
+    explained = 0
+    commits = {snapshot.id: snapshot for snapshot in Run(run).store().snapshots}
+    for update in range(1, status["updates"] + 1, 11):
+        with contextlib.suppress(UsageError):  # what the victim had applied and not yet recorded
+            told = report.explain(Run(run), update)
+            assert told["worker"] in ("worker-0", "worker-1")
+            assert all(commits[snapshot["id"]].updates < update for snapshot in told["snapshots"])
+            explained += 1
+    assert explained >= len(range(1, status["updates"] + 1, 11)) - 1
+    swaps = [event for event in Run(run).ledger.events() if isinstance(event, Swap)]
+    assert {swap.worker for swap in swaps} == {"", "worker-0", "worker-1"}
+    weights = [snapshot.weights_sha256 for snapshot in commits.values()]
+    assert len(set(weights)) == len(weights) > 4
+
+
+def test_a_lost_server_a_signal_and_a_killed_launcher_leave_no_process_and_a_run_that_goes_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trainer = start("train", "cartpole", "--workers=2", "--steps=60000", f"--run-dir={run}", *TINY, cwd=tmp_path)
+    try:
+        wait_until(lambda: steps_of(run) >= 1_500)
+        os.kill(children(run, "ps:0")[0], signal.SIGKILL)
+        _, said = trainer.communicate(timeout=40)
+        assert trainer.returncode == 1
+        assert re.search(
+            r"Error: (parameter server 0 ended \(signal 9\)|a parameter server does not answer).*resume", said
+        )
+        wait_until(lambda: not children(run), 10)
+
+        trainer = start("resume", str(run), cwd=tmp_path)
+        wait_until(lambda: worker_steps(run, "worker-0") > 300 and len(children(run)) == 3)
+        before = steps_of(run)
+        assert before >= 1_000
+        trainer.send_signal(signal.SIGINT)
+        asked = time.monotonic()
+        _, said = trainer.communicate(timeout=60)
+        assert trainer.returncode == 130, said
+        assert not children(run)
+        assert time.monotonic() - asked < 20  # 10 on a machine that does nothing else
+        status = report.status(Run(run))
+        assert status["state"] == "stopped"
+        assert status["resume_point"]["agent_steps"] == status["agent_steps"] >= before
+
+        trainer = start("resume", str(run), cwd=tmp_path)
+        wait_until(lambda: len(children(run)) == 3 and Run(run).state() == "running")
+        trainer.kill()
+        trainer.wait()
+        wait_until(lambda: not children(run), 10)
+        assert verify(Run(run)).damage == []
+    finally:
+        trainer.kill()
+
+
+def test_a_described_cluster_starts_in_any_order(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    loopback = Cluster.on_this_machine(run, workers=1, servers=1)
+    file = tmp_path / "cluster.toml"
+    file.write_text(f'run = "{run}"\nps = ["{loopback.ps[0]}"]\nworker = ["{loopback.worker[0]}"]\n')
+    tasks = [start("cluster", str(file), "--task=worker:0", cwd=tmp_path)]
+    time.sleep(2)
+    trainer = start("train", "cartpole", f"--cluster={file}", "--steps=1200", *TINY, cwd=tmp_path)
+    tasks.append(start("cluster", str(file), "--task=ps:0", cwd=tmp_path))
+    try:
+        _, said = trainer.communicate(timeout=180)
+        assert trainer.returncode == 0, said
+        assert [task.wait(30) for task in tasks] == [0, 0]
+    finally:
+        for process in (trainer, *tasks):
+            process.kill()
+    assert report.status(Run(run))["agent_steps"] == 1_200
+
+
+def test_addresses_beyond_this_machine_need_a_word_of_consent(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text('run = "r"\nps = ["10.0.0.1:4000"]\nworker = ["127.0.0.1:4001"]\n')
+    for arguments in (("cluster", str(file), "--task=ps:0"), ("train", "cartpole", f"--cluster={file}")):
+        process = start(*arguments, cwd=tmp_path)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 2
+        assert "--insecure-network" in said
+        assert "no password" in said
