@@ -79,7 +79,7 @@ class Chief(Agent):
         if not self._lost:
             with contextlib.suppress(tf.errors.OpError):
                 shared.put_tokens([*range(len(self._cluster.worker)), CHIEF])
-                shared.close()
+            shared.close()
 
     def follow(self, env: VectorEnv) -> Iterator[list[VectorStep]]:  # noqa: ARG002 - its signature is `run_loop`'s
         """In place of the run loop: looks at what the workers have done, commits and refreshes what is due."""

@@ -1,7 +1,7 @@
 """A parameter server: holds variables until everybody is done with them."""
 
 from twin_graph.distributed.cluster import Cluster
-from twin_graph.distributed.shared import CHIEF, done_queues, session_config, start_server
+from twin_graph.distributed.shared import CHIEF, done_queue, session_config, start_server
 from twin_graph.graph_mode import tf
 
 
@@ -13,7 +13,7 @@ def serve(cluster: Cluster, index: int, gpu_memory_fraction: float | None = None
     config = session_config("/job:ps", gpu_memory_fraction=gpu_memory_fraction)
     server = start_server(cluster, "ps", index, config)
     with tf.Graph().as_default() as graph:
-        token = done_queues(cluster)[index].dequeue()
+        token = done_queue(index).dequeue()
     with tf.Session(server.target, graph=graph, config=session_config(f"/job:ps/task:{index}")) as session:
         using = {*range(len(cluster.worker)), CHIEF}
         while using:

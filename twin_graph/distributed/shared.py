@@ -75,7 +75,7 @@ def shared_variables(spec: ModelSpec) -> list[Variable]:
         build_model(spec, copy=True)
         return [
             Variable(v.op.name, tuple(v.shape.as_list()), v.dtype.base_dtype.name)
-            for v in sorted(tf.global_variables(), key=lambda variable: str(variable.name))
+            for v in sorted(tf.global_variables(), key=lambda variable: str(variable.op.name))
         ]
 
 
@@ -118,13 +118,10 @@ def _count_up(counter: Any, limit: int) -> Any:
         return tf.raw_ops.ResourceCountUpTo(resource=counter.handle, limit=limit, T=tf.int64)
 
 
-def done_queues(cluster: Cluster) -> list[Any]:
-    """A queue on each server for the numbers of those who are done with it: the workers', and `CHIEF`."""
-    queues = []
-    for index in range(len(cluster.ps)):
-        with tf.device(f"/job:ps/task:{index}"):
-            queues.append(tf.FIFOQueue(_TOKENS, tf.int32, shapes=[[]], shared_name=f"done{index}"))
-    return queues
+def done_queue(server: int) -> Any:
+    """A queue on a server for the numbers of those who are done with it: the workers', and `CHIEF`."""
+    with tf.device(f"/job:ps/task:{server}"):
+        return tf.FIFOQueue(_TOKENS, tf.int32, shapes=[[]], shared_name=f"done{server}")
 
 
 class ChiefSession:
@@ -147,13 +144,14 @@ class ChiefSession:
                     )
             self._counters = _counters()
             self._token = tf.placeholder(tf.int32, [])
-            self._put_token = tf.group(*(queue.enqueue(self._token) for queue in done_queues(cluster)))
+            self._put_token = tf.group(*(done_queue(i).enqueue(self._token) for i in range(len(cluster.ps))))
         config = session_config("/job:ps")
         config.operation_timeout_in_ms = _ANSWER_MILLISECONDS
         self._session = tf.Session(f"grpc://{cluster.ps[0]}", graph=self._graph, config=config)
 
     def close(self) -> None:
-        self._session.close()
+        with contextlib.suppress(tf.errors.OpError):  # the servers may be gone
+            self._session.close()
 
     def begin(self, values: Mapping[str, np.ndarray], counts: Counts) -> None:
         """Sets everything; workers wait for this."""
@@ -190,7 +188,7 @@ class ChiefSession:
 
 
 class Applied(NamedTuple):
-    """An update: its number in the run, from 0; how many others came between pull and apply; its loss and so on."""
+    """An update: its number in the run, from 0; how many came between the pull and it; its loss and so on."""
 
     update: int
     staleness: int
@@ -227,7 +225,7 @@ class WorkerSession:
                 self._update = _count_up(counters["updates"], _NO_LIMIT)
             self._ended = tf.placeholder(tf.int64, [])
             self._count_episodes = counters["episodes"].assign_add(self._ended, read_value=False)
-            self._done = tf.group(*(queue.enqueue(index) for queue in done_queues(cluster)))
+            self._done = tf.group(*(done_queue(i).enqueue(index) for i in range(len(cluster.ps))))
             initialize = tf.local_variables_initializer()
         graph.finalize()
         self.session = tf.Session(server.target, graph=graph, config=config)
