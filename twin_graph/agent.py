@@ -347,6 +347,9 @@ class Agent:
             self._tell_sampler()
             self.work = None
 
+    def meanwhile(self) -> None:
+        """Called while an evaluation goes on; in asynchronous training others train on."""
+
     def end(self) -> None:
         """No more steps will be made: makes the updates that are due, and commits a snapshot."""
         self.finish_work()

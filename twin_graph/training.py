@@ -265,6 +265,7 @@ def _evaluate_newest(run: Run, progress: Progress, events: EventFile) -> Iterato
                 for evaluation in games:
                     progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
                     yield progress
+                    agent.meanwhile()
                     if progress.stop.is_set():
                         progress.note = ""
                         return

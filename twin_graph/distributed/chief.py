@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from twin_graph import training
-from twin_graph.agent import Agent
+from twin_graph.agent import PROBE_SIZE, Agent
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.shared import CHIEF, ChiefSession, Counts
 from twin_graph.distributed.supervisor import Supervisor
@@ -21,8 +21,10 @@ from twin_graph.snapshots.ledger import Commit, Swap
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.workers import CLUSTER, FOLDER, statuses
+from twin_graph.streams import Purpose, stream
 
 _TICK_SECONDS = 0.2
+_PROBE_EVERY = 20  # vector steps
 _LOOK_SECONDS = 1.0
 _SERVERS_START_SECONDS = 60.0
 _WORKERS_END_SECONDS = 60.0  # for the last updates
@@ -81,16 +83,31 @@ class Chief(Agent):
                 shared.put_tokens([*range(len(self._cluster.worker)), CHIEF])
             shared.close()
 
-    def follow(self, env: VectorEnv) -> Iterator[list[VectorStep]]:  # noqa: ARG002 - its signature is `run_loop`'s
+    def follow(self, env: VectorEnv) -> Iterator[list[VectorStep]]:
         """In place of the run loop: looks at what the workers have done, commits and refreshes what is due."""
+        if self._probe is None:
+            self._probe = self._seen_at_random(env)
         while True:
             time.sleep(_TICK_SECONDS)
-            with self._speaking():
-                self._count()
-            self.commit_if_due()
-            self._refresh_if_due()
-            self._look_at_workers()
+            self.meanwhile()
             yield []
+
+    def meanwhile(self) -> None:
+        with self._speaking():
+            self._count()
+        self.commit_if_due()
+        self._refresh_if_due()
+        self._look_at_workers()
+
+    def _seen_at_random(self, env: VectorEnv) -> np.ndarray:
+        """Observations `[PROBE_SIZE, ...]` of random play, to compare twins on: the chief has no replay."""
+        random = stream(self.settings.seed, Purpose.PROBE, 0)
+        observations = [env.reset(self.environment_seeds())]
+        while len(observations) * env.count < PROBE_SIZE:
+            for _ in range(_PROBE_EVERY):
+                newest = env.step(random.integers(0, env.n_actions, size=env.count)).s_next
+            observations.append(newest.copy())
+        return np.concatenate(observations)[:PROBE_SIZE]
 
     def _count(self) -> None:
         if self._shared:
@@ -114,6 +131,7 @@ class Chief(Agent):
         for worker in self.workers:
             if worker.state == "failed":
                 raise DivergedError(f"{worker.name}: {worker.message}")
+        self._reward_limit = max([self._reward_limit, *(worker.reward_limit for worker in self.workers)])
         if losses := [worker.loss for worker in self.workers if worker.loss is not None]:
             self.last_loss = sum(losses) / len(losses)
             self.last_q = sum(worker.q_mean or 0.0 for worker in self.workers) / len(losses)

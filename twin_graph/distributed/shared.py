@@ -206,6 +206,9 @@ class WorkerSession:
       spec: of the model.
       vector_steps: of all workers together, at which the training ends.
       config: of the server, and of its session.
+
+    Attributes:
+      version: updates that the copy is made of, of all workers.
     """
 
     def __init__(self, cluster: Cluster, index: int, spec: ModelSpec, vector_steps: int, config: Any) -> None:
@@ -230,7 +233,7 @@ class WorkerSession:
         graph.finalize()
         self.session = tf.Session(server.target, graph=graph, config=config)
         self._initialize = initialize
-        self._pulled = 0
+        self.version = 0
 
     def __enter__(self) -> Self:
         return self
@@ -250,7 +253,7 @@ class WorkerSession:
 
     def pull(self) -> None:
         """Renews the copy."""
-        self._pulled = int(self.session.run((self._version, self.model.pull))[0])
+        self.version = int(self.session.run((self._version, self.model.pull))[0])
 
     def claim_step(self) -> int | None:
         """The number of a vector step that nobody else makes; None if all are made, or the chief wants an end."""
@@ -278,7 +281,7 @@ class WorkerSession:
         fetches = (self._update, model.loss, model.q_mean, model.td_error)
         update, loss, q_mean, td_error = self.session.run(fetches, {**minibatches[-1], **fed})
         td_errors.append(td_error)
-        return Applied(int(update), int(update) - self._pulled, float(loss), float(q_mean), np.concatenate(td_errors))
+        return Applied(int(update), int(update) - self.version, float(loss), float(q_mean), np.concatenate(td_errors))
 
     def say_done(self) -> None:
         """Puts this worker's token into every server's queue."""

@@ -66,11 +66,10 @@ class Worker:
         self._followed: Swap | None = None
         self._to_record: Swap | None = None
         self._made = self._applied = self._episodes = 0
-        self._newest_update = 0
         self._staleness = deque[int](maxlen=100)
         self._returns = deque[float](maxlen=RECENT_EPISODES)
         self._scores = np.zeros(env.count)
-        self._r_max = 1.0
+        self._r_max, self._reward_limit = 1.0, 0.0
         self._marked = time.monotonic(), 0
 
     def close(self) -> None:
@@ -114,6 +113,7 @@ class Worker:
         self._sampler.added()
         self._made += self._env.count
         self._r_max = max(self._r_max, float(answer.r_t.max()))
+        self._reward_limit = max(self._reward_limit, float(np.abs(answer.r_t).max()))
         self._scores += answer.score_t
         if ended := int(answer.last_t.sum()):
             self._returns.extend(float(score) for score in self._scores[answer.last_t])
@@ -151,8 +151,8 @@ class Worker:
         """Gradients to the servers, then the renewed variables back; meanwhile the worker acts."""
         model, train = self._session.model, self._settings.train
         fed = {
-            model.learning_rate: train.learning_rate_at(self._newest_update),
-            model.dropout_seed: (self._run.settings.seed, self._newest_update),
+            model.learning_rate: train.learning_rate_at(self._session.version),
+            model.dropout_seed: (self._run.settings.seed, self._session.version),
         }
         applied = self._session.apply(minibatches(model, train, batch, q_target_t), fed)
         self._session.pull()
@@ -173,7 +173,6 @@ class Worker:
             self._to_record = None
         self._sampler.learnt(batch, applied.td_error)
         self._staleness.append(applied.staleness)
-        self._newest_update = applied.update + 1
         self._status = self._status.model_copy(
             update={"loss": applied.loss, "q_mean": applied.q_mean, "updates": self._status.updates + 1}
         )
@@ -194,6 +193,7 @@ class Worker:
                 "time": time.time(),
                 "agent_steps": self._made,
                 "episodes": self._episodes,
+                "reward_limit": self._reward_limit,
                 "agent_steps_per_second": (self._made - made) / elapsed,
                 "staleness": float(np.mean(self._staleness)) if self._staleness else 0.0,
                 "target": self._target.snapshots,

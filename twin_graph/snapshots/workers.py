@@ -32,6 +32,7 @@ class WorkerStatus(Record):
       agent_steps_per_second: since the line before.
       staleness: mean number of updates that others applied between a pull and the gradient's arrival.
       target: the snapshots that it bootstraps from.
+      reward_limit: the largest |reward| that it met.
       loss, q_mean: of its newest update; None before it.
       returns: true scores of its newest episodes.
     """
@@ -48,6 +49,7 @@ class WorkerStatus(Record):
     agent_steps_per_second: float = 0.0
     staleness: float = 0.0
     target: tuple[str, ...] = ()
+    reward_limit: float = 0.0
     loss: float | None = None
     q_mean: float | None = None
     returns: tuple[float, ...] = ()
