@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +16,11 @@ from twin_graph.experiments.statistics import Band, Estimate
 
 # Told apart by those who do not see all colours, and in print (after Okabe and Ito 2008).
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
+_DASHES = ("solid", (0, (5, 1.5)), (0, (1, 1)), (0, (7, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (9, 2)))
 _GREY, _LIGHT = "#6b7280", "#d1d5db"
 _WIDTH = 5.2  # inches
 _FONT = 9
-_BINS = 150
+_PARTS = 80
 
 
 class Line(NamedTuple):
@@ -40,8 +42,8 @@ def lines(series: Sequence[Line], x_label: str, y_label: str, *, at: float | Non
     if len(series) <= len(_COLOURS):
         figure, axes = _figure(3.4), None
         axes = figure.subplots()
-        for line, colour in zip(series, _COLOURS, strict=False):
-            _line(axes, line, colour)
+        for line, colour, dashes in zip(series, _COLOURS, _DASHES, strict=False):
+            _line(axes, line, colour, dashes)
         _reference(axes, at, at_label)
         _finish(axes, x_label, y_label)
         handles, labels = axes.get_legend_handles_labels()
@@ -52,7 +54,7 @@ def lines(series: Sequence[Line], x_label: str, y_label: str, *, at: float | Non
         for other in series:
             if other.band:
                 panel.plot(other.band.at, other.band.value, color=_LIGHT, linewidth=0.8)
-        _line(panel, line, _COLOURS[0])
+        _line(panel, line, _COLOURS[0], _DASHES[0])
         _reference(panel, at, "")
         _finish(panel)
     return figure
@@ -91,48 +93,61 @@ def intervals(
     return figure
 
 
-def dots(panels: Sequence[tuple[str, Sequence[Sequence[float]]]], names: Sequence[str]) -> Figure:
-    """A dot for each run, a row for each condition; infinite values stand at the right edge as crosses."""
+def dots(panels: Sequence[tuple[str, float, Sequence[Sequence[float]]]], names: Sequence[str]) -> Figure:
+    """A dot for each run, a row for each condition; how many are infinite stands at the right.
+
+    Args:
+      panels: label, end of the axis, and values by condition; one panel above the other.
+      names: of the conditions.
+    """
     figure = _figure(len(panels) * (0.75 + 0.27 * len(names)))
-    for axes, (label, rows) in zip(np.atleast_1d(figure.subplots(len(panels))), panels, strict=True):
-        finite = [value for values in rows for value in values if math.isfinite(value)]
-        edge = 1.08 * max(finite, default=1.0)
+    for axes, (label, end, rows) in zip(np.atleast_1d(figure.subplots(len(panels))), panels, strict=True):
         for row, values in enumerate(rows):
             there = sorted(value for value in values if math.isfinite(value))
-            missing = len(values) - len(there)
             axes.plot(there, [row] * len(there), "o", markersize=5, color=_COLOURS[0], alpha=0.7)
-            if missing:
-                axes.plot([edge], [row], "x", markersize=5, color=_COLOURS[1])
-                axes.annotate(f"{missing}", (edge, row), (5, 0), "data", "offset points", va="center", fontsize=8)
+            if never := len(values) - len(there):
+                axes.text(1.02 * end, row, f"{never} never", color=_COLOURS[1], va="center", fontsize=8)
         _rows(axes, names)
-        axes.set_xlim(0, 1.08 * edge)
+        axes.set_xlim(0, 1.18 * end)
         _finish(axes, label)
     return figure
 
 
 def served(results: Sequence[tuple[str, Result]]) -> Figure:
     """Which snapshot supplied the targets of which updates: a stroke for each time that one did."""
-    figure, panels = _panels(
-        [name for name, _ in results], "update", "snapshot, by the update at which it was committed"
-    )
+    figure, panels = _panels([name for name, _ in results], "update", "committed at update")
     for panel, (_, result) in zip(panels, results, strict=True):
         panel.plot([0, result.updates], [0, result.updates], color=_LIGHT, linewidth=1)
         for service in result.services:
-            colour = _COLOURS[1] if service.by_hand or service.learner == "b" else _COLOURS[0]
+            other = service.by_hand or service.learner == "b"
             for committed in service.committed:
                 panel.plot(
-                    [service.first - 1, service.last], [committed, committed], color=colour, linewidth=2.2,
+                    [service.first - 1, service.last],
+                    [committed, committed],
+                    color=_COLOURS[1] if other else _COLOURS[0],
+                    linewidth=1.2 if other else 2.4,
                     solid_capstyle="butt",
-                )  # fmt: skip
+                )
         _finish(panel)
     return figure
 
 
-def ages(result: Result, updates: int) -> Curve:
-    """How old the targets of a run were, by its updates: means over `_BINS` equal parts."""
-    edges = np.unique(np.linspace(0, updates, _BINS + 1).astype(int))
-    means = {int(last): result.mean_age(int(first) + 1, int(last)) for first, last in itertools.pairwise(edges)}
-    return {update: age for update, age in means.items() if age is not None}
+def ages(results: Sequence[Result]) -> Callable[[Result], Curve]:
+    """What gives the age of a run's targets by its updates, as means over equal parts, the same for all these runs.
+
+    A part is as long as some refreshes, or the line would show nothing but the age that grows from one to the next.
+    """
+    updates = min(result.updates for result in results)
+    periods = [median(s.last - s.first + 1 for s in result.services) for result in results if result.services]
+    period = max(1, round(max(periods, default=1)))
+    part = period * max(1, updates // _PARTS // period)
+    edges = list(range(0, updates + 1, part)) if part <= updates else [0, updates]
+
+    def of(result: Result) -> Curve:
+        means = {last: result.mean_age(first + 1, last) for first, last in itertools.pairwise(edges)}
+        return {update: age for update, age in means.items() if age is not None}
+
+    return of
 
 
 def _figure(height: float) -> Figure:
@@ -154,7 +169,7 @@ def _panels(names: Sequence[str], x_label: str, y_label: str) -> tuple[Figure, l
     return figure, list(grid[: len(names)])
 
 
-def _line(axes: Axes, line: Line, colour: str) -> None:
+def _line(axes: Axes, line: Line, colour: str, dashes: Any) -> None:
     for run in line.runs:
         axes.plot(list(run), list(run.values()), color=colour, linewidth=0.6, alpha=0.35)
     if line.band is None:
@@ -162,7 +177,16 @@ def _line(axes: Axes, line: Line, colour: str) -> None:
         return
     mark = "o" if len(line.band.at) <= 25 else ""
     axes.fill_between(line.band.at, line.band.low, line.band.high, color=colour, alpha=0.18, linewidth=0)
-    axes.plot(line.band.at, line.band.value, color=colour, linewidth=1.8, marker=mark, markersize=3, label=line.name)
+    axes.plot(
+        line.band.at,
+        line.band.value,
+        color=colour,
+        linestyle=dashes,
+        linewidth=1.8,
+        marker=mark,
+        markersize=3,
+        label=line.name,
+    )
 
 
 def _reference(axes: Axes, at: float | None, label: str) -> None:

@@ -1,6 +1,7 @@
 """A report as one HTML page that needs nothing else, and as Markdown."""
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.metadata import version
@@ -85,7 +86,7 @@ def html(page: Page, pictures: Mapping[str, bytes]) -> str:
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         region = f'<div class=wide tabindex=0 role=region aria-label="{escape(t.heading)}">'
         inside = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return f"<section><h2>{escape(t.heading)}</h2><p>{escape(t.text)}</p>{region}{inside}</div></section>"
+        return f"<section><h2>{escape(t.heading)}</h2><p>{_rich(t.text)}</p>{region}{inside}</div></section>"
 
     def picture(p: Picture) -> str:
         heading, source = escape(p.heading), base64.b64encode(pictures[p.name]).decode()
@@ -121,6 +122,11 @@ def html(page: Page, pictures: Mapping[str, bytes]) -> str:
 """
 
 
+def _rich(text: str) -> str:
+    """Text as HTML, with `code` as Markdown writes it."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
 def _made() -> str:
     return f"Made by twin-graph {version('twin-graph')}, {utc_now()[:16].replace('T', ' ')} UTC."
 
@@ -140,8 +146,10 @@ section { margin: 1.6rem 0; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .35rem .7rem; border-bottom: 1px solid #e5e7eb; }
-td { overflow-wrap: normal; white-space: nowrap; }
-th { vertical-align: bottom; white-space: normal; min-width: 6.5rem; font-weight: 600; }
+th, td { overflow-wrap: normal; }
+td { white-space: nowrap; }
+th { vertical-align: bottom; min-width: 7.5rem; font-weight: 600; }
+
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; padding-left: 0; }
 tbody tr:first-child td { border-top: 1px solid #9ca3af; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 470px), 1fr)); }

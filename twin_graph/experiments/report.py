@@ -7,10 +7,12 @@
   conditions.csv   a line for each condition: the numbers of the first table, with their intervals
   runs.csv         a line for each run
   curves.csv       a line for each scheduled evaluation
+  targets.csv      a line for each time that a snapshot was the target
 """
 
 import csv
 import io
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
@@ -31,6 +33,64 @@ from twin_graph.snapshots.files import make_folder, write_file
 
 _REPORT = "report"
 _DPI = 200
+# Of each figure, its heading and what it shows.
+_WORDS = {
+    "learning": (
+        "Learning curves",
+        "The interquartile mean over seeds of each evaluation's mean return, with its 95% stratified bootstrap "
+        "interval; thin lines are single runs. Where bands overlap, the data do not tell the conditions apart at "
+        "that moment.",
+    ),
+    "aggregates": (
+        "Score and optimality gap",
+        "The interquartile mean drops the best and the worst quarter of the runs, so that one lucky seed does not "
+        "decide. The optimality gap is how far runs stay below the high score on average; less is better.",
+    ),
+    "profiles": (
+        "Performance profiles",
+        "For each normalised score the share of runs that end above it, with its 95% interval. A line that is above "
+        "another everywhere is the better one; lines that cross say that it depends on what you ask for.",
+    ),
+    "improvement": (
+        "Probability of improvement over {first}",
+        "How probable it is that a run of this condition ends with a higher score than one of {first}, ties counting "
+        "half. An interval that contains 0.5 leaves open which is better.",
+    ),
+    "threshold": (
+        "Steps and time to the threshold",
+        "When each run's score first reached {threshold}: a dot for each run, in agent steps and in minutes of "
+        "training. At the right stands how many never did.",
+    ),
+    "age": (
+        "Age of the targets",
+        "How many updates old the snapshot was that gave an update its targets, by the ledger; the mean over runs "
+        "with its 95% interval. Old targets are steadier and further behind; a line that climbs is a target that "
+        "stays.",
+    ),
+    "served": (
+        "Which snapshot served, and for how long",
+        "Of the first seed: a stroke for each time that a snapshot gave the targets, from its first update to its "
+        "last, at the height of the update at which it was committed (orange: chosen by a person, or the target of "
+        "learner b). On the grey diagonal targets would be fresh; the distance below it is their age.",
+    ),
+    "distance": (
+        "Distance between the twins",
+        "The mean of |Q - Q_target| on 32 observations fixed at the first update, the mean over runs with its 95% "
+        "interval. It says how much a refresh changes the targets; it is 0 just after one, hence zigzags.",
+    ),
+    "agreement": (
+        "Greedy agreement of the twins",
+        "The share of those observations on which both twins prefer the same action. Near 1, double Q-learning and "
+        "plain Q-learning bootstrap from the same action.",
+    ),
+    "overestimation": (
+        "Overestimation",
+        "What a snapshot expects of a game at its first observation (the largest Q value) less what it then gets "
+        "(the discounted return of that game), the mean over evaluation games and runs with its 95% interval. Above "
+        "0 it promises itself too much; a game that is cut by its time limit makes it look so, by what would have "
+        "come after.",
+    ),
+}
 
 
 class _Data(NamedTuple):
@@ -86,6 +146,7 @@ def write(experiment: Experiment, tell: Callable[[str, int, int], None]) -> tupl
     files["conditions.csv"] = _csv([numbers(condition) for condition in conditions])
     files["runs.csv"] = _csv([_run_numbers(result, norms) for result in found])
     files["curves.csv"] = _csv([row for result in found for row in _curve_rows(result)])
+    files["targets.csv"] = _csv([row for result in found for row in _target_rows(result)])
     files["report.md"] = page.markdown(made).encode()
     files["index.html"] = page.html(made, pictures).encode()
     for name, content in files.items():
@@ -155,6 +216,18 @@ def _curve_rows(run: Result) -> Iterator[dict[str, Any]]:
         }
 
 
+def _target_rows(run: Result) -> Iterator[dict[str, Any]]:
+    for service in run.services:
+        yield {
+            "run": run.planned.name,
+            "learner": service.learner,
+            "first_update": service.first,
+            "last_update": service.last,
+            "committed_at_updates": " ".join(map(str, service.committed)),
+            "by_hand": service.by_hand,
+        }
+
+
 def _page(data: _Data) -> Page:
     plan, done = data.plan, sum(run.state == "done" for run in data.results)
     environments = ", ".join(plan.tasks)
@@ -164,8 +237,7 @@ def _page(data: _Data) -> Page:
             [
                 *([plan.description] if plan.description else []),
                 f"{len(data.conditions)} conditions of preset {plan.preset} on {environments}, {len(data.results)} "
-                "runs of "
-                f"{plan.steps:,} agent steps, {done} of them done.",
+                f"runs of {plan.steps:,} agent steps, {done} of them done.",
             ]
         ),
         findings=list(_findings(data)),
@@ -184,6 +256,9 @@ def _findings(data: _Data) -> Iterator[str]:
         return
     best = max(known, key=lambda condition: condition.iqm.value)
     yield f"Highest {data.unit} at the end: {best.name}, {_interval(data.estimate(best.iqm))} (interquartile mean)."
+    if min(len(condition.scores) for condition in known) < FEW_SEEDS:
+        yield "Whether the others are worse these few runs cannot say."
+        return
     near = [c.name for c in known if c is not best and c.iqm.high >= best.iqm.low]
     far = [c.name for c in known if c is not best and c.iqm.high < best.iqm.low]
     if near:
@@ -197,8 +272,7 @@ def _warnings(data: _Data) -> Iterator[str]:
     if min(counts) < FEW_SEEDS:
         yield (
             f"Too few seeds: {_range(counts)} a condition. The bootstrap of so few runs is too sure of itself; no "
-            "interval "
-            f"here carries a claim. Take {GOOD_SEEDS}."
+            f"interval here carries a claim. Take {GOOD_SEEDS}."
         )
     elif min(counts) < GOOD_SEEDS:
         yield f"Few seeds: {_range(counts)} a condition. Only large differences are to be believed; take "
@@ -221,14 +295,12 @@ def _warnings(data: _Data) -> Iterator[str]:
         if "seen" in norm.source:
             yield (
                 f"Scores of {task} are normalised by {norm.source}, {norm.low:g} and {norm.high:g}, so that "
-                "normalised "
-                "scores and optimality gaps mean nothing beyond this report. Give [scores] in the file."
+                "normalised scores and optimality gaps mean nothing beyond this report. Give [scores] in the file."
             )
     if stopped := [run.planned.name for run in data.results if run.stops]:
         yield (
             f"Stopped and resumed, which adds an episode boundary: {_listed(stopped)}. Their numbers are sound, but "
-            "another "
-            "execution of the file gives others. (Runs that were killed are not concerned.)"
+            "another execution of the file gives others. (Runs that were killed are not concerned.)"
         )
     if len(processors := sorted({run.processor for run in data.results if run.processor})) > 1:
         yield f"Runs on different processors: {', '.join(processors)}. Times do not compare."
@@ -265,150 +337,56 @@ def _comparison(data: _Data) -> Table:
     )
     text = (
         f"{data.unit.capitalize()}: interquartile mean over runs of each run's last scheduled evaluation. Agent "
-        "steps to "
-        "the threshold: median over runs, and how many reached it."
+        "steps to the threshold: median over runs, and how many reached it."
     )
     return Table("Comparison", text, columns, rows)
 
 
 def _pictures(data: _Data) -> Iterator[Picture]:
-    yield from _score_pictures(data)
-    yield from _target_pictures(data)
+    words = {"first": data.conditions[0].name, "threshold": _thresholds(data)}
+    for name, figure in itertools.chain(_score_figures(data), _target_figures(data)):
+        heading, text = _WORDS[name]
+        yield Picture(name, heading.format(**words), text.format(**words), figure)
 
 
-def _score_pictures(data: _Data) -> Iterator[Picture]:
-    conditions, names = data.conditions, [condition.name for condition in data.conditions]
-    first, only = names[0], data.only
-    threshold = only.threshold if only else None
-    yield Picture(
-        "learning",
-        "Learning curves",
-        "The interquartile mean over seeds of each evaluation's mean return, with its 95% stratified bootstrap "
-        "interval; "
-        "thin lines are single runs. Where bands overlap, the data do not tell the conditions apart at that moment.",
-        figures.lines(
-            [Line(c.name, data.band(c.curve), _thin(c, lambda r: r.scores) if only else ()) for c in conditions],
-            "agent steps",
-            data.unit,
-            at=threshold,
-            at_label="threshold",
-        ),
-    )
-    yield Picture(
-        "aggregates",
-        "Score and optimality gap",
-        "The interquartile mean drops the best and the worst quarter of the runs, so that one lucky seed does not "
-        "decide. "
-        "The optimality gap is how far runs stay below the high score on average; less is better.",
-        figures.intervals(
-            [
-                (f"{data.unit}, IQM", [data.estimate(c.iqm) for c in conditions]),
-                ("optimality gap", [c.optimality_gap for c in conditions]),
-            ],
-            names,
-        ),
-    )
-    yield Picture(
-        "profiles",
-        "Performance profiles",
-        "For each normalised score the share of runs that end above it, with its 95% interval. A line that is above "
-        "another everywhere is the better one; lines that cross say that it depends on what you ask for.",
-        figures.profiles(names, [c.profile for c in conditions], statistics.PROFILE_AT),
-    )
+def _score_figures(data: _Data) -> Iterator[tuple[str, Figure]]:
+    conditions, only = data.conditions, data.only
+    names = [condition.name for condition in conditions]
+    curves = [Line(c.name, data.band(c.curve), [r.scores for r in c.runs] if only else ()) for c in conditions]
+    highest = max((score for run in data.results for score in run.scores.values()), default=0.0)
+    near = only is not None and only.normalised(highest) > only.normalised(only.threshold) / 2
+    threshold = only.threshold if only and near else None  # far above all lines it would press them flat
+    yield "learning", figures.lines(curves, "agent steps", data.unit, at=threshold, at_label="threshold")
+    iqm, gap = [data.estimate(c.iqm) for c in conditions], [c.optimality_gap for c in conditions]
+    yield "aggregates", figures.intervals([(f"{data.unit}, IQM", iqm), ("optimality gap", gap)], names)
+    yield "profiles", figures.profiles(names, [c.profile for c in conditions], statistics.PROFILE_AT)
     if len(conditions) > 1:
-        yield Picture(
-            "improvement",
-            f"Probability of improvement over {first}",
-            f"How probable it is that a run of this condition ends with a higher score than one of {first}, ties "
-            "counting "
-            "half. An interval that contains 0.5 leaves open which is better.",
-            figures.intervals(
-                [
-                    (
-                        f"probability of a higher score than {first}",
-                        [c.improvement or statistics.UNKNOWN for c in conditions[1:]],
-                    )
-                ],
-                names[1:],
-                at=0.5,
-            ),
-        )
-    yield Picture(
-        "threshold",
-        "Steps and time to the threshold",
-        f"When each run's score first reached {_thresholds(data)}: a dot for each run, in agent steps and in minutes "
-        "of "
-        "training. A cross counts the runs that never did.",
-        figures.dots(
-            [
-                ("agent steps", [c.steps_to for c in conditions]),
-                ("minutes of training", [[seconds / 60 for seconds in c.seconds_to] for c in conditions]),
-            ],
-            names,
-        ),
-    )
+        improved = [c.improvement or statistics.UNKNOWN for c in conditions[1:]]
+        label = f"probability of a higher score than {names[0]}"
+        yield "improvement", figures.intervals([(label, improved)], names[1:], at=0.5)
+    longest = max((run.seconds_at(run.agent_steps) / 60 for run in data.results), default=0.0) or 1.0
+    minutes = [[seconds / 60 for seconds in c.seconds_to] for c in conditions]
+    steps = [c.steps_to for c in conditions]
+    panels = [("agent steps", float(data.plan.steps), steps), ("minutes of training", longest, minutes)]
+    yield "threshold", figures.dots(panels, names)
 
 
-def _target_pictures(data: _Data) -> Iterator[Picture]:
+def _target_figures(data: _Data) -> Iterator[tuple[str, Figure]]:
     conditions = data.conditions
-    updates = min((run.updates for c in conditions for run in _shown_runs(c)), default=0)
-    if updates:
-        aged = [_mean_line(c, lambda run: figures.ages(run, updates)) for c in conditions]
-        yield Picture(
-            "age",
-            "Age of the targets",
-            "How many updates old the snapshot was that gave an update its targets, by the ledger; the mean over "
-            "runs. Old "
-            "targets are steadier and further behind; a line that climbs is a target that stays.",
-            figures.lines(aged, "update", "age in updates"),
-        )
-        served = [(c.name, _shown_runs(c)[0]) for c in conditions if _shown_runs(c)]
-        yield Picture(
-            "served",
-            "Which snapshot served, and for how long",
-            "Of the first seed: a stroke for each time that a snapshot gave the targets, from its first update to "
-            "its last, "
-            "at the height of the update at which it was committed (orange: chosen by a person, or of learner b). On "
-            "the "
-            "grey diagonal targets would be fresh; the distance below it is their age.",
-            figures.served(served),
-        )
-    telemetry: list[tuple[str, str, str, str, Callable[[Result], Curve]]] = [
-        (
-            "distance",
-            "Distance between the twins",
-            "The mean of |Q - Q_target| on 32 observations fixed at the first update, the mean over runs with its "
-            "95% "
-            "interval. It says how much a refresh changes the targets.",
-            "|Q - Q_target|",
-            lambda run: run.q_distance,
-        ),
-        (
-            "agreement",
-            "Greedy agreement of the twins",
-            "The share of those observations on which both twins prefer the same action. Near 1, double Q-learning "
-            "and "
-            "plain Q-learning bootstrap from the same action.",
-            "share of equal greedy actions",
-            lambda run: run.agreement,
-        ),
-    ]
-    for name, heading, text, label, of in telemetry:
-        yield Picture(name, heading, text, figures.lines([_mean_line(c, of) for c in conditions], "agent steps", label))
-    yield Picture(
+
+    def of_runs(curve: Callable[[Result], Curve], x_label: str, y_label: str, **reference: Any) -> Figure:
+        return figures.lines([_mean_line(condition, curve) for condition in conditions], x_label, y_label, **reference)
+
+    if begun := [run for condition in conditions for run in _shown_runs(condition) if run.updates]:
+        yield "age", of_runs(figures.ages(begun), "update", "age in updates")
+        yield "served", figures.served([(c.name, _shown_runs(c)[0]) for c in conditions if _shown_runs(c)])
+    yield "distance", of_runs(lambda run: run.q_distance, "agent steps", "|Q - Q_target|")
+    yield "agreement", of_runs(lambda run: run.agreement, "agent steps", "share of equal greedy actions")
+    label = "expected less realised return"
+    yield (
         "overestimation",
-        "Overestimation",
-        "What a snapshot expects of a game at its first observation (the largest Q value) less what it then gets "
-        "(the "
-        "discounted return of the same game), the mean over evaluation games and runs with its 95% interval. Above 0 "
-        "it "
-        "promises itself too much; a game cut by its time limit makes it look so by what would have come after.",
-        figures.lines(
-            [_mean_line(c, lambda run: run.overestimation) for c in conditions],
-            "agent steps",
-            "expected less realised return",
-            at=0.0,
-            at_label="neither too much nor too little",
+        of_runs(
+            lambda run: run.overestimation, "agent steps", label, at=0.0, at_label="neither too much nor too little"
         ),
     )
 
@@ -416,10 +394,6 @@ def _target_pictures(data: _Data) -> Iterator[Picture]:
 def _mean_line(condition: Condition, of: Callable[[Result], Curve]) -> Line:
     rows = [[of(run) for run in row] for row in condition.rows]
     return Line(condition.name, statistics.curve(rows, statistics.mean_by_step))
-
-
-def _thin(condition: Condition, of: Callable[[Result], Curve]) -> list[Curve]:
-    return [of(run) for run in condition.runs]
 
 
 def _shown_runs(condition: Condition) -> list[Result]:
@@ -450,15 +424,13 @@ def _method(data: _Data) -> Iterator[str]:
         )
     yield (
         "A score is the mean return of whole, unclipped games that the newest snapshot plays at a scheduled "
-        "evaluation; a "
-        "run's score is its last. Nothing is chosen afterwards: not the best snapshot, not the best seed."
+        "evaluation; a run's score is its last. Nothing is chosen afterwards: not the best snapshot, not the best "
+        "seed."
     )
     yield (
         f"All intervals are 95% percentile intervals of a stratified bootstrap over seeds with {RESAMPLES:,} "
-        "resamples, by "
-        f"rliable {version('rliable')} (Agarwal et al. 2021), with a fixed seed. Curves use the runs that are done; "
-        "while none "
-        "of a condition is, those that have begun, as far as all of these have come."
+        f"resamples, by rliable {version('rliable')} (Agarwal et al. 2021), with a fixed seed. Curves use the runs "
+        "that are done; while none of a condition is, those that have begun, as far as all of these have come."
     )
     fields = ("env.id", "train.discount", "evaluate.episodes", "evaluate.every_steps")
     settings = data.plan.runs[0].settings.model_dump()
@@ -495,6 +467,8 @@ def _number(value: float | None) -> str:
 def _interval(estimate: Estimate) -> str:
     if math.isnan(estimate.value):
         return "-"
+    if math.isnan(estimate.low):
+        return f"{_number(estimate.value)} (one run)"
     return f"{_number(estimate.value)} ({_number(estimate.low)} to {_number(estimate.high)})"
 
 

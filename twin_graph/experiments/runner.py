@@ -231,8 +231,8 @@ def _check_same(begun: Plan, wanted: Plan, folder: Path) -> None:
         run = ours.get(theirs.name)
         if run is None:
             raise UsageError(
-                f"{folder} belongs to another file: {theirs.name} is planned there and not in this one; choose another "
-                "--out (values and seeds may be added to a file, not taken away)"
+                f"{folder} belongs to another file: {theirs.name} is planned there and not in this one; choose "
+                "another --out (values and seeds may be added to a file, not taken away)"
             )
         for key, before, now in config.differences(theirs.settings, run.settings):
             raise UsageError(

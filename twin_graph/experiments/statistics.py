@@ -25,7 +25,7 @@ FEW_SEEDS, GOOD_SEEDS = 5, 10
 
 
 class Estimate(NamedTuple):
-    """A number and its 95% interval."""
+    """A number and its 95% interval, which is NaN where there is but one run."""
 
     value: float
     low: float
@@ -181,7 +181,7 @@ def estimates(scores: np.ndarray, function: Callable[[np.ndarray], np.ndarray], 
         return [UNKNOWN] * count
     with _seeded():
         values, intervals = library.get_interval_estimates({"": scores}, function, reps=RESAMPLES)
-    low, high = intervals[""]
+    low, high = intervals[""] if len(scores) > 1 else np.full_like(intervals[""], np.nan)
     return [Estimate(*(float(number) for number in row)) for row in zip(values[""], low, high, strict=True)]
 
 
@@ -193,7 +193,8 @@ def improvement(ours: np.ndarray, theirs: np.ndarray) -> Estimate:
         values, intervals = library.get_interval_estimates(
             {"": (ours, theirs)}, metrics.probability_of_improvement, reps=RESAMPLES
         )
-    return Estimate(float(values[""]), *(float(limit) for limit in intervals[""].reshape(-1)))
+    several = len(ours) > 1 and len(theirs) > 1
+    return Estimate(float(values[""]), *(float(limit) if several else math.nan for limit in intervals[""].reshape(-1)))
 
 
 def profile(scores: np.ndarray) -> Band | None:
