@@ -148,11 +148,12 @@ def _check_room(found: Experiment, states: list[State], jobs: int) -> None:
 def _show_plan(found: Experiment, states: list[State], jobs: int) -> None:
     plan = found.plan
     table = Table(box=None, pad_edge=False)
-    table.add_column("run")
-    table.add_column("state")
-    table.add_column("agent steps", justify="right")
-    for state in states:
-        table.add_row(escape(state.planned.name), state.state, f"{state.agent_steps:,}")
+    kinds = ("waiting", "running", "cut", "failed", "damaged", "done")
+    for heading in ("condition", "runs", *kinds):
+        table.add_column(heading, justify="left" if heading == "condition" else "right")
+    for condition in plan.conditions:
+        its = [state.state for state in states if state.planned.condition == condition]
+        table.add_row(escape(condition), str(len(its)), *(str(its.count(kind) or "") for kind in kinds))
     stderr.print(table)
     seconds, how = found.seconds_left(states, jobs)
     left = [state for state in states if state.state not in ("done", "damaged")]

@@ -30,7 +30,6 @@ import filelock
 import psutil
 
 from twin_graph import config
-from twin_graph.config import parse_assignment
 from twin_graph.errors import DamagedError, InUseError, TwinGraphError, UsageError
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments.plan import Pairs, Plan, PlannedRun
@@ -200,9 +199,9 @@ class Experiment:
 
 def assignment(key: str, value: Any) -> str:
     """A setting as `--set` takes it, so that it is read as the same value again."""
-    text = f"{key}={'null' if value is None else json.dumps(value, ensure_ascii=False)}"
-    assert parse_assignment(text) == (key, value)
-    return text
+    # JSON is TOML here, but for one character that TOML wants escaped.
+    text = "null" if value is None else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return f"{key}={text}"
 
 
 def _one_of_each(plan: Plan) -> list[PlannedRun]:
