@@ -8,16 +8,14 @@ each of the last snapshots has on the run's probe batch, and takes the snapshot 
 """
 
 import math
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from twin_graph.snapshots.ledger import Commit
-from twin_graph.targets import Choice, History
+from twin_graph.targets import Choice, Count, History
 
 
-def modest(history: History, random: np.random.Generator, size: Annotated[int, Field(ge=1)]) -> Choice:  # noqa: ARG001
+def modest(history: History, random: np.random.Generator, size: Count) -> Choice:  # noqa: ARG001
     """Of the last `size` snapshots the one with the smallest Q values.
 
     It looks at nothing but its arguments, so that a resumed training chooses the same again. The candidates are all that
@@ -25,9 +23,7 @@ def modest(history: History, random: np.random.Generator, size: Annotated[int, F
     """
     last = history.snapshots[-size:]
     chosen = min(last, key=_largest_q)
-    return Choice(
-        [chosen], last, f"of the last {len(last)} the one with the smallest |Q|: up to {_largest_q(chosen):.3g}"
-    )
+    return Choice([chosen], last, f"the smallest |Q| of the last {len(last)}: up to {_largest_q(chosen):.3g}")
 
 
 def _largest_q(snapshot: Commit) -> float:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -256,7 +257,7 @@ def test_a_file_that_does_not_fit_its_folder_starts_nothing(finished: Path, text
     ("text", "message"),
     [
         (changed("train.batch_size = 16", 'env.id = "Pendulum-v1"'), "continuous actions"),
-        (changed("train.batch_size = 16", 'env.id = "ALE/Pong-v5"'), "use --set network=nature"),
+        (changed("train.batch_size = 16", 'network = "nature"'), "use --set network=mlp"),
     ],
 )
 def test_what_cannot_be_trained_is_known_before_anything_runs(tmp_path: Path, text: str, message: str) -> None:
@@ -340,7 +341,7 @@ def test_ctrl_c_makes_trainings_save_and_says_how_to_go_on(tmp_path: Path) -> No
     folder = tmp_path / "checkpoints" / "experiments" / "tiny"
     command = [sys.executable, "-m", "twin_graph_cli", "experiment", "run", "long.toml", "--jobs=2"]
     runner = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    wait_for(lambda: len(list(folder.glob("*/metrics.jsonl"))) == 2)
+    wait_for(lambda: len(list(folder.glob("*/evaluations.jsonl"))) == 2)
     os.killpg(runner.pid, signal.SIGINT)  # as a terminal does
     _, stderr = runner.communicate(timeout=60)
     assert runner.returncode == 130
@@ -350,7 +351,7 @@ def test_ctrl_c_makes_trainings_save_and_says_how_to_go_on(tmp_path: Path) -> No
     reported = json.loads(twin_graph("experiment", "report", "tiny", "--json", cwd=tmp_path).stdout)
     assert any("Unfinished: 4 of 4 runs are not done" in warning for warning in reported["warnings"])
     assert reported["findings"] == ["Too few runs are done for a comparison."]
-    assert len(table(folder, "curves.csv")) > 1
+    assert table(folder, "curves.csv")
 
 
 POLICY = """
@@ -439,7 +440,7 @@ def test_the_age_of_targets_is_what_explain_says(finished: Path) -> None:
             told = report.explain(run, update)
             assert result.mean_age(update, update) == told["snapshots"][0]["age_updates"]
         ages = figures.ages([result])(result)
-        assert ages and all(age is not None for age in ages.values())
+        assert ages
         whole = result.mean_age(1, result.updates)
         assert whole == pytest.approx(np.mean([result.mean_age(u, u) for u in range(1, result.updates + 1)]))
 
@@ -470,6 +471,45 @@ def test_the_page_needs_nothing_else(finished: Path) -> None:
     for name in FIGURES:
         assert f"]({name}.png)" in markdown
         assert (finished / "report" / f"{name}.png").stat().st_size > 5_000
+
+
+@pytest.mark.skipif(
+    not (shutil.which("chromium") and shutil.which("chromedriver")),
+    reason="needs Debian's packages chromium and chromium-driver",
+)
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_shows_the_page_whole(finished: Path, width: int) -> None:
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    with webdriver.Chrome(options=options, service=service) as browser:
+        size = {"width": width, "height": 844, "deviceScaleFactor": 2, "mobile": width < 500}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.get((finished / "report" / "index.html").as_uri())
+        shown = browser.execute_script(
+            "return [...document.images].map(i => [i.closest('figure').id, i.naturalWidth, i.getBoundingClientRect()])"
+        )
+        overflow = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
+        small = browser.execute_script(
+            "return [...document.querySelectorAll('p, li, td, th, figcaption')]"
+            ".filter(e => parseFloat(getComputedStyle(e).fontSize) < 13).length"
+        )
+        messages = browser.get_log("browser")
+        network = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    assert messages == []
+    assert [name for name, *_ in shown] == list(FIGURES)
+    assert all(pixels > 500 and place["width"] > 300 and place["right"] <= width for _, pixels, place in shown)
+    assert overflow <= 0
+    assert small == 0
+    asked = [entry["params"]["request"]["url"] for entry in network if entry["method"] == "Network.requestWillBeSent"]
+    page = next(url for url in asked if url.endswith("/report/index.html"))
+    assert page.startswith("file://")
+    assert all(url.startswith("data:") for url in asked[asked.index(page) + 1 :])
 
 
 def test_the_report_says_what_two_seeds_cannot_carry(finished: Path) -> None:

@@ -172,7 +172,8 @@ def _validated(text: str) -> _File:
 
 
 def _first_problem(error: pydantic.ValidationError, model: type[BaseModel]) -> str:
-    first = error.errors()[0]
+    problems = error.errors()
+    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         hint = nearest(key, model.model_fields) or f"; there are {', '.join(model.model_fields)}"
