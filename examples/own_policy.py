@@ -18,8 +18,8 @@ from twin_graph.targets import Choice, Count, History
 def modest(history: History, random: np.random.Generator, size: Count) -> Choice:  # noqa: ARG001
     """Of the last `size` snapshots the one with the smallest Q values.
 
-    It looks at nothing but its arguments, so that a resumed training chooses the same again. The candidates are all that
-    it could still choose later: that is what retention keeps.
+    It looks at nothing but its arguments, so that a resumed training chooses the same again. The candidates are all
+    that it could still choose later: that is what retention keeps.
     """
     last = history.snapshots[-size:]
     chosen = min(last, key=_largest_q)
