@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -18,9 +19,11 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from rliable import library, metrics
+from twin_graph_cli.main import cli
 
 from twin_graph import config
 from twin_graph.errors import UsageError
@@ -544,3 +547,37 @@ def test_one_run_has_no_interval() -> None:
     assert estimate.value == 0.5
     assert math.isnan(estimate.low)
     assert math.isnan(statistics.improvement(np.array([[0.5]]), np.array([[0.1]])).high)
+
+
+def test_scores_of_several_environments_make_one_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "RESAMPLES", 50)
+    planned = plan.parse(changed("[factors]", '[factors]\nenv.id = ["CartPole-v1", "Acrobot-v1"]'))
+    draw = np.random.default_rng(0)
+    done = []
+    for run in planned.runs:
+        score = draw.uniform(0, 500) if run.task == "CartPole-v1" else draw.uniform(-500, -100)
+        done.append(results._nothing(results.State(run, "done", 600))._replace(scores={300: score / 2, 600: score}))
+    missing, *there = done  # of seed 1, latest lacks CartPole
+    norms = {
+        "CartPole-v1": statistics.Norm(0, 500, 475, ""),
+        "Acrobot-v1": statistics.Norm(-500, -100, -120, ""),
+    }
+    first, second = statistics.analyse(planned, there, norms, lambda *_: None)
+    assert first.scores.shape == (1, 2)
+    assert second.scores.shape == (2, 2)
+    expected = [[norms[r.planned.task].normalised(r.final) for r in there if r.planned in row] for row in seeds(second)]
+    assert second.scores.tolist() == expected
+    assert second.iqm.value == pytest.approx(metrics.aggregate_iqm(np.array(expected)))
+    assert second.curve is not None
+    assert second.curve.at == [300, 600]
+    assert missing.planned.seed == 1
+
+
+def seeds(condition: statistics.Condition) -> list[list[plan.PlannedRun]]:
+    return [[result.planned for result in row] for row in condition.rows]
+
+
+@pytest.mark.parametrize("command", ["run", "report"])
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    shown = CliRunner().invoke(cli, ["experiment", command, "--help"])
+    assert re.search(rf"Examples?:\n\s+twin-graph experiment {command}", shown.output)

@@ -76,7 +76,7 @@ _WORDS = {
     "distance": (
         "Distance between the twins",
         "The mean of |Q - Q_target| on 32 observations fixed at the first update, the mean over runs with its 95% "
-        "interval. It says how much a refresh changes the targets; it is 0 just after one, hence zigzags.",
+        "interval. It says how much a refresh changes the targets; it drops at each, hence zigzags.",
     ),
     "agreement": (
         "Greedy agreement of the twins",
@@ -257,7 +257,7 @@ def _findings(data: _Data) -> Iterator[str]:
     best = max(known, key=lambda condition: condition.iqm.value)
     yield f"Highest {data.unit} at the end: {best.name}, {_interval(data.estimate(best.iqm))} (interquartile mean)."
     if min(len(condition.scores) for condition in known) < FEW_SEEDS:
-        yield "Whether the others are worse these few runs cannot say."
+        yield "These few runs cannot say whether the others are worse."
         return
     near = [c.name for c in known if c is not best and c.iqm.high >= best.iqm.low]
     far = [c.name for c in known if c is not best and c.iqm.high < best.iqm.low]
