@@ -65,8 +65,8 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, dry_run: bool, as
     _check_room(found, states, jobs)
     _show_plan(found, states, jobs)
     if not dry_run:
-        found.write()
         with found.lock(), ExperimentDisplay(found) as display:
+            found.write()
             training = Runner(found, jobs=jobs, retries=retries, show=display.show)
             states = training.run()
     if as_json:
@@ -99,7 +99,7 @@ def report(folder: Path, as_json: bool) -> None:
 
     FOLDER may also be a name under checkpoints/experiments/. Writes FOLDER/report/index.html, which needs nothing else
     and no network, and the same as report.md, CSV files and PNG pictures. Needs an extra: pip install
-    'twin-graph[experiments]'.
+    '.[experiments]' in the repository.
 
     \b
     Example:
@@ -110,7 +110,7 @@ def report(folder: Path, as_json: bool) -> None:
         from twin_graph.experiments import report as library
     except ImportError as error:
         missing = (error.name or "").partition(".")[0]
-        raise TwinGraphError(f"a report needs {missing}: pip install 'twin-graph[experiments]'") from None
+        raise TwinGraphError(f"a report needs {missing}: pip install '.[experiments]' in the repository") from None
 
     with Progress(
         TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=stderr, transient=True

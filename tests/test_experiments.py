@@ -335,8 +335,10 @@ def test_what_was_killed_is_gone_on_with_and_gives_the_same_numbers(
     for name in ("conditions.csv", "runs.csv"):
         clock = ("seconds_to_threshold", "attempts", "stops")
         assert table(folder, name, without=clock) == table(finished, name, without=clock)
-    beginnings = [line for line in (folder / "outcomes.jsonl").read_text().splitlines() if '"code": 0' in line]
-    assert len(beginnings) <= len(RUNS)  # none was brought to its end twice
+    ends = [line for line in (folder / "outcomes.jsonl").read_text().splitlines() if '"code": 0' in line]
+    assert len(ends) <= len(RUNS)  # none was brought to its end twice
+    if victim == "the runner":  # its trainings went on, and nobody began them again
+        assert [path.read_text().count("--- ") for path in folder.glob("logs/*")] == [1] * 4
 
 
 def test_ctrl_c_makes_trainings_save_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -528,7 +530,7 @@ def test_without_rliable_a_report_says_what_to_install(finished: Path, tmp_path:
         "experiment", "report", str(finished), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}
     )
     assert done.returncode == 1
-    assert done.stderr == "Error: a report needs rliable: pip install 'twin-graph[experiments]'\n"
+    assert done.stderr == "Error: a report needs rliable: pip install '.[experiments]' in the repository\n"
 
 
 def test_scores_of_an_unknown_game_are_normalised_by_what_was_seen_and_it_is_said() -> None:
@@ -540,6 +542,21 @@ def test_scores_of_an_unknown_game_are_normalised_by_what_was_seen_and_it_is_sai
     assert norm.threshold == pytest.approx(-120)
     given_in_file = plan.parse(planned.text + "[scores]\nlow = -500\nhigh = -70\nthreshold = -100")
     assert statistics.norms(given_in_file, seen)["Acrobot-v1"][:3] == (-500, -70, -100)
+
+
+def test_intervals_are_drawn_with_the_same_seed_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "RESAMPLES", 200)
+    scores = np.random.default_rng(0).uniform(size=(10, 2))
+
+    def function(x: np.ndarray) -> np.ndarray:
+        return np.array([metrics.aggregate_iqm(x)])
+
+    before = np.random.get_state()[1].tolist()
+    [estimate] = statistics.estimates(scores, function, 1)
+    assert np.random.get_state()[1].tolist() == before
+    np.random.seed(0)
+    value, interval = library.get_interval_estimates({"": scores}, function, reps=200)
+    assert estimate == (value[""][0], *interval[""][:, 0])
 
 
 def test_one_run_has_no_interval() -> None:

@@ -203,7 +203,8 @@ def _finish(axes: Axes, x_label: str = "", y_label: str = "") -> None:
     axes.set_xlabel(x_label, fontsize=_FONT)
     axes.set_ylabel(y_label, fontsize=_FONT)
     axes.tick_params(labelsize=8.5)
-    if axes.get_ylim()[0] >= 0:  # what cannot be negative begins at 0, so that small differences look small
+    low, high = axes.get_ylim()
+    if 0 <= low < high:  # what cannot be negative begins at 0, so that small differences look small
         axes.set_ylim(bottom=0)
     axes.grid(color="#e5e7eb", linewidth=0.7)
     axes.set_axisbelow(True)

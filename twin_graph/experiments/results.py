@@ -183,5 +183,6 @@ def _services(run: Run, events: Sequence[Event], updates: int) -> Iterator[Servi
         ends = [swap.first_update - 1 for swap in swaps[1:]] + [updates]
         for swap, last in zip(swaps, ends, strict=True):
             if last >= swap.first_update:
-                sources = tuple(committed[snapshot] for snapshot in swap.snapshots)
-                yield Service(swap.first_update, last, sources, learner, swap.policy in (BY_HAND, UNDO))
+                by_hand = swap.policy in (BY_HAND, UNDO)
+                if sources := tuple(committed[snapshot] for snapshot in swap.snapshots if snapshot in committed):
+                    yield Service(swap.first_update, last, sources, learner, by_hand)

@@ -103,7 +103,7 @@ class Experiment:
             if len(grown.runs) > len(begun.plan.runs):
                 trial = measure([run.settings for run in _one_of_each(grown)])
             return cls(folder, grown, begun.fixed, trial)
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and any(path.name[0] != "." for path in folder.iterdir()):
             raise UsageError(f"{folder} holds something else than an experiment; choose another --out")
         check_new_folder(folder / "run")  # says so if a run could not be made there
         fixed = _fixed(plan, jobs)
@@ -111,8 +111,7 @@ class Experiment:
         return cls(folder, new, fixed, measure([run.settings for run in _one_of_each(new)]))
 
     def write(self) -> None:
-        """Makes the folder, and the record of what it is."""
-        make_folder(self.folder / _LOGS)
+        """Records what it is; the caller has its lock."""
         record = {
             "format": _FORMAT,
             "name": self.plan.name,
@@ -121,10 +120,12 @@ class Experiment:
             "file": self.plan.text,
         }
         write_file(self.folder / _RECORD, checked(record, indent=1))
+        make_folder(self.folder / _LOGS)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """While it lasts, nobody else starts runs here. Raises `InUseError`."""
+        """Makes the folder; while it lasts, nobody else starts runs here. Raises `InUseError`."""
+        make_folder(self.folder)
         lock = filelock.FileLock(self.folder / ".lock")
         try:
             lock.acquire(timeout=0)
