@@ -598,3 +598,12 @@ def seeds(condition: statistics.Condition) -> list[list[plan.PlannedRun]]:
 def test_every_command_has_help_with_an_example(command: str) -> None:
     shown = CliRunner().invoke(cli, ["experiment", command, "--help"])
     assert re.search(rf"Examples?:\n\s+twin-graph experiment {command}", shown.output)
+
+
+def test_no_panel_of_many_cuts_off_what_another_needs() -> None:
+    low, high = (
+        statistics.Band([0, 1], np.array([top, top]), np.full(2, top / 2), np.full(2, top)) for top in (10.0, 100.0)
+    )
+    figure = figures.lines([*(figures.Line(str(i), low) for i in range(7)), figures.Line("high", high)], "x", "y")
+    assert [axes.get_ylim()[1] > 100 for axes in figure.axes] == [True] * 8
+    assert {axes.get_ylim()[0] for axes in figure.axes} == {0}

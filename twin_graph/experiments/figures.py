@@ -56,6 +56,7 @@ def lines(series: Sequence[Line], x_label: str, y_label: str, *, at: float | Non
                 panel.plot(other.band.at, other.band.value, color=_LIGHT, linewidth=0.8)
         _line(panel, line, _COLOURS[0], _DASHES[0])
         _reference(panel, at, "")
+    for panel in panels:  # only now: they share their axes, and limits once set no longer make room
         _finish(panel)
     return figure
 
@@ -128,6 +129,7 @@ def served(results: Sequence[tuple[str, Result]]) -> Figure:
                     linewidth=1.2 if other else 2.4,
                     solid_capstyle="butt",
                 )
+    for panel in panels:
         _finish(panel)
     return figure
 

@@ -148,7 +148,7 @@ table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tab
 th, td { text-align: right; padding: .35rem .7rem; border-bottom: 1px solid #e5e7eb; }
 th, td { overflow-wrap: normal; }
 td { white-space: nowrap; }
-th { vertical-align: bottom; min-width: 7.5rem; font-weight: 600; }
+th { vertical-align: bottom; min-width: 5.5rem; font-weight: 600; }
 
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; padding-left: 0; }
 tbody tr:first-child td { border-top: 1px solid #9ca3af; }
