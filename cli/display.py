@@ -129,14 +129,15 @@ def _rate(progress: Any) -> str:
 def _left(progress: Any, elapsed: float) -> str:
     """Elapsed and remaining time; the rate after the first updates counts, since filling the replay is fast."""
     latest = progress.latest
-    text = f"{_clock(elapsed)} gone"
+    text = f"{clock(elapsed)} gone"
     if latest and progress.agent.updates and latest["agent_steps_per_second"] > 0:
         left = (progress.total_steps - progress.agent.agent_steps) / latest["agent_steps_per_second"]
-        text += f", about {_clock(left)} left"
+        text += f", about {clock(left)} left"
     return text
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """`h:mm:ss`."""
     whole = math.ceil(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "export": ("exchange", "Write a snapshot for other programs."),
     "import": ("exchange", "Bring in weights from outside."),
     "evaluate": ("evaluate", "Measure the true score of a snapshot."),
+    "experiment": ("experiment", "Compare settings over several seeds."),
     "presets": ("machine", "List what can be trained, or a preset's settings."),
     "doctor": ("machine", "Look at what this machine can do."),
 }

@@ -114,12 +114,11 @@ def test_its_preset_trains_and_plays_three_actions_and_shows_its_variables(
     train: Callable[[config.Settings], Run],
 ) -> None:
     small = {
-        **{"train.steps": 200, "train.start_steps": 160, "train.batch_size": 4, "replay.capacity_steps": 1_000},
-        **{"evaluate.episodes": 1, "env.max_frames": 200},
+        **{"train.steps": 400, "evaluate.episodes": 1, "env.max_frames": 200},
     }
     run = train(config.load("pong-rollouts", small.items()))
     newest = run.store().newest
-    assert newest.updates == 10
+    assert newest.updates == 8  # one for each rollout of 40 steps after the first 80
     shapes = {variable.name: tuple(variable.shape) for variable in run.store().manifest(newest.id).variables}
     assert (shapes["conv1/weights"], shapes["q/weights"]) == ((8, 8, 1, 32), (3200, 3))
     [evaluation] = run.evaluations()

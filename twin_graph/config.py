@@ -526,7 +526,12 @@ def change(settings: Settings, overrides: Iterable[tuple[str, Any]]) -> Settings
     for key, _ in overrides:
         if key.startswith(FIXED):
             raise UsageError(f"{key} cannot change in a run that has begun; train a new one")
-    return validate(_changed(settings.model_dump(), overrides))
+    return replace(settings, overrides)
+
+
+def replace(settings: Settings, overrides: Iterable[tuple[str, Any]]) -> Settings:
+    """Settings of which some are others. Raises `UsageError`, as `load`."""
+    return validate(_changed(settings.model_dump(), list(overrides)))
 
 
 def differences(before: Settings, after: Settings) -> Iterator[tuple[str, Any, Any]]:

@@ -17,7 +17,7 @@ from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec
 from twin_graph.snapshots.run import RUNS, VERSIONED, create
 
-_MEASURED_STEPS = 1_000
+_MEASURED_FROM, _MEASURED_STEPS = 500, 1_000  # agent steps
 
 
 class Finding(NamedTuple):
@@ -66,29 +66,28 @@ def _findings() -> Iterator[Finding]:
         spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
         settings, choices = tuning.fix(settings, spec)
         yield Finding("threads, precision", True, "; ".join(map(str, choices)) or "no choice: 1 thread, fp32")
-        rate = _rate(env, settings.twin)
+        speed = rate(env, settings)
     finally:
         env.close()
-    minutes = settings.train.steps / rate / 60
-    yield Finding("speed", True, f"{rate:.0f} agent steps/s; pong takes about {minutes:.0f} minutes")
+    minutes = settings.train.steps / speed / 60
+    yield Finding("speed", True, f"{speed:.0f} agent steps/s; pong takes about {minutes:.0f} minutes")
     idle = load < 0.5 * processor.cores
     yield Finding("other load", idle, f"{load:.1f} cores busy", "the speed above will change when that ends")
 
 
-def _rate(env: envs.VectorEnv, twin: config.TwinSettings) -> float:
-    """Agent steps per second of `train pong` once it learns and acts by the network; without evaluations."""
-    start = 500
+def rate(env: envs.VectorEnv, settings: config.Settings) -> float:
+    """Agent steps per second of a training once it learns and acts by the network; without evaluations."""
+    start = min(settings.train.start_steps, math.ceil(_MEASURED_FROM / env.count) * env.count)
     short = {
         "train.start_steps": start,
         "train.steps": start + _MEASURED_STEPS,
-        "act.epsilon_start": config.load("pong").act.epsilon_end,
+        "act.epsilon_start": settings.act.epsilon_end,
         "evaluate.episodes": 0,
-        "twin.threads": twin.threads,
-        "twin.precision": twin.precision,
+        "target.policy": "latest",
     }
-    folder = Path(tempfile.mkdtemp(prefix="twin-graph-doctor-"))
+    folder = Path(tempfile.mkdtemp(prefix="twin-graph-rate-"))
     try:
-        run = create(folder / "run", config.load("pong", short.items()), env.protocol)
+        run = create(folder / "run", config.replace(settings, short.items()), env.protocol)
         began, before = math.nan, 0
         for progress in training.train(run, env):
             if math.isnan(began) and progress.agent.agent_steps >= start + _MEASURED_STEPS // 4:

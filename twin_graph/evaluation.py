@@ -1,6 +1,8 @@
 """True scores: whole games, unclipped, in environments of their own."""
 
-from collections.abc import Callable, Iterator
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +23,15 @@ class Evaluation(NamedTuple):
       returns: the undiscounted, unclipped sum of rewards of each episode.
       seeds: of the environments; the k-th plays episodes k, k + len(seeds), ...
       protocol: what the score depends on.
+      q_start: of each episode, the largest Q value of its first observation: what the snapshot expects of it.
+      discounted: of each episode, what came of that: the discounted sum of rewards, clipped where the training clips.
     """
 
     returns: list[float]
     seeds: list[int]
     protocol: dict[str, Any]
+    q_start: Sequence[float] = ()
+    discounted: Sequence[float] = ()
 
     @property
     def mean(self) -> float:
@@ -60,7 +66,26 @@ class Evaluation(NamedTuple):
             "returns": self.returns,
             "seeds": self.seeds,
             "protocol": self.protocol,
+            "q_start": list(self.q_start),
+            "discounted": list(self.discounted),
         }
+
+
+@dataclasses.dataclass
+class _Game:
+    """One that is going on: see `Evaluation`."""
+
+    score: float = 0.0
+    q_start: float = math.nan
+    discounted: float = 0.0
+    weight: float = 1.0
+
+    def add(self, score_t: float, r_t: float, q_tm1: float, discount: float) -> None:
+        if math.isnan(self.q_start):
+            self.q_start = q_tm1
+        self.score += score_t
+        self.discounted += self.weight * r_t
+        self.weight *= discount
 
 
 def play(
@@ -78,29 +103,39 @@ def play(
       seed, counter: give the environments' seeds and the random actions; use a pair once for fresh ones.
     """
     count = min(episodes, PARALLEL_GAMES)
-    returns: list[float | None] = [None] * episodes
+    games: list[_Game | None] = [None] * episodes
     playing = np.arange(count)  # the game that each environment plays; those at or beyond `episodes` do not count
-    score = np.zeros(count)
+    now = [_Game() for _ in range(count)]
     seeds = environment_seeds(seed, Purpose.EVALUATION_ENVIRONMENT, counter, count)
     random = stream(seed, Purpose.EVALUATION_ACT, counter)
 
     env = envs.make(settings.env, count=count, evaluation=True)
     epsilon = env.evaluation_epsilon if settings.evaluate.epsilon is None else settings.evaluate.epsilon
     protocol = {**env.protocol, "epsilon": epsilon}
+    clip = settings.env.clip_rewards and settings.env.id.startswith("ALE/")
     try:
         s_tm1 = env.reset(seeds)
         while (playing < episodes).any():
             explore = random.random(count) < epsilon
-            actions = np.where(explore, random.integers(0, env.n_actions, size=count), q_values(s_tm1).argmax(axis=1))
-            step = env.step(actions)
-            score += step.score_t
-            for e in np.flatnonzero(step.last_t):
-                if playing[e] < episodes:
-                    returns[playing[e]] = float(score[e])
-                playing[e] += count
-                score[e] = 0
+            q = q_values(s_tm1)
+            step = env.step(np.where(explore, random.integers(0, env.n_actions, size=count), q.argmax(axis=1)))
+            r_t = np.clip(step.score_t, -1, 1) if clip else step.score_t
+            for e, game in enumerate(now):
+                game.add(float(step.score_t[e]), float(r_t[e]), float(q[e].max()), settings.train.discount)
+                if step.last_t[e]:
+                    if playing[e] < episodes:
+                        games[playing[e]] = game
+                    playing[e] += count
+                    now[e] = _Game()
             s_tm1 = step.s_next
-            yield Evaluation([r for r in returns if r is not None], [int(s) for s in seeds], protocol)
+            whole = [game for game in games if game]
+            yield Evaluation(
+                [game.score for game in whole],
+                [int(s) for s in seeds],
+                protocol,
+                [game.q_start for game in whole],
+                [game.discounted for game in whole],
+            )
     finally:
         env.close()
 

@@ -1,0 +1,246 @@
+"""`twin-graph experiment run` and `experiment report`."""
+
+import shutil
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import click
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from twin_graph.errors import TwinGraphError
+from twin_graph.experiments import plan as plans
+from twin_graph.experiments import runner, trial
+from twin_graph.experiments.runner import EXPERIMENTS, Experiment, Runner, State
+
+from .display import clock
+from .main import INTERRUPTED
+from .params import json_option, print_json, say, stderr, stdout
+
+_LINE_SECONDS = 15.0
+
+
+@click.group()
+def experiment() -> None:
+    """Compare settings over several seeds, with statistics: a file names them, `run` trains, `report` compares.
+
+    \b
+    Example:
+      twin-graph experiment run studies/cartpole-policies.toml --dry-run
+      twin-graph experiment run studies/cartpole-policies.toml --jobs 2
+      twin-graph experiment report cartpole-policies
+    """
+
+
+@experiment.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help=f"The experiment's folder.  [default: {EXPERIMENTS}/NAME]")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs that train at a time.")
+@click.option(
+    "--retries", type=click.IntRange(min=0), default=1, show_default=True, help="Further tries of a run that fails."
+)
+@click.option("--dry-run", is_flag=True, help="Show the plan, with time and disk; train nothing, write nothing.")
+@json_option
+def run(file: Path, out: Path | None, jobs: int, retries: int, dry_run: bool, as_json: bool) -> None:
+    """Train all runs that FILE asks for; again, and it goes on where it ended.
+
+    FILE is TOML: name, preset, steps, seeds, [factors] and, if need be, [settings] and [scores]; docs/experiments.md
+    describes it. Runs that are done are skipped, those that were cut off are resumed, those that failed are tried
+    again. Ctrl-C makes all trainings save and end.
+
+    \b
+    Examples:
+      twin-graph experiment run studies/cartpole-policies.toml --dry-run
+      twin-graph experiment run studies/cartpole-policies.toml --jobs 2
+    """
+    plan = plans.read(file)
+    plans.check_policies(plan)
+    folder = out or EXPERIMENTS / plan.name
+    with stderr.status("looking at the runs, then training for a few seconds to measure the rate"):
+        found = Experiment.prepare(plan, folder, jobs, trial.run)
+    states = runner.look(found)
+    _check_room(found, states, jobs)
+    _show_plan(found, states, jobs)
+    if not dry_run:
+        with found.lock(), ExperimentDisplay(found) as display:
+            found.write()
+            training = Runner(found, jobs=jobs, retries=retries, show=display.show)
+            states = training.run()
+    if as_json:
+        print_json(_summary(found, states, jobs))
+    if not dry_run:
+        again = (
+            f"twin-graph experiment run {file}{f' --out {out}' if out else ''}{f' --jobs {jobs}' if jobs > 1 else ''}"
+        )
+        _say_how_it_ended(found, states, again, interrupted=training.stop.is_set())
+
+
+def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, interrupted: bool) -> None:
+    say(f"{sum(state.state == 'done' for state in states)} of {len(states)} runs are done, in {found.folder}")
+    if interrupted:
+        say(f"interrupted; go on with: {again}")
+        raise click.exceptions.Exit(INTERRUPTED)
+    failed = [state for state in states if state.state in ("failed", "damaged")]
+    for state in failed:
+        say(f"failed: {state.planned.name}: {state.error}  (more in {found.log(state.planned)})")
+    say(f"next: twin-graph experiment report {found.folder}")
+    if failed:
+        raise TwinGraphError(f"{len(failed)} of {len(states)} runs failed; try them again with: {again}")
+
+
+@experiment.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@json_option
+def report(folder: Path, as_json: bool) -> None:
+    """Compare the runs of the experiment in FOLDER, finished or not.
+
+    FOLDER may also be a name under checkpoints/experiments/. Writes FOLDER/report/index.html, which needs nothing else
+    and no network, and the same as report.md, CSV files and PNG pictures. Needs an extra: pip install
+    '.[experiments]' in the repository.
+
+    \b
+    Example:
+      twin-graph experiment report cartpole-policies
+    """
+    found = Experiment.open(folder if folder.exists() else EXPERIMENTS / folder)
+    try:
+        from twin_graph.experiments import report as library
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        raise TwinGraphError(f"a report needs {missing}: pip install '.[experiments]' in the repository") from None
+
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=stderr, transient=True
+    ) as bar:
+        task = bar.add_task("reading the runs", total=None)
+
+        def tell(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        written, numbers = library.write(found, tell)
+    if as_json:
+        print_json(numbers)
+        return
+    for path in written:
+        stdout.print(str(path), soft_wrap=True, markup=False)
+
+
+def _check_room(found: Experiment, states: list[State], jobs: int) -> None:
+    """Raises `TwinGraphError` if disk or memory will not suffice."""
+    needed = found.disk([state.planned for state in states if state.state in ("waiting", "failed")])
+    existing = next(parent for parent in [found.folder.absolute(), *found.folder.absolute().parents] if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        raise TwinGraphError(
+            f"too little disk: these runs need about {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; lower "
+            "save.keep_last, take fewer runs, or choose another --out"
+        )
+    if jobs > 1 and jobs * found.trial.memory > found.trial.memory_free:
+        raise TwinGraphError(
+            f"too little memory: {jobs} runs at a time need about {jobs * found.trial.memory / 1e9:.1f} GB and "
+            f"{found.trial.memory_free / 1e9:.1f} GB were free; lower --jobs or replay.capacity_steps"
+        )
+
+
+def _show_plan(found: Experiment, states: list[State], jobs: int) -> None:
+    plan = found.plan
+    table = Table(box=None, pad_edge=False)
+    kinds = ("waiting", "running", "cut", "failed", "damaged", "done")
+    for heading in ("condition", "runs", *kinds):
+        table.add_column(heading, justify="left" if heading == "condition" else "right")
+    for condition in plan.conditions:
+        its = [state.state for state in states if state.planned.condition == condition]
+        table.add_row(escape(condition), str(len(its)), *(str(its.count(kind) or "") for kind in kinds))
+    stderr.print(table)
+    seconds, how = found.seconds_left(states, jobs)
+    left = [state for state in states if state.state not in ("done", "damaged")]
+    say(
+        f"{plan.name}: {len(plan.conditions)} conditions, {len(states)} runs of {plan.steps:,} agent steps (preset "
+        f"{plan.preset}), {len(states) - len(left)} done"
+    )
+    if found.fixed:
+        say("fixed for all runs: " + ", ".join(f"{key}={value}" for key, value in found.fixed))
+    if left:
+        at_a_time = f"{jobs} at a time" + (", if they do not slow each other" if jobs > 1 else "")
+        say(f"time: about {clock(seconds)} for the rest, {at_a_time}  ({how})")
+        say(f"disk: {found.disk([state.planned for state in left]) / 1e9:.2f} GB at most for the rest")
+
+
+def _summary(found: Experiment, states: list[State], jobs: int) -> dict[str, Any]:
+    seconds, _ = found.seconds_left(states, jobs)
+    return {
+        "experiment": found.plan.name,
+        "folder": str(found.folder),
+        "conditions": found.plan.conditions,
+        "agent_steps": found.plan.steps,
+        "seconds_left": round(seconds, 1),
+        "disk_bytes": found.disk([state.planned for state in states]),
+        "fixed": dict(found.fixed),
+        "runs": [
+            {
+                "run": state.planned.name,
+                "condition": state.planned.condition,
+                "seed": state.planned.seed,
+                "state": state.state,
+                "agent_steps": state.agent_steps,
+                "error": state.error,
+            }
+            for state in states
+        ],
+    }
+
+
+class ExperimentDisplay:
+    """Shows a `Runner` on stderr: a bar for each training and for all on a terminal, plain lines elsewhere."""
+
+    def __init__(self, found: Experiment) -> None:
+        self._steps = found.plan.steps
+        self._total = len(found.plan.runs) * self._steps
+        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%")
+        self._bars = Progress(*columns, TimeRemainingColumn(), console=stderr, speed_estimate_period=300)
+        self._in_all = self._bars.add_task("in all", total=self._total)
+        self._tasks: dict[str, TaskID] = {}
+        self._known: dict[str, str] = {}
+        self._begun = self._printed = time.monotonic()
+        self._at_begin: int | None = None
+
+    def __enter__(self) -> Self:
+        if stderr.is_terminal:
+            self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if stderr.is_terminal:
+            self._bars.stop()
+
+    def show(self, training: Runner) -> None:
+        """Called several times a second."""
+        states = list(training.states.values())
+        for state in states:
+            self._show_run(state)
+        steps = sum(state.agent_steps for state in states)
+        self._bars.update(self._in_all, completed=steps)
+        now = time.monotonic()
+        if self._at_begin is None:
+            self._at_begin = steps
+        if not stderr.is_terminal and now - self._printed > _LINE_SECONDS:
+            self._printed = now
+            gained = steps - self._at_begin
+            left = f", about {clock((self._total - steps) * (now - self._begun) / gained)} left" if gained > 0 else ""
+            say(f"{steps:,} of {self._total:,} agent steps{left}")
+
+    def _show_run(self, state: State) -> None:
+        name, before = state.planned.name, self._known.get(state.planned.name)
+        self._known[name] = state.state
+        if before != state.state and (before or state.state == "running"):
+            what = "trains" if state.state == "running" else state.state
+            say(f"{name}: {what}{f': {state.error}' if state.error else ''}")
+        if state.state == "running":
+            if name not in self._tasks:
+                self._tasks[name] = self._bars.add_task(escape(name), total=self._steps)
+            self._bars.update(self._tasks[name], completed=state.agent_steps)
+        elif name in self._tasks:
+            self._bars.remove_task(self._tasks.pop(name))

@@ -1,0 +1,609 @@
+"""Experiments: what a file means, what is refused, real runs in processes, killed and gone on with, and the report."""
+
+import csv
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from rliable import library, metrics
+from twin_graph_cli.main import cli
+
+from twin_graph import config
+from twin_graph.errors import UsageError
+from twin_graph.experiments import figures, plan, results, statistics
+from twin_graph.experiments.runner import Experiment, assignment
+from twin_graph.snapshots import report
+from twin_graph.snapshots.run import Run
+
+ROOT = Path(__file__).parents[1]
+FILE = """
+name = "tiny"
+preset = "cartpole"
+steps = 600
+seeds = [1, 2]
+
+[settings]
+train.start_steps = 200
+train.every_steps = 4
+train.batch_size = 16
+model.hidden_units = [16]
+target.refresh_every_updates = 20
+resume.every_steps = 200
+evaluate.every_steps = 200
+evaluate.episodes = 3
+log.every_steps = 100
+
+[factors]
+target.policy = ["latest", "lag(40)"]
+"""
+RUNS = ["latest,seed=1", "lag-40,seed=1", "latest,seed=2", "lag-40,seed=2"]
+FIGURES = (
+    *("learning", "aggregates", "profiles", "improvement", "threshold", "age", "served", "distance", "agreement"),
+    "overestimation",
+)
+
+
+def changed(before: str, after: str) -> str:
+    assert before in FILE
+    return FILE.replace(before, after)
+
+
+# What a file means
+
+
+def test_a_file_becomes_every_combination_seed_by_seed() -> None:
+    found = plan.parse(
+        changed(
+            'target.policy = ["latest", "lag(40)"]', 'target.policy = ["latest", "lag(40)"]\nloss = ["huber", "mse"]'
+        )
+    )
+    assert [run.name for run in found.runs[:4]] == [
+        *("latest,huber,seed=1", "latest,mse,seed=1", "lag-40,huber,seed=1", "lag-40,mse,seed=1"),
+    ]
+    assert [run.seed for run in found.runs] == [1] * 4 + [2] * 4
+    assert found.conditions == ["latest, huber", "latest, mse", "lag(40), huber", "lag(40), mse"]
+    last = found.runs[-1].settings
+    assert (last.target.policy, last.loss, last.seed, last.train.steps) == ("lag(40)", "mse", 2, 600)
+    assert last.evaluate.every_steps == 200
+
+
+@pytest.mark.parametrize(
+    "factor",
+    ['"train.double" = [true]', "train.double = [true]", "[factors.train]\ndouble = [true]"],
+    ids=["quoted", "dotted", "table"],
+)
+def test_names_of_settings_may_be_quoted_dotted_or_in_a_table(factor: str) -> None:
+    found = plan.parse(changed('target.policy = ["latest", "lag(40)"]', factor))
+    assert found.runs[0].overrides[-1] == ("train.double", True)
+    assert found.runs[0].name == "double=true,seed=1"
+
+
+def test_a_factor_may_be_a_table_of_variants() -> None:
+    variants = '[factors.learner]\nplain = {}\nmutual = { mode = "mutual", mutual.learn = "both" }'
+    found = plan.parse(changed('[factors]\ntarget.policy = ["latest", "lag(40)"]', variants))
+    assert found.conditions == ["plain", "mutual"]
+    assert found.runs[1].overrides[-2:] == (("mode", "mutual"), ("mutual.learn", "both"))
+
+
+def test_environments_are_tasks_of_the_same_condition() -> None:
+    found = plan.parse(changed("[factors]", '[factors]\nenv.id = ["CartPole-v1", "Acrobot-v1"]'))
+    assert found.tasks == ["CartPole-v1", "Acrobot-v1"]
+    assert found.conditions == ["latest", "lag(40)"]
+    assert len({run.name for run in found.runs}) == len(found.runs) == 8
+
+
+SETTINGS = st.sampled_from(config.setting_names())
+VALUES = (
+    st.none() | st.booleans() | st.integers(0, 10**9) | st.floats(1e-9, 1e9) | st.text() | st.lists(st.integers(0, 9))
+)
+
+
+@given(SETTINGS, VALUES)
+def test_every_value_survives_the_command_line(key: str, value: Any) -> None:
+    text = assignment(key, value)
+    assert config.parse_assignment(text) == (key, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (changed("seeds =", "seed ="), "unknown key 'seed'; did you mean 'seeds'"),
+        (changed("[factors]", "[facters]"), "unknown key 'facters'; did you mean 'factors'"),
+        (changed('preset = "cartpole"', ""), "preset is missing"),
+        (changed("cartpole", "cartpol"), "unknown preset 'cartpol'; did you mean 'cartpole'"),
+        (
+            changed("batch_size", "batchsize"),
+            "settings: unknown setting 'train.batchsize'; did you mean 'train.batch_size'",
+        ),
+        (changed("target.policy =", "target.polcy ="), "unknown setting 'target.polcy'; did you mean 'target.policy'"),
+        (changed("target.policy =", "targets ="), "unknown setting 'targets'"),
+        (changed("log.every_steps = 100", "train.steps = 100"), "train.steps has its own place in the file: steps"),
+        (changed("[1, 2]", "[]"), "seeds=[]: list should have at least 1 item"),
+        (changed("[1, 2]", "[1, 1]"), "one stands there twice"),
+        (changed("[1, 2]", "[1, -2]"), "seed=-2: input should be greater"),
+        (changed("steps = 600", "steps = 0"), "steps=0: input should be greater"),
+        (changed('["latest", "lag(40)"]', "[]"), "factors.target.policy has no values: the grid is empty"),
+        (changed('target.policy = ["latest", "lag(40)"]', ""), "factors is empty"),
+        (changed('["latest", "lag(40)"]', '"latest"'), "factors.target.policy=latest: give a list of values"),
+        (
+            changed('["latest", "lag(40)"]', '["latest", "latest"]'),
+            "latest and latest are the same run, twice (seed 1)",
+        ),
+        (changed('["latest", "lag(40)"]', '["lag(40)", "lag 40"]'), "two runs would be called lag-40,seed=1"),
+        (
+            changed("[factors]", "[factors]\nlog.every_steps = [1]"),
+            "log.every_steps is set by settings and by factors.log",
+        ),
+        (changed("[settings]", "[settings]\ntrain.batch_size = 0"), "this is not TOML"),
+        (changed("batch_size = 16", "batch_size = 0"), "train.batch_size=0: input should be greater"),
+        (changed('"tiny"', '"../tiny"'), "name='../tiny': letters, digits, dots, dashes and underscores only"),
+        (FILE + "[scores]\nlow = 5\nhigh = 1", "scores: low=5 must be below high=1"),
+        (FILE + "[scores]\nlow = 5", "scores: give both low and high"),
+        (FILE + "[scores]\nhihg = 5", "scores: unknown key 'hihg'; did you mean 'high'"),
+        (FILE + '[scores."CartPole-v0"]\nlow = 5', "'CartPole-v0' is no environment of this experiment"),
+    ],
+)
+def test_a_bad_file_is_refused_with_one_line(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        plan.parse(text)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_study_that_is_shipped_is_right(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    found = plan.read(path)
+    plan.check_policies(found)
+    assert found.name == path.stem
+    assert len({run.seed for run in found.runs}) >= 3
+
+
+def test_statistics_and_reports_need_no_tensorflow() -> None:
+    code = "import sys, twin_graph.experiments.report, twin_graph_cli.experiment; sys.exit('tensorflow' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Real runs
+
+
+def twin_graph(*arguments: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "twin_graph_cli", *arguments], cwd=cwd, capture_output=True, text=True, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a whole experiment with its report, and the file in the folder that holds `checkpoints/`."""
+    cwd = tmp_path_factory.mktemp("experiment")
+    (cwd / "tiny.toml").write_text(FILE)
+    done = twin_graph("experiment", "run", "tiny.toml", "--jobs=2", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    assert "2 conditions, 4 runs of 600 agent steps" in done.stderr
+    assert "agent steps/s in the first run" in done.stderr
+    assert "4 of 4 runs are done" in done.stderr
+    reported = twin_graph("experiment", "report", "tiny", cwd=cwd)
+    assert reported.returncode == 0, reported.stderr
+    return cwd / "checkpoints" / "experiments" / "tiny"
+
+
+def test_runs_of_an_experiment_are_ordinary_runs(finished: Path) -> None:
+    listed = json.loads(twin_graph("runs", str(finished), "--json", cwd=finished).stdout)
+    assert sorted(run["run"] for run in listed) == sorted(RUNS)
+    assert {run["state"] for run in listed} == {"finished"}
+    assert twin_graph("verify", str(finished / RUNS[1]), cwd=finished).returncode == 0
+    assert Run(finished / RUNS[1]).settings.target.policy == "lag(40)"
+
+
+def test_what_is_done_is_not_done_again(finished: Path) -> None:
+    before = records(finished)
+    again = twin_graph("experiment", "run", "tiny.toml", "--json", cwd=finished.parents[2])
+    assert again.returncode == 0
+    assert [run["state"] for run in json.loads(again.stdout)["runs"]] == ["done"] * 4
+    assert records(finished) == before
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(FILE)
+    done = twin_graph("experiment", "run", "tiny.toml", "--dry-run", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [run["run"] for run in json.loads(done.stdout)["runs"]] == RUNS
+    assert json.loads(done.stdout)["disk_bytes"] > 100_000
+    assert "time: about 0:" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            changed("evaluate.every_steps = 200", "evaluate.every_steps = 100"),
+            "evaluate.every_steps is 200 there and 100",
+        ),
+        (changed('"lag(40)"', '"best(mean)"'), "lag-40,seed=1 is planned there and not in this one"),
+        (changed("steps = 600", "steps = 800"), "train.steps is 600 there and 800"),
+        (changed('"lag(40)"', '"lag"'), "target.policy=lag: it takes lag(updates)"),
+        (changed('"lag(40)"', '"best"'), "target.policy=best needs evaluate.episodes=10"),
+        (changed('"lag(40)"', '"none:such"'), "No module named 'none'"),
+    ],
+)
+def test_a_file_that_does_not_fit_its_folder_starts_nothing(finished: Path, text: str, message: str) -> None:
+    before = records(finished)
+    other = finished.parents[2] / "other.toml"
+    other.write_text(text)
+    done = twin_graph("experiment", "run", "other.toml", cwd=finished.parents[2])
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert records(finished) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (changed("train.batch_size = 16", 'env.id = "Pendulum-v1"'), "continuous actions"),
+        (changed("train.batch_size = 16", 'network = "nature"'), "use --set network=mlp"),
+    ],
+)
+def test_what_cannot_be_trained_is_known_before_anything_runs(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "bad.toml").write_text(text)
+    done = twin_graph("experiment", "run", "bad.toml", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(FILE)
+    done = twin_graph("experiment", "run", "tiny.toml", "--out", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "holds something else than an experiment; choose another --out" in done.stderr
+
+
+# Killed, and gone on with
+
+
+def records(folder: Path) -> dict[str, Any]:
+    """What must not change in a run that is done: all of its records."""
+    names = ("ledger.jsonl", "evaluations.jsonl", "metrics.jsonl", "run.json")
+    return {str(path): path.read_bytes() for name in names for path in sorted(folder.glob(f"*/{name}"))}
+
+
+def table(folder: Path, name: str, *, without: tuple[str, ...] = ()) -> list[dict[str, str]]:
+    with (folder / "report" / name).open() as file:
+        return [{key: value for key, value in row.items() if key not in without} for row in csv.DictReader(file)]
+
+
+def trainers(folder: Path) -> list[psutil.Process]:
+    found = psutil.process_iter(["cmdline"])
+    return [process for process in found if any(str(folder / "") in part for part in process.info["cmdline"] or ())]
+
+
+def wait_for(what: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("victim", ["the runner", "a training", "all"])
+def test_what_was_killed_is_gone_on_with_and_gives_the_same_numbers(
+    finished: Path, tmp_path: Path, victim: str
+) -> None:
+    (tmp_path / "tiny.toml").write_text(FILE)
+    folder = tmp_path / "checkpoints" / "experiments" / "tiny"
+    command = [sys.executable, "-m", "twin_graph_cli", "experiment", "run", "tiny.toml", "--jobs=2"]
+    runner = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    wait_for(lambda: trainers(folder))
+    time.sleep(random.Random(victim).uniform(0, 10))  # TensorFlow takes some seconds, then the training one or two
+    children = trainers(folder)
+    if victim != "the runner" and children:
+        for process in children if victim == "all" else children[:1]:
+            process.kill()
+    if victim != "a training":
+        runner.kill()
+    runner.wait()
+    again = twin_graph("experiment", "run", "tiny.toml", "--jobs=2", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert not trainers(folder)
+
+    assert twin_graph("experiment", "report", "tiny", cwd=tmp_path).returncode == 0
+    for name in RUNS:
+        ours, theirs = (report.status(Run(root / name)) for root in (folder, finished))
+        assert ours["weights_sha256"] == theirs["weights_sha256"]
+        assert ours["state"] == "finished"
+    for name in ("curves.csv", "targets.csv"):
+        assert table(folder, name) == table(finished, name)
+    for name in ("conditions.csv", "runs.csv"):
+        clock = ("seconds_to_threshold", "attempts", "stops")
+        assert table(folder, name, without=clock) == table(finished, name, without=clock)
+    ends = [line for line in (folder / "outcomes.jsonl").read_text().splitlines() if '"code": 0' in line]
+    assert len(ends) <= len(RUNS)  # none was brought to its end twice
+    if victim == "the runner":  # its trainings went on, and nobody began them again
+        assert [path.read_text().count("--- ") for path in folder.glob("logs/*")] == [1] * 4
+
+
+def test_ctrl_c_makes_trainings_save_and_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "long.toml").write_text(changed("steps = 600", "steps = 100_000"))
+    folder = tmp_path / "checkpoints" / "experiments" / "tiny"
+    command = [sys.executable, "-m", "twin_graph_cli", "experiment", "run", "long.toml", "--jobs=2"]
+    runner = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for(lambda: len(list(folder.glob("*/evaluations.jsonl"))) == 2)
+    os.killpg(runner.pid, signal.SIGINT)  # as a terminal does
+    _, stderr = runner.communicate(timeout=60)
+    assert runner.returncode == 130
+    assert "go on with: twin-graph experiment run long.toml --jobs 2" in stderr
+    assert not trainers(folder)
+    assert [Run(folder / name).state() for name in RUNS[:2]] == ["stopped", "stopped"]
+    reported = json.loads(twin_graph("experiment", "report", "tiny", "--json", cwd=tmp_path).stdout)
+    assert any("Unfinished: 4 of 4 runs are not done" in warning for warning in reported["warnings"])
+    assert reported["findings"] == ["Too few runs are done for a comparison."]
+    assert table(folder, "curves.csv")
+
+
+POLICY = """
+from pathlib import Path
+from twin_graph.targets import latest
+
+def fragile(history, random):
+    if history.updates > 40 and not Path("mended").exists():
+        raise ValueError("the policy broke")
+    return latest(history, random)
+"""
+
+
+def test_a_run_that_fails_is_tried_again_recorded_and_does_not_stop_the_others(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(POLICY)
+    (tmp_path / "tiny.toml").write_text(changed("[1, 2]", "[1]").replace("lag(40)", "own:fragile"))
+    options = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(tmp_path)}}
+    failed = twin_graph("experiment", "run", "tiny.toml", "--json", **options)
+    assert failed.returncode == 1
+    assert "failed: own-fragile,seed=1: ValueError: the policy broke" in failed.stderr
+    assert [run["state"] for run in json.loads(failed.stdout)["runs"]] == ["done", "failed"]
+    folder = tmp_path / "checkpoints" / "experiments" / "tiny"
+    assert (folder / "outcomes.jsonl").read_text().count("the policy broke") == 2
+    reported = json.loads(twin_graph("experiment", "report", "tiny", "--json", **options).stdout)
+    assert "own-fragile,seed=1 failed: ValueError: the policy broke; --debug" in "".join(reported["warnings"])
+
+    (tmp_path / "mended").touch()
+    mended = twin_graph("experiment", "run", "tiny.toml", **options)
+    assert mended.returncode == 0, mended.stderr
+    assert Run(folder / "own-fragile,seed=1").state() == "finished"
+
+
+# The report
+
+
+def raw(folder: Path) -> dict[str, np.ndarray]:
+    """Last score of each run, normalised, by condition, straight from the files."""
+    scores = {}
+    for label, slug in (("latest", "latest"), ("lag(40)", "lag-40")):
+        rows = []
+        for seed in (1, 2):
+            lines = (folder / f"{slug},seed={seed}" / "evaluations.jsonl").read_text().splitlines()
+            rows.append([np.mean(json.loads(lines[-1])["returns"]) / 500])
+        scores[label] = np.array(rows)
+    return scores
+
+
+def test_the_reports_numbers_are_those_of_rliable(finished: Path) -> None:
+    scores = raw(finished)
+    rows = {row["condition"]: row for row in table(finished, "conditions.csv")}
+    for name, function in (("iqm", metrics.aggregate_iqm), ("optimality_gap", metrics.aggregate_optimality_gap)):
+        for label in scores:
+            np.random.seed(0)
+            value, interval = library.get_interval_estimates(
+                {label: scores[label]}, lambda x, f=function: np.array([f(x)]), reps=statistics.RESAMPLES
+            )
+            assert float(rows[label][name]) == pytest.approx(value[label][0])
+            limits = [float(rows[label][f"{name}_{end}"]) for end in ("low", "high")]
+            assert limits == pytest.approx(interval[label][:, 0].tolist())
+    np.random.seed(0)
+    value, interval = library.get_interval_estimates(
+        {"": (scores["lag(40)"], scores["latest"])}, metrics.probability_of_improvement, reps=statistics.RESAMPLES
+    )
+    row = rows["lag(40)"]
+    numbers = [float(row[f"improvement{end}"]) for end in ("", "_low", "_high")]
+    assert numbers == pytest.approx([float(value[""]), *interval[""].reshape(-1)])
+
+
+def test_expected_and_realised_returns_are_of_the_same_games(finished: Path) -> None:
+    run = Run(finished / RUNS[0])
+    for line in run.evaluations():
+        # CartPole pays 1 a step, so that a game's return says what its discounted return must be.
+        discounted = [(1 - 0.99**steps) / 0.01 for steps in line["returns"]]
+        assert line["discounted"] == pytest.approx(discounted)
+        assert len(line["q_start"]) == len(line["returns"])
+    [result, *_] = results.read(Experiment.open(finished))
+    step = max(result.scores)
+    assert result.overestimation[step] == pytest.approx(np.mean(line["q_start"]) - np.mean(discounted))
+    assert len(set(line["q_start"])) == 3  # of each game's own beginning
+
+
+def test_the_age_of_targets_is_what_explain_says(finished: Path) -> None:
+    for result in results.read(Experiment.open(finished)):
+        run = Run(finished / result.planned.name)
+        for update in range(1, result.updates + 1, 7):
+            told = report.explain(run, update)
+            assert result.mean_age(update, update) == told["snapshots"][0]["age_updates"]
+        ages = figures.ages([result])(result)
+        assert ages
+        whole = result.mean_age(1, result.updates)
+        assert whole == pytest.approx(np.mean([result.mean_age(u, u) for u in range(1, result.updates + 1)]))
+
+
+class References(HTMLParser):
+    """Everything in a page that a browser would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.images: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+        self.images += [str(value) for name, value in attrs if name == "id" and tag == "figure"]
+
+
+def test_the_page_needs_nothing_else(finished: Path) -> None:
+    text = (finished / "report" / "index.html").read_text()
+    page = References()
+    page.feed(text)
+    assert len(page.found) > len(FIGURES)
+    assert all(reference.startswith("data:") for reference in page.found)
+    assert "//" not in text.split("<style>")[1].split("</style>")[0]
+    assert "<script" not in text
+    assert tuple(page.images) == FIGURES
+    markdown = (finished / "report" / "report.md").read_text()
+    for name in FIGURES:
+        assert f"]({name}.png)" in markdown
+        assert (finished / "report" / f"{name}.png").stat().st_size > 5_000
+
+
+@pytest.mark.skipif(
+    not (shutil.which("chromium") and shutil.which("chromedriver")),
+    reason="needs Debian's packages chromium and chromium-driver",
+)
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_shows_the_page_whole(finished: Path, width: int) -> None:
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    with webdriver.Chrome(options=options, service=service) as browser:
+        size = {"width": width, "height": 844, "deviceScaleFactor": 2, "mobile": width < 500}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.get((finished / "report" / "index.html").as_uri())
+        shown = browser.execute_script(
+            "return [...document.images].map(i => [i.closest('figure').id, i.naturalWidth, i.getBoundingClientRect()])"
+        )
+        overflow = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
+        small = browser.execute_script(
+            "return [...document.querySelectorAll('p, li, td, th, figcaption')]"
+            ".filter(e => parseFloat(getComputedStyle(e).fontSize) < 13).length"
+        )
+        messages = browser.get_log("browser")
+        network = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    assert messages == []
+    assert [name for name, *_ in shown] == list(FIGURES)
+    assert all(pixels > 500 and place["width"] > 300 and place["right"] <= width for _, pixels, place in shown)
+    assert overflow <= 0
+    assert small == 0
+    asked = [entry["params"]["request"]["url"] for entry in network if entry["method"] == "Network.requestWillBeSent"]
+    page = next(url for url in asked if url.endswith("/report/index.html"))
+    assert page.startswith("file://")
+    assert all(url.startswith("data:") for url in asked[asked.index(page) + 1 :])
+
+
+def test_the_report_says_what_two_seeds_cannot_carry(finished: Path) -> None:
+    for text in ((finished / "report" / name).read_text() for name in ("index.html", "report.md")):
+        assert "Too few seeds: 2 a condition" in text
+        assert "A score is the mean of only 3 games" in text
+        assert "0 counts as 0 and 500 as 1 (the range of what the game can score)" in text
+
+
+def test_without_rliable_a_report_says_what_to_install(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "rliable.py").write_text("raise ModuleNotFoundError('No module', name='rliable')")
+    done = twin_graph(
+        "experiment", "report", str(finished), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
+    assert done.returncode == 1
+    assert done.stderr == "Error: a report needs rliable: pip install '.[experiments]' in the repository\n"
+
+
+def test_scores_of_an_unknown_game_are_normalised_by_what_was_seen_and_it_is_said() -> None:
+    planned = plan.parse(changed("train.batch_size = 16", 'env.id = "Acrobot-v1"'))
+    nothing = [results._nothing(results.State(run, "waiting", 0)) for run in planned.runs]
+    seen = [result._replace(scores={200: -500.0, 600: -100.0}) for result in nothing]
+    norm = statistics.norms(planned, seen)["Acrobot-v1"]
+    assert (norm.low, norm.high, norm.source) == (-500, -100, "the lowest and highest score seen in these runs")
+    assert norm.threshold == pytest.approx(-120)
+    given_in_file = plan.parse(planned.text + "[scores]\nlow = -500\nhigh = -70\nthreshold = -100")
+    assert statistics.norms(given_in_file, seen)["Acrobot-v1"][:3] == (-500, -70, -100)
+
+
+def test_intervals_are_drawn_with_the_same_seed_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "RESAMPLES", 200)
+    scores = np.random.default_rng(0).uniform(size=(10, 2))
+
+    def function(x: np.ndarray) -> np.ndarray:
+        return np.array([metrics.aggregate_iqm(x)])
+
+    before = np.random.get_state()[1].tolist()
+    [estimate] = statistics.estimates(scores, function, 1)
+    assert np.random.get_state()[1].tolist() == before
+    np.random.seed(0)
+    value, interval = library.get_interval_estimates({"": scores}, function, reps=200)
+    assert estimate == (value[""][0], *interval[""][:, 0])
+
+
+def test_one_run_has_no_interval() -> None:
+    [estimate] = statistics.estimates(np.array([[0.5]]), lambda x: np.array([metrics.aggregate_iqm(x)]), 1)
+    assert estimate.value == 0.5
+    assert math.isnan(estimate.low)
+    assert math.isnan(statistics.improvement(np.array([[0.5]]), np.array([[0.1]])).high)
+
+
+def test_scores_of_several_environments_make_one_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "RESAMPLES", 50)
+    planned = plan.parse(changed("[factors]", '[factors]\nenv.id = ["CartPole-v1", "Acrobot-v1"]'))
+    draw = np.random.default_rng(0)
+    done = []
+    for run in planned.runs:
+        score = draw.uniform(0, 500) if run.task == "CartPole-v1" else draw.uniform(-500, -100)
+        done.append(results._nothing(results.State(run, "done", 600))._replace(scores={300: score / 2, 600: score}))
+    missing, *there = done  # of seed 1, latest lacks CartPole
+    norms = {
+        "CartPole-v1": statistics.Norm(0, 500, 475, ""),
+        "Acrobot-v1": statistics.Norm(-500, -100, -120, ""),
+    }
+    first, second = statistics.analyse(planned, there, norms, lambda *_: None)
+    assert first.scores.shape == (1, 2)
+    assert second.scores.shape == (2, 2)
+    expected = [[norms[r.planned.task].normalised(r.final) for r in there if r.planned in row] for row in seeds(second)]
+    assert second.scores.tolist() == expected
+    assert second.iqm.value == pytest.approx(metrics.aggregate_iqm(np.array(expected)))
+    assert second.curve is not None
+    assert second.curve.at == [300, 600]
+    assert missing.planned.seed == 1
+
+
+def seeds(condition: statistics.Condition) -> list[list[plan.PlannedRun]]:
+    return [[result.planned for result in row] for row in condition.rows]
+
+
+@pytest.mark.parametrize("command", ["run", "report"])
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    shown = CliRunner().invoke(cli, ["experiment", command, "--help"])
+    assert re.search(rf"Examples?:\n\s+twin-graph experiment {command}", shown.output)
+
+
+def test_no_panel_of_many_cuts_off_what_another_needs() -> None:
+    low, high = (
+        statistics.Band([0, 1], np.array([top, top]), np.full(2, top / 2), np.full(2, top)) for top in (10.0, 100.0)
+    )
+    figure = figures.lines([*(figures.Line(str(i), low) for i in range(7)), figures.Line("high", high)], "x", "y")
+    assert [axes.get_ylim()[1] > 100 for axes in figure.axes] == [True] * 8
+    assert {axes.get_ylim()[0] for axes in figure.axes} == {0}

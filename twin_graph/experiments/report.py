@@ -1,0 +1,497 @@
+"""The report of an experiment: one HTML page that needs nothing else, and the same as Markdown, CSV and PNG.
+
+<experiment>/report/
+  index.html       everything; pictures are in it
+  report.md        the same, with the pictures beside it
+  *.png            the pictures
+  conditions.csv   a line for each condition: the numbers of the first table, with their intervals
+  runs.csv         a line for each run
+  curves.csv       a line for each scheduled evaluation
+  targets.csv      a line for each time that a snapshot was the target
+"""
+
+import csv
+import io
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from twin_graph.experiments import figures, page, results, statistics
+from twin_graph.experiments.figures import Line
+from twin_graph.experiments.page import Page, Picture, Table
+from twin_graph.experiments.plan import Plan
+from twin_graph.experiments.results import Curve, Result
+from twin_graph.experiments.runner import Experiment
+from twin_graph.experiments.statistics import FEW_SEEDS, GOOD_SEEDS, RESAMPLES, Band, Condition, Estimate, Norm
+from twin_graph.snapshots.files import make_folder, write_file
+
+_REPORT = "report"
+_DPI = 200
+# Of each figure, its heading and what it shows.
+_WORDS = {
+    "learning": (
+        "Learning curves",
+        "The interquartile mean over seeds of each evaluation's mean return, with its 95% stratified bootstrap "
+        "interval; thin lines are single runs. Where bands overlap, the data do not tell the conditions apart at "
+        "that moment.",
+    ),
+    "aggregates": (
+        "Score and optimality gap",
+        "The interquartile mean drops the best and the worst quarter of the runs, so that one lucky seed does not "
+        "decide. The optimality gap is how far runs stay below the high score on average; less is better.",
+    ),
+    "profiles": (
+        "Performance profiles",
+        "For each normalised score the share of runs that end above it, with its 95% interval. A line that is above "
+        "another everywhere is the better one; lines that cross say that it depends on what you ask for.",
+    ),
+    "improvement": (
+        "Probability of improvement over {first}",
+        "How probable it is that a run of this condition ends with a higher score than one of {first}, ties counting "
+        "half. An interval that contains 0.5 leaves open which is better.",
+    ),
+    "threshold": (
+        "Steps and time to the threshold",
+        "When each run's score first reached {threshold}: a dot for each run, in agent steps and in minutes of "
+        "training. At the right stands how many never did.",
+    ),
+    "age": (
+        "Age of the targets",
+        "How many updates old the snapshot was that gave an update its targets, by the ledger; the mean over runs "
+        "with its 95% interval. Old targets are steadier and further behind; a line that climbs is a target that "
+        "stays.",
+    ),
+    "served": (
+        "Which snapshot served, and for how long",
+        "Of the first seed: a stroke for each time that a snapshot gave the targets, from its first update to its "
+        "last, at the height of the update at which it was committed (orange: chosen by a person, or the target of "
+        "learner b). On the grey diagonal targets would be fresh; the distance below it is their age.",
+    ),
+    "distance": (
+        "Distance between the twins",
+        "The mean of |Q - Q_target| on 32 observations fixed at the first update, the mean over runs with its 95% "
+        "interval. It says how much a refresh changes the targets; it drops at each, hence zigzags.",
+    ),
+    "agreement": (
+        "Greedy agreement of the twins",
+        "The share of those observations on which both twins prefer the same action. Near 1, double Q-learning and "
+        "plain Q-learning bootstrap from the same action.",
+    ),
+    "overestimation": (
+        "Overestimation",
+        "What a snapshot expects of a game at its first observation (the largest Q value) less what it then gets "
+        "(the discounted return of that game), the mean over evaluation games and runs with its 95% interval. Above "
+        "0 it promises itself too much; a game that is cut by its time limit makes it look so, by what would have "
+        "come after.",
+    ),
+}
+
+
+class _Data(NamedTuple):
+    plan: Plan
+    results: list[Result]
+    norms: dict[str, Norm]
+    conditions: list[Condition]
+
+    @property
+    def unit(self) -> str:
+        return "return" if self.only else "normalised score"
+
+    @property
+    def only(self) -> Norm | None:
+        """Of the environment, if there is one only; then scores are shown as they are."""
+        return self.norms[self.plan.tasks[0]] if len(self.plan.tasks) == 1 else None
+
+    def shown(self, normalised: Any) -> Any:
+        """A normalised score in the unit in which it is shown; the aggregates of scores scale with them."""
+        return normalised if self.only is None else self.only.low + normalised * (self.only.high - self.only.low)
+
+    def estimate(self, estimate: Estimate) -> Estimate:
+        return Estimate(*(float(self.shown(number)) for number in estimate))
+
+    def band(self, band: Band | None) -> Band | None:
+        return band and Band(band.at, *(self.shown(line) for line in band[1:]))
+
+
+def write(experiment: Experiment, tell: Callable[[str, int, int], None]) -> tuple[list[Path], dict[str, Any]]:
+    """Writes the report of an experiment, finished or not.
+
+    Args:
+      experiment: whose runs are read.
+      tell: is told what is being done, for progress: words, how many of how many are done.
+
+    Returns:
+      The files, the page first; and the numbers of the comparison.
+
+    Raises:
+      OSError: a file could not be written; each that was is whole.
+    """
+    found = list(results.read(experiment))
+    norms = statistics.norms(experiment.plan, found)
+    conditions = statistics.analyse(experiment.plan, found, norms, tell)
+    data = _Data(experiment.plan, found, norms, conditions)
+    tell("drawing", 0, 1)
+    made = _page(data)
+    tell("writing", 0, 1)
+    folder = experiment.folder / _REPORT
+    make_folder(folder)
+    pictures = {picture.name: _png(picture.figure) for picture in made.pictures}
+    files = {f"{name}.png": content for name, content in pictures.items()}
+    files["conditions.csv"] = _csv([numbers(condition) for condition in conditions])
+    files["runs.csv"] = _csv([_run_numbers(result, norms) for result in found])
+    files["curves.csv"] = _csv([row for result in found for row in _curve_rows(result)])
+    files["targets.csv"] = _csv([row for result in found for row in _target_rows(result)])
+    files["report.md"] = page.markdown(made).encode()
+    files["index.html"] = page.html(made, pictures).encode()
+    for name, content in files.items():
+        write_file(folder / name, content)
+    summary = {
+        "experiment": experiment.plan.name,
+        "conditions": [numbers(condition) for condition in conditions],
+        "findings": made.findings,
+        "warnings": made.warnings,
+    }
+    return [folder / name for name in reversed(files)], summary
+
+
+def numbers(condition: Condition) -> dict[str, Any]:
+    """What `conditions.csv` has of a condition; scores are normalised."""
+    row: dict[str, Any] = {"condition": condition.name, "runs": len(condition.runs), "runs_done": condition.scores.size}
+    for name in ("iqm", "mean", "median", "optimality_gap", "improvement"):
+        estimate = getattr(condition, name) or statistics.UNKNOWN
+        row |= {f"{name}{end}": value for end, value in zip(("", "_low", "_high"), estimate, strict=True)}
+    row["reached_threshold"] = sum(math.isfinite(steps) for steps in condition.steps_to)
+    row["steps_to_threshold"] = statistics.typical(condition.steps_to)
+    row["seconds_to_threshold"] = statistics.typical(condition.seconds_to)
+    row["target_age_updates"] = _mean(_mean_age(run) for run in _shown_runs(condition))
+    row["overestimation"] = _mean(_last(run.overestimation) for run in _shown_runs(condition))
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
+    }
+
+
+def _run_numbers(run: Result, norms: dict[str, Norm]) -> dict[str, Any]:
+    norm = norms[run.planned.task]
+    steps = run.reached(norm.threshold)
+    row = {
+        "run": run.planned.name,
+        "condition": run.planned.condition,
+        "environment": run.planned.task,
+        "seed": run.planned.seed,
+        "state": run.state,
+        "agent_steps": run.agent_steps,
+        "updates": run.updates,
+        "score": run.final,
+        "normalised_score": norm.normalised(run.final),
+        "mean_of_scores": run.score_mean,
+        "steps_to_threshold": steps,
+        "seconds_to_threshold": None if steps is None else round(run.seconds_at(steps), 1),
+        "expected": _last(run.expected),
+        "realised": _last(run.realised),
+        "target_age_updates": _mean_age(run),
+        "attempts": run.attempts,
+        "stops": run.stops,
+        "error": run.error,
+    }
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+
+
+def _curve_rows(run: Result) -> Iterator[dict[str, Any]]:
+    for step, score in run.scores.items():
+        planned = run.planned
+        yield {
+            "condition": planned.condition,
+            "environment": planned.task,
+            "seed": planned.seed,
+            "agent_steps": step,
+            "score": score,
+            "expected": run.expected.get(step),
+            "realised": run.realised.get(step),
+        }
+
+
+def _target_rows(run: Result) -> Iterator[dict[str, Any]]:
+    for service in run.services:
+        yield {
+            "run": run.planned.name,
+            "learner": service.learner,
+            "first_update": service.first,
+            "last_update": service.last,
+            "committed_at_updates": " ".join(map(str, service.committed)),
+            "by_hand": service.by_hand,
+        }
+
+
+def _page(data: _Data) -> Page:
+    plan, done = data.plan, sum(run.state == "done" for run in data.results)
+    environments = ", ".join(plan.tasks)
+    return Page(
+        title=plan.name,
+        lead=" ".join(
+            [
+                *([plan.description] if plan.description else []),
+                f"{len(data.conditions)} conditions of preset {plan.preset} on {environments}, {len(data.results)} "
+                f"runs of {plan.steps:,} agent steps, {done} of them done.",
+            ]
+        ),
+        findings=list(_findings(data)),
+        warnings=list(_warnings(data)),
+        comparison=_comparison(data),
+        pictures=list(_pictures(data)),
+        runs=_runs(data),
+        method=list(_method(data)),
+    )
+
+
+def _findings(data: _Data) -> Iterator[str]:
+    known = [c for c in data.conditions if not math.isnan(c.iqm.value)]
+    if len(known) < 2:
+        yield "Too few runs are done for a comparison."
+        return
+    best = max(known, key=lambda condition: condition.iqm.value)
+    yield f"Highest {data.unit} at the end: {best.name}, {_interval(data.estimate(best.iqm))} (interquartile mean)."
+    if min(len(condition.scores) for condition in known) < FEW_SEEDS:
+        yield "These few runs cannot say whether the others are worse."
+        return
+    near = [c.name for c in known if c is not best and c.iqm.high >= best.iqm.low]
+    far = [c.name for c in known if c is not best and c.iqm.high < best.iqm.low]
+    if near:
+        yield f"Its interval overlaps with that of {_listed(near)}: these runs do not tell them apart."
+    if far:
+        yield f"Below its interval lies that of {_listed(far)}."
+
+
+def _warnings(data: _Data) -> Iterator[str]:
+    counts = [len(condition.scores) for condition in data.conditions]
+    if min(counts) < FEW_SEEDS:
+        yield (
+            f"Too few seeds: {_range(counts)} a condition. The bootstrap of so few runs is too sure of itself; no "
+            f"interval here carries a claim. Take {GOOD_SEEDS}."
+        )
+    elif min(counts) < GOOD_SEEDS:
+        yield f"Few seeds: {_range(counts)} a condition. Only large differences are to be believed; take "
+        f"{GOOD_SEEDS}."
+    states = [run.state for run in data.results]
+    if open_ := sum(state in ("waiting", "running", "cut") for state in states):
+        yield f"Unfinished: {open_} of {len(states)} runs are not done, and count in no number of the tables."
+    for run in data.results:
+        if run.state in ("failed", "damaged"):
+            yield f"{run.planned.name} {'failed' if run.state == 'failed' else 'is damaged'}: {run.error}"
+    if lost := [c.name for c in data.conditions if any(r.state == "failed" for r in c.runs) and len(c.scores)]:
+        yield f"Of {_listed(lost)} the runs that failed are missing, so that it looks better than it is."
+    if silent := [run.planned.name for run in data.results if run.state == "done" and not run.scores]:
+        yield f"Without scheduled evaluations, and so without a score: {_listed(silent)}."
+    games = [run.games for run in data.results if run.scores]
+    if games and min(games) < 10:
+        yield f"A score is the mean of only {min(games)} games: evaluate.episodes=10 or more makes it less a matter "
+        "of luck."
+    for task, norm in data.norms.items():
+        if "seen" in norm.source:
+            yield (
+                f"Scores of {task} are normalised by {norm.source}, {norm.low:g} and {norm.high:g}, so that "
+                "normalised scores and optimality gaps mean nothing beyond this report. Give [scores] in the file."
+            )
+    if stopped := [run.planned.name for run in data.results if run.stops]:
+        yield (
+            f"Stopped and resumed, which adds an episode boundary: {_listed(stopped)}. Their numbers are sound, but "
+            "another execution of the file gives others. (Runs that were killed are not concerned.)"
+        )
+    if len(processors := sorted({run.processor for run in data.results if run.processor})) > 1:
+        yield f"Runs on different processors: {', '.join(processors)}. Times do not compare."
+
+
+def _comparison(data: _Data) -> Table:
+    first = data.conditions[0].name
+    rows = []
+    for c in data.conditions:
+        row = numbers(c)
+        reached = f"{row['reached_threshold']} of {len(c.steps_to)}"
+        steps = row["steps_to_threshold"]
+        rows.append(
+            [
+                c.name,
+                f"{row['runs_done']} of {row['runs']}",
+                _interval(data.estimate(c.iqm)),
+                _interval(c.optimality_gap),
+                _interval(c.improvement) if c.improvement else "-",
+                f"{steps:,.0f} ({reached})" if steps is not None else reached,
+                _number(row["target_age_updates"]),
+                _number(row["overestimation"]),
+            ]
+        )
+    columns = (
+        "condition",
+        "runs done",
+        f"{data.unit}, IQM (95%)",
+        "optimality gap (95%)",
+        f"better than {first} (95%)",
+        "agent steps to threshold",
+        "age of targets, updates",
+        "overestimation at the end",
+    )
+    text = (
+        f"{data.unit.capitalize()}: interquartile mean over runs of each run's last scheduled evaluation. Agent "
+        "steps to the threshold: median over runs, and how many reached it."
+    )
+    return Table("Comparison", text, columns, rows)
+
+
+def _pictures(data: _Data) -> Iterator[Picture]:
+    words = {"first": data.conditions[0].name, "threshold": _thresholds(data)}
+    for name, figure in itertools.chain(_score_figures(data), _target_figures(data)):
+        heading, text = _WORDS[name]
+        yield Picture(name, heading.format(**words), text.format(**words), figure)
+
+
+def _score_figures(data: _Data) -> Iterator[tuple[str, Figure]]:
+    conditions, only = data.conditions, data.only
+    names = [condition.name for condition in conditions]
+    curves = [Line(c.name, data.band(c.curve), [r.scores for r in c.runs] if only else ()) for c in conditions]
+    highest = max((score for run in data.results for score in run.scores.values()), default=0.0)
+    near = only is not None and only.normalised(highest) > only.normalised(only.threshold) / 2
+    threshold = only.threshold if only and near else None  # far above all lines it would press them flat
+    yield "learning", figures.lines(curves, "agent steps", data.unit, at=threshold, at_label="threshold")
+    iqm, gap = [data.estimate(c.iqm) for c in conditions], [c.optimality_gap for c in conditions]
+    yield "aggregates", figures.intervals([(f"{data.unit}, IQM", iqm), ("optimality gap", gap)], names)
+    yield "profiles", figures.profiles(names, [c.profile for c in conditions], statistics.PROFILE_AT)
+    if len(conditions) > 1:
+        improved = [c.improvement or statistics.UNKNOWN for c in conditions[1:]]
+        label = f"probability of a higher score than {names[0]}"
+        yield "improvement", figures.intervals([(label, improved)], names[1:], at=0.5)
+    longest = max((run.seconds_at(run.agent_steps) / 60 for run in data.results), default=0.0) or 1.0
+    minutes = [[seconds / 60 for seconds in c.seconds_to] for c in conditions]
+    steps = [c.steps_to for c in conditions]
+    panels = [("agent steps", float(data.plan.steps), steps), ("minutes of training", longest, minutes)]
+    yield "threshold", figures.dots(panels, names)
+
+
+def _target_figures(data: _Data) -> Iterator[tuple[str, Figure]]:
+    conditions = data.conditions
+
+    def of_runs(curve: Callable[[Result], Curve], x_label: str, y_label: str, **reference: Any) -> Figure:
+        return figures.lines([_mean_line(condition, curve) for condition in conditions], x_label, y_label, **reference)
+
+    if begun := [run for condition in conditions for run in _shown_runs(condition) if run.updates]:
+        yield "age", of_runs(figures.ages(begun), "update", "age in updates")
+        yield "served", figures.served([(c.name, _shown_runs(c)[0]) for c in conditions if _shown_runs(c)])
+    yield "distance", of_runs(lambda run: run.q_distance, "agent steps", "|Q - Q_target|")
+    yield "agreement", of_runs(lambda run: run.agreement, "agent steps", "share of equal greedy actions")
+    label = "expected less realised return"
+    yield (
+        "overestimation",
+        of_runs(
+            lambda run: run.overestimation, "agent steps", label, at=0.0, at_label="neither too much nor too little"
+        ),
+    )
+
+
+def _mean_line(condition: Condition, of: Callable[[Result], Curve]) -> Line:
+    rows = [[of(run) for run in row] for row in condition.rows]
+    return Line(condition.name, statistics.curve(rows, statistics.mean_by_step))
+
+
+def _shown_runs(condition: Condition) -> list[Result]:
+    return [run for row in condition.rows for run in row]
+
+
+def _runs(data: _Data) -> Table:
+    rows = [
+        [
+            run.planned.name,
+            run.state,
+            f"{run.agent_steps:,}",
+            _number(None if math.isnan(run.final) else run.final),
+            _number(_last(run.overestimation)),
+            str(run.attempts) if run.attempts else "-",
+        ]
+        for run in data.results
+    ]
+    text = "Each is an ordinary run: `twin-graph log`, `explain` and all other commands take its folder."
+    return Table("Runs", text, ("run", "state", "agent steps", "score", "overestimation", "processes"), rows)
+
+
+def _method(data: _Data) -> Iterator[str]:
+    for task, norm in data.norms.items():
+        yield (
+            f"Scores of {task}: {norm.low:g} counts as 0 and {norm.high:g} as 1 ({norm.source}); the threshold is "
+            f"{norm.threshold:g}."
+        )
+    yield (
+        "A score is the mean return of whole, unclipped games that the newest snapshot plays at a scheduled "
+        "evaluation; a run's score is its last. Nothing is chosen afterwards: not the best snapshot, not the best "
+        "seed."
+    )
+    yield (
+        f"All intervals are 95% percentile intervals of a stratified bootstrap over seeds with {RESAMPLES:,} "
+        f"resamples, by rliable {version('rliable')} (Agarwal et al. 2021), with a fixed seed. Curves use the runs "
+        "that are done; while none of a condition is, those that have begun, as far as all of these have come."
+    )
+    fields = ("env.id", "train.discount", "evaluate.episodes", "evaluate.every_steps")
+    settings = data.plan.runs[0].settings.model_dump()
+    said = ", ".join(f"{field} {settings[field.split('.')[0]][field.split('.')[1]]}" for field in fields)
+    yield f"In the first run: {said}. All settings of a run are in its run.json."
+
+
+def _thresholds(data: _Data) -> str:
+    if data.only:
+        return f"{data.only.threshold:g}"
+    return ", ".join(f"{norm.threshold:g} ({task})" for task, norm in data.norms.items())
+
+
+def _mean_age(run: Result) -> float:
+    age = run.mean_age(1, run.updates)
+    return math.nan if age is None else age
+
+
+def _last(curve: Curve) -> float:
+    return curve[max(curve)] if curve else math.nan
+
+
+def _mean(values: Iterator[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return fmean(known) if known else math.nan
+
+
+def _number(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
+
+
+def _interval(estimate: Estimate) -> str:
+    if math.isnan(estimate.value):
+        return "-"
+    if math.isnan(estimate.low):
+        return f"{_number(estimate.value)} (one run)"
+    return f"{_number(estimate.value)} ({_number(estimate.low)} to {_number(estimate.high)})"
+
+
+def _range(counts: Sequence[int]) -> str:
+    least, most = min(counts), max(counts)
+    return f"{least}" if least == most else f"{least} to {most}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = list(names[:6]) + ([f"{len(names) - 6} more"] if len(names) > 6 else [])
+    return shown[0] if len(shown) == 1 else f"{'; '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=_DPI, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> bytes:
+    buffer = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return buffer.getvalue().encode()

@@ -1,0 +1,188 @@
+"""What the records of an experiment's runs say, as plain numbers."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from twin_graph import mutual
+from twin_graph.errors import DamagedError
+from twin_graph.experiments.plan import PlannedRun
+from twin_graph.experiments.runner import Experiment, State, look
+from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, End, Event, Start, Swap
+from twin_graph.snapshots.run import Run
+
+Curve = dict[int, float]
+
+
+class Service(NamedTuple):
+    """A target's snapshots gave the targets of these updates.
+
+    Attributes:
+      first, last: updates, from 1.
+      committed: after how many updates each snapshot was committed: one, or the members of an ensemble.
+      learner: whose targets.
+      by_hand: a person chose.
+    """
+
+    first: int
+    last: int
+    committed: tuple[int, ...]
+    learner: str
+    by_hand: bool
+
+    def mean_age(self, first: int, last: int) -> tuple[float, int]:
+        """How many updates old the targets of updates `first` to `last` were, as far as they are these, and how many
+        updates that were; of an ensemble the mean over its members."""
+        first, last = max(first, self.first), min(last, self.last)
+        return (first + last) / 2 - 1 - fmean(self.committed), max(0, last - first + 1)
+
+
+class Result(NamedTuple):
+    """One run.
+
+    Attributes:
+      planned: which.
+      state: see `twin_graph.experiments.runner.State`.
+      agent_steps, updates: that its records tell of.
+      scores: mean return of the games that the newest snapshot played, by agent steps; of two learners, their mean.
+      games: how many games such a score is the mean of, at most.
+      expected: what those snapshots expected of these games: mean of the largest Q of the first observations.
+      realised: what came of it: mean discounted return, of rewards as they are learnt from.
+      seconds: of training, start-up aside, until so many agent steps.
+      q_distance, agreement: of the targets from their online twins, by agent steps.
+      services: of the targets, in order.
+      attempts: processes that trained it.
+      stops: how often it was stopped by a person or an error, and not killed: each added an episode boundary.
+      processor: on which it began.
+      error: why it failed.
+    """
+
+    planned: PlannedRun
+    state: str
+    agent_steps: int
+    updates: int
+    scores: Curve
+    games: int
+    expected: Curve
+    realised: Curve
+    seconds: Curve
+    q_distance: Curve
+    agreement: Curve
+    services: list[Service]
+    attempts: int
+    stops: int
+    processor: str
+    error: str
+
+    @property
+    def overestimation(self) -> Curve:
+        """Expected less realised."""
+        return {step: self.expected[step] - self.realised[step] for step in self.expected}
+
+    @property
+    def final(self) -> float:
+        """The newest score; NaN before the first."""
+        return self.scores[max(self.scores)] if self.scores else math.nan
+
+    @property
+    def score_mean(self) -> float:
+        """The mean of all scores: how good it was on the way; NaN before the first."""
+        return fmean(self.scores.values()) if self.scores else math.nan
+
+    def reached(self, threshold: float) -> int | None:
+        """The agent steps at which a score first was at the threshold, or above."""
+        return next((step for step, score in sorted(self.scores.items()) if score >= threshold), None)
+
+    def seconds_at(self, agent_steps: int) -> float:
+        """Seconds of training until so many agent steps."""
+        return max((seconds for step, seconds in self.seconds.items() if step <= agent_steps), default=0.0)
+
+    def mean_age(self, first: int, last: int) -> float | None:
+        """How many updates old the targets of these updates were, on average; None where there were no targets."""
+        spans = [span for service in self.services if (span := service.mean_age(first, last))[1]]
+        return sum(age * count for age, count in spans) / sum(count for _, count in spans) if spans else None
+
+
+def read(experiment: Experiment) -> Iterator[Result]:
+    """Every run of an experiment, begun or not; of a damaged one nothing but that it is."""
+    for state in look(experiment):
+        run = None if state.state == "damaged" else experiment.found(state.planned)
+        try:
+            yield _result(state, run) if run else _nothing(state)
+        except DamagedError as error:
+            yield _nothing(state._replace(state="damaged", error=str(error)))
+
+
+def _nothing(state: State) -> Result:
+    return Result(state.planned, state.state, 0, 0, {}, 0, {}, {}, {}, {}, {}, [], 0, 0, "", state.error)
+
+
+def _result(state: State, run: Run) -> Result:
+    # Somebody may have resumed the run for longer: what lies beyond the experiment's steps is not compared.
+    limit = state.planned.settings.train.steps + run.settings.env.count
+    evaluations = [line for line in run.evaluations() if line["scheduled"] and line["snapshot"] == line["challenger"]]
+    evaluations = [line for line in evaluations if line["played_at"]["agent_steps"] <= limit]
+    metrics = [line for line in run.metrics() if "agent_steps_per_second" in line and line["agent_steps"] <= limit]
+    events = run.ledger.events()
+    newest = metrics[-1] if metrics else {"agent_steps": 0, "updates": 0}
+    comparable = not run.settings.train.rescale_r  # or Q values are in other units than rewards
+    every = run.ledger.with_abandoned()
+    return Result(
+        planned=state.planned,
+        state=state.state,
+        agent_steps=newest["agent_steps"],
+        updates=newest["updates"],
+        scores=_by_step(evaluations, lambda line: line["returns"]),
+        games=max((len(line["returns"]) for line in evaluations), default=0),
+        expected=_by_step(evaluations, lambda line: line.get("q_start", ()) if comparable else ()),
+        realised=_by_step(evaluations, lambda line: line.get("discounted", ()) if comparable else ()),
+        seconds=_seconds(metrics),
+        q_distance=_telemetry(metrics, "target/q_distance"),
+        agreement=_telemetry(metrics, "target/greedy_agreement"),
+        services=list(_services(run, events, newest["updates"])),
+        attempts=max(1, sum(isinstance(event, Start) for event, _ in every)),
+        stops=sum(isinstance(event, End) and event.state != "finished" for event, _ in every),
+        processor=run.description["cpu"]["model"],
+        error=state.error,
+    )
+
+
+def _by_step(lines: Iterable[Mapping[str, Any]], values: Any) -> Curve:
+    """The mean of some numbers of the evaluations made at each agent step; none where one of them is not finite."""
+    found: dict[int, list[float]] = {}
+    for line in lines:
+        found.setdefault(line["played_at"]["agent_steps"], []).extend(values(line))
+    return {step: fmean(numbers) for step, numbers in sorted(found.items()) if numbers and None not in numbers}
+
+
+def _seconds(metrics: Sequence[Mapping[str, Any]]) -> Curve:
+    total, found = 0.0, {}
+    for line in metrics:
+        total += line["seconds"]
+        found[line["agent_steps"]] = total
+    return found
+
+
+def _telemetry(metrics: Iterable[Mapping[str, Any]], name: str) -> Curve:
+    """A number of the targets; of two learners, the second's is called `name/b`, and the mean counts."""
+    found = {}
+    for line in metrics:
+        values = [line[key] for key in line if key == name or key.startswith(f"{name}/")]
+        if values and None not in values:
+            found[line["agent_steps"]] = fmean(values)
+    return found
+
+
+def _services(run: Run, events: Sequence[Event], updates: int) -> Iterator[Service]:
+    committed = {event.snapshot: event.updates for event in events if isinstance(event, Commit)}
+    if not run.settings.train.target_q:
+        return
+    for learner in mutual.learners(run.settings):
+        swaps = [e for e in events if isinstance(e, Swap) and e.into == "target" and e.learner == learner]
+        ends = [swap.first_update - 1 for swap in swaps[1:]] + [updates]
+        for swap, last in zip(swaps, ends, strict=True):
+            if last >= swap.first_update:
+                by_hand = swap.policy in (BY_HAND, UNDO)
+                if sources := tuple(committed[snapshot] for snapshot in swap.snapshots if snapshot in committed):
+                    yield Service(swap.first_update, last, sources, learner, by_hand)

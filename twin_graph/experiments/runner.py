@@ -1,0 +1,444 @@
+"""Trains the runs of an experiment, each in a process of its own: the commands that a person would type.
+
+checkpoints/experiments/<name>/
+  experiment.json      the file, and what was measured and fixed at the start
+  outcomes.jsonl       how each process of a run ended
+  <run>/               an ordinary run
+  logs/<run>.log       what its processes said
+  report/              see `twin_graph.experiments.report`
+
+What is done is known from the runs' own records alone. So nothing is lost if this process is killed: the runs that it
+started go on to their ends, and whoever comes next waits for them, and resumes those that were killed.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import filelock
+import psutil
+
+from twin_graph import config
+from twin_graph.errors import DamagedError, InUseError, TwinGraphError, UsageError
+from twin_graph.experiments import plan as plans
+from twin_graph.experiments.plan import Pairs, Plan, PlannedRun
+from twin_graph.experiments.trial import Trial
+from twin_graph.snapshots.files import append_line, checked, make_folder, read_file, read_lines, write_file
+from twin_graph.snapshots.ledger import utc_now
+from twin_graph.snapshots.run import RUNS, Run, check_new_folder
+
+EXPERIMENTS = RUNS / "experiments"
+_FORMAT = 1
+_RECORD, _OUTCOMES, _LOGS = "experiment.json", "outcomes.jsonl", "logs"
+_LOOK_SECONDS = 0.2
+_IN_USE = 4
+#: Exit codes after which another try is of no use: known from the settings, or damaged data.
+_HOPELESS = (2, 3)
+#: Settings that each training would measure for itself, and with other trainings beside it measure wrongly.
+_MEASURED = {"twin.threads": 0, "twin.precision": "auto"}
+
+
+class Experiment:
+    """An experiment's folder: its plan, and what is known of its runs.
+
+    Attributes:
+      folder: of the experiment.
+      plan: what is to be run.
+      fixed: settings that all runs have beside those of the file: threads and precision.
+      trial: what was measured before the start.
+    """
+
+    def __init__(self, folder: Path, plan: Plan, fixed: Pairs, trial: Trial) -> None:
+        self.folder = folder
+        self.plan = plan
+        self.fixed = fixed
+        self.trial = trial
+
+    @classmethod
+    def open(cls, folder: Path) -> "Experiment":
+        """The experiment in a folder. Raises `UsageError` if there is none, `DamagedError`."""
+        path = folder / _RECORD
+        if not path.exists():
+            raise UsageError(f"no experiment in {folder}; `twin-graph experiment run FILE.toml` makes one")
+        record = read_file(path)
+        try:
+            if record["format"] != _FORMAT:
+                raise UsageError(f"it has format {record['format']}, and this version of twin-graph reads {_FORMAT}")
+            fixed = tuple((str(key), value) for key, value in record["fixed"].items())
+            return cls(folder, plans.parse(record["file"], fixed=fixed), fixed, Trial(**record["trial"]))
+        except (KeyError, TypeError, UsageError) as error:
+            raise DamagedError(f"{path} cannot be used: {error}") from None
+
+    @classmethod
+    def prepare(
+        cls, plan: Plan, folder: Path, jobs: int, measure: Callable[[Sequence[config.Settings]], Trial]
+    ) -> "Experiment":
+        """The experiment of a plan, in a folder that may have a part of it already. Writes nothing.
+
+        Args:
+          plan: what is to be run.
+          folder: of the experiment.
+          jobs: runs at a time; decides the threads of each when an experiment begins.
+          measure: see `twin_graph.experiments.trial.run`.
+
+        Raises:
+          UsageError: the folder has another experiment, or something else, or a run cannot be trained.
+        """
+        if (folder / _RECORD).exists():
+            begun = cls.open(folder)
+            grown = plans.parse(plan.text, fixed=begun.fixed)
+            _check_same(begun.plan, grown, folder)
+            trial = begun.trial
+            if len(grown.runs) > len(begun.plan.runs):
+                trial = measure([run.settings for run in _one_of_each(grown)])
+            return cls(folder, grown, begun.fixed, trial)
+        if folder.exists() and any(path.name[0] != "." for path in folder.iterdir()):
+            raise UsageError(f"{folder} holds something else than an experiment; choose another --out")
+        check_new_folder(folder / "run")  # says so if a run could not be made there
+        fixed = _fixed(plan, jobs)
+        new = plans.parse(plan.text, fixed=fixed)
+        return cls(folder, new, fixed, measure([run.settings for run in _one_of_each(new)]))
+
+    def write(self) -> None:
+        """Records what it is; the caller has its lock."""
+        record = {
+            "format": _FORMAT,
+            "name": self.plan.name,
+            "fixed": dict(self.fixed),
+            "trial": self.trial._asdict(),
+            "file": self.plan.text,
+        }
+        write_file(self.folder / _RECORD, checked(record, indent=1))
+        make_folder(self.folder / _LOGS)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Makes the folder; while it lasts, nobody else starts runs here. Raises `InUseError`."""
+        make_folder(self.folder)
+        lock = filelock.FileLock(self.folder / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise InUseError(f"{self.folder} is in use: another `experiment run` trains it") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def disk(self, runs: Sequence[PlannedRun]) -> int:
+        """Bytes that these runs will need, in all."""
+        sizes = dict(zip(map(_kind, _one_of_each(self.plan)), self.trial.disk, strict=True))
+        return sum(sizes[_kind(run)] for run in runs)
+
+    def run_folder(self, planned: PlannedRun) -> Path:
+        """Where a run is, or will be."""
+        return self.folder / planned.name
+
+    def log(self, planned: PlannedRun) -> Path:
+        """What the processes of a run said."""
+        return self.folder / _LOGS / f"{planned.name}.log"
+
+    def found(self, planned: PlannedRun) -> Run | None:
+        """The run, if it has begun. Raises `UsageError` if its settings are not those planned."""
+        folder = self.run_folder(planned)
+        if not (folder / "run.json").exists():
+            return None
+        run = Run(folder)
+        for key, ours, theirs in config.differences(planned.settings, run.settings):
+            if key not in (*_MEASURED, "train.steps"):
+                raise UsageError(f"{folder} is not what the file says: {key} is {theirs} there and {ours} in the file")
+        return run
+
+    def command(self, planned: PlannedRun) -> list[str]:
+        """The arguments of `twin-graph` that begin a run, or go on with it."""
+        folder = str(self.run_folder(planned).absolute())  # so that `_trainer` finds it, wherever it is called
+        if self.found(planned):
+            return ["resume", folder]
+        sets = [f"--set={assignment(key, value)}" for key, value in planned.overrides]
+        named = ["--steps", str(self.plan.steps), "--seed", str(planned.seed)]
+        return ["train", self.plan.preset, *named, "--run-dir", folder, *sets]
+
+    def record_outcome(self, planned: PlannedRun, command: str, code: int, seconds: float, error: str) -> None:
+        """Remembers how a process of a run ended, durably."""
+        line = {"run": planned.name, "time": utc_now(), "command": command, "code": code}
+        append_line(self.folder / _OUTCOMES, {**line, "seconds": round(seconds, 3), "error": error})
+
+    def failures(self) -> dict[str, str]:
+        """By name of a run, why its newest process failed; those that went well since are not there."""
+        newest = {record["run"]: record["error"] for record in self._outcomes()}
+        return {name: error for name, error in newest.items() if error}
+
+    def seconds_left(self, states: Sequence["State"], jobs: int) -> tuple[float, str]:
+        """About how long the rest will take, and how that is known."""
+        spent: dict[str, float] = {}
+        for record in self._outcomes():
+            spent[record["run"]] = spent.get(record["run"], 0.0) + record["seconds"]
+        done = [spent[s.planned.name] for s in states if s.state == "done" and s.planned.name in spent]
+        by_run = sum(done) / len(done) if done else self.trial.startup + self.plan.steps / self.trial.rate
+        how = (
+            f"{len(done)} {'run' if len(done) == 1 else 'runs'} took {by_run:.0f} s each"
+            if done
+            else f"measured: {self.trial.rate:.0f} agent steps/s in the first run, without evaluations"
+        )
+        left = [self.plan.steps - s.agent_steps for s in states if s.state not in ("done", "damaged")]
+        return sum(left) / self.plan.steps * by_run / max(1, min(jobs, len(left))), how
+
+    def _outcomes(self) -> list[dict[str, Any]]:
+        return [line.record for line in read_lines(self.folder / _OUTCOMES) if line.record]
+
+
+def assignment(key: str, value: Any) -> str:
+    """A setting as `--set` takes it, so that it is read as the same value again."""
+    # JSON is TOML here, but for one character that TOML wants escaped.
+    text = "null" if value is None else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return f"{key}={text}"
+
+
+def _one_of_each(plan: Plan) -> list[PlannedRun]:
+    """The first run of each kind: they differ by more than their seeds."""
+    return list({_kind(run): run for run in reversed(plan.runs)}.values())[::-1]
+
+
+def _kind(run: PlannedRun) -> tuple[str, str]:
+    return run.condition, run.task
+
+
+def _fixed(plan: Plan, jobs: int) -> Pairs:
+    """Threads and precision, where the file and the preset leave them to be measured: all runs shall have the same."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    chosen = {"twin.threads": max(1, cores // jobs), "twin.precision": "fp32"}
+    named = {key for run in plan.runs for key, _ in run.overrides}
+    twin = plan.runs[0].settings.twin
+    left_open = {"twin.threads": twin.threads == 0, "twin.precision": twin.precision == "auto"}
+    return tuple((key, value) for key, value in chosen.items() if left_open[key] and key not in named)
+
+
+def _check_same(begun: Plan, wanted: Plan, folder: Path) -> None:
+    """Raises `UsageError` unless all that was planned is still wanted, as it was: an experiment may only grow."""
+    ours = {run.name: run for run in wanted.runs}
+    for theirs in begun.runs:
+        run = ours.get(theirs.name)
+        if run is None:
+            raise UsageError(
+                f"{folder} belongs to another file: {theirs.name} is planned there and not in this one; choose "
+                "another --out (values and seeds may be added to a file, not taken away)"
+            )
+        for key, before, now in config.differences(theirs.settings, run.settings):
+            raise UsageError(
+                f"{folder} belongs to another file: {key} is {before} there and {now} in this one; choose another --out"
+            )
+
+
+class State(NamedTuple):
+    """Of one run.
+
+    Attributes:
+      planned: which.
+      state: `waiting` (not begun), `cut` (begun, and not at its end), `running`, `done`, `failed`, `damaged`.
+      agent_steps: as far as its records say.
+      error: why it failed.
+    """
+
+    planned: PlannedRun
+    state: str
+    agent_steps: int
+    error: str = ""
+
+
+def look(experiment: Experiment) -> list[State]:
+    """How each run is, by its own records. Raises `UsageError` if one is not what was planned."""
+    failures = experiment.failures()
+    return [_look(experiment, planned, failures.get(planned.name, "")) for planned in experiment.plan.runs]
+
+
+def _look(experiment: Experiment, planned: PlannedRun, error: str = "") -> State:
+    try:
+        run = experiment.found(planned)
+        if run is None:
+            return State(planned, "failed" if error else "waiting", 0, error)
+        state, steps = run.state(), run.newest_metrics().get("agent_steps", 0)
+    except DamagedError as damage:
+        return State(planned, "damaged", 0, str(damage))
+    if state == "finished":
+        return State(planned, "done", experiment.plan.steps)
+    if state == "running":
+        return State(planned, "running", min(steps, experiment.plan.steps))
+    return State(planned, "failed" if error else "cut", min(steps, experiment.plan.steps), error)
+
+
+class _Job(NamedTuple):
+    """A run that is being trained; if `process` is None, by a process that somebody else started."""
+
+    planned: PlannedRun
+    process: subprocess.Popen[bytes] | None
+    command: str
+    started: float
+
+
+def _trainer(folder: Path) -> psutil.Process | None:
+    """The process that trains in a run's folder, or is about to: an `experiment run` that was killed left it."""
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or ()
+        if "twin_graph_cli" in command and str(folder.absolute()) in command:
+            return process
+    return None
+
+
+class Runner:
+    """Trains what is left of an experiment, `jobs` runs at a time.
+
+    Args:
+      experiment: whose lock the caller has.
+      jobs: runs at a time.
+      retries: how often a run that failed is tried again at once.
+      show: called several times a second.
+
+    Attributes:
+      states: of all runs, by name.
+      stop: set by `interrupt`.
+    """
+
+    def __init__(self, experiment: Experiment, *, jobs: int, retries: int, show: Callable[["Runner"], None]) -> None:
+        self.experiment = experiment
+        self.states = {state.planned.name: state for state in look(experiment)}
+        self.stop = threading.Event()
+        self._slots = jobs
+        self._tries = dict.fromkeys(self.states, 1 + retries)
+        self._show = show
+        self._waiting = deque(state.planned for state in self.states.values() if state.state not in ("done", "damaged"))
+        self._jobs: list[_Job] = []
+        self._signals = 0
+        self._signalled: dict[int, int] = {}
+
+    def run(self) -> list[State]:
+        """Goes on until nothing is left, or it was interrupted; gives the states of all runs.
+
+        SIGINT and SIGTERM are passed on to the trainings, which save and end.
+
+        Raises:
+          OSError: a record could not be written; the trainings were asked to save and end.
+        """
+        with self._interruptible():
+            try:
+                while self._jobs or (self._waiting and not self.stop.is_set()):
+                    while self._waiting and len(self._jobs) < self._slots and not self.stop.is_set():
+                        self._jobs.append(self._start(self._waiting.popleft()))
+                    self._pass_on_signals()
+                    self._jobs = [job for job in self._jobs if not self._ended(job)]
+                    self._show(self)
+                    time.sleep(_LOOK_SECONDS)
+            finally:
+                self._signals += 1
+                self._pass_on_signals()
+                for job in self._jobs:
+                    if job.process:
+                        job.process.wait()
+        return list(self.states.values())
+
+    def _start(self, planned: PlannedRun) -> _Job:
+        state = self._note(planned)
+        folder = self.experiment.run_folder(planned)
+        if state.state == "running" or _trainer(folder):
+            self.states[planned.name] = state._replace(state="running")
+            return _Job(planned, None, "", time.monotonic())
+        _remove_stillborn(folder)
+        command = self.experiment.command(planned)
+        with self.experiment.log(planned).open("ab") as log:
+            log.write(f"--- {utc_now()} twin-graph {' '.join(command)}\n".encode())
+            log.flush()
+            # In a process group of its own: Ctrl-C reaches it through us, once.
+            process = subprocess.Popen(
+                [sys.executable, "-m", "twin_graph_cli", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.states[planned.name] = state._replace(state="running", error="")
+        return _Job(planned, process, command[0], time.monotonic())
+
+    def _ended(self, job: _Job) -> bool:
+        """Whether a job is over; if so, what is to be done about its run is noted."""
+        planned = job.planned
+        folder = self.experiment.run_folder(planned)
+        if job.process is None:
+            state = self._note(planned)
+            if not self.stop.is_set() and (state.state == "running" or _trainer(folder)):
+                return False
+            if state.state != "done":
+                self._waiting.appendleft(planned)
+            return True
+        code = job.process.poll()
+        state = self._note(planned)
+        if code is None:
+            self.states[planned.name] = state._replace(state="running", error="")
+            return False
+        error = "" if state.state == "done" or self.stop.is_set() else self._error(planned, code)
+        if state.state == "running" or code == _IN_USE:  # another process began or resumed it before this one could
+            self._waiting.appendleft(planned)
+            return True
+        self.experiment.record_outcome(planned, job.command, code, time.monotonic() - job.started, error)
+        self._tries[planned.name] -= 1
+        if error and self._tries[planned.name] > 0 and code not in _HOPELESS:
+            self._waiting.appendleft(planned)
+        self.states[planned.name] = state._replace(state="failed" if error else state.state, error=error)
+        return True
+
+    def _note(self, planned: PlannedRun) -> State:
+        state = self.states[planned.name] = _look(self.experiment, planned)
+        return state
+
+    def _error(self, planned: PlannedRun, code: int) -> str:
+        """One line on how a process failed, from what it said last."""
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        lines = self.experiment.log(planned).read_text(encoding="utf-8", errors="replace").splitlines()
+        said = [line for line in lines[-20:] if line.startswith("Error: ")] or lines[-1:]
+        return said[-1].removeprefix("Error: ")
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        def request(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+            self.stop.set()
+            self._signals += 1
+
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        previous: dict[int, Any] = {number: signal.signal(number, request) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _pass_on_signals(self) -> None:
+        """Gives each training as many signals as we had: the first makes it save and end, a second end at once."""
+        for job in self._jobs:
+            if job.process is None or job.process.poll() is not None:
+                continue
+            for _ in range(self._signalled.get(job.process.pid, 0), min(2, self._signals)):
+                job.process.send_signal(signal.SIGINT)
+                time.sleep(0.05)  # two at once would be taken for one
+            self._signalled[job.process.pid] = min(2, self._signals)
+
+
+def _remove_stillborn(folder: Path) -> None:
+    """Removes a run that was killed before its first resume point: there is nothing to go on from, and nothing lost."""
+    if not folder.exists():
+        return
+    begun = (folder / "run.json").exists()
+    if begun and Run(folder).points().folders():
+        return
+    if not begun and any(path.name[0] != "." for path in folder.iterdir()):
+        raise TwinGraphError(f"{folder} holds something else than a run; remove it, or choose another --out")
+    shutil.rmtree(folder)

@@ -1,0 +1,245 @@
+"""How conditions compare, by rliable (Agarwal et al. 2021, "Deep RL at the Edge of the Statistical Precipice").
+
+Every interval is a 95% percentile interval of a stratified bootstrap over runs: seeds are drawn anew within each
+environment.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from rliable import library, metrics
+
+from twin_graph.experiments.plan import KNOWN_SCORES, THRESHOLD, Plan
+from twin_graph.experiments.results import Curve, Result
+
+#: Resamples of each interval.
+RESAMPLES = 2_000
+#: Scores at which performance profiles are looked at, normalised.
+PROFILE_AT = np.linspace(0, 1, 51)
+#: With fewer runs an interval is hardly one.
+FEW_SEEDS, GOOD_SEEDS = 5, 10
+
+
+class Estimate(NamedTuple):
+    """A number and its 95% interval, which is NaN where there is but one run."""
+
+    value: float
+    low: float
+    high: float
+
+
+UNKNOWN = Estimate(math.nan, math.nan, math.nan)
+
+
+class Band(NamedTuple):
+    """A line and its 95% band."""
+
+    at: list[int]
+    value: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+class Norm(NamedTuple):
+    """How the scores of one environment are normalised, and where that comes from.
+
+    Attributes:
+      low, high: become 0 and 1.
+      threshold: a score, not normalised.
+      source: in words.
+    """
+
+    low: float
+    high: float
+    threshold: float
+    source: str
+
+    def normalised(self, score: float) -> float:
+        return (score - self.low) / (self.high - self.low)
+
+
+class Condition(NamedTuple):
+    """What is to be said of one condition.
+
+    Attributes:
+      name: of it.
+      runs: all that are planned.
+      rows: those that are shown as lines, by seed and environment: those that are done; before there are any, those
+        that have a score.
+      scores: last score of each run that is done, normalised, `[seeds, environments]`.
+      iqm, mean, median: of the scores, normalised.
+      optimality_gap: how far scores are from 1, those above taken as 1.
+      improvement: probability that a run of it scores higher than one of the first condition; None for that itself.
+      profile: share of runs above each of `PROFILE_AT`.
+      curve: IQM of normalised scores by agent steps.
+      steps_to, seconds_to: agent steps and seconds of each run until the threshold; infinite where it was not reached.
+    """
+
+    name: str
+    runs: list[Result]
+    rows: list[list[Result]]
+    scores: np.ndarray
+    iqm: Estimate
+    mean: Estimate
+    median: Estimate
+    optimality_gap: Estimate
+    improvement: Estimate | None
+    profile: Band | None
+    curve: Band | None
+    steps_to: list[float]
+    seconds_to: list[float]
+
+
+def norms(plan: Plan, results: Sequence[Result]) -> dict[str, Norm]:
+    """By environment: from the file, else what is known of it, else the lowest and highest score seen."""
+    found = {}
+    for task in plan.tasks:
+        said = plan.scores.get(task)
+        if said and said.low is not None and said.high is not None:
+            low, high, source = said.low, said.high, "given in the file"
+        elif task in KNOWN_SCORES:
+            (low, high), source = KNOWN_SCORES[task], "the range of what the game can score"
+        else:
+            seen = [score for r in results if r.planned.task == task for score in r.scores.values()] or [0.0]
+            low, high, source = min(seen), max(seen), "the lowest and highest score seen in these runs"
+            high = high if high > low else low + 1
+        threshold = said.threshold if said and said.threshold is not None else low + THRESHOLD * (high - low)
+        found[task] = Norm(low, high, threshold, source)
+    return found
+
+
+def analyse(
+    plan: Plan,
+    results: Sequence[Result],
+    norm: Mapping[str, Norm],
+    tell: Callable[[str, int, int], None],
+) -> list[Condition]:
+    """All conditions of an experiment.
+
+    Args:
+      plan, results, norm: of it.
+      tell: is told what is being done, for progress: words, how many of how many are done.
+    """
+    found: list[Condition] = []
+    for i, name in enumerate(plan.conditions):
+        tell(f"statistics of {name}", i, len(plan.conditions))
+        runs = [result for result in results if result.planned.condition == name]
+        found.append(_condition(name, runs, plan.tasks, norm, found[0] if found else None))
+    return found
+
+
+def _condition(
+    name: str, runs: list[Result], tasks: Sequence[str], norm: Mapping[str, Norm], first: Condition | None
+) -> Condition:
+    done = _whole_seeds([run for run in runs if run.state == "done" and run.scores], tasks)
+    scores = np.array([[norm[run.planned.task].normalised(run.final) for run in row] for row in done])
+    scores = scores.reshape(len(done), len(tasks))
+    reached = [(run, run.reached(norm[run.planned.task].threshold)) for row in done for run in row]
+    rows = done or _whole_seeds([run for run in runs if run.scores], tasks)
+    iqm, mean, middle, gap = estimates(scores, _aggregates, 4)
+    return Condition(
+        name=name,
+        runs=runs,
+        rows=rows,
+        scores=scores,
+        iqm=iqm,
+        mean=mean,
+        median=middle,
+        optimality_gap=gap,
+        improvement=improvement(scores, first.scores) if first else None,
+        profile=profile(scores),
+        curve=curve([[_normalised(run, norm) for run in row] for row in rows], iqm_by_step),
+        steps_to=[math.inf if steps is None else steps for _, steps in reached],
+        seconds_to=[math.inf if steps is None else run.seconds_at(steps) for run, steps in reached],
+    )
+
+
+def _aggregates(scores: np.ndarray) -> np.ndarray:
+    of = metrics.aggregate_iqm, metrics.aggregate_mean, metrics.aggregate_median, metrics.aggregate_optimality_gap
+    return np.array([function(scores) for function in of])
+
+
+def _whole_seeds(runs: Sequence[Result], tasks: Sequence[str]) -> list[list[Result]]:
+    """Runs by seed, one for each environment; seeds that lack one are left out, since rliable wants a matrix."""
+    by_seed: dict[int, dict[str, Result]] = {}
+    for run in runs:
+        by_seed.setdefault(run.planned.seed, {})[run.planned.task] = run
+    return [[row[task] for task in tasks] for row in by_seed.values() if len(row) == len(tasks)]
+
+
+def _normalised(run: Result, norm: Mapping[str, Norm]) -> Curve:
+    return {step: norm[run.planned.task].normalised(score) for step, score in run.scores.items()}
+
+
+def estimates(scores: np.ndarray, function: Callable[[np.ndarray], np.ndarray], count: int) -> list[Estimate]:
+    """`count` numbers that `function` makes of scores `[seeds, environments]`, each with its interval."""
+    if not len(scores):
+        return [UNKNOWN] * count
+    with _seeded():
+        values, intervals = library.get_interval_estimates({"": scores}, function, reps=RESAMPLES)
+    low, high = intervals[""] if len(scores) > 1 else np.full_like(intervals[""], np.nan)
+    return [Estimate(*(float(number) for number in row)) for row in zip(values[""], low, high, strict=True)]
+
+
+def improvement(ours: np.ndarray, theirs: np.ndarray) -> Estimate:
+    """The probability that a run of ours scores higher than one of theirs, ties counting half."""
+    if not len(ours) or not len(theirs):
+        return UNKNOWN
+    with _seeded():
+        values, intervals = library.get_interval_estimates(
+            {"": (ours, theirs)}, metrics.probability_of_improvement, reps=RESAMPLES
+        )
+    several = len(ours) > 1 and len(theirs) > 1
+    return Estimate(float(values[""]), *(float(limit) if several else math.nan for limit in intervals[""].reshape(-1)))
+
+
+def profile(scores: np.ndarray) -> Band | None:
+    """The share of runs above each of `PROFILE_AT`; None without scores."""
+    if not len(scores):
+        return None
+    with _seeded():
+        values, intervals = library.create_performance_profile({"": scores}, PROFILE_AT, reps=RESAMPLES)
+    return Band([], values[""], *intervals[""])
+
+
+def iqm_by_step(numbers: np.ndarray) -> np.ndarray:
+    """IQM of `[seeds, environments, steps]` at each step."""
+    return np.array([metrics.aggregate_iqm(numbers[..., i]) for i in range(numbers.shape[-1])])
+
+
+def mean_by_step(numbers: np.ndarray) -> np.ndarray:
+    """Mean of `[seeds, environments, steps]` at each step."""
+    means: np.ndarray = numbers.mean(axis=(0, 1))
+    return means
+
+
+def curve(rows: Sequence[Sequence[Curve]], function: Callable[[np.ndarray], np.ndarray]) -> Band | None:
+    """A line through the agent steps that all these runs have, by seed and environment; None where there are none."""
+    curves = [one for row in rows for one in row]
+    at = sorted(set.intersection(*(set(one) for one in curves))) if curves else []
+    if not at:
+        return None
+    numbers = np.array([[[one[step] for step in at] for one in row] for row in rows])
+    with _seeded():
+        values, intervals = library.get_interval_estimates({"": numbers}, function, reps=RESAMPLES)
+    return Band(at, values[""], *intervals[""])
+
+
+def typical(values: Sequence[float]) -> float:
+    """The median; infinite where fewer than half of the runs got there, NaN without any."""
+    return median(values) if values else math.nan
+
+
+@contextlib.contextmanager
+def _seeded() -> Iterator[None]:
+    """The same resamples each time: rliable draws them from NumPy's global generator, whatever it is given."""
+    state = np.random.get_state()
+    np.random.seed(0)
+    try:
+        yield
+    finally:
+        np.random.set_state(state)

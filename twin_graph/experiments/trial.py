@@ -1,0 +1,83 @@
+"""A look at an experiment's runs before they are trained: do they fit, what will they need, how fast is one.
+
+    python -m twin_graph.experiments.trial < SETTINGS
+
+In a process of its own, since it needs TensorFlow: reads settings, a JSON list, from standard input, prints a `Trial`.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from twin_graph import config
+from twin_graph.errors import TwinGraphError, UsageError
+
+
+class Trial(NamedTuple):
+    """What was found.
+
+    Attributes:
+      rate: agent steps per second of the first of the settings, measured, without evaluations.
+      startup: seconds until a training begins, for TensorFlow and the graphs.
+      disk: bytes of each, in all.
+      memory, memory_free: bytes of the one that needs most, and what was free.
+    """
+
+    rate: float
+    startup: float
+    disk: list[int]
+    memory: int
+    memory_free: int
+
+
+def run(settings: Sequence[config.Settings]) -> Trial:
+    """Looks at these settings in a process of its own; takes some seconds.
+
+    Raises:
+      UsageError: one cannot be trained; the message says which and why.
+      TwinGraphError: the process failed.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", __name__],
+        input=json.dumps([one.model_dump() for one in settings]),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise {2: UsageError}.get(done.returncode, TwinGraphError)(lines[-1])
+    return Trial(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _main() -> None:
+    from twin_graph import doctor, envs, needs, tuning
+    from twin_graph.model import ModelSpec
+
+    every = [config.validate(tree) for tree in json.load(sys.stdin)]
+    rate, startup, disk, memory, free = 0.0, 0.0, [], 0, 0
+    for settings in every:
+        with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
+            needed = needs.measure(settings, env, Path())
+            disk.append(needed.disk)
+            memory, free = max(memory, needed.memory), needed.memory_free
+            if not rate:
+                spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
+                tuned, _ = tuning.fix(settings, spec)
+                startup = time.time() - psutil.Process().create_time()
+                rate = doctor.rate(env, tuned)
+    print(json.dumps(Trial(rate, startup, disk, memory, free)._asdict()))
+
+
+if __name__ == "__main__":
+    try:
+        _main()
+    except TwinGraphError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.exit_code)
