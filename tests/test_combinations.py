@@ -102,10 +102,10 @@ def rows() -> list[Row]:
 
 def settings(make: Make, row: Row) -> Settings:
     changes: dict[str, Any] = {
-        "train__steps": 840,
+        "train__steps": 640,
         "evaluate__episodes": 0,
         "target__refresh_every_updates": 10,
-        "resume__every_steps": 400,
+        "resume__every_steps": 300,
         "replay__capacity_steps": 1_000,
     }
     for switch, position in row.items():
@@ -119,7 +119,7 @@ def test_every_two_switches_train_together(cartpole: Make, train: Callable[[Sett
     run = train(chosen)
     state = run.points().newest()
     assert state is not None
-    minibatches = (840 - chosen.train.start_steps) // chosen.train.every_steps
+    minibatches = (640 - chosen.train.start_steps) // chosen.train.every_steps
     assert state.counters.updates == minibatches * mutual.updates_of_minibatch(chosen) > 10
     losses = [line["loss"] for line in run.metrics() if "loss" in line]
     assert all(math.isfinite(loss) for loss in losses if loss is not None)

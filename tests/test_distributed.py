@@ -306,7 +306,7 @@ def working(run: Path, attempt: int) -> bool:
 def test_a_killed_worker_is_started_again_and_the_steps_are_exact(tmp_path: Path) -> None:
     run = tmp_path / "run"
     trainer = start(
-        "train", "cartpole", "--workers=2", "--ps=2", "--steps=6000", f"--run-dir={run}", *TINY, cwd=tmp_path
+        "train", "cartpole", "--workers=2", "--ps=2", "--steps=4000", f"--run-dir={run}", *TINY, cwd=tmp_path
     )
     try:
         wait_until(lambda: working(run, attempt=1))
@@ -319,7 +319,7 @@ def test_a_killed_worker_is_started_again_and_the_steps_are_exact(tmp_path: Path
     assert trainer.returncode == 0, said
     assert not children(run)
     status = report.status(Run(run))
-    assert (status["state"], status["agent_steps"], status["updates"] > 200) == ("finished", 6_000, True)
+    assert (status["state"], status["agent_steps"], status["updates"] > 100) == ("finished", 4_000, True)
     assert [worker["state"] for worker in status["workers"]] == ["done", "done"]
     assert verify(Run(run)).damage == []
     assert verify(Run(run)).unknown == []

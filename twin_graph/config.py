@@ -34,7 +34,8 @@ def _setting(default: Any, meaning: str, *, unit: str = "", source: str = "", **
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True)
+    # Built when first used: commands that read records need few of them, and answer sooner.
+    model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True, defer_build=True)
 
 
 class EnvSettings(_Section):

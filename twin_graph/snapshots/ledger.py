@@ -19,7 +19,7 @@ from twin_graph.snapshots.files import Line, append_line, read_file, read_lines
 class Record(BaseModel):
     """What all that is read from a run's records has in common: no unknown keys, no changes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
