@@ -99,22 +99,23 @@ def test_commands_that_read_need_no_tensorflow_and_print_for_people_and_programs
 
 
 def processor_seconds(call: Callable[[], object]) -> float:
-    """Of a child process, the least of five: what else the machine does is not its fault."""
-    times = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        call()
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return min(times)
+    """Of a child process: what else the machine does is not its fault."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    call()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_commands_that_read_answer_in_half_a_second(trained: Path) -> None:
-    # Where even the libraries that they need take long to import, as beside other tests, they may take twice that.
     libraries = [sys.executable, "-c", "import click, filelock, psutil, pydantic, rich.table"]
-    limit = max(0.5, 2 * processor_seconds(lambda: subprocess.run(libraries, check=True)))
     for command in (["status", "cartpole-seed1-1"], ["log", "cartpole-seed1-1"], ["runs"]):
-        assert processor_seconds(lambda command=command: twin_graph(*command, cwd=trained)) < limit, command
+        times, ratios = [], []
+        for _ in range(5):
+            usual = processor_seconds(lambda: subprocess.run(libraries, check=True))
+            times.append(processor_seconds(lambda command=command: twin_graph(*command, cwd=trained)))
+            ratios.append(times[-1] / usual)
+        # Beside other tests a processor is slower, also at importing the libraries: 0.25 s where nothing else runs.
+        assert min(times) < 0.5 or min(ratios) < 2, (command, times, ratios)
 
 
 def test_status_log_and_show_agree(trained: Path) -> None:
