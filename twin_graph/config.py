@@ -238,7 +238,7 @@ class WorkersSettings(_Section):
     restarts: int = _setting(3, "a worker that died is started again so many times", ge=0)
     pin: bool = _setting(False, "each worker runs on one core of its own, by turns")
     gpu_memory_fraction: float | None = _setting(
-        None, "of each GPU, for every process; null for as much as it needs", gt=0, le=1
+        None, "of each GPU, for each worker; null for as much as it needs", gt=0, le=1
     )
 
 

@@ -5,13 +5,12 @@ from twin_graph.distributed.shared import CHIEF, done_queue, session_config, sta
 from twin_graph.graph_mode import tf
 
 
-def serve(cluster: Cluster, index: int, gpu_memory_fraction: float | None = None) -> None:
+def serve(cluster: Cluster, index: int) -> None:
     """The life of a parameter server: ends when each worker and the chief have put their token into its queue.
 
     `Server.join()` would never return.
     """
-    config = session_config("/job:ps", gpu_memory_fraction=gpu_memory_fraction)
-    server = start_server(cluster, "ps", index, config)
+    server = start_server(cluster, "ps", index, session_config("/job:ps"))
     with tf.Graph().as_default() as graph:
         token = done_queue(index).dequeue()
     with tf.Session(server.target, graph=graph, config=session_config(f"/job:ps/task:{index}")) as session:

@@ -156,10 +156,8 @@ class ChiefSession:
     def begin(self, values: Mapping[str, np.ndarray], counts: Counts) -> None:
         """Sets everything; workers wait for this."""
         self.push(values)
-        start = {**dict.fromkeys(_COUNTERS, 0), **counts._asdict(), "ready": 0}
-        with self._graph.as_default():
-            self._session.run([self._counters[name].initializer for name in _COUNTERS])
-        for name, value in start.items():
+        self._session.run([self._counters[name].initializer for name in _COUNTERS])
+        for name, value in counts._asdict().items():
             self._counters[name].load(value, self._session)
         self._counters["ready"].load(1, self._session)
 

@@ -19,7 +19,7 @@ from twin_graph.errors import DivergedError, TwinGraphError
 from twin_graph.learner import minibatches
 from twin_graph.model import ModelSpec
 from twin_graph.replay import Batch, Replay, Transition
-from twin_graph.snapshots.ledger import Swap, utc_now
+from twin_graph.snapshots.ledger import Swap, target_swaps, utc_now
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.workers import FOLDER, UpdateLog, WorkerStatus, name_of, write_status
 from twin_graph.streams import Purpose, environment_seeds, stream
@@ -131,7 +131,7 @@ class Worker:
 
     def _follow_target(self) -> None:
         """Restores what the run's target was last refreshed with, if that has changed."""
-        swaps = [e for e in self._run.ledger.events() if isinstance(e, Swap) and e.into == "target" and not e.worker]
+        swaps = target_swaps(self._run.ledger.events())
         if not swaps or (self._followed and swaps[-1] == self._followed):
             return
         store = self._run.store()
@@ -166,10 +166,12 @@ class Worker:
                     "worker": self._status.name,
                     "first_update": applied.update + 1,
                     "time": utc_now(),
+                    "attempt": self._run.attempt,
                     "hold": False,
+                    "request": None,
                 }
             )
-            self._run.ledger.append(swap.model_copy(update={"request": None, "attempt": self._run.attempt}))
+            self._run.ledger.append(swap)
             self._to_record = None
         self._sampler.learnt(batch, applied.td_error)
         self._staleness.append(applied.staleness)
@@ -210,7 +212,6 @@ def work(cluster: Cluster, index: int) -> None:
       TwinGraphError: its port is taken, no chief came, a loss is not finite.
     """
     run = _wait_for_run(cluster)
-    run.attempt = run.ledger.attempt
     whole = run.settings
     settings = whole.of_worker(index)
     if whole.workers.pin:

@@ -9,7 +9,7 @@ from twin_graph import mutual
 from twin_graph.errors import DamagedError
 from twin_graph.experiments.plan import PlannedRun
 from twin_graph.experiments.runner import Experiment, State, look
-from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, End, Event, Start, Swap
+from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, End, Event, Start, target_swaps
 from twin_graph.snapshots.run import Run
 
 Curve = dict[int, float]
@@ -179,7 +179,7 @@ def _services(run: Run, events: Sequence[Event], updates: int) -> Iterator[Servi
     if not run.settings.train.target_q:
         return
     for learner in mutual.learners(run.settings):
-        swaps = [e for e in events if isinstance(e, Swap) and e.into == "target" and e.learner == learner]
+        swaps = target_swaps(events, learner=learner)
         ends = [swap.first_update - 1 for swap in swaps[1:]] + [updates]
         for swap, last in zip(swaps, ends, strict=True):
             if last >= swap.first_update:

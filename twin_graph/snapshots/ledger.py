@@ -261,6 +261,12 @@ def commits(events: Sequence[Event]) -> Iterator[Commit]:
     yield from by_id.values()
 
 
+def target_swaps(events: Sequence[Event], *, learner: str = ONLY_LEARNER, worker: str = "") -> list[Swap]:
+    """What went into a learner's target, in order; into that of one of its workers, if it is named."""
+    whose = (learner, worker)
+    return [e for e in events if isinstance(e, Swap) and e.into == "target" and (e.learner, e.worker) == whose]
+
+
 def pruned(events: Sequence[Event]) -> set[str]:
     """The snapshots whose weights are gone."""
     gone: set[str] = set()

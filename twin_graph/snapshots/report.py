@@ -8,7 +8,7 @@ from twin_graph import cpu, mutual
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots import workers as worker_records
-from twin_graph.snapshots.ledger import Commit, Event, Swap
+from twin_graph.snapshots.ledger import Commit, Event, Swap, target_swaps
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import SnapshotStore
@@ -181,8 +181,7 @@ def explain(run: Run, update: int) -> dict[str, Any]:
         if found is None:
             raise UsageError(f"update {update:,}: no worker recorded it; one that was killed may have applied it")
         worker = found
-    whose = (learner, worker)
-    swaps = [e for e in events if isinstance(e, Swap) and e.into == "target" and (e.learner, e.worker) == whose]
+    swaps = target_swaps(events, learner=learner, worker=worker)
     at = max(i for i, swap in enumerate(swaps) if swap.first_update <= update)
     swap, following = swaps[at], swaps[at + 1 :]
     last = min((later.first_update - 1 for later in following), default=summary["updates"])
