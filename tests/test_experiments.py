@@ -304,7 +304,7 @@ def wait_for(what: Callable[[], Any]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("victim", ["the runner", "a training", "all"])
+@pytest.mark.parametrize("victim", ["the runner", "all"])  # and 20 times at random in benchmarks/kill_experiment.py
 def test_what_was_killed_is_gone_on_with_and_gives_the_same_numbers(
     finished: Path, tmp_path: Path, victim: str
 ) -> None:
@@ -315,11 +315,9 @@ def test_what_was_killed_is_gone_on_with_and_gives_the_same_numbers(
     wait_for(lambda: trainers(folder))
     time.sleep(random.Random(victim).uniform(0, 10))  # TensorFlow takes some seconds, then the training one or two
     children = trainers(folder)
-    if victim != "the runner" and children:
-        for process in children if victim == "all" else children[:1]:
-            process.kill()
-    if victim != "a training":
-        runner.kill()
+    runner.kill()
+    for process in children if victim == "all" else []:
+        process.kill()
     runner.wait()
     again = twin_graph("experiment", "run", "tiny.toml", "--jobs=2", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
