@@ -114,8 +114,8 @@ def test_commands_that_read_answer_in_half_a_second(trained: Path) -> None:
             usual = processor_seconds(lambda: subprocess.run(libraries, check=True))
             ours = processor_seconds(lambda command=command: twin_graph(*command, cwd=trained))
             rounds.append((ours, ours / usual))
-            # Beside other tests a processor is slower, also at importing the libraries. Where nothing else runs these take
-            # 0.2 s, so that three times as much is the half second; a command takes twice as much, with TensorFlow ten times.
+            # Beside other tests a processor is slower, also at importing the libraries. Where nothing else runs these
+            # take 0.2 s, so that three times as much is about the half second; with TensorFlow it is ten times as much.
             if ours < 0.5 or ours < 3 * usual:
                 break
         else:

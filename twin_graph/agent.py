@@ -14,7 +14,7 @@ from twin_graph import mutual, retention, sampling, targets
 from twin_graph.bootstrap import Bootstrap
 from twin_graph.config import Schedule, Settings
 from twin_graph.errors import UsageError
-from twin_graph.learner import Learner, greedy_agreement, minibatches
+from twin_graph.learner import Learner, epsilon_greedy, greedy_agreement, minibatches
 from twin_graph.model import ModelSpec
 from twin_graph.replay import Batch, Observations, Replay, Transition
 from twin_graph.resume import ReplayLog
@@ -267,16 +267,19 @@ class Agent:
         """
         with self.stopwatch.phase("act"):
             random = stream(self.settings.seed, Purpose.ACT, self.agent_steps)
-            explore = random.random(len(observations)) < self.epsilon
-            actions = random.integers(0, self._n_actions, size=len(observations))
-            if not explore.all():
-                update = self._frozen_at if frozen else self.updates
-                actors = mutual.act(self.settings, self.agent_steps, update)
-                q = self._mean(
-                    [self._act(learner, observations, frozen) for learner in self.learners if learner.name in actors]
-                )
-                actions = np.where(explore, actions, q.argmax(axis=1))
-            return actions
+            return epsilon_greedy(
+                lambda: self._acting_q_values(observations, frozen),
+                self.epsilon,
+                random,
+                len(observations),
+                self._n_actions,
+            )
+
+    def _acting_q_values(self, observations: np.ndarray, frozen: bool) -> np.ndarray:
+        actors = mutual.act(self.settings, self.agent_steps, self._frozen_at if frozen else self.updates)
+        return self._mean(
+            [self._act(learner, observations, frozen) for learner in self.learners if learner.name in actors]
+        )
 
     def _act(self, learner: Learner, observations: np.ndarray, frozen: bool) -> np.ndarray:
         if self.settings.act.with_ == "target":

@@ -1,7 +1,7 @@
 """A learner: an online twin, a target, and the snapshots by which one becomes the other."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -286,6 +286,23 @@ def minibatches(
             feed[model.s_t] = batch.s_t[rows]
         fed.append(feed)
     return fed
+
+
+def epsilon_greedy(
+    q_values: Callable[[], np.ndarray], epsilon: float, random: np.random.Generator, environments: int, n_actions: int
+) -> np.ndarray:
+    """Actions, int64 `[E]`: a share `epsilon` at random, else the greedy one; Q values are asked for only if need be.
+
+    Args:
+      q_values: gives float32 `[E, A]`.
+      epsilon: share of random actions.
+      random: the draws of this step, as many whatever comes of them.
+      environments: E.
+      n_actions: A.
+    """
+    explore = random.random(environments) < epsilon
+    actions = random.integers(0, n_actions, size=environments)
+    return actions if explore.all() else np.where(explore, actions, q_values().argmax(axis=1))
 
 
 def greedy_agreement(q: np.ndarray, other_q: np.ndarray) -> float:

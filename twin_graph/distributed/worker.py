@@ -16,12 +16,12 @@ from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.shared import Applied, WorkerSession, session_config
 from twin_graph.envs import VectorEnv
 from twin_graph.errors import DivergedError, TwinGraphError
-from twin_graph.learner import minibatches
+from twin_graph.learner import epsilon_greedy, minibatches
 from twin_graph.model import ModelSpec
 from twin_graph.replay import Batch, Replay, Transition
 from twin_graph.snapshots.ledger import Swap, target_swaps, utc_now
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.workers import FOLDER, UpdateLog, WorkerStatus, name_of, write_status
+from twin_graph.snapshots.workers import FOLDER, UpdateLog, own_status, write_status
 from twin_graph.streams import Purpose, environment_seeds, stream
 
 RECENT_EPISODES = 20
@@ -59,9 +59,7 @@ class Worker:
         self._target = Bootstrap(
             spec, threads=settings.twin.threads, precision="fp32", members=policy.members, combine=policy.combine
         )
-        self._status = WorkerStatus(
-            name=name_of(index), pid=os.getpid(), attempt=run.attempt, state="training", time=time.time()
-        )
+        self._status = own_status(index, run.attempt, "training")
         self._log = UpdateLog(run.folder, self._status.name, run.attempt)
         self._followed: Swap | None = None
         self._to_record: Swap | None = None
@@ -104,10 +102,10 @@ class Worker:
     def _make(self, step: int, s_tm1: np.ndarray) -> np.ndarray:
         """One vector step, by the copy's Q values; gives the next observations."""
         random = stream(self._settings.seed, Purpose.ACT, step)
-        explore = random.random(self._env.count) < self._settings.act.epsilon_at(step * self._env.count)
-        actions = random.integers(0, self._env.n_actions, size=self._env.count)
-        if not explore.all():
-            actions = np.where(explore, actions, self._session.q_values(s_tm1).argmax(axis=1))
+        epsilon = self._settings.act.epsilon_at(step * self._env.count)
+        actions = epsilon_greedy(
+            lambda: self._session.q_values(s_tm1), epsilon, random, self._env.count, self._env.n_actions
+        )
         answer = self._env.step(actions)
         self._replay.add(Transition(s_tm1, actions, answer.r_t, answer.terminal_t, answer.last_t, answer.s_t))
         self._sampler.added()
@@ -233,15 +231,7 @@ def work(cluster: Cluster, index: int) -> None:
                 try:
                     worker.train()
                 except TwinGraphError as error:
-                    failed = WorkerStatus(
-                        name=name_of(index),
-                        pid=os.getpid(),
-                        attempt=run.attempt,
-                        state="failed",
-                        message=str(error),
-                        time=time.time(),
-                    )
-                    write_status(run.folder, failed)
+                    write_status(run.folder, own_status(index, run.attempt, "failed", str(error)))
                     raise
                 session.say_done()
 

@@ -8,6 +8,7 @@ workers/
 """
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,6 +60,13 @@ def name_of(index: int) -> str:
     return f"worker-{index}"
 
 
+def own_status(index: int, attempt: int, state: str, message: str = "") -> WorkerStatus:
+    """Of this process, which is the worker of this index, before it has done anything."""
+    return WorkerStatus(
+        name=name_of(index), pid=os.getpid(), attempt=attempt, state=state, message=message, time=time.time()
+    )
+
+
 def write_status(run: Path, status: WorkerStatus) -> None:
     """Replaces the status of before; readers see one or the other."""
     path = run / FOLDER / f"{status.name}.json"
@@ -70,7 +78,6 @@ def write_status(run: Path, status: WorkerStatus) -> None:
 def statuses(run: Path, attempt: int) -> list[WorkerStatus]:
     """Of the workers that have written one in this attempt, by name."""
     found = []
-
     for path in sorted((run / FOLDER).glob("worker-*.json")):
         try:
             status = WorkerStatus.model_validate(read_file(path))
