@@ -1,6 +1,6 @@
 r"""What the Blob network learns when it is told the exact values: no bootstrap, no replay, no exploration.
 
-    python benchmarks/blob_taught.py [--loss mse_all] [--updates 2000]
+    python benchmarks/blob_taught.py [--updates 2000] [--set loss=huber] [--set train.gradient_clip_norm=null]
 
 Each update is on 64 new boards with an action each, and the target is what that action is worth: 25 for the food, -300
 for the enemy, else -1 and the discounted value of the shortest way to the food, the enemy left aside. `right` is the
@@ -20,18 +20,20 @@ Squares = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @click.command()
-@click.option("--loss", default="mse_all", show_default=True)
 @click.option("--updates", default=2000, show_default=True)
-def main(loss: str, updates: int) -> None:
+@click.option(
+    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Change a setting of the preset; repeatable."
+)
+def main(updates: int, assignments: tuple[str, ...]) -> None:
     """Prints a line each 250 updates."""
-    settings = config.load("blob", [("loss", loss)])
+    settings = config.load("blob", [config.parse_assignment(text) for text in assignments])
     actions, size = len(blob.MOVES), settings.train.batch_size
     spec = ModelSpec.of(settings, (blob.SIZE, blob.SIZE, 3), np.uint8, actions)
     random = np.random.default_rng(0)
     test = draw(random, 500)
     values = np.stack([value(test, np.full(500, a), settings.train.discount) for a in range(actions)], axis=1)
     best = np.isclose(values, values.max(axis=1, keepdims=True))
-    print(f"loss {loss}; by chance {best.mean():.3f} would be right")
+    print(f"{' '.join(assignments) or 'as the preset'}; by chance {best.mean():.3f} would be right")
     with Twin("online", spec, seed=1, threads=2) as twin:
         model = twin.model
         for update in range(updates + 1):

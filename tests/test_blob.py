@@ -80,6 +80,8 @@ def test_it_is_rendered_as_an_image(env: gymnasium.Env) -> None:
 
 def test_its_preset_learns_when_the_replay_is_full_and_resumes_exactly(tmp_path: Path) -> None:
     small = {
+        "env.count": 1,
+        "train.every_steps": 1,
         "train.steps": 260,
         "train.start_steps": 200,
         "train.batch_size": 16,
