@@ -29,7 +29,7 @@ from twin_graph import config
 from twin_graph.errors import UsageError
 from twin_graph.experiments import figures, plan, results, statistics
 from twin_graph.experiments.runner import Experiment, assignment
-from twin_graph.snapshots import report
+from twin_graph.snapshots import ledger, report
 from twin_graph.snapshots.run import Run
 
 ROOT = Path(__file__).parents[1]
@@ -434,6 +434,18 @@ def test_expected_and_realised_returns_are_of_the_same_games(finished: Path) -> 
     step = max(result.scores)
     assert result.overestimation[step] == pytest.approx(np.mean(line["q_start"]) - np.mean(discounted))
     assert len(set(line["q_start"])) == 3  # of each game's own beginning
+
+
+def test_what_workers_restored_of_the_target_is_not_counted_again(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    [before, *_] = results.read(Experiment.open(folder))
+    run = Run(folder / before.planned.name)
+    target = ledger.target_swaps(run.ledger.events())[-1]
+    run.ledger.append(target.model_copy(update={"worker": "worker-0", "first_update": target.first_update + 2}))
+    [after, *_] = results.read(Experiment.open(folder))
+    assert after.services == before.services
+    assert len(before.services) > 2
 
 
 def test_the_age_of_targets_is_what_explain_says(finished: Path) -> None:
