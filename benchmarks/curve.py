@@ -54,8 +54,9 @@ def main(run: str, picture: Path) -> None:
     )
     settings, processor = found.settings, found.description["cpu"]
     sticky = f"sticky {settings.env.sticky}" if settings.env.sticky else "no sticky actions"
+    protocol = f", {sticky}" if settings.env.id.startswith("ALE/") else ""
     axes.set_title(
-        f"{settings.env.id}, seed {settings.seed}, {sticky}: {minutes:.0f} minutes\n"
+        f"{settings.env.id}, seed {settings.seed}{protocol}: {minutes:.0f} minutes\n"
         f"on {processor['cores']} cores ({processor['model']})",
         fontsize=10,
     )
