@@ -6,8 +6,9 @@ r"""Asynchronous training: what more machines would give, from costs that can be
 
 Measured are the parts of one worker's update on Pong, by the code that workers run, in one thread on one core: acting,
 environments, claims of steps, sampling, target, gradient, a pull and a push; and the processor time of a parameter
-server, a process beside it, for these. For the last, networks of several sizes are taken, and a line fitted: what a
-message costs, and what a byte of it does. Pushes are of the gradient of one transition, whose own time is subtracted.
+server, a process beside it, for these. For the last, networks of several sizes and depths are taken, and fitted: what
+messages cost, what a variable in them and what a byte. Pushes are of the gradient of one transition, whose own time is
+subtracted.
 
 `queueing.py` makes rates of them. What is assumed:
 
@@ -55,7 +56,7 @@ ACCUMULATE = (1, 4)
 WORKERS, SERVERS = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8)
 CHECKED = [(accumulate, workers, servers) for accumulate in ACCUMULATE for workers in (1, 2) for servers in (1, 2)]
 NATURE = "nature"
-WIDTHS = (64, 256, 512, 1024)  # of three layers: networks of as many variables as that one, and more and fewer bytes
+DENSE = ("64x1", "64x7", "512x3", "1024x1", "1024x3")  # widths and numbers of hidden layers
 ROUND_TRIPS = 3
 START_SECONDS = 60.0
 
@@ -63,10 +64,11 @@ Figures = dict[str, Any]
 
 
 def settings_of(network: str) -> config.Settings:
-    """Of the preset, as a worker has them; a network is `nature`, or the width of three layers."""
+    """Of the preset, as a worker has them; for `nature`, or a network of dense layers."""
     chosen = {"train.accumulate": 2, "train.every_steps": 2 * EVERY, "train.batch_size": BATCH, "twin.threads": 1}
     if network != NATURE:
-        chosen |= {"network": "mlp", "model.hidden_units": [int(network)] * 3}
+        width, layers = map(int, network.split("x"))
+        chosen |= {"network": "mlp", "model.hidden_units": [width] * layers}
     return config.load("pong", chosen.items())
 
 
@@ -139,7 +141,7 @@ def measure(network: str, seconds: float) -> Figures:
         env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=ENVIRONMENTS)))
         shape, dtype = env.observation_shape, env.observation_dtype
         if network != NATURE:
-            shape, dtype = (int(network),), np.dtype(np.float32)
+            shape, dtype = (settings.model.hidden_units[0],), np.dtype(np.float32)
         spec = ModelSpec.of(settings, shape, dtype, env.n_actions)
         session, server = open_.enter_context(cluster_of_one(spec))
         model, random = session.model, np.random.default_rng(0)
@@ -160,7 +162,7 @@ def measure(network: str, seconds: float) -> Figures:
         one = minibatch(1)
         figures: Figures = {
             "network": network,
-            "bytes": [sum(4 * int(np.prod(v.shape)) for v in model.trainables)],
+            "loads": [loads_of(model.trainables, shared_variables(spec), count) for count in SERVERS],
             "pull": timed(session.pull, seconds, server),
             "gradient of one": timed(gradient(1), seconds, server),
             "push with it": timed(lambda: session.apply([one], {}), seconds, server),
@@ -204,17 +206,18 @@ def measure(network: str, seconds: float) -> Figures:
 
             figures[f"sample {accumulate}"] = timed(sample, seconds, server)
             figures[f"target {accumulate}"] = timed(lambda fed=fed: target.q_values(fed), seconds, server)
-        sizes = {v.op.name: 4 * int(np.prod(v.shape)) for v in model.trainables}
-        figures["bytes"] = [bytes_by_server(sizes, shared_variables(spec), count) for count in SERVERS]
         return figures
 
 
-def bytes_by_server(sizes: dict[str, int], shared: Sequence[Any], servers: int) -> list[int]:
-    """Bytes of trainable variables on each server, where `placement` puts them."""
+def loads_of(trainables: Sequence[Any], shared: Sequence[Any], servers: int) -> list[queueing.Load]:
+    """What each server holds, where `placement` puts it."""
     from twin_graph.distributed.shared import placement
 
     devices = placement(shared, servers)
-    return [sum(sizes[n] for n in sizes if devices[n] == f"/job:ps/task:{server}") for server in range(servers)]
+    sizes: dict[str, list[int]] = {f"/job:ps/task:{server}": [] for server in range(servers)}
+    for variable in trainables:
+        sizes[devices[variable.op.name]].append(4 * variable.shape.num_elements())
+    return [queueing.Load(len(each), sum(each)) for each in sizes.values()]
 
 
 class Costs(NamedTuple):
@@ -224,14 +227,14 @@ class Costs(NamedTuple):
       agent_steps: that it goes with.
       worker: core time of the worker, its side of the messages included.
       waits: what the messages take beyond the processors' times; below 0 as far as these work at once.
-      processor: of a server, for the messages, by bytes.
+      processor: of a server, for the messages.
       claims: of the first server, for the agent steps.
     """
 
     agent_steps: int
     worker: float
     waits: float
-    processor: queueing.Line
+    processor: queueing.Cost
     claims: float
 
 
@@ -246,7 +249,7 @@ def costs_of(accumulate: int, nature: Figures, others: Sequence[Figures]) -> Cos
     each_step = sum(nature[part]["worker"] for part in ("claim", "act", "environment"))
     once = sum(nature[f"{part} {accumulate}"]["worker"] for part in ("sample", "target"))
     own = message(nature, "worker")
-    points = [(size_of(figures), message(figures, "server")) for figures in (nature, *others)]
+    points = [(whole(figures), message(figures, "server")) for figures in (nature, *others)]
     return Costs(
         agent_steps=agent_steps,
         worker=vector_steps * each_step + once + accumulate * nature["gradient"]["worker"] + own,
@@ -256,15 +259,14 @@ def costs_of(accumulate: int, nature: Figures, others: Sequence[Figures]) -> Cos
     )
 
 
-def size_of(figures: Figures) -> int:
-    """Bytes of all trainable variables."""
-    first = figures["bytes"][0]
-    return int(sum(first) if isinstance(first, list) else first)
+def whole(figures: Figures) -> queueing.Load:
+    """What one server holds of a network."""
+    return queueing.Load(*figures["loads"][0][0])
 
 
-def elsewhere(costs: Costs, sizes: Sequence[int], gigabits: float, cores: int, round_trip: float) -> Figures:
+def elsewhere(costs: Costs, loads: Sequence[queueing.Load], gigabits: float, cores: int, round_trip: float) -> Figures:
     """Agent steps per second by number of workers, each with a core of its own, and what is full when."""
-    visits = queueing.demands(sizes, costs.processor, counting=costs.claims, bits_per_second=1e9 * gigabits)
+    visits = queueing.demands(loads, costs.processor, counting=costs.claims, bits_per_second=1e9 * gigabits)
     visits["processor"] /= cores
     think = costs.worker + costs.waits + ROUND_TRIPS * round_trip
     workers, station = queueing.full_at(think, visits)
@@ -279,10 +281,10 @@ def elsewhere(costs: Costs, sizes: Sequence[int], gigabits: float, cores: int, r
     }
 
 
-def here(costs: Costs, sizes: Sequence[int], workers: int, cores: int) -> float:
+def here(costs: Costs, loads: Sequence[queueing.Load], workers: int, cores: int) -> float:
     """Agent steps per second on this machine, where servers and workers share the cores and messages cost no wire."""
-    visits = queueing.demands(sizes, costs.processor, counting=costs.claims)
-    servers = sum(costs.processor.at(size) for size in sizes) + costs.claims
+    visits = queueing.demands(loads, costs.processor, counting=costs.claims)
+    servers = sum(costs.processor.at(load) for load in loads) + costs.claims
     rate = queueing.update_rate(workers, costs.worker + costs.waits, visits.values())
     return costs.agent_steps * min(rate, cores / (costs.worker + servers))
 
@@ -296,12 +298,13 @@ def show(document: Figures, console: Console) -> None:
                 times = [f"{1000 * cost[name]:.2f}" for name in ("seconds", "worker", "server")]
                 table.add_row(f"{figures['network']}: {part}", *times, f"{cost['loopback_bytes']:,.0f}")
     console.print(table)
-    line, size = document["costs"][ACCUMULATE[0]]["processor"], size_of(document["nature"])
+    cost = document["costs"][ACCUMULATE[0]]["processor"]
     console.print(
-        f"a server needs {1000 * line['fixed']:.2f} ms an update and {1e9 * line['per_byte']:.2f} ms a megabyte; "
-        f"{NATURE} has {size / 1e6:.2f} MB, of which the fullest of 2 servers has "
-        f"{max(document['bytes_by_server'][2]) / size:.0%}"
+        f"a server needs {1000 * cost['messages']:.2f} ms for an update's messages, {1000 * cost['per_variable']:.2f} "
+        f"ms for each variable and {1e9 * cost['per_byte']:.2f} ms for each megabyte; variables and bytes on each:"
     )
+    for servers, loads in document["loads"].items():
+        console.print(f"  {servers}: " + ", ".join(f"{load.variables} of {load.size / 1e6:.3f} MB" for load in loads))
     shown = ("minibatches a message", "gigabits/s", "servers", *(f"{w} workers" for w in WORKERS), "full from", "what")
     table = Table(*shown, box=None, title="agent steps/s, predicted; one core a worker")
     for made in document["predictions"]:
@@ -331,16 +334,16 @@ def draw(document: Figures, picture: Path) -> None:
     figure, panels = plt.subplots(1, 3, figsize=(11, 3.8), layout="constrained")
     speeds = sorted({made["gigabits"] for made in document["predictions"]})
     for panel, accumulate in zip(panels, ACCUMULATE, strict=False):
-        for made in document["predictions"]:
-            if made["accumulate"] == accumulate and made["servers"] in (SERVERS[0], SERVERS[-1]):
-                rates = made["agent_steps_per_second"]
-                few = made["servers"] == SERVERS[0]
-                label = f"{made['gigabits']:g} Gbit/s, {made['servers']} server{'s' if not few else ''}"
-                style = "-" if few else "--"
+        lines = [made for made in document["predictions"] if made["accumulate"] == accumulate]
+        for made in lines:
+            if made["servers"] in (SERVERS[0], SERVERS[-1]):
+                rates, few = made["agent_steps_per_second"], made["servers"] == SERVERS[0]
+                label = f"{made['gigabits']:g} Gbit/s, {made['servers']} server{'' if few else 's'}"
                 colour = colours[speeds.index(made["gigabits"]) % len(colours)]
+                style = "-" if few else "--"
                 panel.plot(list(rates), list(rates.values()), style, color=colour, marker="o", ms=3, label=label)
-        alone = document["predictions"][0 if accumulate == ACCUMULATE[0] else -1]["agent_steps_per_second"][1]
-        panel.plot(WORKERS, [alone * w for w in WORKERS], ":", color="#999999", lw=1, label="in proportion")
+        alone = max(made["agent_steps_per_second"][1] for made in lines)
+        panel.plot(WORKERS, [alone * count for count in WORKERS], ":", color="#999999", lw=1, label="in proportion")
         panel.set_xscale("log", base=2)
         panel.set_yscale("log", base=2)
         panel.set_xticks(WORKERS, [str(w) for w in WORKERS])
@@ -404,12 +407,14 @@ def main(
         print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
     made: list[Figures] = []
-    for name in (NATURE, *map(str, WIDTHS)):
+    for name in (NATURE, *DENSE):
         say(f"costs of network {name}")
         made.append(in_a_process(__file__, "--seconds", str(seconds), "--network", name))
     nature, *others = made
     costs = {accumulate: costs_of(accumulate, nature, others) for accumulate in ACCUMULATE}
-    sizes = dict(zip(SERVERS, nature["bytes"], strict=True))
+    loads = {
+        servers: [queueing.Load(*load) for load in each] for servers, each in zip(SERVERS, nature["loads"], strict=True)
+    }
     document: Figures = {
         "processor": cpu.describe()._asdict(),
         "versions": {name: importlib.metadata.version(name) for name in VERSIONED},
@@ -418,14 +423,14 @@ def main(
         "round_trip_milliseconds": round_trip,
         "nature": nature,
         "others": others,
-        "bytes_by_server": sizes,
+        "loads": loads,
         "costs": {k: {**cost._asdict(), "processor": cost.processor._asdict()} for k, cost in costs.items()},
         "predictions": [
             {
                 "accumulate": accumulate,
                 "gigabits": gigabits,
                 "servers": servers,
-                **elsewhere(costs[accumulate], sizes[servers], gigabits, server_cores, round_trip / 1000),
+                **elsewhere(costs[accumulate], loads[servers], gigabits, server_cores, round_trip / 1000),
             }
             for accumulate in ACCUMULATE
             for gigabits in speeds
@@ -436,7 +441,7 @@ def main(
                 "accumulate": accumulate,
                 "workers": workers,
                 "servers": servers,
-                "predicted": here(costs[accumulate], sizes[servers], workers, cpu.describe().cores),
+                "predicted": here(costs[accumulate], loads[servers], workers, cpu.describe().cores),
                 "measured": [],
             }
             for accumulate, workers, servers in (CHECKED if rounds else ())

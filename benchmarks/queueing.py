@@ -16,39 +16,55 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Line(NamedTuple):
-    """A cost that grows with the bytes of a message."""
+class Load(NamedTuple):
+    """What one server holds, and what of it travels: trainable variables, and their bytes."""
 
-    fixed: float
+    variables: int
+    size: int
+
+
+class Cost(NamedTuple):
+    """Of one server for an update: for its messages, for each variable, for each byte."""
+
+    messages: float
+    per_variable: float
     per_byte: float
 
-    def at(self, size: float) -> float:
-        return self.fixed + self.per_byte * size
+    def at(self, load: Load) -> float:
+        return self.messages + self.per_variable * load.variables + self.per_byte * load.size
 
 
-def fit(points: Iterable[tuple[float, float]]) -> Line:
-    """The line through (bytes, seconds) with the least relative errors; neither of its numbers is below 0.
+def fit(points: Iterable[tuple[Load, float]]) -> Cost:
+    """The cost with the least relative errors, of which no part is below 0.
 
     With absolute errors the largest network alone would decide what a message without bytes costs.
     """
-    sizes, seconds = np.array(list(points), np.float64).T
-    per_byte, fixed = np.polyfit(sizes, seconds, 1, w=1 / seconds)
-    return Line(max(0.0, float(fixed)), max(0.0, float(per_byte)))
+    loads, seconds = zip(*points, strict=True)
+    rows = np.array([(1, *load) for load in loads], np.float64) / np.array(seconds)[:, None]
+    scale = rows.max(axis=0)  # bytes are millions
+    kept, found = [0, 1, 2], np.zeros(3)
+    while kept:
+        solved, *_ = np.linalg.lstsq(rows[:, kept] / scale[kept], np.ones(len(rows)), rcond=None)
+        if solved.min() >= 0:
+            found[kept] = solved / scale[kept]
+            break
+        del kept[int(solved.argmin())]
+    return Cost(*(float(part) for part in found))
 
 
 def demands(
-    sizes: Sequence[int], processor: Line, *, counting: float = 0.0, bits_per_second: float = math.inf
+    loads: Sequence[Load], processor: Cost, *, counting: float = 0.0, bits_per_second: float = math.inf
 ) -> dict[str, float]:
     """How long one update keeps each kind of station of the servers busy.
 
     Args:
-      sizes: bytes of trainable variables on each server; as many come in as gradients as go out as copies.
-      processor: of a server, for one push and one pull, by bytes of variables on it.
+      loads: of each server; as many bytes come in as gradients as go out as copies.
+      processor: of a server, for one push and one pull.
       counting: what the first server does besides, for the agent steps that are claimed from it.
       bits_per_second: of each server's network, in each direction.
     """
-    processors = [processor.at(size) + (0.0 if server else counting) for server, size in enumerate(sizes)]
-    wire = 8 * max(sizes) / bits_per_second
+    processors = [processor.at(load) + (0.0 if server else counting) for server, load in enumerate(loads)]
+    wire = 8 * max(load.size for load in loads) / bits_per_second
     return {"processor": max(processors), "network in": wire, "network out": wire}
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from queueing import Line, demands, fit, full_at, update_rate
+from queueing import Cost, Load, demands, fit, full_at, update_rate
 
 times = st.floats(1e-4, 10)
 lists_of_times = st.lists(times, min_size=1, max_size=3)
@@ -48,23 +48,21 @@ def test_slower_stations_and_longer_thought_never_help(
 
 
 def test_two_servers_with_equal_halves_double_the_capacity_and_the_largest_variable_limits_it() -> None:
-    processor = Line(fixed=0.0, per_byte=2e-9)
+    def capacity(*sizes: int) -> float:
+        loads = [Load(2, size) for size in sizes]
+        return 1 / max(demands(loads, Cost(0.0, 0.0, 2e-9), bits_per_second=1e9).values())
 
-    def capacity(sizes: list[int]) -> float:
-        return 1 / max(demands(sizes, processor, bits_per_second=1e9).values())
-
-    assert capacity([4_000_000, 4_000_000]) == pytest.approx(2 * capacity([8_000_000]))
-    assert capacity([7_600_000, 400_000]) == pytest.approx(capacity([8_000_000]) / 0.95)
-    assert capacity([7_600_000, 200_000, 200_000]) == capacity([7_600_000, 400_000])
+    assert capacity(4_000_000, 4_000_000) == pytest.approx(2 * capacity(8_000_000))
+    assert capacity(7_600_000, 400_000) == pytest.approx(capacity(8_000_000) / 0.95)
+    assert capacity(7_600_000, 200_000, 200_000) == capacity(7_600_000, 400_000)
 
 
-def test_bytes_fixed_costs_and_claims_are_counted_where_they_fall() -> None:
-    processor = Line(fixed=0.001, per_byte=1e-9)
-    assert demands([1_000_000, 500_000], processor, counting=0.002, bits_per_second=1e10) == pytest.approx(
-        {"processor": 0.004, "network in": 0.0008, "network out": 0.0008}
-    )
-    even = demands([500_000, 500_000], processor, counting=0.002)
-    assert even == pytest.approx({"processor": 0.0035, "network in": 0.0, "network out": 0.0})
+def test_messages_variables_bytes_and_claims_are_counted_where_they_fall() -> None:
+    processor = Cost(messages=0.001, per_variable=0.0002, per_byte=1e-9)
+    one = demands([Load(5, 1_000_000), Load(10, 500_000)], processor, counting=0.002, bits_per_second=1e10)
+    assert one == pytest.approx({"processor": 0.005, "network in": 0.0008, "network out": 0.0008})
+    other = demands([Load(1, 500_000), Load(20, 1_000_000)], processor, counting=0.002)
+    assert other == pytest.approx({"processor": 0.006, "network in": 0.0, "network out": 0.0})
 
 
 def test_the_fullest_station_and_the_workers_that_fill_it() -> None:
@@ -73,14 +71,18 @@ def test_the_fullest_station_and_the_workers_that_fill_it() -> None:
     assert workers == pytest.approx(20)
 
 
-@given(fixed=st.floats(1e-5, 1e-2), per_byte=st.floats(1e-11, 1e-8))
-def test_a_fit_finds_the_line_that_costs_lie_on(fixed: float, per_byte: float) -> None:
-    line = Line(fixed, per_byte)
-    found = fit((size, line.at(size)) for size in (50_000, 800_000, 6_700_000))
-    assert found.fixed == pytest.approx(fixed, rel=1e-4)
-    assert found.per_byte == pytest.approx(per_byte, rel=1e-4)
+LOADS = [Load(4, 20_000), Load(16, 120_000), Load(8, 3_000_000), Load(4, 4_000_000), Load(8, 12_000_000)]
 
 
-def test_a_fit_is_never_negative() -> None:
-    assert fit([(1_000, 0.002), (1_000_000, 0.0015)]).per_byte == 0
-    assert fit([(1_000_000, 0.001), (2_000_000, 0.004)]).fixed == 0
+@given(messages=st.floats(1e-4, 1e-2), per_variable=st.floats(1e-5, 1e-3), per_byte=st.floats(1e-10, 1e-8))
+def test_a_fit_finds_what_the_parts_cost(messages: float, per_variable: float, per_byte: float) -> None:
+    cost = Cost(messages, per_variable, per_byte)
+    assert fit((load, cost.at(load)) for load in LOADS) == pytest.approx(cost, rel=1e-4)
+
+
+def test_no_part_of_a_fit_is_negative_and_the_others_make_the_best_of_it() -> None:
+    cost = Cost(0.005, 0.0002, 1e-9)
+    assert fit((load, cost._replace(messages=-0.0005).at(load)) for load in LOADS).messages == 0
+    falling = fit((load, 0.01 - 1e-10 * load.size) for load in LOADS)
+    assert falling.per_byte == 0
+    assert falling.at(LOADS[2]) == pytest.approx(0.0095, rel=0.06)
