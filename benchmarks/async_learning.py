@@ -16,10 +16,11 @@ of one size; a replay of one size is shared out among workers. By its nature eac
 as many as the others have in all), gradients are of weights that are a few updates old, and a standard training of Pong
 acts by chunks.
 
-- CartPole, to a fixed score: the preset with the settings below, until the newest snapshot has a mean return of 475 in
-  the 20 episodes of a scheduled evaluation, or to 60,000 agent steps. Agent steps and time are those of the snapshot.
-  Time is that of training, the start of workers included; evaluations are left out where training stands still for
-  them, in standard mode, and not where workers go on beside, who lose a part of a core to them.
+- CartPole, to a fixed score: the preset with the settings below, until two snapshots in succession have a mean return of
+  475 in the 20 episodes of their scheduled evaluations (one alone may be luck), or to
+  60,000 agent steps. Agent steps and time are those of the second snapshot. Time is that of training, the start of
+  workers included; evaluations are left out where training stands still for them, in standard mode, and not where
+  workers go on beside, who lose a part of a core to them.
 - Pong, to a fixed number of agent steps: rate, and the mean return of the last 20 training games on the way. At the end
   of a run, and each 50,000 agent steps, 10 whole games for a true score. With so few agent steps as 20,000 nobody plays
   well: these runs are for their speed.
@@ -29,6 +30,7 @@ efficiency is the speed-up over one worker for each core that the workers can us
 """
 
 import importlib.metadata
+import itertools
 import json
 import signal
 import statistics
@@ -51,14 +53,15 @@ from twin_graph.snapshots.run import VERSIONED, Run
 GOAL, GAMES = 475.0, 20  # CartPole-v1's reward threshold in Gymnasium's registry
 CARTPOLE_STEPS = 60_000
 CARTPOLE = (
-    *("train.every_steps=4", "train.batch_size=128", "train.learning_rate=1e-3", "act.epsilon_decay_steps=10000"),
-    *("target.refresh_every_updates=100", "evaluate.every_steps=2500", f"evaluate.episodes={GAMES}"),
-    *("log.every_steps=500", "resume.every_steps=10000"),
+    *("train.every_steps=8", "train.batch_size=128", "train.n_step=10", "train.double=true"),
+    *("train.learning_rate=1e-3", "train.learning_rate_schedule=linear", "train.learning_rate_end=1e-4"),
+    *("train.learning_rate_updates=4000", "act.epsilon_decay_steps=10000", "target.refresh_every_updates=50"),
+    *("evaluate.every_steps=2500", f"evaluate.episodes={GAMES}", "log.every_steps=500", "resume.every_steps=10000"),
 )
 PONG = ("log.every_steps=500", "resume.every_steps=5000")
 STANDARD = 0
 MODES = (STANDARD, 1, 2, 4)  # workers
-LOOK_SECONDS = 1.0
+LOOK_SECONDS, SAY_SECONDS = 1.0, 30.0
 PUBLISHED = {
     "a DQN on parameter servers, Pong": {1: 1.0, 10: 12_812 / 5_523},  # seconds that one and ten workers took
     "Mnih et al. 2016, asynchronous 1-step Q, Atari": {1: 1.0, 2: 3.0, 4: 6.3, 8: 13.3, 16: 24.1},
@@ -111,8 +114,9 @@ class Curve(NamedTuple):
 
     @property
     def reached(self) -> tuple[int, float] | None:
-        """Agent steps and seconds of the first snapshot with CartPole's score."""
-        return next(((steps, seconds) for steps, seconds, score in self.points if score >= GOAL), None)
+        """Agent steps and seconds of the first snapshot that has CartPole's score after another that had it."""
+        pairs = itertools.pairwise(self.points)
+        return next((now[:2] for before, now in pairs if min(before[2], now[2]) >= GOAL), None)
 
     @property
     def rate(self) -> float:
@@ -120,6 +124,10 @@ class Curve(NamedTuple):
         first = next((mark for mark in self.clock if mark[0] >= self.agent_steps / 2), self.clock[-1])
         steps, seconds = (end - begin for end, begin in zip(self.clock[-1], first, strict=True))
         return steps / seconds if seconds else float("nan")
+
+
+def say(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
 def mode_of(workers: int) -> str:
@@ -167,11 +175,15 @@ def make(plan: Plan, where: Path, log: Path) -> None:
         command = [sys.executable, "-m", "twin_graph_cli", *plan.command(where)]
         # In a session of its own: Ctrl-C is for this program, which passes it on once.
         training = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        said = time.monotonic()
         try:
             while training.poll() is None:
                 time.sleep(LOOK_SECONDS)
                 if plan.game == "cartpole" and is_done(plan, where):
                     break
+                if time.monotonic() - said > SAY_SECONDS and (curve := curve_of(where)):
+                    said = time.monotonic()
+                    say(f"  {curve.agent_steps:,} of {plan.steps:,} agent steps")
         finally:
             if training.poll() is None:
                 training.send_signal(signal.SIGINT)
@@ -205,8 +217,11 @@ def summary(game: str, curves: dict[tuple[str, int, int], Curve]) -> list[dict[s
                 row["seconds_to_score"] = statistics.median(seconds for _, seconds in reached)
         else:
             row["agent_steps"] = max(run.agent_steps for run in runs)
-            row["train_return"] = statistics.median([run.points[-1][2] for run in runs if run.points] or [np.nan])
-            row["score"] = statistics.median([run.scores[-1][1] for run in runs if run.scores] or [np.nan])
+            for name, ends in (
+                ("train_return", [run.points[-1][2] for run in runs if run.points]),
+                ("score", [run.scores[-1][1] for run in runs if run.scores]),
+            ):
+                row[name] = statistics.median(ends) if ends else None
         rows.append(row)
     by_workers = {row["workers"]: row["agent_steps_per_second"] for row in rows}
     for row in rows:
@@ -315,6 +330,7 @@ def main(
     picture: Path | None,
 ) -> None:
     """Train what is missing, print tables, write JSON, draw."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the training too
     pong = (
         *(*PONG, f"train.accumulate={accumulate}", f"train.every_steps={4 * accumulate}"),
         f"train.start_steps={min(10_000, steps // 4)}",
@@ -328,7 +344,7 @@ def main(
     for number, plan in enumerate(plans, start=1):
         where = folder / plan.name
         if train and not is_done(plan, where):
-            print(f"{time.strftime('%H:%M:%S')} {number} of {len(plans)}: {plan.name}", file=sys.stderr, flush=True)
+            say(f"{number} of {len(plans)}: {plan.name}")
             make(plan, where, folder / f"{plan.name}.log")
         curve = curve_of(where)
         if curve and curve.agent_steps:
