@@ -16,11 +16,11 @@ of one size; a replay of one size is shared out among workers. By its nature eac
 as many as the others have in all), gradients are of weights that are a few updates old, and a standard training of Pong
 acts by chunks.
 
-- CartPole, to a fixed score: the preset with the settings below, until two snapshots in succession have a mean return of
-  475 in the 20 episodes of their scheduled evaluations (one alone may be luck), or to
-  60,000 agent steps. Agent steps and time are those of the second snapshot. Time is that of training, the start of
-  workers included; evaluations are left out where training stands still for them, in standard mode, and not where
-  workers go on beside, who lose a part of a core to them.
+- CartPole, to a fixed score: the preset as it is but for more frequent evaluations, until two snapshots in succession
+  have a mean return of 475 in the 20 episodes of their scheduled evaluations (one alone may be luck), or to 100,000
+  agent steps. Agent steps and time are those of the second snapshot. Time is that of training, the start of workers
+  included; evaluations are left out where training stands still for them, in standard mode, and not where workers go on
+  beside, who lose a part of a core to them. `--set` changes settings of all modes alike, in another `--folder`.
 - Pong, to a fixed number of agent steps: rate, and the mean return of the last 20 training games on the way. At the end
   of a run, and each 50,000 agent steps, 10 whole games for a true score. With so few agent steps as 20,000 nobody plays
   well: these runs are for their speed.
@@ -51,13 +51,8 @@ from twin_graph.errors import TwinGraphError
 from twin_graph.snapshots.run import VERSIONED, Run
 
 GOAL, GAMES = 475.0, 20  # CartPole-v1's reward threshold in Gymnasium's registry
-CARTPOLE_STEPS = 60_000
-CARTPOLE = (
-    *("train.every_steps=8", "train.batch_size=128", "train.n_step=10", "train.double=true"),
-    *("train.learning_rate=1e-3", "train.learning_rate_schedule=linear", "train.learning_rate_end=1e-4"),
-    *("train.learning_rate_updates=4000", "act.epsilon_decay_steps=10000", "target.refresh_every_updates=50"),
-    *("evaluate.every_steps=2500", f"evaluate.episodes={GAMES}", "log.every_steps=500", "resume.every_steps=10000"),
-)
+CARTPOLE_STEPS = 100_000
+CARTPOLE = ("evaluate.every_steps=2500", f"evaluate.episodes={GAMES}", "log.every_steps=500")
 PONG = ("log.every_steps=500", "resume.every_steps=5000")
 STANDARD = 0
 MODES = (STANDARD, 1, 2, 4)  # workers
@@ -315,6 +310,7 @@ def draw(curves: dict[tuple[str, int, int], Curve], picture: Path) -> None:
 @click.option(
     "--folder", type=click.Path(path_type=Path), default=Path("checkpoints/async-learning"), show_default=True
 )
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="A setting of CartPole. Repeatable.")
 @click.option("--train/--no-train", default=True, help="Only read what there is.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures here.")
 @click.option("--picture", type=click.Path(path_type=Path), help="Draw the curves here, PNG or SVG.")
@@ -325,17 +321,19 @@ def main(
     steps: int,
     accumulate: int,
     folder: Path,
+    changes: tuple[str, ...],
     train: bool,
     path: Path | None,
     picture: Path | None,
 ) -> None:
     """Train what is missing, print tables, write JSON, draw."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the training too
+    cartpole = (*CARTPOLE, *changes)
     pong = (
         *(*PONG, f"train.accumulate={accumulate}", f"train.every_steps={4 * accumulate}"),
         f"train.start_steps={min(10_000, steps // 4)}",
     )
-    plans = [Plan("cartpole", w, seed, CARTPOLE_STEPS, CARTPOLE) for seed in range(1, seeds + 1) for w in MODES]
+    plans = [Plan("cartpole", w, seed, CARTPOLE_STEPS, cartpole) for seed in range(1, seeds + 1) for w in MODES]
     plans += [Plan("pong", workers, 1, steps, pong) for workers in MODES]
     plans = [plan for plan in plans if plan.game in (games or ("cartpole", "pong"))]
     plans = [plan for plan in plans if plan.workers in (modes or MODES)]
@@ -355,7 +353,7 @@ def main(
         document = {
             "processor": cpu.describe()._asdict(),
             "versions": {name: importlib.metadata.version(name) for name in VERSIONED},
-            "goal": {"return": GOAL, "episodes": GAMES, "settings": CARTPOLE, "at_most_agent_steps": CARTPOLE_STEPS},
+            "goal": {"return": GOAL, "episodes": GAMES, "settings": cartpole, "at_most_agent_steps": CARTPOLE_STEPS},
             "pong": {"agent_steps": steps, "settings": pong},
             "rows": rows,
             "published": PUBLISHED,
