@@ -31,20 +31,21 @@ COMMON = [
 ]
 
 
-def rate(workers: int, accumulate: int) -> float:
-    """Agent steps per second of all workers together, over the second half."""
+def rate(workers: int, accumulate: int, servers: int = 1, steps: int = 0) -> float:
+    """Agent steps per second of all workers together, over the second half; of a training of `STEPS` by default."""
+    steps = steps or STEPS[workers]
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         settings = [f"--set=train.accumulate={accumulate}", f"--set=train.every_steps={4 * accumulate}"]
-        command = [sys.executable, "-m", "twin_graph_cli", "train", "pong", f"--workers={workers}"]
-        arguments = [f"--steps={STEPS[workers]}", f"--run-dir={run}", *COMMON, *settings]
+        command = [sys.executable, "-m", "twin_graph_cli", "train", "pong", f"--workers={workers}", f"--ps={servers}"]
+        arguments = [f"--steps={steps}", f"--run-dir={run}", *COMMON, *settings]
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(done.stderr[-2_000:])
         lines = [line for line in Run(run).metrics() if "seconds" in line]
-        late = [line for line in lines if line["agent_steps"] > STEPS[workers] // 2]
-        steps = late[-1]["agent_steps"] - lines[-len(late) - 1]["agent_steps"]
-        return float(steps / sum(line["seconds"] for line in late))
+        late = [line for line in lines if line["agent_steps"] > steps // 2]
+        made = late[-1]["agent_steps"] - lines[-len(late) - 1]["agent_steps"]
+        return float(made / sum(line["seconds"] for line in late))
 
 
 @click.command()
