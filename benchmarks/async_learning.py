@@ -32,6 +32,7 @@ efficiency is the speed-up over one worker for each core that the workers can us
 import importlib.metadata
 import itertools
 import json
+import shutil
 import signal
 import statistics
 import subprocess
@@ -78,7 +79,7 @@ class Plan(NamedTuple):
 
     def command(self, where: Path) -> list[str]:
         """What makes it, or goes on with it."""
-        if (where / "run.json").exists():
+        if where.exists():
             return ["resume", str(where), f"--steps={self.steps}"]
         settings = list(self.settings)
         if self.workers:
@@ -166,6 +167,8 @@ def is_done(plan: Plan, where: Path) -> bool:
 
 def make(plan: Plan, where: Path, log: Path) -> None:
     """Trains until it is done; ends the training in order at CartPole's score, and with this program."""
+    if where.exists() and not ((where / "run.json").exists() and Run(where).points().newest()):
+        shutil.rmtree(where)  # cut before it had anything to go on from
     with log.open("ab") as output:
         command = [sys.executable, "-m", "twin_graph_cli", *plan.command(where)]
         # In a session of its own: Ctrl-C is for this program, which passes it on once.
