@@ -49,7 +49,7 @@ def experiment() -> None:
     type=click.Choice(["local", "ray"]),
     default="local",
     show_default=True,
-    help="Where runs train: on this machine, or on the Ray cluster that RAY_ADDRESS names.",
+    help="Where runs train: on this machine, or where Ray puts them.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the plan, with time and disk; train nothing, write nothing.")
 @json_option
@@ -60,16 +60,21 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
     describes it. Runs that are done are skipped, those that were cut off are resumed, those that failed are tried
     again. Ctrl-C makes all trainings save and end.
 
+    With --executor ray (pip install '.[ray]') runs train on the machines of the Ray cluster at RAY_ADDRESS, HOST:PORT,
+    with storage that all share; without an address, on a Ray of this machine alone, which is started and ended.
+
     \b
     Examples:
       twin-graph experiment run studies/cartpole-policies.toml --dry-run
       twin-graph experiment run studies/cartpole-policies.toml --jobs 2
+      RAY_ADDRESS=10.0.0.1:6379 twin-graph experiment run studies/cartpole-policies.toml --jobs 8 --executor ray
     """
     if executor == "ray":
         try:
             from twin_graph.experiments import on_ray
         except ImportError as error:
             raise _extra_is_missing("--executor ray", "ray", error) from None
+        on_ray.check_address()
     plan = plans.read(file)
     plans.check_policies(plan)
     folder = out or EXPERIMENTS / plan.name

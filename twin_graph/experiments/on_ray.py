@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any
 
 import filelock
 
-from twin_graph.errors import TwinGraphError, UsageError
+from twin_graph.errors import UsageError
 from twin_graph.experiments.runner import Begin, Process
 
 _ADDRESS = os.environ.get("RAY_ADDRESS") or "local"
@@ -62,7 +63,8 @@ class _Task:
         self._trainer = trainer
         self._log = log
         self._begun = trainer.__ray_ready__.remote()
-        self._ended = trainer.wait.remote()
+        # Asked again while the machine does not answer: until Ray has given it up, it would be given the next try too.
+        self._ended = trainer.wait.options(max_task_retries=-1).remote()
         self._code: int | None = None
 
     def poll(self) -> int | None:
@@ -96,6 +98,17 @@ class _Task:
             return -signal.SIGKILL  # by its leash
 
 
+def check_address() -> None:
+    """Raises `UsageError` if nobody listens at RAY_ADDRESS; Ray itself would try for minutes."""
+    if _ADDRESS == "local":
+        return
+    host, _, port = _ADDRESS.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"RAY_ADDRESS={_ADDRESS} is no Ray cluster's host:port: {error}") from None
+
+
 @contextlib.contextmanager
 def cluster(lock: Path, threads: int, memory: int) -> Iterator[Begin]:
     """Connects to the cluster that RAY_ADDRESS names, or starts one of this machine alone, for as long as it lasts.
@@ -107,7 +120,6 @@ def cluster(lock: Path, threads: int, memory: int) -> Iterator[Begin]:
 
     Raises:
       UsageError: no machine of the cluster has so much.
-      TwinGraphError: there is no cluster.
     """
     own = {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "object_store_memory": 100 * 2**20}
 
@@ -121,9 +133,6 @@ def cluster(lock: Path, threads: int, memory: int) -> Iterator[Begin]:
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
         try:
             ray.init(_ADDRESS, log_to_driver=False, logging_level=logging.ERROR, **(own if _ADDRESS == "local" else {}))
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise TwinGraphError(f"no Ray cluster at RAY_ADDRESS={_ADDRESS}: {error}") from None
-        try:
             machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             if not any(has.get("CPU", 0) >= threads and has.get("memory", 0) >= memory for has in machines):
                 raise UsageError(
