@@ -23,8 +23,6 @@ from twin_graph.snapshots.run import Run
 
 pytest.importorskip("ray", reason="needs the extra ray: pip install -e '.[dev,ray]'")
 
-from twin_graph.experiments import on_ray
-
 POLICY = """
 from twin_graph.targets import latest
 
@@ -50,6 +48,10 @@ def begin(cwd: Path, **options: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "twin_graph_cli", *RUN, "--executor=ray"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, cwd=cwd, env=ENVIRONMENT, start_new_session=True, **pipes, **options)
+
+
+def children(process: subprocess.Popen[Any]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
 
 
 def weights(folder: Path) -> list[str]:
@@ -95,7 +97,7 @@ def test_a_training_does_not_outlive_its_runner_and_the_next_one_goes_on(tmp_pat
     folder = prepared(tmp_path)
     runner = begin(tmp_path)
     wait_for(lambda: list(folder.glob("*/resume/*")))
-    theirs = psutil.Process(runner.pid).children(recursive=True)
+    theirs = children(runner)
     trainings = [process for process in trainers(folder) if process in theirs]
     assert trainings
     listening = [
@@ -118,11 +120,11 @@ def test_a_training_does_not_outlive_its_runner_and_the_next_one_goes_on(tmp_pat
 
 @pytest.fixture
 def node() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts a node of a cluster whose token is in the environment; killed, it is a machine that dies."""
+    """Starts a node of a cluster; killed, it is a machine that dies."""
     nodes = []
 
     def start(*options: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *options]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options]
         nodes.append(subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         return nodes[-1]
 
@@ -141,17 +143,16 @@ def test_when_a_machine_dies_its_run_goes_on_elsewhere(
         address = f"127.0.0.2:{free.getsockname()[1]}"
     env = {**ENVIRONMENT, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     head = ("--head", "--node-ip-address=127.0.0.2", f"--port={address.partition(':')[2]}", "--num-cpus=0")
-    node(*head, "--include-dashboard=false", env=env)
+    node(*head, "--include-dashboard=false", "--disable-usage-stats", env=env)
     wait_for(lambda: answers(address))
     joined = [node(f"--address={address}", f"--node-ip-address=127.0.0.{i}", "--num-cpus=1", env=env) for i in (3, 4)]
+    wait_for(lambda: all("ray::RuntimeEnvAgent" in {child.name() for child in children(each)} for each in joined))
 
     command = [sys.executable, "-m", "twin_graph_cli", *RUN, "--executor=ray"]
     with (tmp_path / "stderr").open("w") as stderr:
         runner = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=stderr)
     wait_for(lambda: list(folder.glob("*/resume/*")))
-    victim = next(
-        each for each in joined for child in psutil.Process(each.pid).children(True) if child in trainers(folder)
-    )
+    victim = next(each for each in joined if set(children(each)) & set(trainers(folder)))
     victim.kill()
     assert runner.wait() == 0, (tmp_path / "stderr").read_text()
     assert weights(folder) == expected
@@ -177,6 +178,8 @@ def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path: Path) -> N
 
 
 def test_a_lock_that_is_not_seen_is_refused(tmp_path: Path) -> None:
+    from twin_graph.experiments import on_ray  # not above: it changes the environment, and others are to begin without
+
     lock = tmp_path / ".lock"
     with pytest.raises(OSError, match="of another machine is not seen here"):
         on_ray.check_storage(lock)
