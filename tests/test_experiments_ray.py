@@ -1,5 +1,6 @@
 """Experiments on Ray: real clusters, of this machine, whose trainings are real ones, killed and gone on with."""
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -109,6 +110,9 @@ def test_a_training_does_not_outlive_its_runner_and_the_next_one_goes_on(tmp_pat
     assert listening
     assert all(ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback for ip in listening)
     runner.kill()
+    for process in set(theirs) - set(trainings):  # nothing of Ray is left that could end them
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     assert psutil.wait_procs(trainings, timeout=30)[1] == []
     runner.communicate()
     assert not trainers(folder)

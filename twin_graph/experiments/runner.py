@@ -8,7 +8,8 @@ checkpoints/experiments/<name>/
   report/              see `twin_graph.experiments.report`
 
 What is done is known from the runs' own records alone. So nothing is lost if this process is killed: the runs that it
-started go on to their ends, and whoever comes next waits for them, and resumes those that were killed.
+started go on to their ends (on Ray they are killed with it), and whoever comes next waits for them, and resumes those
+that were killed.
 """
 
 import contextlib
