@@ -1,7 +1,9 @@
 """`twin-graph experiment run` and `experiment report`."""
 
+import contextlib
 import shutil
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +16,7 @@ from rich.table import Table
 from twin_graph.errors import TwinGraphError
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments import runner, trial
-from twin_graph.experiments.runner import EXPERIMENTS, Experiment, Runner, State
+from twin_graph.experiments.runner import EXPERIMENTS, Begin, Experiment, Runner, State, begin_here
 
 from .display import clock
 from .main import INTERRUPTED
@@ -42,39 +44,59 @@ def experiment() -> None:
 @click.option(
     "--retries", type=click.IntRange(min=0), default=1, show_default=True, help="Further tries of a run that fails."
 )
+@click.option(
+    "--executor",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where runs train: on this machine, or where Ray puts them.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan, with time and disk; train nothing, write nothing.")
 @json_option
-def run(file: Path, out: Path | None, jobs: int, retries: int, dry_run: bool, as_json: bool) -> None:
+def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dry_run: bool, as_json: bool) -> None:
     """Train all runs that FILE asks for; again, and it goes on where it ended.
 
     FILE is TOML: name, preset, steps, seeds, [factors] and, if need be, [settings] and [scores]; docs/experiments.md
     describes it. Runs that are done are skipped, those that were cut off are resumed, those that failed are tried
     again. Ctrl-C makes all trainings save and end.
 
+    With --executor ray (pip install '.[ray]') runs train on the machines of the Ray cluster at RAY_ADDRESS, HOST:PORT,
+    with storage that all share; without an address, on a Ray of this machine alone, which is started and ended.
+
     \b
     Examples:
       twin-graph experiment run studies/cartpole-policies.toml --dry-run
       twin-graph experiment run studies/cartpole-policies.toml --jobs 2
+      RAY_ADDRESS=10.0.0.1:6379 twin-graph experiment run studies/cartpole-policies.toml --jobs 8 --executor ray
     """
+    if executor == "ray":
+        try:
+            from twin_graph.experiments import on_ray
+        except ImportError as error:
+            raise _extra_is_missing("--executor ray", "ray", error) from None
+        on_ray.check_address()
     plan = plans.read(file)
     plans.check_policies(plan)
     folder = out or EXPERIMENTS / plan.name
     with stderr.status("looking at the runs, then training for a few seconds to measure the rate"):
         found = Experiment.prepare(plan, folder, jobs, trial.run)
     states = runner.look(found)
-    _check_room(found, states, jobs)
+    _check_room(found, states, jobs if executor == "local" else 1)
     _show_plan(found, states, jobs)
     if not dry_run:
-        with found.lock(), ExperimentDisplay(found) as display:
+        place: AbstractContextManager[Begin] = contextlib.nullcontext(begin_here)
+        if executor == "ray":
+            threads = max(run.settings.twin.threads for run in found.plan.runs)
+            place = on_ray.cluster(found.lock_file, threads, found.trial.memory)
+        with place as begin, found.lock(), ExperimentDisplay(found) as display:
             found.write()
-            training = Runner(found, jobs=jobs, retries=retries, show=display.show)
+            training = Runner(found, jobs=jobs, retries=retries, show=display.show, begin=begin)
             states = training.run()
     if as_json:
         print_json(_summary(found, states, jobs))
     if not dry_run:
-        again = (
-            f"twin-graph experiment run {file}{f' --out {out}' if out else ''}{f' --jobs {jobs}' if jobs > 1 else ''}"
-        )
+        again = f"twin-graph experiment run {file}{f' --out {out}' if out else ''}"
+        again += f"{f' --jobs {jobs}' if jobs > 1 else ''}{f' --executor {executor}' if executor != 'local' else ''}"
         _say_how_it_ended(found, states, again, interrupted=training.stop.is_set())
 
 
@@ -109,8 +131,7 @@ def report(folder: Path, as_json: bool) -> None:
     try:
         from twin_graph.experiments import report as library
     except ImportError as error:
-        missing = (error.name or "").partition(".")[0]
-        raise TwinGraphError(f"a report needs {missing}: pip install '.[experiments]' in the repository") from None
+        raise _extra_is_missing("a report", "experiments", error) from None
 
     with Progress(
         TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=stderr, transient=True
@@ -126,6 +147,11 @@ def report(folder: Path, as_json: bool) -> None:
         return
     for path in written:
         stdout.print(str(path), soft_wrap=True, markup=False)
+
+
+def _extra_is_missing(what: str, extra: str, error: ImportError) -> TwinGraphError:
+    missing = (error.name or "").partition(".")[0]
+    return TwinGraphError(f"{what} needs {missing}: pip install '.[{extra}]' in the repository")
 
 
 def _check_room(found: Experiment, states: list[State], jobs: int) -> None:

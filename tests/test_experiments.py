@@ -543,6 +543,17 @@ def test_without_rliable_a_report_says_what_to_install(finished: Path, tmp_path:
     assert done.stderr == "Error: a report needs rliable: pip install '.[experiments]' in the repository\n"
 
 
+def test_without_ray_its_executor_says_what_to_install_before_anything_else(tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("raise ModuleNotFoundError('No module', name='ray')")
+    done = twin_graph(
+        *("experiment", "run", "there-is-no-such-file.toml", "--executor", "ray"),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    assert done.stderr == "Error: --executor ray needs ray: pip install '.[ray]' in the repository\n"
+
+
 def test_scores_of_an_unknown_game_are_normalised_by_what_was_seen_and_it_is_said() -> None:
     planned = plan.parse(changed("train.batch_size = 16", 'env.id = "Acrobot-v1"'))
     nothing = [results._nothing(results.State(run, "waiting", 0)) for run in planned.runs]

@@ -408,6 +408,14 @@ def test_a_process_number_that_was_given_again_is_not_taken_for_the_trainer(tmp_
     assert run.state() == "failed"
 
 
+def test_a_run_of_another_machine_runs_while_its_lock_is_held(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", config.load("cartpole"))
+    with run.lock("train"):
+        run.ledger.append(Start(attempt=1, time="", pid=1, host="elsewhere.invalid", process_started=1.0))
+        assert Run(run.folder).state() == "running"
+    assert Run(run.folder).state() == "failed"
+
+
 def test_scores_come_from_scheduled_evaluations_alone(tmp_path: Path) -> None:
     run = create(tmp_path / "run", config.load("cartpole"))
     store = run.store()

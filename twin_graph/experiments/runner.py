@@ -8,7 +8,8 @@ checkpoints/experiments/<name>/
   report/              see `twin_graph.experiments.report`
 
 What is done is known from the runs' own records alone. So nothing is lost if this process is killed: the runs that it
-started go on to their ends, and whoever comes next waits for them, and resumes those that were killed.
+started go on to their ends (on Ray they are killed with it), and whoever comes next waits for them, and resumes those
+that were killed.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import filelock
 import psutil
@@ -122,11 +123,15 @@ class Experiment:
         write_file(self.folder / _RECORD, checked(record, indent=1))
         make_folder(self.folder / _LOGS)
 
+    @property
+    def lock_file(self) -> Path:
+        return self.folder / ".lock"
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Makes the folder; while it lasts, nobody else starts runs here. Raises `InUseError`."""
         make_folder(self.folder)
-        lock = filelock.FileLock(self.folder / ".lock")
+        lock = filelock.FileLock(self.lock_file)
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
@@ -262,12 +267,14 @@ def look(experiment: Experiment) -> list[State]:
     return [_look(experiment, planned, failures.get(planned.name, "")) for planned in experiment.plan.runs]
 
 
-def _look(experiment: Experiment, planned: PlannedRun, error: str = "") -> State:
+def _look(experiment: Experiment, planned: PlannedRun, error: str = "", *, goes_on: bool = False) -> State:
     try:
         run = experiment.found(planned)
         if run is None:
             return State(planned, "failed" if error else "waiting", 0, error)
-        state, steps = run.state(), run.newest_metrics().get("agent_steps", 0)
+        # Of a process that is known to go on nothing is asked: it may be about to take the lock that this looks at.
+        state = "running" if goes_on else run.state()
+        steps = run.newest_metrics().get("agent_steps", 0)
     except DamagedError as damage:
         return State(planned, "damaged", 0, str(damage))
     if state == "finished":
@@ -277,11 +284,41 @@ def _look(experiment: Experiment, planned: PlannedRun, error: str = "") -> State
     return State(planned, "failed" if error else "cut", min(steps, experiment.plan.steps), error)
 
 
+class Process(Protocol):
+    """A command that was begun, here or elsewhere; a `subprocess.Popen` is one."""
+
+    def poll(self) -> int | None:
+        """Its exit code, negative if a signal killed it; None while it goes on."""
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+
+    def send_signal(self, sig: int) -> None:
+        """Does nothing if it has ended."""
+
+
+#: Begins `twin-graph` with these arguments, what it says appended to a file, on so many threads.
+Begin = Callable[[list[str], Path, int], Process]
+
+
+def begin_here(arguments: list[str], log: Path, threads: int) -> Process:  # noqa: ARG001
+    """A `Begin`: a process of this machine, which goes on if this one is killed."""
+    with log.open("ab") as output:
+        # In a process group of its own: Ctrl-C reaches it through us, once.
+        return subprocess.Popen(
+            [sys.executable, "-m", "twin_graph_cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
 class _Job(NamedTuple):
     """A run that is being trained; if `process` is None, by a process that somebody else started."""
 
     planned: PlannedRun
-    process: subprocess.Popen[bytes] | None
+    process: Process | None
     command: str
     started: float
 
@@ -303,23 +340,33 @@ class Runner:
       jobs: runs at a time.
       retries: how often a run that failed is tried again at once.
       show: called several times a second.
+      begin: where the trainings run.
 
     Attributes:
       states: of all runs, by name.
       stop: set by `interrupt`.
     """
 
-    def __init__(self, experiment: Experiment, *, jobs: int, retries: int, show: Callable[["Runner"], None]) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        jobs: int,
+        retries: int,
+        show: Callable[["Runner"], None],
+        begin: Begin = begin_here,
+    ) -> None:
         self.experiment = experiment
         self.states = {state.planned.name: state for state in look(experiment)}
         self.stop = threading.Event()
         self._slots = jobs
         self._tries = dict.fromkeys(self.states, 1 + retries)
         self._show = show
+        self._begin = begin
         self._waiting = deque(state.planned for state in self.states.values() if state.state not in ("done", "damaged"))
         self._jobs: list[_Job] = []
         self._signals = 0
-        self._signalled: dict[int, int] = {}
+        self._signalled: dict[str, int] = {}
 
     def run(self) -> list[State]:
         """Goes on until nothing is left, or it was interrupted; gives the states of all runs.
@@ -354,17 +401,10 @@ class Runner:
             return _Job(planned, None, "", time.monotonic())
         _remove_stillborn(folder)
         command = self.experiment.command(planned)
-        with self.experiment.log(planned).open("ab") as log:
-            log.write(f"--- {utc_now()} twin-graph {' '.join(command)}\n".encode())
-            log.flush()
-            # In a process group of its own: Ctrl-C reaches it through us, once.
-            process = subprocess.Popen(
-                [sys.executable, "-m", "twin_graph_cli", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        log = self.experiment.log(planned)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"--- {utc_now()} twin-graph {' '.join(command)}\n")
+        process = self._begin(command, log, planned.settings.twin.threads)
         self.states[planned.name] = state._replace(state="running", error="")
         return _Job(planned, process, command[0], time.monotonic())
 
@@ -380,12 +420,13 @@ class Runner:
                 self._waiting.appendleft(planned)
             return True
         code = job.process.poll()
-        state = self._note(planned)
+        state = self._note(planned, goes_on=code is None)
         if code is None:
             self.states[planned.name] = state._replace(state="running", error="")
             return False
         error = "" if state.state == "done" or self.stop.is_set() else self._error(planned, code)
-        if state.state == "running" or code == _IN_USE:  # another process began or resumed it before this one could
+        # Another process began or resumed it before this one could; this one's own training may still be dying.
+        if (state.state == "running" and code >= 0) or code == _IN_USE:
             self._waiting.appendleft(planned)
             return True
         self.experiment.record_outcome(planned, job.command, code, time.monotonic() - job.started, error)
@@ -395,8 +436,8 @@ class Runner:
         self.states[planned.name] = state._replace(state="failed" if error else state.state, error=error)
         return True
 
-    def _note(self, planned: PlannedRun) -> State:
-        state = self.states[planned.name] = _look(self.experiment, planned)
+    def _note(self, planned: PlannedRun, *, goes_on: bool = False) -> State:
+        state = self.states[planned.name] = _look(self.experiment, planned, goes_on=goes_on)
         return state
 
     def _error(self, planned: PlannedRun, code: int) -> str:
@@ -426,10 +467,10 @@ class Runner:
         for job in self._jobs:
             if job.process is None or job.process.poll() is not None:
                 continue
-            for _ in range(self._signalled.get(job.process.pid, 0), min(2, self._signals)):
+            for _ in range(self._signalled.get(job.planned.name, 0), min(2, self._signals)):
                 job.process.send_signal(signal.SIGINT)
                 time.sleep(0.05)  # two at once would be taken for one
-            self._signalled[job.process.pid] = min(2, self._signals)
+            self._signalled[job.planned.name] = min(2, self._signals)
 
 
 def _remove_stillborn(folder: Path) -> None:

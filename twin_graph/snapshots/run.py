@@ -120,6 +120,15 @@ class Run:
         finally:
             self._lock.release()
 
+    def _is_locked(self) -> bool:
+        """Whether a process has the run, on any machine whose locks the storage knows; also where nobody may ask."""
+        try:
+            self._lock.acquire(timeout=0)
+        except OSError:
+            return True
+        self._lock.release()
+        return False
+
     def store(self, *, upto: int | None = None) -> SnapshotStore:
         """The run's snapshots as they are now, or as the first so many bytes of the ledger have them."""
         return SnapshotStore(self.folder / "snapshots", self.ledger, upto=upto)
@@ -243,7 +252,7 @@ class Run:
         if isinstance(newest, End):
             return newest.state
         if newest.host != socket.gethostname():
-            return "running"  # all that can be known from here is that it has not said it ended
+            return "running" if self._is_locked() else "failed"
         started = _process_started(newest.pid)
         same = started is not None and abs(started - (newest.process_started or 0)) < 1
         return "running" if same else "failed"
