@@ -1,11 +1,11 @@
 r"""Pong, learnt by twin-graph and by Stable-Baselines3 with equal hyperparameters: true score over training time.
 
-One training a command; each goes on where it was stopped, and takes an hour or more. Nothing else should run beside
-it.
+One training a command; each goes on where it was stopped, and takes an hour or more.
 
     python benchmarks/learning.py train twin-graph --seed 1
     python benchmarks/learning.py train stable-baselines3 --seed 1
-    python benchmarks/learning.py draw --json results/learning.json --picture results/learning.png
+    python benchmarks/learning.py draw --rates benchmarks/results/peers.json
+        --json benchmarks/results/learning.json --picture benchmarks/results/learning.png
 
 Both: 8 environments, no sticky actions, clipped rewards and lost lives as ends in training only, n-step 3, two
 updates of 32 each 8 agent steps, Adam 1e-4, discount 0.99, replay of 100,000 from which is learnt after 10,000,
@@ -14,11 +14,15 @@ default: initial weights (He et al. against Torch's), gradients clipped at a nor
 pressed at the start of a game (Stable-Baselines3), threads.
 
 Each 50,000 agent steps 10 whole games are played for their true score. That time is not counted, on either side; the
-time of snapshots and resume points is. Training time is what the training process measured, without its start.
+time of snapshots and resume points is. Training time is what the training process measured, without its start, if
+nothing else ran beside it. Trainings of many hours seldom are alone; what they learn does not depend on that, so that
+with `--rates` minutes are agent steps by the rates that `peers.py` measured, in turn, on an idle machine. (These are of
+training without evaluations and commits, which take less than 1% of the time of either.)
 """
 
 import datetime
 import json
+import statistics
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -225,18 +229,27 @@ def points_of_stable_baselines3(where: Path) -> list[Point]:
 
 @main.command()
 @click.option("--folder", type=click.Path(path_type=Path), default=Path("checkpoints/learning"), show_default=True)
+@click.option(
+    "--rates",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Take minutes from these results of peers.py, not from the trainings' own clocks.",
+)
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures here.")
 @click.option("--picture", type=click.Path(path_type=Path), help="Draw the curves here, PNG or SVG.")
-def draw(folder: Path, path: Path | None, picture: Path | None) -> None:
+def draw(folder: Path, rates: Path | None, path: Path | None, picture: Path | None) -> None:
     """Print, write and draw what was trained so far."""
     from twin_graph import cpu
 
+    measured = json.loads(rates.read_text(encoding="utf-8"))["agent_steps_per_second"] if rates else {}
+    rate = {name.lower(): statistics.median(values) for name, values in measured.items()}
     curves = {}
     for where in sorted(folder.iterdir()):
         side, _, seed = where.name.rpartition("-")
         read = points_of_twin_graph if side == SIDES[0] else points_of_stable_baselines3
         if points := read(where):
-            curves[side, int(seed)] = points
+            curves[side, int(seed)] = [
+                point._replace(seconds=point.agent_steps / rate[side]) if rate else point for point in points
+            ]
     table = Table("side", "seed", "agent steps", "minutes", "last score", f"score {SCORE:g} after", box=None)
     for (side, seed), points in curves.items():
         reached = next((point for point in points if point.mean >= SCORE), None)
@@ -253,6 +266,7 @@ def draw(folder: Path, path: Path | None, picture: Path | None) -> None:
         document = {
             "processor": cpu.describe()._asdict(),
             "score": SCORE,
+            "rates": rate or None,
             "curves": [
                 {"side": side, "seed": seed, "points": [point._asdict() for point in points]}
                 for (side, seed), points in curves.items()
