@@ -84,7 +84,14 @@ def cluster_of_one(spec: Any) -> Iterator[tuple[Any, psutil.Process]]:
         folder = Path(open_.enter_context(tempfile.TemporaryDirectory()))
         cluster = Cluster.on_this_machine(folder, workers=1, servers=1)
         cluster.write(folder / "cluster.json")
-        command = [sys.executable, "-m", "twin_graph.distributed", str(folder / "cluster.json"), "ps:0", "--parent"]
+        command = [
+            sys.executable,
+            "-m",
+            "twin_graph.distributed",
+            str(folder / "cluster.json"),
+            "ps:0",
+            str(os.getpid()),
+        ]
         server = open_.enter_context(subprocess.Popen(command))
         open_.callback(server.kill)
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})

@@ -71,7 +71,7 @@ def servers(count: int, workers: int, folder: Path) -> Iterator[tuple[Cluster, l
     cluster = Cluster.on_this_machine(folder, workers=workers, servers=count)
     cluster.write(folder / "cluster.json")
     command = [sys.executable, "-m", "twin_graph.distributed", str(folder / "cluster.json")]
-    processes = [subprocess.Popen([*command, f"ps:{i}", "--parent"]) for i in range(count)]
+    processes = [subprocess.Popen([*command, f"ps:{i}", str(os.getpid())]) for i in range(count)]
     try:
         yield cluster, processes
     finally:
@@ -155,6 +155,14 @@ def test_workers_stop_when_the_chief_asks(tmp_path: Path) -> None:
         chief.ask_to_stop()
         assert worker.claim_step() is None
         assert chief.counts().vector_steps == 1
+
+
+def test_a_task_ends_whose_launcher_was_killed_before_it_began(tmp_path: Path) -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", ""])
+    launcher.wait()
+    Cluster.on_this_machine(tmp_path, workers=1, servers=1).write(tmp_path / "cluster.json")
+    command = [sys.executable, "-m", "twin_graph.distributed", str(tmp_path / "cluster.json"), "ps:0"]
+    assert subprocess.run([*command, str(launcher.pid)], timeout=60, check=False).returncode == 1
 
 
 def test_the_share_of_gpu_memory_reaches_the_server_where_a_cluster_looks_for_it() -> None:

@@ -1,6 +1,7 @@
 """The processes of a cluster on this machine: started, watched, started again, ended."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -52,7 +53,7 @@ class Supervisor:
 
     def _start(self, task: str) -> subprocess.Popen[bytes]:
         log = self._file.parent / f"{task.replace(':', '-')}.log"
-        command = [sys.executable, "-m", "twin_graph.distributed", str(self._file), task, "--parent"]
+        command = [sys.executable, "-m", "twin_graph.distributed", str(self._file), task, str(os.getpid())]
         with log.open("ab") as output:
             # A session of its own: Ctrl-C in the terminal is for the chief, which ends the others in order.
             return subprocess.Popen(

@@ -12,22 +12,22 @@ from twin_graph.errors import TwinGraphError, UsageError
 _PARENT_SECONDS = 0.5
 
 
-def run_task(cluster: Cluster, task: str, *, parent: bool = False) -> None:
+def run_task(cluster: Cluster, task: str, *, parent: int | None = None) -> None:
     """The whole life of a parameter server or a worker.
 
     Args:
       cluster: described.
       task: its name.
-      parent: end at once when the process that started this one is gone, and leave Ctrl-C to it.
+      parent: the process that started this one, which ends with it and leaves Ctrl-C to it; None if a person did.
 
     Raises:
       UsageError: there is no such task.
       TwinGraphError: it failed.
     """
     job, index = parse(cluster, task)
-    if parent:
+    if parent is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     from twin_graph.distributed import server, worker
     from twin_graph.graph_mode import tf
 
