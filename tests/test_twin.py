@@ -70,8 +70,26 @@ def test_a_feed_of_the_other_twin_names_tensor_and_both_twins(pair: tuple[Twin, 
 
 def test_another_mistake_in_a_feed_keeps_its_own_message(pair: tuple[Twin, Twin]) -> None:
     online, _ = pair
-    with pytest.raises(ValueError, match="shape"):
-        online.run(online.model.q_tm1, {online.model.s_tm1: np.zeros((1, 5))})
+    for shape in ((1, 5), (4,), (1, 4, 1)):
+        with pytest.raises(ValueError, match="shape"):
+            online.run(online.model.q_tm1, {online.model.s_tm1: np.zeros(shape)})
+
+
+def test_run_gives_what_the_session_gives(pair: tuple[Twin, Twin]) -> None:
+    online, _ = pair
+    model = online.model
+    feed = {model.s_tm1: np.random.default_rng(0).normal(size=(7, 4))}
+    q = online.session.run(model.q_tm1, feed)
+    for _ in range(2):  # the second time what was made ready the first time
+        np.testing.assert_array_equal(online.run(model.q_tm1, feed), q)
+        nothing, again, bias = online.run([model.freeze, model.q_tm1, model.trainables[0]], feed)
+        assert nothing is None
+        np.testing.assert_array_equal(again, q)
+        np.testing.assert_array_equal(bias, online.session.run(model.trainables[0]))
+    assert online.run(model.freeze) is None
+    online.close()
+    with pytest.raises(tf.errors.CancelledError, match="closed"):
+        online.run(model.q_tm1, feed)
 
 
 def test_weights_that_are_missing_damaged_or_of_another_network_are_refused(
