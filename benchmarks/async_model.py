@@ -164,7 +164,7 @@ def measure(network: str, seconds: float) -> Figures:
 
         def gradient(size: int) -> Callable[[], object]:
             fed = minibatch(size)
-            return lambda: session.session.run((model.td_error, model.accumulate_op), fed)
+            return lambda: session.calls.run((model.td_error, model.accumulate_op), fed)
 
         one = minibatch(1)
         figures: Figures = {

@@ -3,7 +3,7 @@
 import errno
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -11,11 +11,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from twin_graph import cpu
-from twin_graph.errors import DamagedError, TwinMismatchError, WrongGraphError
-from twin_graph.graph_mode import CallableOptions, RewriterConfig, tf
+from twin_graph.calls import Calls
+from twin_graph.errors import DamagedError, TwinMismatchError
+from twin_graph.graph_mode import RewriterConfig, tf
 from twin_graph.model import ModelSpec, build_model
-
-_NAME_KEY = "twin_graph_name"
 
 
 class Variable(NamedTuple):
@@ -72,12 +71,11 @@ class Twin:
             self.variables = tuple(
                 Variable(v.op.name, tuple(v.shape.as_list()), v.dtype.base_dtype.name) for v in tf.global_variables()
             )
-            self.graph.add_to_collection(_NAME_KEY, name)
         self.graph.finalize()
         if like is not None:
             check_same_variables(like, self)
-        self._calls: dict[tuple[int, ...], _Call] = {}
         self.session = tf.Session(graph=self.graph, config=_session_config(threads, precision))
+        self._calls = Calls(self.session, f"twin {name!r}")
         self.session.run(initialize)
 
     def __enter__(self) -> Self:
@@ -88,27 +86,11 @@ class Twin:
 
     def close(self) -> None:
         """Ends the session and frees its variables. Safe to call twice."""
-        self._calls.clear()
-        self.session.close()
+        self._calls.close()
 
     def run(self, fetches: Any, feed: Mapping[Any, Any] | None = None) -> Any:
-        """What `session.run` does, of a tensor, operation or variable, or of a tuple or list of them.
-
-        Returns:
-          The value, None of an operation; of several, a list.
-
-        Raises:
-          WrongGraphError: something belongs to another graph; the message names tensor and twins.
-          ValueError: an array's shape is not the tensor's.
-        """
-        feed = feed or {}
-        wanted = fetches if isinstance(fetches, tuple | list) else (fetches,)
-        key = (*map(id, wanted), len(wanted), *map(id, feed))
-        call = self._calls.get(key)
-        if call is None:
-            call = self._calls[key] = _Call(self, wanted, tuple(feed))
-        values = call(feed.values())
-        return values if wanted is fetches else values[0]
+        """Runs something of this twin's graph in its session; see `Calls.run`."""
+        return self._calls.run(fetches, feed)
 
     def q_values(self, observations: np.ndarray, *, frozen: bool = False) -> np.ndarray:
         """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`.
@@ -188,53 +170,6 @@ class Twin:
     def weights_sha256(self) -> str:
         """The hash that names these weights: see `weights_sha256`."""
         return weights_sha256(self.weights())
-
-
-class _Call:
-    """What a twin runs again and again: certain fetches, with certain tensors fed.
-
-    `session.run` looks at both anew each time, in Python, which takes longer than a small network: an update of the
-    CartPole preset took 1.2 ms so and 0.5 ms so made ready. The public `session.make_callable` does it with feeds as
-    `run` does; what is under it is what Keras ran its graphs by.
-    """
-
-    def __init__(self, twin: Twin, fetches: Sequence[Any], feeds: Sequence[Any]) -> None:
-        for tensor in (*fetches, *feeds):
-            _check_graph(tensor, twin)
-        elements = [twin.graph.as_graph_element(fetch) for fetch in fetches]
-        self._is_tensor = [isinstance(element, tf.Tensor) for element in elements]
-        # Named by their ids in `Twin.run`: they must live as long as this does.
-        self._fetches, self._feeds = fetches, feeds
-        self._fed = [(feed.name, feed.dtype.as_numpy_dtype, tuple(feed.shape.as_list())) for feed in feeds]
-        options = CallableOptions()
-        options.feed.extend(feed.name for feed in feeds)
-        options.fetch.extend(element.name for element in elements if isinstance(element, tf.Tensor))
-        options.target.extend(element.name for element in elements if not isinstance(element, tf.Tensor))
-        self._run = twin.session._make_callable_from_options(options)
-
-    def __call__(self, values: Iterable[Any]) -> list[Any]:
-        """Runs with these values of the tensors that are fed."""
-        arrays = []
-        for value, (name, dtype, shape) in zip(values, self._fed, strict=True):
-            array = np.asarray(value, dtype)
-            # TensorFlow looks at this in `session.run` alone.
-            if len(array.shape) != len(shape) or any(
-                n not in (None, m) for n, m in zip(shape, array.shape, strict=True)
-            ):
-                raise ValueError(f"an array of shape {array.shape} was fed to {name}, which takes {shape}")
-            arrays.append(array)
-        fetched = iter(self._run(*arrays))
-        return [next(fetched) if is_tensor else None for is_tensor in self._is_tensor]
-
-
-def _check_graph(tensor: Any, twin: Twin) -> None:
-    """Twins have tensors of equal names, so that TensorFlow would take this twin's for another's."""
-    if tensor.graph is not twin.graph:
-        owner = tensor.graph.get_collection(_NAME_KEY)
-        raise WrongGraphError(
-            f"tensor {tensor.name} belongs to {f'twin {owner[0]!r}' if owner else 'a graph that is no twin'} "
-            f"and was run in the session of twin {twin.name!r}; run it in its own twin's session"
-        )
 
 
 def check_same_variables(first: Twin, second: Twin) -> None:

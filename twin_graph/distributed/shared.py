@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from twin_graph.calls import Calls
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.loopback import accept_loopback_only
 from twin_graph.errors import TwinGraphError
@@ -206,6 +207,7 @@ class WorkerSession:
       config: of the server, and of its session.
 
     Attributes:
+      calls: run things in its session.
       version: updates that the copy is made of, of all workers.
     """
 
@@ -229,7 +231,7 @@ class WorkerSession:
             self._done = tf.group(*(done_queue(i).enqueue(index) for i in range(len(cluster.ps))))
             initialize = tf.local_variables_initializer()
         graph.finalize()
-        self.session = tf.Session(server.target, graph=graph, config=config)
+        self.calls = Calls(tf.Session(server.target, graph=graph, config=config), f"worker {index}")
         self._initialize = initialize
         self.version = 0
 
@@ -237,37 +239,37 @@ class WorkerSession:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.session.close()
+        self.calls.close()
 
     def wait_for_chief(self, seconds: float) -> None:
         """Returns when the chief has set the shared variables; in whatever order the processes were started."""
         deadline = time.monotonic() + seconds
-        while not (self.session.run(self._ready) and self.session.run(self._is_ready)):
+        while not (self.calls.run(self._ready) and self.calls.run(self._is_ready)):
             if time.monotonic() > deadline:
                 raise TwinGraphError(f"no chief in {seconds:.0f} s: has it been started?")
             time.sleep(0.1)
-        self.session.run(self._initialize)
+        self.calls.run(self._initialize)
         self.pull()
 
     def pull(self) -> None:
         """Renews the copy."""
-        self.version = int(self.session.run((self._version, self.model.pull))[0])
+        self.version = int(self.calls.run((self._version, self.model.pull))[0])
 
     def claim_step(self) -> int | None:
         """The number of a vector step that nobody else makes; None if all are made, or the chief wants an end."""
         try:
-            if self.session.run(self._stop):
+            if self.calls.run(self._stop):
                 return None
-            return int(self.session.run(self._step))
+            return int(self.calls.run(self._step))
         except tf.errors.OutOfRangeError:
             return None
 
     def count_episodes(self, ended: int) -> None:
-        self.session.run(self._count_episodes, {self._ended: ended})
+        self.calls.run(self._count_episodes, {self._ended: ended})
 
     def q_values(self, observations: np.ndarray) -> np.ndarray:
         """The copy's Q values, float32 `[B, A]`."""
-        q: np.ndarray = self.session.run(self.model.q_tm1, {self.model.s_tm1: observations})
+        q: np.ndarray = self.calls.run(self.model.q_tm1, {self.model.s_tm1: observations})
         return q
 
     def apply(self, minibatches: Sequence[Mapping[Any, np.ndarray]], fed: Mapping[Any, Any]) -> Applied:
@@ -275,13 +277,13 @@ class WorkerSession:
         model = self.model
         td_errors = []
         for minibatch in minibatches[:-1]:
-            td_errors.append(self.session.run((model.td_error, model.accumulate_op), {**minibatch, **fed})[0])
+            td_errors.append(self.calls.run((model.td_error, model.accumulate_op), {**minibatch, **fed})[0])
         fetches = (self._update, model.loss, model.q_mean, model.td_error)
-        update, loss, q_mean, td_error = self.session.run(fetches, {**minibatches[-1], **fed})
+        update, loss, q_mean, td_error = self.calls.run(fetches, {**minibatches[-1], **fed})
         td_errors.append(td_error)
         return Applied(int(update), int(update) - self.version, float(loss), float(q_mean), np.concatenate(td_errors))
 
     def say_done(self) -> None:
         """Puts this worker's token into every server's queue."""
         with contextlib.suppress(tf.errors.OpError):  # a server that is gone needs none
-            self.session.run(self._done)
+            self.calls.run(self._done)
