@@ -77,7 +77,6 @@ def cluster_of_one(spec: Any) -> Iterator[tuple[Any, psutil.Process]]:
     """A worker's session in this process, pinned to one core, and the server that it speaks with."""
     from twin_graph.distributed.cluster import Cluster
     from twin_graph.distributed.shared import ChiefSession, Counts, WorkerSession, session_config, shared_variables
-    from twin_graph.graph_mode import tf
     from twin_graph.twin import Twin
 
     with contextlib.ExitStack() as open_:
@@ -98,14 +97,7 @@ def cluster_of_one(spec: Any) -> Iterator[tuple[Any, psutil.Process]]:
         chief = ChiefSession(cluster, shared_variables(spec))
         open_.callback(chief.close)
         with Twin("online", spec, seed=1, threads=1) as twin:
-            deadline = time.monotonic() + START_SECONDS
-            while True:
-                try:
-                    chief.begin(twin.all_variables(), Counts(0, 0, 0))
-                    break
-                except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
-                    if server.poll() is not None or time.monotonic() > deadline:
-                        raise
+            chief.begin(twin.all_variables(), Counts(0, 0, 0))
         own = session_config("/job:ps", "/job:worker/task:0", threads=1)
         session = open_.enter_context(WorkerSession(cluster, 0, spec, 10**9, own))
         session.wait_for_chief(START_SECONDS)

@@ -80,15 +80,6 @@ def servers(count: int, workers: int, folder: Path) -> Iterator[tuple[Cluster, l
             process.wait()
 
 
-def begun(chief: ChiefSession, values: dict[str, np.ndarray], counts: Counts) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        with contextlib.suppress(tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
-            chief.begin(values, counts)
-            return
-        assert time.monotonic() < deadline
-
-
 def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_would(tmp_path: Path) -> None:
     """Two servers, two workers; accumulated, clipped, by Adam; and one step at a time is counted to everyone."""
     chosen = spec(loss="mse", accumulate=3, gradient_clip_norm=2.0, learning_rate=0.01)
@@ -98,7 +89,7 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
         twin = open_.enter_context(Twin("online", chosen, seed=5, threads=1))
         chief = ChiefSession(cluster, shared_variables(chosen))
         open_.callback(chief.close)
-        begun(chief, twin.all_variables(), Counts(vector_steps=3, updates=40, episodes=7))
+        chief.begin(twin.all_variables(), Counts(vector_steps=3, updates=40, episodes=7))
         workers = [
             open_.enter_context(WorkerSession(cluster, i, chosen, vector_steps=9, config=config[i])) for i in range(2)
         ]
@@ -147,7 +138,7 @@ def test_workers_stop_when_the_chief_asks(tmp_path: Path) -> None:
         chief = ChiefSession(cluster, shared_variables(chosen))
         open_.callback(chief.close)
         with Twin("online", chosen, threads=1) as twin:
-            begun(chief, twin.all_variables(), Counts(0, 0, 0))
+            chief.begin(twin.all_variables(), Counts(0, 0, 0))
         config = session_config("/job:ps", "/job:worker/task:0", threads=1)
         worker = open_.enter_context(WorkerSession(cluster, 0, chosen, vector_steps=9, config=config))
         worker.wait_for_chief(30)

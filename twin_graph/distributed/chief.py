@@ -26,7 +26,6 @@ from twin_graph.streams import Purpose, stream
 _TICK_SECONDS = 0.2
 _PROBE_EVERY = 20  # vector steps
 _LOOK_SECONDS = 1.0
-_SERVERS_START_SECONDS = 60.0
 _WORKERS_END_SECONDS = 60.0  # for the last updates
 _WORKERS_STOP_SECONDS = 4.0  # what they then have not sent is not waited for
 _SILENT_SECONDS = 30.0
@@ -57,24 +56,11 @@ class Chief(Agent):
             variables = [v for v in self.online.variables if not v.name.startswith("accumulated/")]
             self._shared = ChiefSession(cluster, variables)
             self._owned.callback(self._release, self._shared)
-            self._begin(self._shared)
+            counts = Counts(self.agent_steps // self._environments, self.updates, self.episodes)
+            self._shared.begin(self.online.all_variables(), counts, between=self._supervise)
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
-
-    def _begin(self, shared: ChiefSession) -> None:
-        """Hands the servers what the workers wait for."""
-        counts = Counts(self.agent_steps // self._environments, self.updates, self.episodes)
-        deadline = time.monotonic() + _SERVERS_START_SECONDS
-        while True:
-            self._supervise()
-            try:
-                shared.begin(self.online.all_variables(), counts)
-                return
-            except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
-                if time.monotonic() > deadline:
-                    raise TwinGraphError(f"no parameter server answers at {', '.join(self._cluster.ps)}") from None
-                time.sleep(_TICK_SECONDS)
 
     def _release(self, shared: ChiefSession) -> None:
         """Lets the servers go, also where workers never will be done; nothing where a server is lost."""

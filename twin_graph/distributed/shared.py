@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -21,6 +21,8 @@ _NO_LIMIT = 2**62
 _TOKENS = 100_000  # never so many
 CHIEF = -1
 _ANSWER_MILLISECONDS = 10_000
+_START_SECONDS = 60.0
+_TRY_SECONDS = 0.2
 
 
 class Counts(NamedTuple):
@@ -135,6 +137,7 @@ class ChiefSession:
 
     def __init__(self, cluster: Cluster, variables: Sequence[Variable]) -> None:
         self._graph = tf.Graph()
+        self._servers = cluster.ps
         devices = placement(variables, len(cluster.ps))
         with self._graph.as_default():
             self._shared = {}
@@ -154,8 +157,31 @@ class ChiefSession:
         with contextlib.suppress(tf.errors.OpError):  # the servers may be gone
             self._session.close()
 
-    def begin(self, values: Mapping[str, np.ndarray], counts: Counts) -> None:
-        """Sets everything; workers wait for this."""
+    def begin(
+        self, values: Mapping[str, np.ndarray], counts: Counts, *, between: Callable[[], None] = lambda: None
+    ) -> None:
+        """Sets everything, once the servers answer; workers wait for this.
+
+        Args:
+          values: of the shared variables, by name.
+          counts: to begin with.
+          between: called before each try; may raise.
+
+        Raises:
+          TwinGraphError: no server answers.
+        """
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            between()
+            try:
+                self._begin(values, counts)
+                return
+            except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
+                if time.monotonic() > deadline:
+                    raise TwinGraphError(f"no parameter server answers at {', '.join(self._servers)}") from None
+                time.sleep(_TRY_SECONDS)
+
+    def _begin(self, values: Mapping[str, np.ndarray], counts: Counts) -> None:
         self.push(values)
         self._session.run([self._counters[name].initializer for name in _COUNTERS])
         for name, value in counts._asdict().items():
