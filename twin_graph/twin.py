@@ -32,7 +32,8 @@ class Twin:
       name: how messages call it, e.g. `online`.
       spec: what to build.
       seed: of the initial weights. Equal seeds give equal weights.
-      threads: intra-op threads of this session; 0 is one for each core.
+      threads: intra-op threads of this session; 0 is one for each core. With 1 it also runs op after op, in the thread
+        that calls.
       precision: `bf16` for products in it where the processor can; anything else is float32.
       like: a twin with which this one must be able to exchange snapshots.
 
@@ -75,7 +76,7 @@ class Twin:
         if like is not None:
             check_same_variables(like, self)
         self.session = tf.Session(graph=self.graph, config=_session_config(threads, precision))
-        self._calls = Calls(self.session, f"twin {name!r}")
+        self._calls = Calls(self.session, f"twin {name!r}", in_this_thread=threads == 1)
         self.session.run(initialize)
 
     def __enter__(self) -> Self:
