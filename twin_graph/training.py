@@ -1,6 +1,7 @@
 """The run loop, and what a training records on its way."""
 
 import contextlib
+import functools
 import math
 import signal
 import threading
@@ -191,19 +192,27 @@ def train(
             point=point,
         ) as agent,
         EventFile(run.events, agent.online.graph, resumed_at=point.counters.agent_steps if point else None) as events,
+        # One for all evaluations: to build it takes as long as to play CartPole.
+        Twin("evaluation", agent.online.spec, threads=run.settings.twin.threads, like=agent.online) as twin,
     ):
         progress = Progress(agent, env.count, stop)
+        evaluate = functools.partial(_evaluate_newest, run, progress, events, twin)
         if point is None:
             agent.commit_point()
         elif _evaluation_is_missing(agent):
-            yield from _evaluate_newest(run, progress, events)
-        yield from _steps_and_records(run, env, progress, events, loop)
+            yield from evaluate()
+        yield from _steps_and_records(run, env, progress, events, evaluate, loop)
         if progress.interrupted:
             agent.close("stopped", "interrupted")
 
 
 def _steps_and_records(
-    run: Run, env: VectorEnv, progress: Progress, events: EventFile, loop: Loop
+    run: Run,
+    env: VectorEnv,
+    progress: Progress,
+    events: EventFile,
+    evaluate: Callable[[], Iterator[Progress]],
+    loop: Loop,
 ) -> Iterator[Progress]:
     agent, settings, stop = progress.agent, run.settings, progress.stop
     requests = Requests(run, agent)
@@ -221,7 +230,7 @@ def _steps_and_records(
             _log(run, progress, events)
         yield progress
         if done or crossed(agent.agent_steps, taken, settings.evaluate.every_steps):
-            yield from _evaluate_newest(run, progress, events)
+            yield from evaluate()
         ends = done or stop.is_set()  # looked at once: a signal may come at any moment
         if ends:
             agent.end()
@@ -245,16 +254,13 @@ def _evaluation_is_missing(agent: Agent) -> bool:
     return agent.agent_steps // every > max(agent.evaluated_at, default=0) // every
 
 
-def _evaluate_newest(run: Run, progress: Progress, events: EventFile) -> Iterator[Progress]:
-    """Plays the newest snapshot, and the rival that it has to beat, in a twin of its own; records both, or neither."""
+def _evaluate_newest(run: Run, progress: Progress, events: EventFile, twin: Twin) -> Iterator[Progress]:
+    """Plays the newest snapshot, and the rival that it has to beat, by this twin; records both, or neither."""
     agent, settings = progress.agent, run.settings
     episodes = settings.evaluate.episodes
     if not episodes or progress.stop.is_set():
         return
-    with (
-        agent.stopwatch.phase("evaluate"),
-        Twin("evaluation", agent.online.spec, threads=settings.twin.threads, like=agent.online) as twin,
-    ):
+    with agent.stopwatch.phase("evaluate"):
         played: list[tuple[Commit, Commit, Evaluation]] = []
         for learner in agent.learners:
             newest, rival = learner.newest, agent.rival(learner)
