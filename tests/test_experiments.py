@@ -530,7 +530,7 @@ def test_a_browser_shows_the_page_whole(finished: Path, width: int) -> None:
 def test_the_report_says_what_two_seeds_cannot_carry(finished: Path) -> None:
     for text in ((finished / "report" / name).read_text() for name in ("index.html", "report.md")):
         assert "Too few seeds: 2 a condition" in text
-        assert "A score is the mean of only 3 games" in text
+        assert "A score is the mean of only 3 games; evaluate.episodes=10 or more leaves less to luck." in text
         assert "0 counts as 0 and 500 as 1 (the range of what the game can score)" in text
 
 

@@ -275,8 +275,7 @@ def _warnings(data: _Data) -> Iterator[str]:
             f"interval here carries a claim. Take {GOOD_SEEDS}."
         )
     elif min(counts) < GOOD_SEEDS:
-        yield f"Few seeds: {_range(counts)} a condition. Only large differences are to be believed; take "
-        f"{GOOD_SEEDS}."
+        yield f"Few seeds: {_range(counts)} a condition. Only large differences are to be believed; take {GOOD_SEEDS}."
     states = [run.state for run in data.results]
     if open_ := sum(state in ("waiting", "running", "cut") for state in states):
         yield f"Unfinished: {open_} of {len(states)} runs are not done, and count in no number of the tables."
@@ -289,8 +288,7 @@ def _warnings(data: _Data) -> Iterator[str]:
         yield f"Without scheduled evaluations, and so without a score: {_listed(silent)}."
     games = [run.games for run in data.results if run.scores]
     if games and min(games) < 10:
-        yield f"A score is the mean of only {min(games)} games: evaluate.episodes=10 or more makes it less a matter "
-        "of luck."
+        yield f"A score is the mean of only {min(games)} games; evaluate.episodes=10 or more leaves less to luck."
     for task, norm in data.norms.items():
         if "seen" in norm.source:
             yield (
