@@ -16,11 +16,12 @@ of one size; a replay of one size is shared out among workers. By its nature eac
 as many as the others have in all), gradients are of weights that are a few updates old, and a standard training of Pong
 acts by chunks.
 
-- CartPole, to a fixed score: the preset as it is but for more frequent evaluations, until two snapshots in succession
-  have a mean return of 475 in the 20 episodes of their scheduled evaluations (one alone may be luck), or to 100,000
-  agent steps. Agent steps and time are those of the second snapshot. Time is that of training, the start of workers
-  included; evaluations are left out where training stands still for them, in standard mode, and not where workers go on
-  beside, who lose a part of a core to them. `--set` changes settings of all modes alike, in another `--folder`.
+- CartPole, to a fixed score: the preset with the learning rate and decay of the studies (docs/findings.md) and more
+  frequent evaluations, until two snapshots in succession have a mean return of 475 in the 20 episodes of their
+  scheduled evaluations (one alone may be luck), or to 100,000 agent steps. Agent steps and time are those of the second
+  snapshot. Time is that of training, the start of workers included; evaluations are left out where training stands
+  still for them, in standard mode, and not where workers go on beside, who lose a part of a core to them. `--set`
+  changes settings of all modes alike, in another `--folder`.
 - Pong, to a fixed number of agent steps: rate, and the mean return of the last 20 training games on the way. At the end
   of a run, and each 50,000 agent steps, 10 whole games for a true score. With so few agent steps as 20,000 nobody plays
   well: these runs are for their speed.
@@ -53,7 +54,10 @@ from twin_graph.snapshots.run import VERSIONED, Run
 
 GOAL, GAMES = 475.0, 20  # CartPole-v1's reward threshold in Gymnasium's registry
 CARTPOLE_STEPS = 100_000
-CARTPOLE = ("evaluate.every_steps=2500", f"evaluate.episodes={GAMES}", "log.every_steps=500")
+CARTPOLE = (
+    *("train.learning_rate=2e-3", "act.epsilon_decay_steps=10000"),
+    *("evaluate.every_steps=2500", f"evaluate.episodes={GAMES}", "log.every_steps=500"),
+)
 PONG = ("log.every_steps=500", "resume.every_steps=5000")
 STANDARD = 0
 MODES = (STANDARD, 1, 2, 4)  # workers
