@@ -164,7 +164,7 @@ def _panels(names: Sequence[str], x_label: str, y_label: str) -> tuple[Figure, l
     figure = _figure(0.5 + 1.75 * rows if columns > 1 else 3.2)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).reshape(-1)
     for panel, name in zip(grid, names, strict=False):
-        panel.set_title(textwrap.fill(name, 36), fontsize=8.5, loc="left")
+        panel.set_title(textwrap.fill(name, 32), fontsize=8.5, loc="left")
     for panel in grid[len(names) :]:
         panel.set_visible(False)
     figure.supxlabel(x_label, fontsize=_FONT)
