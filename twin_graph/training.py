@@ -193,7 +193,9 @@ def train(
         ) as agent,
         EventFile(run.events, agent.online.graph, resumed_at=point.counters.agent_steps if point else None) as events,
         # One for all evaluations: to build it takes as long as to play CartPole.
-        Twin("evaluation", agent.online.spec, threads=run.settings.twin.threads, like=agent.online) as twin,
+        Twin("evaluation", agent.online.spec, threads=run.settings.twin.threads, like=agent.online)
+        if run.settings.evaluate.episodes
+        else contextlib.nullcontext() as twin,
     ):
         progress = Progress(agent, env.count, stop)
         evaluate = functools.partial(_evaluate_newest, run, progress, events, twin)
@@ -254,11 +256,11 @@ def _evaluation_is_missing(agent: Agent) -> bool:
     return agent.agent_steps // every > max(agent.evaluated_at, default=0) // every
 
 
-def _evaluate_newest(run: Run, progress: Progress, events: EventFile, twin: Twin) -> Iterator[Progress]:
+def _evaluate_newest(run: Run, progress: Progress, events: EventFile, twin: Twin | None) -> Iterator[Progress]:
     """Plays the newest snapshot, and the rival that it has to beat, by this twin; records both, or neither."""
     agent, settings = progress.agent, run.settings
     episodes = settings.evaluate.episodes
-    if not episodes or progress.stop.is_set():
+    if twin is None or progress.stop.is_set():
         return
     with agent.stopwatch.phase("evaluate"):
         played: list[tuple[Commit, Commit, Evaluation]] = []
