@@ -55,8 +55,11 @@ from twin_graph.snapshots.run import VERSIONED, Run
 GOAL, GAMES = 475.0, 20  # CartPole-v1's reward threshold in Gymnasium's registry
 CARTPOLE_STEPS = 100_000
 CARTPOLE = (
-    *("train.learning_rate=2e-3", "act.epsilon_decay_steps=10000"),
-    *("evaluate.every_steps=2500", f"evaluate.episodes={GAMES}", "log.every_steps=500"),
+    "train.learning_rate=2e-3",
+    "act.epsilon_decay_steps=10000",
+    "evaluate.every_steps=2500",
+    f"evaluate.episodes={GAMES}",
+    "log.every_steps=500",
 )
 PONG = ("log.every_steps=500", "resume.every_steps=5000")
 STANDARD = 0
