@@ -28,6 +28,7 @@ from twin_graph_cli.main import cli
 from twin_graph import config
 from twin_graph.errors import UsageError
 from twin_graph.experiments import figures, plan, results, statistics
+from twin_graph.experiments import report as pages
 from twin_graph.experiments.runner import Experiment, assignment
 from twin_graph.snapshots import ledger, report
 from twin_graph.snapshots.run import Run
@@ -532,6 +533,31 @@ def test_the_report_says_what_two_seeds_cannot_carry(finished: Path) -> None:
         assert "Too few seeds: 2 a condition" in text
         assert "A score is the mean of only 3 games; evaluate.episodes=10 or more leaves less to luck." in text
         assert "0 counts as 0 and 500 as 1 (the range of what the game can score)" in text
+
+
+@pytest.mark.parametrize(
+    ("seeds", "warning"),
+    [
+        (4, "Too few seeds: 4 a condition. The bootstrap of so few"),
+        (5, "Few seeds: 5 a condition. Only large differences are to be believed; take 10."),
+        (9, "Few seeds: 9 a condition."),
+        (10, None),
+    ],
+)
+def test_a_report_says_how_far_its_seeds_carry(
+    seeds: int, warning: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "RESAMPLES", 20)
+    planned = plan.parse(changed("seeds = [1, 2]", f"seeds = {list(range(1, seeds + 1))}"))
+    norms = {"CartPole-v1": statistics.Norm(0, 500, 475, "")}
+    done = [
+        results._nothing(results.State(run, "done", 600))._replace(scores={600: 100.0 + i}, games=20)
+        for i, run in enumerate(planned.runs)
+    ]
+    conditions = statistics.analyse(planned, done, norms, lambda *_: None)
+    warnings = list(pages._warnings(pages._Data(planned, done, norms, conditions)))
+    assert len(warnings) == (warning is not None)
+    assert all(text.startswith(str(warning)) for text in warnings)
 
 
 def test_without_rliable_a_report_says_what_to_install(finished: Path, tmp_path: Path) -> None:

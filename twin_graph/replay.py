@@ -212,17 +212,15 @@ class Replay:
         count = len(arrays["actions"])
         for name in STORED:
             ours, theirs = getattr(self, f"_{name}"), arrays[name]
-            if theirs.dtype != ours.dtype or theirs.shape != (count, *ours.shape[1:]):
+            if theirs.dtype != ours.dtype or theirs.shape != (count, *ours.shape[1:]) or count > self.length:
                 raise ValueError(f"{name} are {theirs.dtype}{list(theirs.shape)}")
-        newest = slice(max(0, count - self.length), count)  # a smaller ring than the one that was stored
-        slots = np.arange(first_step, first_step + count)[newest] % self.length
+        slots = np.arange(first_step, first_step + count) % self.length
         for name in STORED:
-            getattr(self, f"_{name}")[slots] = arrays[name][newest]
+            getattr(self, f"_{name}")[slots] = arrays[name]
         for slot in slots:
             self._cut_frames.pop(int(slot), None)
         for (i, e), frame in zip(arrays["cut"], arrays["cut_frames"], strict=True):
-            if i >= newest.start:
-                self._cut_frames.setdefault(int((first_step + i) % self.length), {})[int(e)] = frame
+            self._cut_frames.setdefault(int(slots[i]), {})[int(e)] = frame
         self._written = first_step + count
         self._next_age = np.where(self._last[slots[-1]], 0, self._age[slots[-1]] + 1)
 
