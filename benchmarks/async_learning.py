@@ -1,6 +1,6 @@
 r"""Asynchronous training: learning curves and speed, beside standard training and beside what others have published.
 
-    python benchmarks/async_learning.py [--only cartpole] [--only pong] [--seeds 3] [--steps 20000]
+    python benchmarks/async_learning.py [--only cartpole] [--only pong] [--seeds 3] [--steps 30000]
                                         [--folder checkpoints/async-learning]
                                         [--json benchmarks/results/async_learning.json]
                                         [--picture benchmarks/results/async_learning.png]
@@ -23,7 +23,7 @@ acts by chunks.
   still for them, in standard mode, and not where workers go on beside, who lose a part of a core to them. `--set`
   changes settings of all modes alike, in another `--folder`.
 - Pong, to a fixed number of agent steps: rate, and the mean return of the last 20 training games on the way. At the end
-  of a run, and each 50,000 agent steps, 10 whole games for a true score. With so few agent steps as 20,000 nobody plays
+  of a run, and each 50,000 agent steps, 10 whole games for a true score. With so few agent steps as 30,000 nobody plays
   well: these runs are for their speed.
 
 Rates are agent steps per second over the second half of a run's agent steps, evaluations counted as said. The
@@ -315,7 +315,7 @@ def draw(curves: dict[tuple[str, int, int], Curve], picture: Path) -> None:
 @click.option("--only", "games", multiple=True, type=click.Choice(["cartpole", "pong"]), help="Repeatable.")
 @click.option("--mode", "modes", multiple=True, type=int, help=f"Workers, 0 for standard; of {MODES}. Repeatable.")
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(min=1), help="1 to this; Pong: 1.")
-@click.option("--steps", default=20_000, show_default=True, type=click.IntRange(min=1_000), help="Agent steps of Pong.")
+@click.option("--steps", default=30_000, show_default=True, type=click.IntRange(min=1_000), help="Agent steps of Pong.")
 @click.option("--accumulate", default=4, show_default=True, type=click.IntRange(1, 64), help="Minibatches, on Pong.")
 @click.option(
     "--folder", type=click.Path(path_type=Path), default=Path("checkpoints/async-learning"), show_default=True
