@@ -272,7 +272,7 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
 
 
 def draw(curves: dict[tuple[str, int, int], Curve], picture: Path) -> None:
-    """Returns over time and over agent steps, a row of panels for each game."""
+    """Returns over time and over agent steps, a row of panels for each game; thick: medians over seeds."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -285,29 +285,35 @@ def draw(curves: dict[tuple[str, int, int], Curve], picture: Path) -> None:
         len(games), 2, figsize=(9, 3.4 * len(games)), sharey="row", squeeze=False, layout="constrained"
     )
     for game, panels in zip(games, rows, strict=True):
-        labelled = set()
-        for (its, workers, _), curve in sorted(curves.items()):
-            if its != game:
-                continue
-            label = None if workers in labelled else mode_of(workers)
-            labelled.add(workers)
-            returns = [score for _, _, score in curve.points]
-            minutes, thousands = (
-                [seconds / 60 for _, seconds, _ in curve.points],
-                [steps / 1000 for steps, _, _ in curve.points],
-            )
-            for panel, xs in zip(panels, (minutes, thousands), strict=True):
-                panel.plot(xs, returns, color=colours[workers], lw=1, marker="o", ms=2.5, label=label)
+        for workers, colour in colours.items():
+            lines = [
+                tuple(np.array(numbers) for numbers in zip(*curve.points, strict=True))
+                for (its, count, _), curve in curves.items()
+                if (its, count) == (game, workers) and curve.points
+            ]
+            for panel, column, unit in ((panels[0], 1, 60), (panels[1], 0, 1000)):
+                for line in lines:
+                    panel.plot(line[column] / unit, line[2], color=colour, lw=0.6, alpha=0.35 if lines[1:] else 1)
+                if lines:
+                    # A run that has its score is over, and counts on with its last return.
+                    xs = np.unique(np.concatenate([line[column] for line in lines]))
+                    xs = xs[xs >= max(line[column][0] for line in lines)]
+                    middle = np.median([np.interp(xs, line[column], line[2]) for line in lines], axis=0)
+                    panel.plot(xs / unit, middle, color=colour, lw=2)
         for panel, name in zip(panels, ("minutes of training", "thousand agent steps"), strict=True):
-            panel.set(xlabel=name, title=game)
+            panel.set(xlabel=name, title="CartPole" if game == "cartpole" else "Pong")
             panel.set_xlim(left=0)
             panel.grid(alpha=0.3)
             panel.spines[["top", "right"]].set_visible(False)
             if game == "cartpole":
                 panel.axhline(GOAL, color="#888888", lw=0.8, ls=":")
+        if game == "pong":  # -21 is the least there is; a spread of half a point shall not fill a panel
+            low, high = panels[0].get_ylim()
+            panels[0].set_ylim(min(low, -21.2), max(high, -18))
         what = f"mean return of {GAMES} episodes" if game == "cartpole" else "mean return of 20 training games"
         panels[0].set_ylabel(what)
-        panels[1].legend(frameon=False)
+    keys = [plt.Line2D([], [], color=colour, lw=2, label=mode_of(workers)) for workers, colour in colours.items()]
+    figure.legend(handles=keys, loc="outside upper center", ncols=len(keys), frameon=False)
     figure.savefig(picture, dpi=150)
 
 
