@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from twin_graph import cpu
 from twin_graph.errors import TwinGraphError
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments import runner, trial
@@ -164,10 +165,11 @@ def _check_room(found: Experiment, states: list[State], jobs: int) -> None:
             f"too little disk: these runs need about {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; lower "
             "save.keep_last, take fewer runs, or choose another --out"
         )
-    if jobs > 1 and jobs * found.trial.memory > found.trial.memory_free:
+    memory_free = cpu.memory_free()
+    if jobs > 1 and jobs * found.trial.memory > memory_free:
         raise TwinGraphError(
             f"too little memory: {jobs} runs at a time need about {jobs * found.trial.memory / 1e9:.1f} GB and "
-            f"{found.trial.memory_free / 1e9:.1f} GB were free; lower --jobs or replay.capacity_steps"
+            f"{memory_free / 1e9:.1f} GB are free; lower --jobs or replay.capacity_steps"
         )
 
 

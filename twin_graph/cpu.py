@@ -1,9 +1,11 @@
-"""What the processor offers, read from the operating system."""
+"""What the machine offers, read from the operating system."""
 
 import os
 import platform
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 _FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
 
@@ -30,3 +32,15 @@ def describe() -> Cpu:
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         features=tuple(feature for feature in _FEATURES if feature in flags),
     )
+
+
+def memory_free() -> int:
+    """Bytes that the machine has free, or that this container's limit leaves (Linux control groups, version 2)."""
+    free = int(psutil.virtual_memory().available)
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+    except (OSError, ValueError):  # no such group, or its limit is "max"
+        return free
+    return min(free, limit - used)

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import psutil
 
-from twin_graph import mutual, targets
+from twin_graph import cpu, mutual, targets
 from twin_graph.config import Settings
 from twin_graph.envs import VectorEnv
 from twin_graph.errors import TwinGraphError
@@ -83,7 +82,7 @@ def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
         + processes * PROCESS_BYTES
         + (learners * (policy.members + 1) - 2) * _TWIN_BYTES
         + 2 * 2 * prepared * observation,
-        memory_free=_memory_free(),
+        memory_free=cpu.memory_free(),
         disk=min(snapshots, kept + recent) * weights
         + snapshots * _MANIFEST_AND_LEDGER_BYTES
         + 3 * 3 * learners * weights
@@ -110,18 +109,6 @@ def check(needed: Needs) -> None:
             f"too little disk: this training needs about {gigabytes(needed.disk)} for snapshots and resume points and "
             f"{gigabytes(needed.disk_free)} are free; lower save.keep_last, or choose another --run-dir"
         )
-
-
-def _memory_free() -> int:
-    """What the machine has free, or this container's limit leaves (Linux control groups, version 2)."""
-    free = int(psutil.virtual_memory().available)
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-    except (OSError, ValueError):  # no such group, or its limit is "max"
-        return free
-    return min(free, limit - used)
 
 
 def gigabytes(size: int) -> str:

@@ -38,8 +38,8 @@ _WORDS = {
     "learning": (
         "Learning curves",
         "The interquartile mean over seeds of each evaluation's mean return, with its 95% stratified bootstrap "
-        "interval; thin lines are single runs. Where bands overlap, the data do not tell the conditions apart at "
-        "that moment.",
+        "interval; thin lines are single runs. Bands that lie apart tell the conditions apart at that moment; bands "
+        "that overlap leave it open.",
     ),
     "aggregates": (
         "Score and optimality gap",
@@ -163,7 +163,7 @@ def write(experiment: Experiment, tell: Callable[[str, int, int], None]) -> tupl
 def numbers(condition: Condition) -> dict[str, Any]:
     """What `conditions.csv` has of a condition; scores are normalised."""
     row: dict[str, Any] = {"condition": condition.name, "runs": len(condition.runs), "runs_done": condition.scores.size}
-    for name in ("iqm", "mean", "median", "optimality_gap", "improvement"):
+    for name in ("iqm", "mean", "optimality_gap", "improvement"):
         estimate = getattr(condition, name) or statistics.UNKNOWN
         row |= {f"{name}{end}": value for end, value in zip(("", "_low", "_high"), estimate, strict=True)}
     row["reached_threshold"] = sum(math.isfinite(steps) for steps in condition.steps_to)
@@ -262,7 +262,7 @@ def _findings(data: _Data) -> Iterator[str]:
     near = [c.name for c in known if c is not best and c.iqm.high >= best.iqm.low]
     far = [c.name for c in known if c is not best and c.iqm.high < best.iqm.low]
     if near:
-        yield f"Its interval overlaps with that of {_listed(near)}: these runs do not tell them apart."
+        yield f"Its interval overlaps with that of {_listed(near)}, which leaves open whether they differ."
     if far:
         yield f"Below its interval lies that of {_listed(far)}."
 
@@ -278,7 +278,7 @@ def _warnings(data: _Data) -> Iterator[str]:
         yield f"Few seeds: {_range(counts)} a condition. Only large differences are to be believed; take {GOOD_SEEDS}."
     states = [run.state for run in data.results]
     if open_ := sum(state in ("waiting", "running", "cut") for state in states):
-        yield f"Unfinished: {open_} of {len(states)} runs are not done, and count in no number of the tables."
+        yield f"Unfinished: {open_} of {len(states)} runs are not done, and count in no score, interval or time."
     for run in data.results:
         if run.state in ("failed", "damaged"):
             yield f"{run.planned.name} {'failed' if run.state == 'failed' else 'is damaged'}: {run.error}"

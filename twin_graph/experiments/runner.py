@@ -77,7 +77,8 @@ class Experiment:
             if record["format"] != _FORMAT:
                 raise UsageError(f"it has format {record['format']}, and this version of twin-graph reads {_FORMAT}")
             fixed = tuple((str(key), value) for key, value in record["fixed"].items())
-            return cls(folder, plans.parse(record["file"], fixed=fixed), fixed, Trial(**record["trial"]))
+            trial = Trial(*(record["trial"][name] for name in Trial._fields))
+            return cls(folder, plans.parse(record["file"], fixed=fixed), fixed, trial)
         except (KeyError, TypeError, UsageError) as error:
             raise DamagedError(f"{path} cannot be used: {error}") from None
 

@@ -71,7 +71,7 @@ class Condition(NamedTuple):
       rows: those that are shown as lines, by seed and environment: those that are done; before there are any, those
         that have a score.
       scores: last score of each run that is done, normalised, `[seeds, environments]`.
-      iqm, mean, median: of the scores, normalised.
+      iqm, mean: of the scores, normalised.
       optimality_gap: how far scores are from 1, those above taken as 1.
       improvement: probability that a run of it scores higher than one of the first condition; None for that itself.
       profile: share of runs above each of `PROFILE_AT`.
@@ -85,7 +85,6 @@ class Condition(NamedTuple):
     scores: np.ndarray
     iqm: Estimate
     mean: Estimate
-    median: Estimate
     optimality_gap: Estimate
     improvement: Estimate | None
     profile: Band | None
@@ -140,7 +139,7 @@ def _condition(
     scores = scores.reshape(len(done), len(tasks))
     reached = [(run, run.reached(norm[run.planned.task].threshold)) for row in done for run in row]
     rows = done or _whole_seeds([run for run in runs if run.scores], tasks)
-    iqm, mean, middle, gap = estimates(scores, _aggregates, 4)
+    iqm, mean, gap = estimates(scores, _aggregates, 3)
     return Condition(
         name=name,
         runs=runs,
@@ -148,7 +147,6 @@ def _condition(
         scores=scores,
         iqm=iqm,
         mean=mean,
-        median=middle,
         optimality_gap=gap,
         improvement=improvement(scores, first.scores) if first else None,
         profile=profile(scores),
@@ -159,7 +157,7 @@ def _condition(
 
 
 def _aggregates(scores: np.ndarray) -> np.ndarray:
-    of = metrics.aggregate_iqm, metrics.aggregate_mean, metrics.aggregate_median, metrics.aggregate_optimality_gap
+    of = metrics.aggregate_iqm, metrics.aggregate_mean, metrics.aggregate_optimality_gap
     return np.array([function(scores) for function in of])
 
 

@@ -27,14 +27,13 @@ class Trial(NamedTuple):
       rate: agent steps per second of the first of the settings, measured, without evaluations.
       startup: seconds until a training begins, for TensorFlow and the graphs.
       disk: bytes of each, in all.
-      memory, memory_free: bytes of the one that needs most, and what was free.
+      memory: bytes of the one that needs most.
     """
 
     rate: float
     startup: float
     disk: list[int]
     memory: int
-    memory_free: int
 
 
 def run(settings: Sequence[config.Settings]) -> Trial:
@@ -61,18 +60,18 @@ def _main() -> None:
     from twin_graph.model import ModelSpec
 
     every = [config.validate(tree) for tree in json.load(sys.stdin)]
-    rate, startup, disk, memory, free = 0.0, 0.0, [], 0, 0
+    rate, startup, disk, memory = 0.0, 0.0, [], 0
     for settings in every:
         with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
             needed = needs.measure(settings, env, Path())
             disk.append(needed.disk)
-            memory, free = max(memory, needed.memory), needed.memory_free
+            memory = max(memory, needed.memory)
             if not rate:
                 spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
                 tuned, _ = tuning.fix(settings, spec)
                 startup = time.time() - psutil.Process().create_time()
                 rate = doctor.rate(env, tuned)
-    print(json.dumps(Trial(rate, startup, disk, memory, free)._asdict()))
+    print(json.dumps(Trial(rate, startup, disk, memory)._asdict()))
 
 
 if __name__ == "__main__":
