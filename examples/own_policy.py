@@ -4,7 +4,8 @@
     PYTHONPATH=examples twin-graph experiment run studies/own-policy.toml
 
 Q-learning overestimates, since it takes the largest of several noisy values. This policy looks at the largest |Q| that
-each of the last snapshots has on the run's probe batch, and takes the snapshot where it is smallest.
+each of the last snapshots has on the run's probe batch, and takes the snapshot where it is smallest. That is modest where
+rewards are not negative, as in CartPole; where they are, the smallest |Q| may promise the most.
 """
 
 import math
@@ -16,7 +17,7 @@ from twin_graph.targets import Choice, Count, History
 
 
 def modest(history: History, random: np.random.Generator, size: Count) -> Choice:  # noqa: ARG001
-    """Of the last `size` snapshots the one with the smallest Q values.
+    """Of the last `size` snapshots the one with the smallest |Q|.
 
     It looks at nothing but its arguments, so that a resumed training chooses the same again. The candidates are all
     that it could still choose later: that is what retention keeps.
