@@ -1,10 +1,12 @@
 """Whole trainings: refresh through the disk, determinism, records, evaluation, how they end."""
 
+import contextlib
 import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from twin_graph import envs, needs, training
 from twin_graph.agent import Agent
 from twin_graph.config import Settings
+from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.errors import DivergedError, TwinGraphError, TwinMismatchError, UsageError
 from twin_graph.evaluation import Evaluation, evaluate, play
 from twin_graph.learner import Learner
@@ -20,6 +23,7 @@ from twin_graph.model import ModelSpec
 from twin_graph.replay import Transition
 from twin_graph.snapshots import report
 from twin_graph.snapshots.ledger import End, Swap
+from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run, create
 from twin_graph.stopwatch import Stopwatch
 from twin_graph.twin import Twin
@@ -252,6 +256,35 @@ def test_scheduled_evaluations_are_recorded_by_snapshot(cartpole: Make, train: T
         assert evaluation["mean"] == np.mean(evaluation["returns"])
         assert evaluation["protocol"]["epsilon"] == 0
     assert evaluations[0]["seeds"] != evaluations[1]["seeds"]
+
+
+def test_what_is_due_is_done_also_where_steps_are_made_meanwhile(cartpole: Make, tmp_path: Path) -> None:
+    """As with workers, who go on while the chief writes records and plays evaluations."""
+
+    class Followed(Agent):
+        def follow(self, env: VectorEnv) -> Iterator[list[VectorStep]]:
+            while True:
+                self.agent_steps += 40
+                self.commit_if_due()
+                yield []
+
+        def telemetry(self) -> dict[str, float]:
+            self.agent_steps += 48
+            return super().telemetry()
+
+        def commit_point(self, *arguments: Any) -> PointState:
+            made.append(self.agent_steps)
+            return super().commit_point(*arguments)
+
+    made: list[int] = []
+    settings = cartpole(train__steps=2_000, log__every_steps=200, evaluate__every_steps=200, resume__every_steps=200)
+    run = create(tmp_path / "run", settings)
+    with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
+        for _ in training.train(run, env, make_agent=Followed, loop=Followed.follow):
+            pass
+    due = list(range(11))
+    assert [at // 200 for at in made] == due
+    assert len(list(run.evaluations())) == len(due[1:])
 
 
 def test_what_is_evaluated_is_the_snapshot(cartpole: Make, train: Train) -> None:

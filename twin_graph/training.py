@@ -224,20 +224,21 @@ def _steps_and_records(
     seen = agent.agent_steps
     for steps in loop(agent, env):
         progress.count(steps)
+        # Looked at once: where workers make the steps, they go on while this writes records and evaluates.
         taken, seen = agent.agent_steps - seen, agent.agent_steps
         done = agent.agent_steps >= progress.total_steps
         if done:
             agent.end()
-        if done or crossed(agent.agent_steps, taken, settings.log.every_steps):
+        if done or crossed(seen, taken, settings.log.every_steps):
             _log(run, progress, events)
         yield progress
-        if done or crossed(agent.agent_steps, taken, settings.evaluate.every_steps):
+        if done or crossed(seen, taken, settings.evaluate.every_steps):
             yield from evaluate()
         ends = done or stop.is_set()  # looked at once: a signal may come at any moment
         if ends:
             agent.end()
         wants_point = requests.carry_out()
-        if ends or wants_point or crossed(agent.agent_steps, taken, settings.resume.every_steps):
+        if ends or wants_point or crossed(seen, taken, settings.resume.every_steps):
             agent.commit_point(steps[-1].s_t if steps else None, progress.returns)
             progress.cut()
             requests.carry_out()
