@@ -97,7 +97,7 @@ def cluster_of_one(spec: Any) -> Iterator[tuple[Any, psutil.Process]]:
         chief = ChiefSession(cluster, shared_variables(spec))
         open_.callback(chief.close)
         with Twin("online", spec, seed=1, threads=1) as twin:
-            chief.begin(twin.all_variables(), Counts(0, 0, 0))
+            chief.begin(twin.all_variables(), Counts(0, 0, 0), attempt=1)
         own = session_config("/job:ps", "/job:worker/task:0", threads=1)
         session = open_.enter_context(WorkerSession(cluster, 0, spec, 10**9, own))
         session.wait_for_chief(START_SECONDS)

@@ -1,5 +1,6 @@
 """Commands that read a run's records: `status`, `runs`, `log`, `show`. None of them imports TensorFlow."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from rich.table import Table
 from twin_graph.snapshots import report
 from twin_graph.snapshots.ledger import ONLY_LEARNER
 from twin_graph.snapshots.run import RUNS, find
+from twin_graph.snapshots.workers import SILENT_SECONDS
 
 from .params import json_option, print_json, run_argument, stdout
 
@@ -214,8 +216,10 @@ def worker_line(worker: Mapping[str, Any]) -> str:
     """How a worker is doing, for people."""
     if worker["state"] != "training":
         return f"{worker['state']}{': ' if worker['message'] else ''}{worker['message']}"
+    silent = time.time() - worker["time"]
     return (
-        f"{worker['agent_steps']:,} agent steps, {worker['agent_steps_per_second']:.0f}/s, "
+        (f"silent for {silent:.0f} s; before: " if silent > SILENT_SECONDS else "")
+        + f"{worker['agent_steps']:,} agent steps, {worker['agent_steps_per_second']:.0f}/s, "
         f"{worker['updates']:,} updates, gradients {worker['staleness']:.1f} updates old, "
         f"target {', '.join(worker['target'])}"
     )

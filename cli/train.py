@@ -90,9 +90,10 @@ def train(
     with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
         from twin_graph import needs
 
-        needed = needs.measure(settings, env, folder)
+        elsewhere = bool(described and described.beyond_this_machine)
+        needed = needs.measure(settings, env, folder, elsewhere=elsewhere)
         needs.check(needed)
-        settings = _tuned(settings, env)
+        settings = _tuned(settings, env, elsewhere)
         run = create(folder, settings, env.protocol)
         say(f"{folder}  (seed {settings.seed}; watch it with: tensorboard --logdir {folder})")
         say("protocol: " + ", ".join(f"{name} {_plain(value)}" for name, value in env.protocol.items()))
@@ -133,6 +134,11 @@ def resume(
     if steps is not None:
         overrides.append(("train.steps", steps))
     settings = config.change(found.settings, overrides)
+    if described and len(described.worker) != settings.workers.count:
+        raise UsageError(
+            f"{cluster} has {len(described.worker)} workers, and {found.folder} is trained by "
+            f"{settings.workers.count or 'none'}: change one of them (--set workers.count=N)"
+        )
 
     with found.lock("resume"):
         from twin_graph import envs, needs
@@ -146,7 +152,8 @@ def resume(
                 f"{found.folder} has its {point.counters.agent_steps:,} agent steps; give more with --steps"
             )
         with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
-            needed = needs.measure(settings, env, found.folder)
+            elsewhere = bool(described and described.beyond_this_machine)
+            needed = needs.measure(settings, env, found.folder, elsewhere=elsewhere)
             needs.check(needed)
             changes = list(config.differences(found.settings, settings))
             if changes:
@@ -159,13 +166,13 @@ def resume(
             _train(found, env, point, as_json, described)
 
 
-def _tuned(settings: config.Settings, env: Any) -> config.Settings:
+def _tuned(settings: config.Settings, env: Any, elsewhere: bool) -> config.Settings:
     """The settings with threads and precision measured, where they are left open."""
     from twin_graph import tuning
     from twin_graph.model import ModelSpec
 
     spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
-    settings, choices = tuning.fix(settings, spec)
+    settings, choices = tuning.fix(settings, spec, elsewhere=elsewhere)
     if choices:
         best, *others = choices
         say(f"twins: {best}" + "".join(f" ({other})" for other in others) + "; fixed for this run")

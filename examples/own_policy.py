@@ -4,8 +4,8 @@
     PYTHONPATH=examples twin-graph experiment run studies/own-policy.toml
 
 Q-learning overestimates, since it takes the largest of several noisy values. This policy looks at the largest |Q| that
-each of the last snapshots has on the run's probe batch, and takes the snapshot where it is smallest. That is modest where
-rewards are not negative, as in CartPole; where they are, the smallest |Q| may promise the most.
+each of the last snapshots has on the run's probe batch, and takes the snapshot where it is smallest. That is modest
+where rewards are not negative, as in CartPole; where they are, the smallest |Q| may promise the most.
 """
 
 import math

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 from test_learners import feed, minibatch, spec
 
-from twin_graph.config import Settings
+from twin_graph.config import Settings, change
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.shared import (
     CHIEF,
@@ -89,12 +90,12 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
         twin = open_.enter_context(Twin("online", chosen, seed=5, threads=1))
         chief = ChiefSession(cluster, shared_variables(chosen))
         open_.callback(chief.close)
-        chief.begin(twin.all_variables(), Counts(vector_steps=3, updates=40, episodes=7))
+        chief.begin(twin.all_variables(), Counts(vector_steps=3, updates=40, episodes=7), attempt=2)
         workers = [
             open_.enter_context(WorkerSession(cluster, i, chosen, vector_steps=9, config=config[i])) for i in range(2)
         ]
         for worker in workers:
-            worker.wait_for_chief(30)
+            assert worker.wait_for_chief(30) == 2
 
         observations = np.eye(4, dtype=np.float32)
         np.testing.assert_array_equal(workers[0].q_values(observations), twin.q_values(observations))
@@ -131,6 +132,30 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
         assert [process.wait(20) for process in processes] == [0, 0]
 
 
+def test_every_step_is_claimed_once_by_workers_that_claim_at_the_same_time(tmp_path: Path) -> None:
+    chosen, steps = spec(), 2_000
+    with contextlib.ExitStack() as open_:
+        cluster, _ = open_.enter_context(servers(1, 2, tmp_path))
+        chief = ChiefSession(cluster, shared_variables(chosen))
+        open_.callback(chief.close)
+        with Twin("online", chosen, threads=1) as twin:
+            values = twin.all_variables()
+        chief.begin(values, Counts(0, 0, 0), attempt=1)
+        workers = []
+        for i in range(2):
+            config = session_config("/job:ps", f"/job:worker/task:{i}", threads=1)
+            workers.append(open_.enter_context(WorkerSession(cluster, i, chosen, steps, config)))
+            workers[i].wait_for_chief(30)
+        with ThreadPoolExecutor(2) as threads:
+            claimed = list(threads.map(lambda worker: list(iter(worker.claim_step, None)), workers))
+        assert all(len(each) > steps / 10 for each in claimed)
+        assert sorted([*claimed[0], *claimed[1]]) == list(range(steps))
+
+        chief.begin(values, Counts(0, 0, 0), attempt=2)
+        with pytest.raises(TwinGraphError, match="resumed without this task; start it again"):
+            workers[0].claim_step()
+
+
 def test_workers_stop_when_the_chief_asks(tmp_path: Path) -> None:
     chosen = spec()
     with contextlib.ExitStack() as open_:
@@ -138,7 +163,7 @@ def test_workers_stop_when_the_chief_asks(tmp_path: Path) -> None:
         chief = ChiefSession(cluster, shared_variables(chosen))
         open_.callback(chief.close)
         with Twin("online", chosen, threads=1) as twin:
-            chief.begin(twin.all_variables(), Counts(0, 0, 0))
+            chief.begin(twin.all_variables(), Counts(0, 0, 0), attempt=1)
         config = session_config("/job:ps", "/job:worker/task:0", threads=1)
         worker = open_.enter_context(WorkerSession(cluster, 0, chosen, vector_steps=9, config=config))
         worker.wait_for_chief(30)
@@ -174,10 +199,10 @@ def own_address() -> str | None:
         return None if address.startswith("127.") else address
 
 
-def connects(host: str, port: int) -> bool:
+def connects(host: str, port: int | str) -> bool:
     with socket.socket() as client:
         client.settimeout(1.5)
-        return client.connect_ex((host, port)) == 0
+        return client.connect_ex((host, int(port))) == 0
 
 
 def test_a_server_hears_this_machine_alone_and_a_taken_port_is_said() -> None:
@@ -232,6 +257,7 @@ def test_tasks_have_names_that_must_be_there() -> None:
         ({"act__with": "target"}, "act.with=target"),
         ({"twin__precision": "bf16"}, "bf16 is not made for workers"),
         ({"replay__capacity_steps": 240}, "too small for 4 workers"),
+        ({"loss": "dqn3", "train__rescale_r": True, "env__clip_rewards": False}, "rescale_r needs env.clip_rewards"),
     ],
 )
 def test_what_workers_cannot_do_is_refused(cartpole: Make, changes: dict[str, Any], reason: str) -> None:
@@ -245,6 +271,7 @@ def test_each_worker_has_random_numbers_of_its_own_and_its_part_of_the_replay(ca
     assert len({settings.seed, *(each.seed for each in own)}) == 4
     assert {each.train.start_steps for each in own} == {math.ceil(250 / 3 / 8) * 8}
     assert {each.replay.capacity_steps for each in own} == {1_000}
+    assert {each.replay.importance_updates for each in own} == {settings.replay.importance_updates // 3}
 
 
 # Whole trainings, in processes
@@ -392,6 +419,27 @@ def test_a_described_cluster_starts_in_any_order(tmp_path: Path) -> None:
             process.kill()
     status = report.status(Run(run))
     assert status["agent_steps"] == sum(worker["agent_steps"] for worker in status["workers"]) == 1_200
+
+
+def test_ctrl_c_ends_a_server_that_a_person_started(tmp_path: Path) -> None:
+    loopback = Cluster.on_this_machine(tmp_path / "run", workers=1, servers=1)
+    file = tmp_path / "cluster.toml"
+    file.write_text(f'run = "{loopback.run}"\nps = ["{loopback.ps[0]}"]\nworker = ["{loopback.worker[0]}"]\n')
+    server = start("cluster", str(file), "--task=ps:0", cwd=tmp_path)
+    try:
+        wait_until(lambda: connects(*loopback.ps[0].split(":")))
+        time.sleep(2)  # it waits for tokens now
+        server.send_signal(signal.SIGINT)
+        assert server.wait(10) == -signal.SIGINT
+    finally:
+        server.kill()
+
+
+def test_a_run_does_not_change_between_workers_and_none(cartpole: Make) -> None:
+    for before, after in ((0, 2), (2, 0)):
+        with pytest.raises(UsageError, match="goes on with workers if it began with them"):
+            change(cartpole(workers__count=before), [("workers.count", after)])
+    assert change(cartpole(workers__count=2), [("workers.count", 3)]).workers.count == 3
 
 
 def test_addresses_beyond_this_machine_need_a_word_of_consent(tmp_path: Path) -> None:

@@ -449,7 +449,13 @@ def test_the_needs_of_a_training_are_measured_and_checked(pong: Make, tmp_path: 
     settings = pong(replay__capacity_steps=1_000_000)
     env = envs.make(settings.env, count=1)
     needed = needs.measure(settings, env, tmp_path / "not" / "there" / "yet")
+    by_workers = [
+        needs.measure(pong(workers__count=16, replay__capacity_steps=1_000_000), env, tmp_path, elsewhere=elsewhere)
+        for elsewhere in (False, True)
+    ]
     env.close()
+    assert by_workers[0].memory > needed.replay + 17 * needs.PROCESS_BYTES
+    assert by_workers[1].memory < 2 * needs.PROCESS_BYTES
     # 84 x 84 bytes a frame, plus action, reward, two flags and age.
     assert needed.replay == 1_000_000 * (84 * 84 + 18)
     needs.check(needed)

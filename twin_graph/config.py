@@ -408,12 +408,15 @@ class Settings(_Section):
         """With which one of several workers trains: random numbers of its own, its part of the replay."""
         workers, environments = self.workers.count, self.env.count
         start = math.ceil(self.train.start_steps / workers / environments) * environments
-        capacity = self.replay.capacity_steps // workers
+        replay = {
+            "capacity_steps": self.replay.capacity_steps // workers,
+            "importance_updates": max(1, self.replay.importance_updates // workers),  # it counts its own
+        }
         return self.model_copy(
             update={
                 "seed": self.seed + (1 + index) * 2**31,
                 "train": self.train.model_copy(update={"start_steps": start}),
-                "replay": self.replay.model_copy(update={"capacity_steps": capacity}),
+                "replay": self.replay.model_copy(update=replay),
             }
         )
 
@@ -424,6 +427,8 @@ class Settings(_Section):
             raise ValueError("act.with=target acts by one target; workers act by the shared variables")
         if self.twin.precision == "bf16":
             raise ValueError("twin.precision=bf16 is not made for workers; leave it out")
+        if self.train.rescale_r and not self.env.clip_rewards:
+            raise ValueError("train.rescale_r needs env.clip_rewards here: each worker has met another largest reward")
         own = self.of_worker(0)
         if own.replay.capacity_steps < max(reach, own.train.start_steps):
             raise ValueError(
@@ -527,7 +532,10 @@ def change(settings: Settings, overrides: Iterable[tuple[str, Any]]) -> Settings
     for key, _ in overrides:
         if key.startswith(FIXED):
             raise UsageError(f"{key} cannot change in a run that has begun; train a new one")
-    return replace(settings, overrides)
+    changed = replace(settings, overrides)
+    if bool(changed.workers.count) != bool(settings.workers.count):
+        raise UsageError("a run goes on with workers if it began with them, and without if not; train a new one")
+    return changed
 
 
 def replace(settings: Settings, overrides: Iterable[tuple[str, Any]]) -> Settings:

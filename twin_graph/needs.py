@@ -44,8 +44,14 @@ class Needs(NamedTuple):
         )
 
 
-def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
+def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool = False) -> Needs:
     """The needs of a training of these settings in a run folder that may not exist yet.
+
+    Args:
+      settings: of the training.
+      env: its environments.
+      folder: of the run.
+      elsewhere: workers and servers, and the replay with them, are on other machines.
 
     Raises:
       UsageError: the network does not fit the environment's observations.
@@ -66,11 +72,12 @@ def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
     kept = min(snapshots, learners * save.keep_last + (snapshots // save.keep_every if save.keep_every else 0))
     # Between two resume points nothing is removed, and two points are kept beside the one that is being written.
     prepared = max(1, math.ceil(train.chunk_steps / train.every_steps)) * train.batch_size * train.accumulate
-    processes = 1 + settings.workers.count + (settings.workers.servers if settings.workers.count else 0)
+    children = settings.workers.count + settings.workers.servers if settings.workers.count and not elsewhere else 0
     observation = int(np.prod(env.observation_shape)) * np.dtype(env.observation_dtype).itemsize
     recent = 2 * settings.resume.every_steps * snapshots // train.steps
     capacity = settings.replay.capacity_steps
-    replay = Replay.bytes_needed(capacity, env.observation_shape, env.observation_dtype, env.stack)
+    whole = Replay.bytes_needed(capacity, env.observation_shape, env.observation_dtype, env.stack)
+    replay = 0 if elsewhere else whole
     stored = replay * min(capacity, train.steps) // capacity
     between_points = replay * min(settings.resume.every_steps, train.steps) // capacity
     logged = _METRICS_BYTES + (_VARIABLE_BYTES * len(trainables) if settings.log.variables else 0)
@@ -79,7 +86,7 @@ def measure(settings: Settings, env: VectorEnv, folder: Path) -> Needs:
         replay=replay,
         # Both observations of each transition, of the chunk that is trained and of the one that is prepared.
         memory=replay
-        + processes * PROCESS_BYTES
+        + (1 + children) * PROCESS_BYTES
         + (learners * (policy.members + 1) - 2) * _TWIN_BYTES
         + 2 * 2 * prepared * observation,
         memory_free=cpu.memory_free(),

@@ -45,7 +45,9 @@ class Dqn3RmsProp(tf.train.Optimizer):  # type: ignore[misc]
         mean = g.assign(_DQN3_DECAY * g + (1 - _DQN3_DECAY) * gradient, read_value=False)
         square = g2.assign(_DQN3_DECAY * g2 + (1 - _DQN3_DECAY) * tf.square(gradient), read_value=False)
         with tf.control_dependencies([mean, square]):
-            root = tf.sqrt(g2.read_value() - tf.square(g.read_value()) + _DQN3_MINIMUM)
+            # Never below zero, but for rounding, and for two workers that write their means at once.
+            spread = tf.maximum(g2.read_value() - tf.square(g.read_value()), 0)
+            root = tf.sqrt(spread + _DQN3_MINIMUM)
             return variable.assign_sub(self._learning_rate * gradient / root, read_value=False)
 
 

@@ -32,10 +32,14 @@ class Choice(NamedTuple):
         return f"{threads}, {self.precision}: {self.updates_per_second:.0f} updates/s"
 
 
-def fix(settings: Settings, spec: ModelSpec) -> tuple[Settings, list[Choice]]:
-    """The settings with threads and precision decided, and what `measure` gave; workers share the cores evenly."""
+def fix(settings: Settings, spec: ModelSpec, *, elsewhere: bool = False) -> tuple[Settings, list[Choice]]:
+    """The settings with threads and precision decided, and what `measure` gave.
+
+    Workers share the cores evenly, or, if they are `elsewhere`, have machines like this one to themselves.
+    """
     if settings.workers.count:
-        threads = settings.twin.threads or max(1, cpu.describe().cores // settings.workers.count)
+        sharing = 1 if elsewhere else settings.workers.count
+        threads = settings.twin.threads or max(1, cpu.describe().cores // sharing)
         return config.change(settings, [("twin.threads", threads), ("twin.precision", "fp32")]), []
     choices = measure(settings, spec)
     threads, precision = choices[0][:2] if choices else _possible(settings)[0]

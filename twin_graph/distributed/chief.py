@@ -20,7 +20,7 @@ from twin_graph.snapshots.files import make_folder
 from twin_graph.snapshots.ledger import Commit, Swap
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.workers import CLUSTER, FOLDER, statuses
+from twin_graph.snapshots.workers import CLUSTER, FOLDER, SILENT_SECONDS, statuses
 from twin_graph.streams import Purpose, stream
 
 _TICK_SECONDS = 0.2
@@ -28,7 +28,6 @@ _PROBE_EVERY = 20  # vector steps
 _LOOK_SECONDS = 1.0
 _WORKERS_END_SECONDS = 60.0  # for the last updates
 _WORKERS_STOP_SECONDS = 4.0  # what they then have not sent is not waited for
-_SILENT_SECONDS = 30.0
 
 
 class Chief(Agent):
@@ -57,16 +56,19 @@ class Chief(Agent):
             self._shared = ChiefSession(cluster, variables)
             self._owned.callback(self._release, self._shared)
             counts = Counts(self.agent_steps // self._environments, self.updates, self.episodes)
-            self._shared.begin(self.online.all_variables(), counts, between=self._supervise)
+            self._shared.begin(self.online.all_variables(), counts, attempt=self._run.attempt, between=self._supervise)
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
 
     def _release(self, shared: ChiefSession) -> None:
-        """Lets the servers go, also where workers never will be done; nothing where a server is lost."""
+        """Lets servers go when the last worker does, of those that are left; nothing where a server is lost."""
         if not self._lost:
+            going = self._going()
+            gone = [worker for worker in range(len(self._cluster.worker)) if worker not in going]
             with contextlib.suppress(tf.errors.OpError):
-                shared.put_tokens([*range(len(self._cluster.worker)), CHIEF])
+                shared.ask_to_stop()
+                shared.put_tokens([*gone, CHIEF])
             shared.close()
 
     def follow(self, env: VectorEnv) -> Iterator[list[VectorStep]]:
@@ -144,19 +146,18 @@ class Chief(Agent):
     def _wait_for_workers(self) -> None:
         all_made = self.agent_steps >= self.settings.train.steps
         deadline = time.monotonic() + (_WORKERS_END_SECONDS if all_made else _WORKERS_STOP_SECONDS)
-        while time.monotonic() < deadline:
+        while self._going() and time.monotonic() < deadline:
             self._supervise()
-            if self.supervisor:
-                if self.supervisor.workers_are_done():
-                    break
-            else:
-                self.workers = statuses(self._run.folder, self._run.attempt)
-                going = [w for w in self.workers if w.state == "training" and time.time() - w.time < _SILENT_SECONDS]
-                if not going:
-                    break
             time.sleep(_TICK_SECONDS / 2)
         self._looked = 0.0
         self._look_at_workers()
+
+    def _going(self) -> set[int]:
+        """Workers that have not ended, and not fallen silent."""
+        if self.supervisor:
+            return self.supervisor.going()
+        said = statuses(self._run.folder, self._run.attempt)
+        return {w.index for w in said if w.state == "training" and time.time() - w.time < SILENT_SECONDS}
 
     def commit(self) -> list[Commit]:
         self._renew()

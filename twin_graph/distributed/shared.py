@@ -16,12 +16,12 @@ from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
 from twin_graph.twin import Variable
 
-_COUNTERS = ("vector_steps", "updates", "episodes", "stop", "ready")
+_COUNTERS = ("vector_steps", "updates", "episodes", "stop", "attempt")
 _NO_LIMIT = 2**62
 _TOKENS = 100_000  # never so many
 CHIEF = -1
 _ANSWER_MILLISECONDS = 10_000
-_START_SECONDS = 60.0
+_START_SECONDS = 600.0  # as long as workers wait for the chief
 _TRY_SECONDS = 0.2
 
 
@@ -158,13 +158,19 @@ class ChiefSession:
             self._session.close()
 
     def begin(
-        self, values: Mapping[str, np.ndarray], counts: Counts, *, between: Callable[[], None] = lambda: None
+        self,
+        values: Mapping[str, np.ndarray],
+        counts: Counts,
+        *,
+        attempt: int,
+        between: Callable[[], None] = lambda: None,
     ) -> None:
         """Sets everything, once the servers answer; workers wait for this.
 
         Args:
           values: of the shared variables, by name.
           counts: to begin with.
+          attempt: of the run, from 1; workers of an earlier one end when they see it.
           between: called before each try; may raise.
 
         Raises:
@@ -174,19 +180,19 @@ class ChiefSession:
         while True:
             between()
             try:
-                self._begin(values, counts)
+                self._begin(values, counts, attempt)
                 return
             except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
                 if time.monotonic() > deadline:
                     raise TwinGraphError(f"no parameter server answers at {', '.join(self._servers)}") from None
                 time.sleep(_TRY_SECONDS)
 
-    def _begin(self, values: Mapping[str, np.ndarray], counts: Counts) -> None:
-        self.push(values)
+    def _begin(self, values: Mapping[str, np.ndarray], counts: Counts, attempt: int) -> None:
         self._session.run([self._counters[name].initializer for name in _COUNTERS])
+        self.push(values)
         for name, value in counts._asdict().items():
             self._counters[name].load(value, self._session)
-        self._counters["ready"].load(1, self._session)
+        self._counters["attempt"].load(attempt, self._session)
 
     def push(self, values: Mapping[str, np.ndarray]) -> None:
         """Sets the shared variables."""
@@ -245,8 +251,8 @@ class WorkerSession:
         with graph.as_default(), tf.device(lambda op: op.device or devices.get(op.name, here)):
             self.model = build_model(spec, copy=True)
             counters = _counters()
-            self._ready = tf.is_variable_initialized(counters["ready"])
-            self._is_ready = counters["ready"].read_value()
+            self._is_begun = tf.is_variable_initialized(counters["attempt"])
+            self._attempt = counters["attempt"].read_value()
             self._version = counters["updates"].read_value()
             self._stop = counters["stop"].read_value()
             self._step = _count_up(counters["vector_steps"], vector_steps)
@@ -259,6 +265,7 @@ class WorkerSession:
         graph.finalize()
         self.calls = Calls(tf.Session(server.target, graph=graph, config=config), f"worker {index}")
         self._initialize = initialize
+        self._own_attempt = 0
         self.version = 0
 
     def __enter__(self) -> Self:
@@ -267,24 +274,33 @@ class WorkerSession:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.calls.close()
 
-    def wait_for_chief(self, seconds: float) -> None:
-        """Returns when the chief has set the shared variables; in whatever order the processes were started."""
+    def wait_for_chief(self, seconds: float) -> int:
+        """The run's attempt, when the chief has set the shared variables; in whatever order processes were started."""
         deadline = time.monotonic() + seconds
-        while not (self.calls.run(self._ready) and self.calls.run(self._is_ready)):
+        while not (self.calls.run(self._is_begun) and self.calls.run(self._attempt)):
             if time.monotonic() > deadline:
                 raise TwinGraphError(f"no chief in {seconds:.0f} s: has it been started?")
             time.sleep(0.1)
         self.calls.run(self._initialize)
         self.pull()
+        self._own_attempt = int(self.calls.run(self._attempt))
+        return self._own_attempt
 
     def pull(self) -> None:
         """Renews the copy."""
         self.version = int(self.calls.run((self._version, self.model.pull))[0])
 
     def claim_step(self) -> int | None:
-        """The number of a vector step that nobody else makes; None if all are made, or the chief wants an end."""
+        """The number of a vector step that nobody else makes; None if all are made, or the chief wants an end.
+
+        Raises:
+          TwinGraphError: there is another chief, who began from a resume point.
+        """
         try:
-            if self.calls.run(self._stop):
+            stop, attempt = self.calls.run((self._stop, self._attempt))
+            if attempt != self._own_attempt:
+                raise TwinGraphError("the training was resumed without this task; start it again")
+            if stop:
                 return None
             return int(self.calls.run(self._step))
         except tf.errors.OutOfRangeError:

@@ -60,11 +60,8 @@ class Supervisor:
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
 
-    def look(self) -> list[int]:
+    def look(self) -> None:
         """Starts workers again that have died.
-
-        Returns:
-          The numbers of those that have died once too often, since the last call.
 
         Raises:
           TwinGraphError: a parameter server is gone, or no worker is left.
@@ -75,7 +72,6 @@ class Supervisor:
                     f"parameter server {i} ended ({self._why(f'ps-{i}', server.returncode)}), and with it the newest "
                     "updates; `twin-graph resume` goes on from the last resume point"
                 )
-        given_up = []
         for i, worker in enumerate(self._workers):
             if worker is None or worker.poll() in (None, 0):
                 continue
@@ -84,17 +80,18 @@ class Supervisor:
                 self._workers[i] = self._start(f"worker:{i}")
             else:
                 self._workers[i] = None
-                given_up.append(i)
         if all(worker is None for worker in self._workers):
             raise TwinGraphError(
                 f"every worker died more than {self._most} times; see {self._file.parent}/{name_of(0)}.log"
             )
-        return given_up
 
     def _why(self, name: str, code: int) -> str:
+        if code < 0:
+            return f"signal {-code}"
         lines = (self._file.parent / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
         said = next((line for line in reversed(lines) if line.startswith("Error: ")), "")
-        return said.removeprefix("Error: ") or (f"signal {-code}" if code < 0 else f"exit code {code}")
+        return said.removeprefix("Error: ") or f"exit code {code}"
 
-    def workers_are_done(self) -> bool:
-        return all(worker is None or worker.poll() is not None for worker in self._workers)
+    def going(self) -> set[int]:
+        """Workers whose process has not ended."""
+        return {i for i, worker in enumerate(self._workers) if worker and worker.poll() is None}

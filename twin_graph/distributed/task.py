@@ -33,6 +33,8 @@ def run_task(cluster: Cluster, task: str, *, parent: int | None = None) -> None:
 
     try:
         if job == "ps":
+            if parent is None:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would first wait for the session's answer
             server.serve(cluster, index)
         else:
             worker.work(cluster, index)

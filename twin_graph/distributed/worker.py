@@ -62,7 +62,7 @@ class Worker:
         self._status = own_status(index, run.attempt, "training")
         self._log = UpdateLog(run.folder, self._status.name, run.attempt)
         self._followed: Swap | None = None
-        self._to_record: Swap | None = None
+        self._recorded: Swap | None = None
         self._made = self._applied = self._episodes = 0
         self._staleness = deque[int](maxlen=100)
         self._returns = deque[float](maxlen=RECENT_EPISODES)
@@ -78,7 +78,7 @@ class Worker:
         """All of it. Raises `DivergedError`, and `tf.errors.OpError` where a parameter server is lost."""
         with ThreadPoolExecutor(1, "claims") as claims, ThreadPoolExecutor(1, "gradients") as gradients:
             claim = claims.submit(self._session.claim_step)
-            applying: Future[tuple[Batch, Applied]] | None = None
+            applying: Future[tuple[Batch, Applied, Swap | None]] | None = None
             s_tm1 = None
             while (step := claim.result()) is not None:
                 claim = claims.submit(self._session.claim_step)
@@ -86,11 +86,13 @@ class Worker:
                     s_tm1 = self._env.reset(self._seeds(step))
                 s_tm1 = self._make(step, s_tm1)
                 for update in self._due():
-                    self._follow_target()
+                    swap = self._follow_target()
                     batch, q_target_t = self._prepare(update)
                     if applying:
                         self._record(*applying.result())
-                    applying = gradients.submit(self._apply, batch, q_target_t)
+                    else:
+                        self._session.pull()  # others have gone on while this one filled its replay
+                    applying = gradients.submit(self._apply, batch, q_target_t, swap)
                 self._tell()
             if applying:
                 self._record(*applying.result())
@@ -127,15 +129,15 @@ class Worker:
         first, self._applied = self._applied, max(self._applied, due)
         return range(first, self._applied)
 
-    def _follow_target(self) -> None:
-        """Restores what the run's target was last refreshed with, if that has changed."""
+    def _follow_target(self) -> Swap | None:
+        """Restores what the run's target was last refreshed with, if that has changed; gives that refresh."""
         swaps = target_swaps(self._run.ledger.events())
-        if not swaps or (self._followed and swaps[-1] == self._followed):
-            return
-        store = self._run.store()
-        with store.reading():
-            self._target.restore([store.find(snapshot) for snapshot in swaps[-1].snapshots], store)
-        self._followed = self._to_record = swaps[-1]
+        if swaps and swaps[-1] != self._followed:
+            store = self._run.store()
+            with store.reading():
+                self._target.restore([store.find(snapshot) for snapshot in swaps[-1].snapshots], store)
+            self._followed = swaps[-1]
+        return self._followed
 
     def _prepare(self, update: int) -> tuple[Batch, np.ndarray | None]:
         batch = self._sampler.sample(range(update, update + 1))
@@ -145,7 +147,9 @@ class Worker:
             return batch, None
         return batch, self._target.in_blocks(batch.s_t)
 
-    def _apply(self, batch: Batch, q_target_t: np.ndarray | None) -> tuple[Batch, Applied]:
+    def _apply(
+        self, batch: Batch, q_target_t: np.ndarray | None, swap: Swap | None
+    ) -> tuple[Batch, Applied, Swap | None]:
         """Gradients to the servers, then the renewed variables back; meanwhile the worker acts."""
         model, train = self._session.model, self._settings.train
         fed = {
@@ -154,23 +158,22 @@ class Worker:
         }
         applied = self._session.apply(minibatches(model, train, batch, q_target_t), fed)
         self._session.pull()
-        return batch, applied
+        return batch, applied, swap
 
-    def _record(self, batch: Batch, applied: Applied) -> None:
+    def _record(self, batch: Batch, applied: Applied, swap: Swap | None) -> None:
+        """Records an update, and by which refresh its target was what it was, where that is not the one before's."""
+        if swap and swap != self._recorded:
+            own = {
+                "worker": self._status.name,
+                "first_update": applied.update + 1,
+                "time": utc_now(),
+                "attempt": self._run.attempt,
+                "hold": False,
+                "request": None,
+            }
+            self._run.ledger.append(swap.model_copy(update=own))
+            self._recorded = swap
         self._log.append(applied.update)
-        if self._to_record:
-            swap = self._to_record.model_copy(
-                update={
-                    "worker": self._status.name,
-                    "first_update": applied.update + 1,
-                    "time": utc_now(),
-                    "attempt": self._run.attempt,
-                    "hold": False,
-                    "request": None,
-                }
-            )
-            self._run.ledger.append(swap)
-            self._to_record = None
         self._sampler.learnt(batch, applied.td_error)
         self._staleness.append(applied.staleness)
         self._status = self._status.model_copy(
@@ -225,8 +228,9 @@ def work(cluster: Cluster, index: int) -> None:
         spec = ModelSpec.of(whole, env.observation_shape, env.observation_dtype, env.n_actions)
         steps = math.ceil(whole.train.steps / env.count)
         with WorkerSession(cluster, index, spec, steps, config) as session:
-            session.wait_for_chief(_CHIEF_SECONDS)
-            run.attempt = run.ledger.attempt  # the chief's, who may have started later
+            run.attempt = session.wait_for_chief(_CHIEF_SECONDS)
+            if Run(run.folder).settings != whole:
+                raise TwinGraphError(f"the settings of {run.folder} were changed since this task began; start it again")
             with contextlib.closing(Worker(run, index, settings, env, spec, session)) as worker:
                 try:
                     worker.train()

@@ -143,6 +143,8 @@ def restored(run: Run, point: PointState) -> Iterator[str]:
     if point.segments:
         steps = point.segments[-1].stop - point.segments[0].first
         yield f"restored: replay, {steps * run.settings.env.count:,} agent steps in {len(point.segments)} segments"
+    elif run.settings.workers.count:
+        yield "absent: replay, each worker fills its own again"
     else:
         yield "absent: replay, nothing was collected yet"
     for learner in point.learners:
@@ -182,7 +184,9 @@ def explain(run: Run, update: int) -> dict[str, Any]:
             raise UsageError(f"update {update:,}: no worker recorded it; one that was killed may have applied it")
         worker = found
     swaps = target_swaps(events, learner=learner, worker=worker)
-    at = max(i for i, swap in enumerate(swaps) if swap.first_update <= update)
+    if not (earlier := [i for i, swap in enumerate(swaps) if swap.first_update <= update]):
+        raise UsageError(f"update {update:,}: no target of {worker} is recorded; it may have been killed just then")
+    at = earlier[-1]
     swap, following = swaps[at], swaps[at + 1 :]
     last = min((later.first_update - 1 for later in following), default=summary["updates"])
     commits = {snapshot.id: snapshot for snapshot in [*run.store().snapshots, *run.store().imports]}

@@ -19,6 +19,7 @@ from twin_graph.snapshots.ledger import Event, Record, Start
 FOLDER = "workers"
 CLUSTER = "cluster.json"
 SUFFIXES = (".json", ".new", ".updates", ".log")
+SILENT_SECONDS = 30.0  # after which a worker counts as gone
 
 
 class WorkerStatus(Record):
@@ -54,6 +55,10 @@ class WorkerStatus(Record):
     loss: float | None = None
     q_mean: float | None = None
     returns: tuple[float, ...] = ()
+
+    @property
+    def index(self) -> int:
+        return int(self.name.rpartition("-")[2])
 
 
 def name_of(index: int) -> str:
