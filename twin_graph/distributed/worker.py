@@ -78,7 +78,7 @@ class Worker:
         """All of it. Raises `DivergedError`, and `tf.errors.OpError` where a parameter server is lost."""
         with ThreadPoolExecutor(1, "claims") as claims, ThreadPoolExecutor(1, "gradients") as gradients:
             claim = claims.submit(self._session.claim_step)
-            applying: Future[tuple[Batch, Applied, Swap | None]] | None = None
+            applying: tuple[Future[Applied], Batch, Swap | None] | None = None
             s_tm1 = None
             while (step := claim.result()) is not None:
                 claim = claims.submit(self._session.claim_step)
@@ -89,13 +89,13 @@ class Worker:
                     swap = self._follow_target()
                     batch, q_target_t = self._prepare(update)
                     if applying:
-                        self._record(*applying.result())
+                        self._record(*applying)
                     else:
                         self._session.pull()  # others have gone on while this one filled its replay
-                    applying = gradients.submit(self._apply, batch, q_target_t, swap)
+                    applying = gradients.submit(self._apply, batch, q_target_t), batch, swap
                 self._tell()
             if applying:
-                self._record(*applying.result())
+                self._record(*applying)
         self._tell("done")
 
     def _seeds(self, step: int) -> np.ndarray:
@@ -147,9 +147,7 @@ class Worker:
             return batch, None
         return batch, self._target.in_blocks(batch.s_t)
 
-    def _apply(
-        self, batch: Batch, q_target_t: np.ndarray | None, swap: Swap | None
-    ) -> tuple[Batch, Applied, Swap | None]:
+    def _apply(self, batch: Batch, q_target_t: np.ndarray | None) -> Applied:
         """Gradients to the servers, then the renewed variables back; meanwhile the worker acts."""
         model, train = self._session.model, self._settings.train
         fed = {
@@ -158,10 +156,11 @@ class Worker:
         }
         applied = self._session.apply(minibatches(model, train, batch, q_target_t), fed)
         self._session.pull()
-        return batch, applied, swap
+        return applied
 
-    def _record(self, batch: Batch, applied: Applied, swap: Swap | None) -> None:
-        """Records an update, and by which refresh its target was what it was, where that is not the one before's."""
+    def _record(self, applying: Future[Applied], batch: Batch, swap: Swap | None) -> None:
+        """Waits for an update and records it, and the refresh that gave its targets, if that is not the last one's."""
+        applied = applying.result()
         if swap and swap != self._recorded:
             own = {
                 "worker": self._status.name,
