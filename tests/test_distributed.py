@@ -360,6 +360,8 @@ def test_a_killed_worker_is_started_again_and_the_steps_are_exact(tmp_path: Path
     assert explained >= len(range(1, status["updates"] + 1, 11)) - 1
     swaps = [event for event in Run(run).ledger.events() if isinstance(event, Swap)]
     assert {swap.worker for swap in swaps} == {"", "worker-0", "worker-1"}
+    for swap in swaps:  # no update had a target that was not there when it was made
+        assert all(commits[snapshot].updates < swap.first_update for snapshot in swap.snapshots)
     weights = [snapshot.weights_sha256 for snapshot in commits.values()]
     assert len(set(weights)) == len(weights) > 4
 

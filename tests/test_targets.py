@@ -103,6 +103,19 @@ def history_of(events: Sequence[tuple[Any, ...]]) -> History:
     return History(updates, snapshots, played)
 
 
+@pytest.mark.parametrize(("rule", "stall"), [("test", 1), ("mean", 1), ("test", 3), ("mean", 3)])
+def test_retention_of_those_who_lost_changes_nothing_for_the_best(rule: str, stall: int) -> None:
+    """0 is best, 1 loses; then, of 2 and 3, each beats the one before, and 4 loses."""
+    for played in range(1, 6):
+        events: list[tuple[Any, ...]] = []
+        for ours, theirs in [(1, 0), (0, 1), (2, 1), (3, 2), (0, 3)][:played]:
+            events += [(100, None), (0, ours, theirs, rule == "test")]
+        history = history_of(events)
+        chosen = choose(f"best({rule}, {stall})", history)
+        kept = history._replace(snapshots=[s for s in history.snapshots if s in chosen.candidates])
+        assert choose(f"best({rule}, {stall})", kept) == chosen
+
+
 @settings(deadline=None)
 @given(events=_EVENTS, text=_POLICIES, counter=st.integers(0, 10**9), data=st.data())
 def test_what_is_chosen_later_was_a_candidate_or_is_newer_whatever_else_is_removed(

@@ -232,14 +232,25 @@ class Incumbent(NamedTuple):
 
 
 def incumbent(history: History, rule: str = "test") -> Incumbent | None:
-    """Who is best after these matches, among those whose weights are there; None before the first."""
+    """Who is best after these matches, among those whose weights are there; None before the first.
+
+    Matches count also where the challenger lost and was removed since: retention must not change what is chosen. If the
+    weights of the best itself are gone, it is who would be best without it.
+    """
     present = {snapshot.id for snapshot in history.snapshots}
+    gone: set[str] = set()
+    while held := _best_of([match for match in history.matches if match.challenger not in gone], rule):
+        if held.snapshot in present:
+            return held
+        gone.add(held.snapshot)
+    return None
+
+
+def _best_of(matches: Sequence[Match], rule: str) -> Incumbent | None:
     held: Incumbent | None = None
     returns: dict[str, list[float]] = {}
-    for match in history.matches:
+    for match in matches:
         challenger = match.challenger
-        if challenger not in present:
-            continue
         for snapshot, scores in match.returns.items():
             returns.setdefault(snapshot, []).extend(scores)
         if held is None:
