@@ -93,7 +93,7 @@ def _panel(progress: Any, elapsed: float) -> Group:
     facts.add_row("score", _score(progress))
     workers = Table.grid(padding=(0, 2))
     for worker in agent.workers:
-        restarts = agent.restarts(worker.name)
+        restarts = agent.restarts(worker.index)
         again = f", started again {restarts} times" if restarts else ""
         workers.add_row(worker.name, worker_line(worker.model_dump()) + again)
     return Group(bar, facts, workers, f"[dim]{_phases(progress)}[/]", f"[yellow]{progress.note}[/]")

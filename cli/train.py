@@ -90,7 +90,7 @@ def train(
     with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
         from twin_graph import needs
 
-        elsewhere = bool(described and described.beyond_this_machine)
+        elsewhere = _elsewhere(described)
         needed = needs.measure(settings, env, folder, elsewhere=elsewhere)
         needs.check(needed)
         settings = _tuned(settings, env, elsewhere)
@@ -152,8 +152,7 @@ def resume(
                 f"{found.folder} has its {point.counters.agent_steps:,} agent steps; give more with --steps"
             )
         with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
-            elsewhere = bool(described and described.beyond_this_machine)
-            needed = needs.measure(settings, env, found.folder, elsewhere=elsewhere)
+            needed = needs.measure(settings, env, found.folder, elsewhere=_elsewhere(described))
             needs.check(needed)
             changes = list(config.differences(found.settings, settings))
             if changes:
@@ -191,6 +190,11 @@ def _described(file: Path | None, insecure_network: bool) -> Any:
     if described.beyond_this_machine and not insecure_network:
         raise UsageError(f"{file} names addresses beyond this machine: give --insecure-network. {WARNING}")
     return described
+
+
+def _elsewhere(described: Any) -> bool:
+    """Whether workers and servers have machines of their own."""
+    return bool(described and described.beyond_this_machine)
 
 
 def _train(run: Run, env: Any, point: Any, as_json: bool, cluster: Any) -> None:

@@ -362,7 +362,7 @@ class Agent:
         """True scores of training episodes that ended elsewhere, in asynchronous training; each is given once."""
         return ()
 
-    def restarts(self, worker: str) -> int:  # noqa: ARG002
+    def restarts(self, worker: int) -> int:  # noqa: ARG002
         """How often a worker of an asynchronous training was started again."""
         return 0
 

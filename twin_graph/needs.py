@@ -76,8 +76,9 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
     observation = int(np.prod(env.observation_shape)) * np.dtype(env.observation_dtype).itemsize
     recent = 2 * settings.resume.every_steps * snapshots // train.steps
     capacity = settings.replay.capacity_steps
-    whole = Replay.bytes_needed(capacity, env.observation_shape, env.observation_dtype, env.stack)
-    replay = 0 if elsewhere else whole
+    replay = 0
+    if not elsewhere:
+        replay = Replay.bytes_needed(capacity, env.observation_shape, env.observation_dtype, env.stack)
     stored = replay * min(capacity, train.steps) // capacity
     between_points = replay * min(settings.resume.every_steps, train.steps) // capacity
     logged = _METRICS_BYTES + (_VARIABLE_BYTES * len(trainables) if settings.log.variables else 0)

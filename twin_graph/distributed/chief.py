@@ -133,8 +133,8 @@ class Chief(Agent):
             returns += worker.returns[-new:] if new else ()
         return returns
 
-    def restarts(self, worker: str) -> int:
-        return self.supervisor.restarted[int(worker.rpartition("-")[2])] if self.supervisor else 0
+    def restarts(self, worker: int) -> int:
+        return self.supervisor.restarted[worker] if self.supervisor else 0
 
     def end(self) -> None:
         if self._shared:
