@@ -10,10 +10,12 @@ from twin_graph import config
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.report import restored
 from twin_graph.snapshots.run import Run, check_new_folder, create, default_folder, find
+from twin_graph.snapshots.workers import GIVEN_UP
 
 from .display import TrainingDisplay
 from .main import INTERRUPTED
 from .params import complete_preset, json_option, print_json, run_argument, say, set_option, stderr
+from .records import worker_line
 
 
 def cluster_options(command: Any) -> Any:
@@ -233,6 +235,9 @@ def _report(folder: Path, progress: Any, as_json: bool) -> None:
             }
         )
     say(f"{'interrupted' if progress.interrupted else 'finished'} at {agent.agent_steps:,} agent steps")
+    for worker in agent.workers:
+        if worker.state == GIVEN_UP:
+            say(f"{worker.name}: {worker_line(worker.model_dump())}")
     if evaluation:
         say(f"score of {evaluation[0]}: {evaluation[1].words()}")
     say(f"newest snapshot: {snapshot.id}\nweights_sha256: {agent.point.weights_sha256}")

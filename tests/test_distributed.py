@@ -366,6 +366,23 @@ def test_a_killed_worker_is_started_again_and_the_steps_are_exact(tmp_path: Path
     assert len(set(weights)) == len(weights) > 4
 
 
+def test_a_worker_that_died_too_often_is_given_up_and_that_is_said(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    chosen = (*TINY, "--set=workers.restarts=0")
+    trainer = start("train", "cartpole", "--workers=2", "--steps=2000", f"--run-dir={run}", *chosen, cwd=tmp_path)
+    try:
+        wait_until(lambda: working(run, attempt=1))
+        os.kill(children(run, "worker:1")[0], signal.SIGKILL)
+        _, said = trainer.communicate(timeout=240)
+    finally:
+        trainer.kill()
+    assert trainer.returncode == 0, said
+    assert re.search(r"worker-1: given up: ended \(signal 9\).*workers.restarts.*worker-1.log", said)
+    status = report.status(Run(run))
+    assert (status["state"], status["agent_steps"]) == ("finished", 2_000)
+    assert [worker["state"] for worker in status["workers"]] == ["done", "given up"]
+
+
 def test_a_lost_server_a_signal_and_a_killed_launcher_leave_no_process_and_a_run_that_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     trainer = start("train", "cartpole", "--workers=2", "--steps=60000", f"--run-dir={run}", *TINY, cwd=tmp_path)

@@ -20,7 +20,7 @@ from twin_graph.snapshots.files import make_folder
 from twin_graph.snapshots.ledger import Commit, Swap
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.workers import CLUSTER, FOLDER, SILENT_SECONDS, statuses
+from twin_graph.snapshots.workers import CLUSTER, FOLDER, GIVEN_UP, SILENT_SECONDS, own_status, statuses, write_status
 from twin_graph.streams import Purpose, stream
 
 _TICK_SECONDS = 0.2
@@ -192,17 +192,19 @@ class Chief(Agent):
             self._lost = True
             self._supervise()  # knows better what happened
             raise TwinGraphError(
-                f"a parameter server does not answer ({type(error).__name__}); `twin-graph resume` goes on from the "
-                "last resume point"
+                f"a parameter server does not answer ({type(error).__name__}: {error.message.splitlines()[0]}); "
+                "`twin-graph resume` goes on from the last resume point"
             ) from None
 
     def _supervise(self) -> None:
         if self.supervisor:
             try:
-                self.supervisor.look()
+                given_up = self.supervisor.look()
             except TwinGraphError:
                 self._lost = True
                 raise
+            for worker, why in given_up.items():
+                write_status(self._run.folder, own_status(worker, self._run.attempt, GIVEN_UP, why))
 
 
 def train(

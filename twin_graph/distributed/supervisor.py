@@ -60,8 +60,8 @@ class Supervisor:
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
 
-    def look(self) -> None:
-        """Starts workers again that have died.
+    def look(self) -> dict[int, str]:
+        """Starts workers again that have died; gives those that died too often, once, and what to say of them.
 
         Raises:
           TwinGraphError: a parameter server is gone, or no worker is left.
@@ -72,6 +72,7 @@ class Supervisor:
                     f"parameter server {i} ended ({self._why(f'ps-{i}', server.returncode)}), and with it the newest "
                     "updates; `twin-graph resume` goes on from the last resume point"
                 )
+        given_up = {}
         for i, worker in enumerate(self._workers):
             if worker is None or worker.poll() in (None, 0):
                 continue
@@ -80,10 +81,14 @@ class Supervisor:
                 self._workers[i] = self._start(f"worker:{i}")
             else:
                 self._workers[i] = None
+                log = self._file.parent / f"{name_of(i)}.log"
+                why = self._why(name_of(i), worker.returncode)
+                given_up[i] = f"ended ({why}), started again {self._most} times (workers.restarts); see {log}"
         if all(worker is None for worker in self._workers):
             raise TwinGraphError(
                 f"every worker died more than {self._most} times; see {self._file.parent}/{name_of(0)}.log"
             )
+        return given_up
 
     def _why(self, name: str, code: int) -> str:
         if code < 0:

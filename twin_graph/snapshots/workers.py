@@ -19,6 +19,7 @@ from twin_graph.snapshots.ledger import Event, Record, Start
 FOLDER = "workers"
 CLUSTER = "cluster.json"
 SUFFIXES = (".json", ".new", ".updates", ".log")
+GIVEN_UP = "given up"
 SILENT_SECONDS = 30.0  # after which a worker counts as gone
 
 
@@ -27,8 +28,8 @@ class WorkerStatus(Record):
 
     Attributes:
       name, pid, attempt: who.
-      state: `training`, `done` or `failed`.
-      message: why it failed.
+      state: `training`, `done`, `failed`, or `given up`, which the chief writes of one that died too often.
+      message: why it failed or was given up.
       time: seconds since 1970 when this was written.
       agent_steps, updates, episodes: its own, of this process.
       agent_steps_per_second: since the line before.
