@@ -73,10 +73,11 @@ def settings_of(network: str) -> config.Settings:
 
 
 @contextlib.contextmanager
-def cluster_of_one(spec: Any) -> Iterator[tuple[Any, psutil.Process]]:
-    """A worker's session in this process, pinned to one core, and the server that it speaks with."""
+def cluster_of_one(spec: Any) -> Iterator[tuple[Any, Any, psutil.Process]]:
+    """A worker in this process, pinned to one core, and the server that it speaks with."""
     from twin_graph.distributed.cluster import Cluster
-    from twin_graph.distributed.shared import ChiefSession, Counts, WorkerSession, session_config, shared_variables
+    from twin_graph.distributed.copy import Copy
+    from twin_graph.distributed.shared import Counts, Shared
     from twin_graph.twin import Twin
 
     with contextlib.ExitStack() as open_:
@@ -94,14 +95,11 @@ def cluster_of_one(spec: Any) -> Iterator[tuple[Any, psutil.Process]]:
         server = open_.enter_context(subprocess.Popen(command))
         open_.callback(server.kill)
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-        chief = ChiefSession(cluster, shared_variables(spec))
-        open_.callback(chief.close)
-        with Twin("online", spec, seed=1, threads=1) as twin:
-            chief.begin(twin.all_variables(), Counts(0, 0, 0), attempt=1)
-        own = session_config("/job:ps", "/job:worker/task:0", threads=1)
-        session = open_.enter_context(WorkerSession(cluster, 0, spec, 10**9, own))
-        session.wait_for_chief(START_SECONDS)
-        yield session, psutil.Process(server.pid)
+        shared = Shared(cluster, spec, 10**9)
+        open_.callback(shared.close)
+        twin = open_.enter_context(Twin("worker-0", spec, seed=1, threads=1))
+        shared.begin(twin.all_variables(), Counts(0, 0, 0), attempt=1)
+        yield shared, Copy(shared, twin), psutil.Process(server.pid)
 
 
 def timed(action: Callable[[], object], seconds: float, server: psutil.Process) -> Figures:
@@ -129,7 +127,7 @@ def measure(network: str, seconds: float) -> Figures:
     import numpy as np
 
     from twin_graph import envs, sampling
-    from twin_graph.distributed.shared import shared_variables
+    from twin_graph.distributed.shared import trainables_of
     from twin_graph.learner import minibatches
     from twin_graph.model import ModelSpec
     from twin_graph.replay import Replay, Transition
@@ -142,8 +140,8 @@ def measure(network: str, seconds: float) -> Figures:
         if network != NATURE:
             shape, dtype = (settings.model.hidden_units[0],), np.dtype(np.float32)
         spec = ModelSpec.of(settings, shape, dtype, env.n_actions)
-        session, server = open_.enter_context(cluster_of_one(spec))
-        model, random = session.model, np.random.default_rng(0)
+        shared, copy, server = open_.enter_context(cluster_of_one(spec))
+        model, random = copy.twin.model, np.random.default_rng(0)
 
         def minibatch(size: int) -> dict[Any, np.ndarray]:
             return {
@@ -156,15 +154,15 @@ def measure(network: str, seconds: float) -> Figures:
 
         def gradient(size: int) -> Callable[[], object]:
             fed = minibatch(size)
-            return lambda: session.calls.run((model.td_error, model.accumulate_op), fed)
+            return lambda: copy.twin.run((model.td_error, model.accumulate_op), fed)
 
         one = minibatch(1)
         figures: Figures = {
             "network": network,
-            "loads": [loads_of(model.trainables, shared_variables(spec), count) for count in SERVERS],
-            "pull": timed(session.pull, seconds, server),
+            "loads": [loads_of(trainables_of(spec), count) for count in SERVERS],
+            "pull": timed(copy.pull, seconds, server),
             "gradient of one": timed(gradient(1), seconds, server),
-            "push with it": timed(lambda: session.apply([one], {}), seconds, server),
+            "push with it": timed(lambda: copy.apply([one], {}, 1e-4), seconds, server),
         }
         if network != NATURE:
             return figures
@@ -190,8 +188,8 @@ def measure(network: str, seconds: float) -> Figures:
         for _ in range(200):
             step()
         figures |= {
-            "claim": timed(session.claim_step, seconds, server),
-            "act": timed(lambda: session.q_values(now[0]), seconds, server),
+            "claim": timed(lambda: shared.claim_step(1), seconds, server),
+            "act": timed(lambda: copy.twin.q_values(now[0]), seconds, server),
             "environment": timed(step, seconds, server),
             "gradient": timed(gradient(BATCH), seconds, server),
         }
@@ -208,15 +206,12 @@ def measure(network: str, seconds: float) -> Figures:
         return figures
 
 
-def loads_of(trainables: Sequence[Any], shared: Sequence[Any], servers: int) -> list[queueing.Load]:
+def loads_of(trainables: Sequence[Any], servers: int) -> list[queueing.Load]:
     """What each server holds, where `placement` puts it."""
     from twin_graph.distributed.shared import placement
 
-    devices = placement(shared, servers)
-    sizes: dict[str, list[int]] = {f"/job:ps/task:{server}": [] for server in range(servers)}
-    for variable in trainables:
-        sizes[devices[variable.op.name]].append(4 * variable.shape.num_elements())
-    return [queueing.Load(len(each), sum(each)) for each in sizes.values()]
+    sizes = [[4 * math.prod(variable.shape) for variable in held] for held in placement(trainables, servers)]
+    return [queueing.Load(len(each), sum(each)) for each in sizes]
 
 
 class Costs(NamedTuple):

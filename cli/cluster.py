@@ -19,18 +19,19 @@ WARNING = (
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--task", required=True, metavar="JOB:N", help="Which: ps:0, worker:0, worker:1 ...")
 @click.option(
-    "--listen", metavar="ADDRESS", help="The address of this task in FILE, if other machines are to reach it."
+    "--listen", metavar="ADDRESS", help="The address of this server in FILE, if other machines are to reach it."
 )
 @click.option("--insecure-network", is_flag=True, help="Yes, everyone who can reach that address may do anything.")
 def cluster(file: Path, task: str, listen: str | None, insecure_network: bool) -> None:
     """Be one task of the cluster that FILE describes: a parameter server or a worker.
 
-    FILE names the run's folder, on storage that all machines see, and who listens where:
+    FILE names the run's folder, on storage that all machines see, where each server listens, and how many workers there
+    are, which listen nowhere:
 
     \b
       run = "/shared/checkpoints/pong"
       ps = ["10.0.0.1:4000"]
-      worker = ["10.0.0.2:4000", "10.0.0.3:4000"]
+      workers = 2
 
     The training itself is started by `twin-graph train PRESET --cluster FILE`, before or after the tasks; they end with
     it. Addresses beyond this machine need --listen and --insecure-network: TensorFlow's servers take orders from
@@ -45,12 +46,14 @@ def cluster(file: Path, task: str, listen: str | None, insecure_network: bool) -
 
     described = Cluster.described(file)
     job, index = parse(described, task)
-    address = getattr(described, job)[index]
-    if address in described.beyond_this_machine:
+    listening = ""
+    if job == "ps":
+        address = described.ps[index]
+        listening = f", listening on {address}"
         host = address.rpartition(":")[0]
-        if listen != host or not insecure_network:
+        if address in described.beyond_this_machine and (listen != host or not insecure_network):
             raise UsageError(
                 f"{task} is at {address}, beyond this machine: give --listen {host} --insecure-network. {WARNING}"
             )
-    say(f"{task} of {described.run}, listening on {address}; ends with the training")
+    say(f"{task} of {described.run}{listening}; ends with the training")
     run_task(described, task)

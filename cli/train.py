@@ -80,7 +80,7 @@ def train(
             raise UsageError(
                 f"{cluster} says what workers, servers and folder there are: leave out the options for them"
             )
-        workers, ps, run_dir = len(described.worker), len(described.ps), described.run
+        workers, ps, run_dir = described.workers, len(described.ps), described.run
     named = {"env.id": env_id, "train.steps": steps, "seed": seed, "workers.count": workers, "workers.servers": ps}
     overrides += [(key, value) for key, value in named.items() if value is not None]
     settings = config.load(preset, overrides)
@@ -136,9 +136,9 @@ def resume(
     if steps is not None:
         overrides.append(("train.steps", steps))
     settings = config.change(found.settings, overrides)
-    if described and len(described.worker) != settings.workers.count:
+    if described and described.workers != settings.workers.count:
         raise UsageError(
-            f"{cluster} has {len(described.worker)} workers, and {found.folder} is trained by "
+            f"{cluster} has {described.workers} workers, and {found.folder} is trained by "
             f"{settings.workers.count or 'none'}: change one of them (--set workers.count=N)"
         )
 

@@ -1,9 +1,11 @@
 """Asynchronous training on TensorFlow's own servers: what lies where, who counts what, and what faults leave."""
 
 import contextlib
+import functools
 import math
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,24 +22,17 @@ from test_learners import feed, minibatch, spec
 
 from twin_graph.config import Settings, change
 from twin_graph.distributed.cluster import Cluster
-from twin_graph.distributed.shared import (
-    CHIEF,
-    ChiefSession,
-    Counts,
-    WorkerSession,
-    placement,
-    session_config,
-    shared_variables,
-    start_server,
-)
+from twin_graph.distributed.copy import Copy
+from twin_graph.distributed.shared import CHIEF, Counts, Shared, placement, start_server
 from twin_graph.distributed.task import parse
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.graph_mode import tf
+from twin_graph.model import ModelSpec
 from twin_graph.snapshots import report
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.verify import verify
-from twin_graph.twin import Twin, Variable
+from twin_graph.twin import Twin, Variable, session_config
 
 Make = Callable[..., Settings]
 
@@ -45,72 +40,73 @@ Make = Callable[..., Settings]
 # What lies where
 
 
-def test_variables_are_spread_by_size_and_slots_lie_by_their_variable() -> None:
+def test_variables_are_spread_by_size() -> None:
     variables = [Variable(name, (size,), "float32") for name, size in (("a", 100), ("b", 60), ("c", 50), ("d", 5))]
-    variables += [Variable(f"{v.name}/Adam", v.shape, "float32") for v in variables] + [
-        Variable("power", (), "float32")
-    ]
-    devices = placement(variables, 2)
-    assert {devices[name] for name in ("a", "a/Adam", "d", "d/Adam")} == {"/job:ps/task:0"}
-    assert {devices[name] for name in ("b", "b/Adam", "c", "c/Adam")} == {"/job:ps/task:1"}
-    assert placement(variables[::-1], 2) == devices
-    assert set(placement(variables, 1).values()) == {"/job:ps/task:0"}
+    assert [[v.name for v in held] for held in placement(variables, 2)] == [["a", "d"], ["b", "c"]]
+    assert placement(variables[::-1], 2) == placement(variables, 2)
+    assert placement(variables, 1) == [variables]
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "rmsprop_dqn3"])
-def test_what_lies_on_the_servers_is_what_a_twin_has_without_its_sums(optimizer: str) -> None:
+def test_what_lies_on_the_servers_is_what_a_twin_has_without_its_sums(optimizer: str, tmp_path: Path) -> None:
     chosen = spec(optimizer=optimizer, accumulate=3, gradient_clip_norm=1.0)
-    with Twin("online", chosen, threads=1) as twin:
-        assert shared_variables(chosen) == sorted(v for v in twin.variables if not v.name.startswith("accumulated/"))
+    with Twin("online", chosen, threads=1) as twin, sharing(3, 1, chosen, 9, tmp_path) as (clients, _):
+        values = {name: value + 1 for name, value in twin.all_variables().items()}
+        clients[0].begin(values, Counts(0, 0, 0), attempt=1)
+        shared = clients[1].pull()
+        assert sorted(shared) == sorted(name for name in values if not name.startswith("accumulated/"))
+        for name, value in shared.items():
+            np.testing.assert_array_equal(value, values[name], err_msg=name)
 
 
 # Sessions
 
 
+Sharing = tuple[list[Shared], list[subprocess.Popen[bytes]]]
+
+
 @contextlib.contextmanager
-def servers(count: int, workers: int, folder: Path) -> Iterator[tuple[Cluster, list[subprocess.Popen[bytes]]]]:
-    cluster = Cluster.on_this_machine(folder, workers=workers, servers=count)
+def sharing(servers: int, workers: int, chosen: ModelSpec, vector_steps: int, folder: Path) -> Iterator[Sharing]:
+    """Servers, and a client of theirs for the chief and for each worker."""
+    cluster = Cluster.on_this_machine(folder, workers=workers, servers=servers)
     cluster.write(folder / "cluster.json")
     command = [sys.executable, "-m", "twin_graph.distributed", str(folder / "cluster.json")]
-    processes = [subprocess.Popen([*command, f"ps:{i}", str(os.getpid())]) for i in range(count)]
-    try:
-        yield cluster, processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    with contextlib.ExitStack() as open_:
+        processes = []
+        for i in range(servers):
+            processes.append(open_.enter_context(subprocess.Popen([*command, f"ps:{i}", str(os.getpid())])))
+            open_.callback(processes[i].kill)
+        clients = [Shared(cluster, chosen, vector_steps) for _ in range(1 + workers)]
+        for client in clients:
+            open_.callback(client.close)
+        yield clients, processes
 
 
 def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_would(tmp_path: Path) -> None:
     """Two servers, two workers; accumulated, clipped, by Adam; and one step at a time is counted to everyone."""
     chosen = spec(loss="mse", accumulate=3, gradient_clip_norm=2.0, learning_rate=0.01)
-    config = [session_config("/job:ps", f"/job:worker/task:{i}", threads=1) for i in range(2)]
     with contextlib.ExitStack() as open_:
-        cluster, processes = open_.enter_context(servers(2, 2, tmp_path))
-        twin = open_.enter_context(Twin("online", chosen, seed=5, threads=1))
-        chief = ChiefSession(cluster, shared_variables(chosen))
-        open_.callback(chief.close)
+        twin, *own = (open_.enter_context(Twin(name, chosen, seed=5, threads=1)) for name in ("online", "0", "1"))
+        (chief, *shared), processes = open_.enter_context(sharing(2, 2, chosen, 9, tmp_path))
         chief.begin(twin.all_variables(), Counts(vector_steps=3, updates=40, episodes=7), attempt=2)
-        workers = [
-            open_.enter_context(WorkerSession(cluster, i, chosen, vector_steps=9, config=config[i])) for i in range(2)
-        ]
-        for worker in workers:
-            assert worker.wait_for_chief(30) == 2
+        assert [each.wait_for_chief(30) for each in shared] == [2, 2]
+        workers = [Copy(*each) for each in zip(shared, own, strict=True)]
+        workers[0].pull()
 
         observations = np.eye(4, dtype=np.float32)
-        np.testing.assert_array_equal(workers[0].q_values(observations), twin.q_values(observations))
+        np.testing.assert_array_equal(workers[0].twin.q_values(observations), twin.q_values(observations))
         for number, worker in enumerate([workers[0], workers[1], workers[0]]):
             batches = [minibatch(8, seed=10 * number + i) for i in range(3)]
             if number != 2:
                 worker.pull()
-            fed = [{getattr(worker.model, name): values for name, values in batch.items()} for batch in batches]
+            fed = [{getattr(worker.twin.model, name): values for name, values in batch.items()} for batch in batches]
             if number == 2:
                 stale = twin.weights()
-                applied = worker.apply(fed, {})
+                applied = worker.apply(fed, {}, 0.01)
                 assert (applied.update, applied.staleness) == (42, 2)
                 assert not np.allclose(chief.pull()["q/weights"], stale["q/weights"])
                 continue
-            applied = worker.apply(fed, {})
+            applied = worker.apply(fed, {}, 0.01)
             for batch in batches[:2]:
                 twin.run(twin.model.accumulate_op, feed(twin, batch))
             twin.run(twin.model.train_op, feed(twin, batches[2]))
@@ -122,11 +118,11 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
             if number == 1:
                 worker.pull()
 
-        claimed = [worker.claim_step() for _ in range(4) for worker in workers]
+        claimed = [each.claim_step(2) for _ in range(4) for each in shared]
         assert claimed == [3, 4, 5, 6, 7, 8, None, None]
-        workers[1].count_episodes(2)
+        shared[1].count_episodes(2)
         assert chief.counts() == Counts(vector_steps=9, updates=43, episodes=9)
-        workers[0].say_done()
+        shared[0].put_tokens([0])
         assert [process.poll() for process in processes] == [None, None]
         chief.put_tokens([1, CHIEF])  # the second worker died, say
         assert [process.wait(20) for process in processes] == [0, 0]
@@ -134,42 +130,28 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
 
 def test_every_step_is_claimed_once_by_workers_that_claim_at_the_same_time(tmp_path: Path) -> None:
     chosen, steps = spec(), 2_000
-    with contextlib.ExitStack() as open_:
-        cluster, _ = open_.enter_context(servers(1, 2, tmp_path))
-        chief = ChiefSession(cluster, shared_variables(chosen))
-        open_.callback(chief.close)
-        with Twin("online", chosen, threads=1) as twin:
-            values = twin.all_variables()
+    with Twin("online", chosen, threads=1) as twin, sharing(1, 2, chosen, steps, tmp_path) as ((chief, *workers), _):
+        values = twin.all_variables()
         chief.begin(values, Counts(0, 0, 0), attempt=1)
-        workers = []
-        for i in range(2):
-            config = session_config("/job:ps", f"/job:worker/task:{i}", threads=1)
-            workers.append(open_.enter_context(WorkerSession(cluster, i, chosen, steps, config)))
-            workers[i].wait_for_chief(30)
         with ThreadPoolExecutor(2) as threads:
-            claimed = list(threads.map(lambda worker: list(iter(worker.claim_step, None)), workers))
+            claimed = list(
+                threads.map(lambda worker: list(iter(functools.partial(worker.claim_step, 1), None)), workers)
+            )
         assert all(len(each) > steps / 10 for each in claimed)
         assert sorted([*claimed[0], *claimed[1]]) == list(range(steps))
 
         chief.begin(values, Counts(0, 0, 0), attempt=2)
         with pytest.raises(TwinGraphError, match="resumed without this task; start it again"):
-            workers[0].claim_step()
+            workers[0].claim_step(1)
 
 
 def test_workers_stop_when_the_chief_asks(tmp_path: Path) -> None:
     chosen = spec()
-    with contextlib.ExitStack() as open_:
-        cluster, _ = open_.enter_context(servers(1, 1, tmp_path))
-        chief = ChiefSession(cluster, shared_variables(chosen))
-        open_.callback(chief.close)
-        with Twin("online", chosen, threads=1) as twin:
-            chief.begin(twin.all_variables(), Counts(0, 0, 0), attempt=1)
-        config = session_config("/job:ps", "/job:worker/task:0", threads=1)
-        worker = open_.enter_context(WorkerSession(cluster, 0, chosen, vector_steps=9, config=config))
-        worker.wait_for_chief(30)
-        assert worker.claim_step() == 0
+    with Twin("online", chosen, threads=1) as twin, sharing(1, 1, chosen, 9, tmp_path) as ((chief, worker), _):
+        chief.begin(twin.all_variables(), Counts(0, 0, 0), attempt=1)
+        assert worker.claim_step(1) == 0
         chief.ask_to_stop()
-        assert worker.claim_step() is None
+        assert worker.claim_step(1) is None
         assert chief.counts().vector_steps == 1
 
 
@@ -181,11 +163,13 @@ def test_a_task_ends_whose_launcher_was_killed_before_it_began(tmp_path: Path) -
     assert subprocess.run([*command, str(launcher.pid)], timeout=60, check=False).returncode == 1
 
 
-def test_the_share_of_gpu_memory_reaches_the_server_where_a_cluster_looks_for_it() -> None:
-    cluster = Cluster.on_this_machine(Path("run"), workers=1, servers=1)
-    server = start_server(cluster, "worker", 0, session_config("/job:ps", gpu_memory_fraction=0.25))
-    options = server.server_def.default_session_config.gpu_options
+def test_the_share_of_gpu_memory_reaches_a_workers_session_and_servers_take_none() -> None:
+    options = session_config(1, "fp32", 0.25).gpu_options
     assert (options.per_process_gpu_memory_fraction, options.allow_growth) == (0.25, False)
+    assert session_config(1, "fp32", None).gpu_options.allow_growth
+    cluster = Cluster.on_this_machine(Path("run"), workers=1, servers=1)
+    server = start_server(cluster.ps[0])
+    assert server.server_def.default_session_config.device_count["GPU"] == 0
 
 
 def own_address() -> str | None:
@@ -208,16 +192,16 @@ def connects(host: str, port: int | str) -> bool:
 def test_a_server_hears_this_machine_alone_and_a_taken_port_is_said() -> None:
     cluster = Cluster.on_this_machine(Path("run"), workers=1, servers=1)
     port = int(cluster.ps[0].rpartition(":")[2])
-    server = start_server(cluster, "ps", 0, session_config("/job:ps"))
+    server = start_server(cluster.ps[0])
     assert connects("127.0.0.1", port)
     if address := own_address():
         assert not connects(address, port)
     with tf.Graph().as_default() as graph:
         three = tf.constant(3)
-    with tf.Session(server.target, graph=graph, config=session_config("/job:ps")) as session:
+    with tf.Session(server.target, graph=graph) as session:
         assert session.run(three) == 3
-    with pytest.raises(TwinGraphError, match=rf"ps:0 cannot listen on 127.0.0.1:{port}: .* use the port\?"):
-        start_server(cluster, "ps", 0, session_config("/job:ps"))
+    with pytest.raises(TwinGraphError, match=rf"cannot listen on 127.0.0.1:{port}: .* use the port\?"):
+        start_server(cluster.ps[0])
 
 
 # Descriptions
@@ -227,10 +211,11 @@ def test_a_server_hears_this_machine_alone_and_a_taken_port_is_said() -> None:
     ("text", "message"),
     [
         ("run = [", "Unclosed array|Invalid"),
-        ('ps = ["a:1"]\nworker = ["b:2"]', "run: Field required; it needs run ="),
-        ('run = "r"\nps = []\nworker = ["b:2"]', "ps: .* at least 1 item"),
-        ('run = "r"\nps = ["a"]\nworker = ["b:2"]', "ps.0: String should match"),
-        ('run = "r"\nps = ["a:1"]\nworker = ["b:2"]\nworkers = 3', "workers: Extra inputs"),
+        ('ps = ["a:1"]\nworkers = 2', "run: Field required; it needs run ="),
+        ('run = "r"\nps = []\nworkers = 2', "ps: .* at least 1 item"),
+        ('run = "r"\nps = ["a"]\nworkers = 2', "ps.0: String should match"),
+        ('run = "r"\nps = ["a:1"]\nworkers = 0', "workers: .* greater than or equal to 1"),
+        ('run = "r"\nps = ["a:1"]\nworkers = 2\nworker = ["b:2"]', "worker: Extra inputs"),
     ],
 )
 def test_a_bad_description_gets_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -241,7 +226,7 @@ def test_a_bad_description_gets_one_line(tmp_path: Path, text: str, message: str
 
 
 def test_tasks_have_names_that_must_be_there() -> None:
-    cluster = Cluster(run=Path("r"), ps=("127.0.0.1:1",), worker=("localhost:2", "10.0.0.1:3"))
+    cluster = Cluster(run=Path("r"), ps=("localhost:2", "10.0.0.1:3"), workers=2)
     assert parse(cluster, "worker:1") == ("worker", 1)
     assert cluster.beyond_this_machine == ["10.0.0.1:3"]
     with pytest.raises(UsageError, match="the cluster has 2 of worker"):
@@ -383,6 +368,31 @@ def test_a_worker_that_died_too_often_is_given_up_and_that_is_said(tmp_path: Pat
     assert [worker["state"] for worker in status["workers"]] == ["done", "given up"]
 
 
+def test_requests_that_a_server_takes_for_others_are_made_again(tmp_path: Path) -> None:
+    """TensorFlow numbers requests by a seed from /dev/urandom: here it has 16 bits, so that numbers often meet."""
+    pipe = tmp_path / "urandom"
+    os.mkfifo(pipe)
+    apart = ["unshare", "-m" if os.geteuid() == 0 else "-rm", "sh", "-c"]
+    bound = f"mount --bind {pipe} /dev/urandom"
+    if subprocess.run([*apart, bound], capture_output=True).returncode:
+        pytest.skip("this machine does not let everyone mount in a namespace of one's own")
+    seeds = f"import os\nwith open({str(pipe)!r}, 'wb', 0) as out:\n  while True: out.write(os.urandom(2) + bytes(2))"
+    run = tmp_path / "run"
+    chosen = (*TINY, "--set=workers.restarts=0", "--workers=2", "--ps=2", "--steps=2000", f"--run-dir={run}")
+    train = shlex.join([sys.executable, "-m", "twin_graph_cli", "train", "cartpole", *chosen])
+    with pipe.open("r+b", buffering=0), subprocess.Popen([sys.executable, "-c", seeds]) as seeding:
+        try:
+            trained = subprocess.run([*apart, f"{bound} && {train}"], capture_output=True, text=True, timeout=240)
+        finally:
+            seeding.kill()
+    assert trained.returncode == 0, trained.stderr
+    assert "given up" not in trained.stderr
+    status = report.status(Run(run))
+    assert (status["state"], status["agent_steps"]) == ("finished", 2_000)
+    assert [worker["state"] for worker in status["workers"]] == ["done", "done"]
+    assert sum(worker["updates"] for worker in status["workers"]) == status["updates"]
+
+
 def test_a_lost_server_a_signal_and_a_killed_launcher_leave_no_process_and_a_run_that_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     trainer = start("train", "cartpole", "--workers=2", "--steps=60000", f"--run-dir={run}", *TINY, cwd=tmp_path)
@@ -424,7 +434,7 @@ def test_a_described_cluster_starts_in_any_order(tmp_path: Path) -> None:
     run = tmp_path / "run"
     loopback = Cluster.on_this_machine(run, workers=1, servers=1)
     file = tmp_path / "cluster.toml"
-    file.write_text(f'run = "{run}"\nps = ["{loopback.ps[0]}"]\nworker = ["{loopback.worker[0]}"]\n')
+    file.write_text(f'run = "{run}"\nps = ["{loopback.ps[0]}"]\nworkers = 1\n')
     tasks = [start("cluster", str(file), "--task=worker:0", cwd=tmp_path)]
     time.sleep(2)
     trainer = start("train", "cartpole", f"--cluster={file}", "--steps=1200", *TINY, cwd=tmp_path)
@@ -443,7 +453,7 @@ def test_a_described_cluster_starts_in_any_order(tmp_path: Path) -> None:
 def test_ctrl_c_ends_a_server_that_a_person_started(tmp_path: Path) -> None:
     loopback = Cluster.on_this_machine(tmp_path / "run", workers=1, servers=1)
     file = tmp_path / "cluster.toml"
-    file.write_text(f'run = "{loopback.run}"\nps = ["{loopback.ps[0]}"]\nworker = ["{loopback.worker[0]}"]\n')
+    file.write_text(f'run = "{loopback.run}"\nps = ["{loopback.ps[0]}"]\nworkers = 1\n')
     server = start("cluster", str(file), "--task=ps:0", cwd=tmp_path)
     try:
         wait_until(lambda: connects(*loopback.ps[0].split(":")))
@@ -463,7 +473,7 @@ def test_a_run_does_not_change_between_workers_and_none(cartpole: Make) -> None:
 
 def test_addresses_beyond_this_machine_need_a_word_of_consent(tmp_path: Path) -> None:
     file = tmp_path / "cluster.toml"
-    file.write_text('run = "r"\nps = ["10.0.0.1:4000"]\nworker = ["127.0.0.1:4001"]\n')
+    file.write_text('run = "r"\nps = ["10.0.0.1:4000"]\nworkers = 1\n')
     for arguments in (("cluster", str(file), "--task=ps:0"), ("train", "cartpole", f"--cluster={file}")):
         process = start(*arguments, cwd=tmp_path)
         _, said = process.communicate(timeout=60)

@@ -126,8 +126,9 @@ class Model:
       q_mean: float32 scalar, mean over the batch of max_a Q at `s_tm1`.
       train_op: one optimizer step on the minibatch's gradients, and on those accumulated.
       accumulate_op: adds the minibatch's gradients to those accumulated; None if the spec has one minibatch an update.
+      gradients: of the minibatch and those accumulated, by which `train_op` would change `trainables`, in their order.
+      give_op: forgets what was accumulated, after `gradients`; for those who apply these elsewhere.
       trainables: what a snapshot holds, sorted by name.
-      pull: copies the trainables to what is trained in their place; None unless the model was built to train a copy.
     """
 
     s_tm1: Tensor
@@ -147,20 +148,16 @@ class Model:
     q_mean: Tensor
     train_op: Any
     accumulate_op: Any
+    gradients: tuple[Tensor, ...]
+    give_op: Any
     trainables: tuple[Any, ...]
-    pull: Any = None
 
 
-def build_model(spec: ModelSpec, *, copy: bool = False) -> Model:
+def build_model(spec: ModelSpec) -> Model:
     """Adds placeholders, network, loss, gradient and train op to the current default graph.
 
     The target values come in as `q_target_t` and the TD error is formed here, so that the same graph serves the
     twin that trains and the twin that only evaluates.
-
-    Args:
-      spec: what to build.
-      copy: Q values and gradients are those of a copy of the trainables, which `pull` renews; the train op applies the
-        gradients to the trainables themselves. For workers whose trainables lie elsewhere.
     """
     s_tm1 = tf.placeholder(spec.observation_dtype, [None, *spec.observation_shape], name="s_tm1")
     a_tm1 = tf.placeholder(tf.int32, [None], name="a_tm1")
@@ -179,16 +176,9 @@ def build_model(spec: ModelSpec, *, copy: bool = False) -> Model:
         q_frozen = _network(spec, s_tm1, no_dropout)
     freeze = _copy_to("frozen", trainables)
 
-    variables, pull, scope, getter = list(trainables), None, tf.get_variable_scope(), None
-    if copy:
-        with tf.variable_scope("copy", custom_getter=_local) as scope:
-            q_tm1 = _network(spec, s_tm1, dropout_seed)
-        pull, getter = _copy_to("copy", trainables), _local
-        variables = _locals_of("copy")
-
     q_own_t = None
     if spec.double or not spec.target_q:
-        with tf.variable_scope(scope, reuse=True):
+        with tf.variable_scope(tf.get_variable_scope(), reuse=True):
             q_own_t = _network(spec, s_t, no_dropout)
     q_bootstrap_t = q_target_t if spec.target_q else q_own_t
     y = losses.q_learning_target(r_t, discount_t, q_bootstrap_t, q_own_t if spec.double else None)
@@ -196,20 +186,22 @@ def build_model(spec: ModelSpec, *, copy: bool = False) -> Model:
     shown = losses.LOSSES["huber" if spec.loss == "dqn3" else spec.loss](td_error, spec.n_actions)
     loss = tf.reduce_mean(weight * shown, name="loss")
     if spec.loss == "dqn3":
-        gradients = losses.dqn3_gradients(q_tm1, a_tm1, td_error, weight, variables, spec.clip_delta)
+        gradients = losses.dqn3_gradients(q_tm1, a_tm1, td_error, weight, list(trainables), spec.clip_delta)
     else:
-        gradients = tf.gradients(loss / spec.accumulate, variables)
+        gradients = tf.gradients(loss / spec.accumulate, trainables)
 
     accumulate_op, clear = None, None
     if spec.accumulate > 1:
-        with tf.variable_scope("accumulated", custom_getter=getter):
-            accumulate_op, gradients, clear = optimizers.accumulate(gradients, variables)
+        with tf.variable_scope("accumulated"):
+            accumulate_op, gradients, clear = optimizers.accumulate(gradients, trainables)
     if spec.gradient_clip_norm is not None:
         gradients, _ = tf.clip_by_global_norm(gradients, spec.gradient_clip_norm)
     optimizer = optimizers.optimizer(spec.optimizer, learning_rate, spec.optimizer_epsilon, spec.rmsprop_decay)
     applied = optimizer.apply_gradients(zip(gradients, trainables, strict=True))
     with tf.control_dependencies([applied]):
         train_op = tf.group(applied, *(clear() if clear else ()))
+    with tf.control_dependencies(gradients):
+        give_op = tf.group(*(clear() if clear else ()))
     return Model(
         s_tm1=s_tm1,
         a_tm1=a_tm1,
@@ -228,8 +220,9 @@ def build_model(spec: ModelSpec, *, copy: bool = False) -> Model:
         q_mean=tf.reduce_mean(tf.reduce_max(q_tm1, axis=1)),
         train_op=train_op,
         accumulate_op=accumulate_op,
+        gradients=tuple(gradients),
+        give_op=give_op,
         trainables=trainables,
-        pull=pull,
     )
 
 

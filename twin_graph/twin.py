@@ -35,6 +35,7 @@ class Twin:
       threads: intra-op threads of this session; 0 is one for each core. With 1 it also runs op after op, in the thread
         that calls.
       precision: `bf16` for products in it where the processor can; anything else is float32.
+      gpu_memory_fraction: of each GPU, for this process, if it is its first twin; None for as much as it needs.
       like: a twin with which this one must be able to exchange snapshots.
 
     Attributes:
@@ -52,6 +53,7 @@ class Twin:
         seed: int = 0,
         threads: int = 0,
         precision: str = "fp32",
+        gpu_memory_fraction: float | None = None,
         like: "Twin | None" = None,
     ) -> None:
         self.name = name
@@ -65,6 +67,8 @@ class Twin:
             self._saver = tf.train.Saver(self.model.trainables, max_to_keep=0)
             self._variables = tf.global_variables()
             self._saver_of_all = tf.train.Saver(self._variables, max_to_keep=0)
+            self._assign = [v.initializer for v in self.model.trainables]
+            self._assigned = {v.op.name: v.initializer.inputs[1] for v in self.model.trainables}
             initialize = tf.global_variables_initializer()
             self._trainable = {v.op.name for v in self.model.trainables}
             others = [v for v in tf.global_variables() if v.op.name not in self._trainable]
@@ -75,7 +79,7 @@ class Twin:
         self.graph.finalize()
         if like is not None:
             check_same_variables(like, self)
-        self.session = tf.Session(graph=self.graph, config=_session_config(threads, precision))
+        self.session = tf.Session(graph=self.graph, config=session_config(threads, precision, gpu_memory_fraction))
         self._calls = Calls(self.session, f"twin {name!r}", in_this_thread=threads == 1)
         self.session.run(initialize)
 
@@ -149,8 +153,7 @@ class Twin:
 
     def load(self, weights: Mapping[str, np.ndarray]) -> None:
         """Sets the trainable variables to values by name."""
-        for variable in self.model.trainables:
-            variable.load(weights[variable.op.name], self.session)
+        self.run(self._assign, {value: weights[name] for name, value in self._assigned.items()})
 
     def load_all(self, values: Mapping[str, np.ndarray]) -> None:
         """Sets all variables that `values` names, the optimizer's too."""
@@ -201,13 +204,17 @@ def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _session_config(threads: int, precision: str) -> Any:
+def session_config(threads: int, precision: str, gpu_memory_fraction: float | None) -> Any:
+    """Of a twin's session; see `Twin`."""
+    gpu = tf.GPUOptions(allow_growth=gpu_memory_fraction is None)
+    if gpu_memory_fraction is not None:
+        gpu.per_process_gpu_memory_fraction = gpu_memory_fraction
     config = tf.ConfigProto(
         intra_op_parallelism_threads=threads or cpu.describe().cores,
         # One for `train_op`, one for `q_frozen`, or for the gradients that do not wait for each other.
         inter_op_parallelism_threads=2,
         use_per_session_threads=True,
-        gpu_options=tf.GPUOptions(allow_growth=True),
+        gpu_options=gpu,
     )
     if precision == "bf16":
         config.graph_options.rewrite_options.auto_mixed_precision_onednn_bfloat16 = RewriterConfig.ON

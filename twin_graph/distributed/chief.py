@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from twin_graph import training
 from twin_graph.agent import PROBE_SIZE, Agent
 from twin_graph.distributed.cluster import Cluster
-from twin_graph.distributed.shared import CHIEF, ChiefSession, Counts
+from twin_graph.distributed.shared import CHIEF, Counts, Shared, named
 from twin_graph.distributed.supervisor import Supervisor
 from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.errors import DivergedError, TwinGraphError
@@ -45,15 +46,15 @@ class Chief(Agent):
 
     def __init__(self, run: Run, *, cluster: Cluster, supervisor: Supervisor | None, **agent: Any) -> None:
         self._cluster = cluster
-        self._shared: ChiefSession | None = None
+        self._shared: Shared | None = None
         self._taken: dict[tuple[str, int], int] = {}  # episodes of each worker's process whose returns were taken
         self._looked = 0.0
         self._lost = False
         self.supervisor = supervisor
         super().__init__(run, **agent)
         try:
-            variables = [v for v in self.online.variables if not v.name.startswith("accumulated/")]
-            self._shared = ChiefSession(cluster, variables)
+            steps = math.ceil(self.settings.train.steps / self._environments)
+            self._shared = Shared(cluster, self.online.spec, steps)
             self._owned.callback(self._release, self._shared)
             counts = Counts(self.agent_steps // self._environments, self.updates, self.episodes)
             self._shared.begin(self.online.all_variables(), counts, attempt=self._run.attempt, between=self._supervise)
@@ -61,11 +62,11 @@ class Chief(Agent):
             self.__exit__(type(error), error, None)
             raise
 
-    def _release(self, shared: ChiefSession) -> None:
+    def _release(self, shared: Shared) -> None:
         """Lets servers go when the last worker does, of those that are left; nothing where a server is lost."""
         if not self._lost:
             going = self._going()
-            gone = [worker for worker in range(len(self._cluster.worker)) if worker not in going]
+            gone = [worker for worker in range(self._cluster.workers) if worker not in going]
             with contextlib.suppress(tf.errors.OpError):
                 shared.ask_to_stop()
                 shared.put_tokens([*gone, CHIEF])
@@ -192,7 +193,7 @@ class Chief(Agent):
             self._lost = True
             self._supervise()  # knows better what happened
             raise TwinGraphError(
-                f"a parameter server does not answer ({type(error).__name__}: {error.message.splitlines()[0]}); "
+                f"a parameter server does not answer ({named(error)}); "
                 "`twin-graph resume` goes on from the last resume point"
             ) from None
 

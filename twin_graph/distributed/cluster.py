@@ -23,18 +23,18 @@ class Cluster(Record):
     Attributes:
       run: the run's folder, on storage that all machines see at this path.
       ps: host and port of each parameter server.
-      worker: host and port of each worker.
+      workers: how many.
     """
 
     run: Path
     ps: tuple[Address, ...] = Field(min_length=1)
-    worker: tuple[Address, ...] = Field(min_length=1)
+    workers: int = Field(ge=1)
 
     @classmethod
     def on_this_machine(cls, run: Path, *, workers: int, servers: int) -> Self:
         """On the loopback interface, on ports that are free now."""
-        with_ports = [f"{LOOPBACK}:{port}" for port in _free_ports(workers + servers)]
-        return cls(run=run.absolute(), ps=tuple(with_ports[:servers]), worker=tuple(with_ports[servers:]))
+        addresses = tuple(f"{LOOPBACK}:{port}" for port in _free_ports(servers))
+        return cls(run=run.absolute(), ps=addresses, workers=workers)
 
     @classmethod
     def described(cls, path: Path) -> Self:
@@ -48,7 +48,7 @@ class Cluster(Record):
         except tomllib.TOMLDecodeError as error:
             raise UsageError(f"{path}: {error}") from None
         except pydantic.ValidationError as error:
-            needs = 'it needs run = "FOLDER", ps = ["HOST:PORT"], worker = ["HOST:PORT"]'
+            needs = 'it needs run = "FOLDER", ps = ["HOST:PORT"], workers = 2'
             raise UsageError(f"{path}: {first_problem(error)}; {needs}") from None
 
     def write(self, path: Path) -> None:
@@ -58,11 +58,12 @@ class Cluster(Record):
     @property
     def beyond_this_machine(self) -> list[str]:
         """Addresses that are not of the loopback interface."""
-        return [address for address in (*self.ps, *self.worker) if not is_loopback(address.rpartition(":")[0])]
+        return [address for address in self.ps if not is_loopback(address)]
 
 
-def is_loopback(host: str) -> bool:
+def is_loopback(address: str) -> bool:
     """Whether only this machine can reach it."""
+    host = address.rpartition(":")[0]
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -37,15 +37,21 @@ def accept_loopback_only(port: int) -> None:
     """Drops what comes from elsewhere, at the sockets of this process that listen on a port (Linux).
 
     Raises:
-      TwinGraphError: there is no such socket, or this is not Linux.
+      TwinGraphError: there is no such socket, this is not Linux, or its kernel allows filters to root alone.
     """
     listening = [each for each in _sockets() if _listens_on(each, port)]
     code = b"".join(struct.pack("HBBI", *instruction) for instruction in _PROGRAM)
     buffer = ctypes.create_string_buffer(code)
     program = struct.pack("HxxxxxxP", len(_PROGRAM), ctypes.addressof(buffer))
     for each in listening:
-        each.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
-        each.close()
+        with each:
+            try:
+                each.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+            except OSError as error:
+                raise TwinGraphError(
+                    f"cannot keep port {port} to this machine: {error.strerror} (SO_ATTACH_FILTER); some kernels allow "
+                    "that to root alone: train as root, in a container for instance, or without workers"
+                ) from None
     if not listening:
         raise TwinGraphError(f"cannot keep port {port} to this machine: only Linux is supported")
 

@@ -1,7 +1,7 @@
 """A parameter server: holds variables until everybody is done with them."""
 
 from twin_graph.distributed.cluster import Cluster
-from twin_graph.distributed.shared import CHIEF, done_queue, session_config, start_server
+from twin_graph.distributed.shared import CHIEF, ServerSession, done_queue, start_server
 from twin_graph.graph_mode import tf
 
 
@@ -10,10 +10,10 @@ def serve(cluster: Cluster, index: int) -> None:
 
     `Server.join()` would never return.
     """
-    server = start_server(cluster, "ps", index, session_config("/job:ps"))
+    server = start_server(cluster.ps[index])
     with tf.Graph().as_default() as graph:
-        token = done_queue(index).dequeue()
-    with tf.Session(server.target, graph=graph, config=session_config(f"/job:ps/task:{index}")) as session:
-        using = {*range(len(cluster.worker)), CHIEF}
+        token = done_queue().dequeue()
+    with ServerSession(server.target, graph=graph) as session:
+        using = {*range(cluster.workers), CHIEF}
         while using:
             using.discard(int(session.run(token)))

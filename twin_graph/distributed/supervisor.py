@@ -29,12 +29,12 @@ class Supervisor:
     def __init__(self, file: Path, cluster: Cluster, restarts: int) -> None:
         self._file = file
         self._most = restarts
-        self.restarted = [0] * len(cluster.worker)
+        self.restarted = [0] * cluster.workers
         self._servers: list[subprocess.Popen[bytes]] = []
         self._workers: list[subprocess.Popen[bytes] | None] = []
         try:
             self._servers = [self._start(f"ps:{i}") for i in range(len(cluster.ps))]
-            self._workers = [self._start(f"worker:{i}") for i in range(len(cluster.worker))]
+            self._workers = [self._start(f"worker:{i}") for i in range(cluster.workers)]
         except BaseException:
             self.close()
             raise

@@ -29,6 +29,7 @@ def run_task(cluster: Cluster, task: str, *, parent: int | None = None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     from twin_graph.distributed import server, worker
+    from twin_graph.distributed.shared import named
     from twin_graph.graph_mode import tf
 
     try:
@@ -38,8 +39,8 @@ def run_task(cluster: Cluster, task: str, *, parent: int | None = None) -> None:
             server.serve(cluster, index)
         else:
             worker.work(cluster, index)
-    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
-        raise TwinGraphError(f"{task} lost a parameter server: {error.message.splitlines()[0]}") from None
+    except tf.errors.OpError as error:
+        raise TwinGraphError(f"{task} lost a parameter server: {named(error)}") from None
 
 
 def parse(cluster: Cluster, task: str) -> tuple[str, int]:
@@ -48,8 +49,9 @@ def parse(cluster: Cluster, task: str) -> tuple[str, int]:
     if not match:
         raise UsageError(f"task {task!r}: write ps:0 or worker:0")
     job, index = match[1], int(match[2])
-    if index >= len(getattr(cluster, job)):
-        raise UsageError(f"task {task}: the cluster has {len(getattr(cluster, job))} of {job}, from {job}:0 on")
+    count = len(cluster.ps) if job == "ps" else cluster.workers
+    if index >= count:
+        raise UsageError(f"task {task}: the cluster has {count} of {job}, from {job}:0 on")
     return job, index
 
 

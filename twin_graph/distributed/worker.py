@@ -13,16 +13,19 @@ from twin_graph import envs, sampling, targets
 from twin_graph.bootstrap import Bootstrap
 from twin_graph.config import Settings
 from twin_graph.distributed.cluster import Cluster
-from twin_graph.distributed.shared import Applied, WorkerSession, session_config
+from twin_graph.distributed.copy import Applied, Copy
+from twin_graph.distributed.shared import Shared
 from twin_graph.envs import VectorEnv
 from twin_graph.errors import DivergedError, TwinGraphError
+from twin_graph.graph_mode import tf
 from twin_graph.learner import epsilon_greedy, minibatches
 from twin_graph.model import ModelSpec
 from twin_graph.replay import Batch, Replay, Transition
 from twin_graph.snapshots.ledger import Swap, target_swaps, utc_now
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.workers import FOLDER, UpdateLog, own_status, write_status
+from twin_graph.snapshots.workers import FOLDER, UpdateLog, name_of, own_status, write_status
 from twin_graph.streams import Purpose, environment_seeds, stream
+from twin_graph.twin import Twin
 
 RECENT_EPISODES = 20
 _STATUS_SECONDS = 1.0
@@ -37,14 +40,13 @@ class Worker:
       index: which worker.
       settings: its own, see `Settings.of_worker`.
       env: its environments.
-      spec: of the model.
-      session: with the shared variables.
+      shared: the servers' variables.
+      copy: of these.
     """
 
-    def __init__(
-        self, run: Run, index: int, settings: Settings, env: VectorEnv, spec: ModelSpec, session: WorkerSession
-    ) -> None:
-        self._run, self._env, self._settings, self._session = run, env, settings, session
+    def __init__(self, run: Run, index: int, settings: Settings, env: VectorEnv, shared: Shared, copy: Copy) -> None:
+        self._run, self._env, self._settings = run, env, settings
+        self._shared, self._copy = shared, copy
         self._replay = Replay(
             capacity_steps=settings.replay.capacity_steps,
             environments=env.count,
@@ -57,7 +59,11 @@ class Worker:
         self._sampler = sampling.of(self._replay, settings)
         policy = targets.parse(settings.target.policy)
         self._target = Bootstrap(
-            spec, threads=settings.twin.threads, precision="fp32", members=policy.members, combine=policy.combine
+            copy.twin.spec,
+            threads=settings.twin.threads,
+            precision="fp32",
+            members=policy.members,
+            combine=policy.combine,
         )
         self._status = own_status(index, run.attempt, "training")
         self._log = UpdateLog(run.folder, self._status.name, run.attempt)
@@ -77,11 +83,11 @@ class Worker:
     def train(self) -> None:
         """All of it. Raises `DivergedError`, and `tf.errors.OpError` where a parameter server is lost."""
         with ThreadPoolExecutor(1, "claims") as claims, ThreadPoolExecutor(1, "gradients") as gradients:
-            claim = claims.submit(self._session.claim_step)
+            claim = claims.submit(self._shared.claim_step, self._run.attempt)
             applying: tuple[Future[Applied], Batch, Swap | None] | None = None
             s_tm1 = None
             while (step := claim.result()) is not None:
-                claim = claims.submit(self._session.claim_step)
+                claim = claims.submit(self._shared.claim_step, self._run.attempt)
                 if s_tm1 is None:
                     s_tm1 = self._env.reset(self._seeds(step))
                 s_tm1 = self._make(step, s_tm1)
@@ -91,7 +97,7 @@ class Worker:
                     if applying:
                         self._record(*applying)
                     else:
-                        self._session.pull()  # others have gone on while this one filled its replay
+                        self._copy.pull()  # others have gone on while this one filled its replay
                     applying = gradients.submit(self._apply, batch, q_target_t), batch, swap
                 self._tell()
             if applying:
@@ -106,7 +112,7 @@ class Worker:
         random = stream(self._settings.seed, Purpose.ACT, step)
         epsilon = self._settings.act.epsilon_at(step * self._env.count)
         actions = epsilon_greedy(
-            lambda: self._session.q_values(s_tm1), epsilon, random, self._env.count, self._env.n_actions
+            lambda: self._copy.twin.q_values(s_tm1), epsilon, random, self._env.count, self._env.n_actions
         )
         answer = self._env.step(actions)
         self._replay.add(Transition(s_tm1, actions, answer.r_t, answer.terminal_t, answer.last_t, answer.s_t))
@@ -119,7 +125,7 @@ class Worker:
             self._returns.extend(float(score) for score in self._scores[answer.last_t])
             self._scores[answer.last_t] = 0
             self._episodes += ended
-            self._session.count_episodes(ended)
+            self._shared.count_episodes(ended)
         return answer.s_next
 
     def _due(self) -> range:
@@ -149,13 +155,11 @@ class Worker:
 
     def _apply(self, batch: Batch, q_target_t: np.ndarray | None) -> Applied:
         """Gradients to the servers, then the renewed variables back; meanwhile the worker acts."""
-        model, train = self._session.model, self._settings.train
-        fed = {
-            model.learning_rate: train.learning_rate_at(self._session.version),
-            model.dropout_seed: (self._run.settings.seed, self._session.version),
-        }
-        applied = self._session.apply(minibatches(model, train, batch, q_target_t), fed)
-        self._session.pull()
+        model, train = self._copy.twin.model, self._settings.train
+        fed = {model.dropout_seed: (self._run.settings.seed, self._copy.version)}
+        learning_rate = train.learning_rate_at(self._copy.version)
+        applied = self._copy.apply(minibatches(model, train, batch, q_target_t), fed, learning_rate)
+        self._copy.pull()
         return applied
 
     def _record(self, applying: Future[Applied], batch: Batch, swap: Swap | None) -> None:
@@ -209,7 +213,7 @@ def work(cluster: Cluster, index: int) -> None:
     """The life of a worker process.
 
     Raises:
-      TwinGraphError: its port is taken, no chief came, a loss is not finite.
+      TwinGraphError: no chief came, a loss is not finite.
     """
     run = _wait_for_run(cluster)
     whole = run.settings
@@ -217,26 +221,27 @@ def work(cluster: Cluster, index: int) -> None:
     if whole.workers.pin:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[index % len(cores)]})
-    config = session_config(
-        "/job:ps",
-        f"/job:worker/task:{index}",
-        gpu_memory_fraction=whole.workers.gpu_memory_fraction,
-        threads=whole.twin.threads,
-    )
-    with contextlib.closing(envs.make(whole.env, count=whole.env.count)) as env:
+    with contextlib.ExitStack() as open_:
+        env = open_.enter_context(contextlib.closing(envs.make(whole.env, count=whole.env.count)))
         spec = ModelSpec.of(whole, env.observation_shape, env.observation_dtype, env.n_actions)
-        steps = math.ceil(whole.train.steps / env.count)
-        with WorkerSession(cluster, index, spec, steps, config) as session:
-            run.attempt = session.wait_for_chief(_CHIEF_SECONDS)
-            if Run(run.folder).settings != whole:
-                raise TwinGraphError(f"the settings of {run.folder} were changed since this task began; start it again")
-            with contextlib.closing(Worker(run, index, settings, env, spec, session)) as worker:
-                try:
-                    worker.train()
-                except TwinGraphError as error:
-                    write_status(run.folder, own_status(index, run.attempt, "failed", str(error)))
-                    raise
-                session.say_done()
+        fraction = whole.workers.gpu_memory_fraction
+        twin = open_.enter_context(Twin(name_of(index), spec, threads=whole.twin.threads, gpu_memory_fraction=fraction))
+        shared = open_.enter_context(
+            contextlib.closing(Shared(cluster, spec, math.ceil(whole.train.steps / env.count)))
+        )
+        run.attempt = shared.wait_for_chief(_CHIEF_SECONDS)
+        if Run(run.folder).settings != whole:
+            raise TwinGraphError(f"the settings of {run.folder} were changed since this task began; start it again")
+        copy = Copy(shared, twin)
+        copy.pull()
+        with contextlib.closing(Worker(run, index, settings, env, shared, copy)) as worker:
+            try:
+                worker.train()
+            except TwinGraphError as error:
+                write_status(run.folder, own_status(index, run.attempt, "failed", str(error)))
+                raise
+            with contextlib.suppress(tf.errors.OpError):  # a server that is gone needs no token
+                shared.put_tokens([index])
 
 
 def _wait_for_run(cluster: Cluster) -> Run:

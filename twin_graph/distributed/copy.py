@@ -1,0 +1,56 @@
+"""A worker's copy of the shared variables."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from twin_graph.distributed.shared import Shared
+from twin_graph.twin import Twin
+
+
+class Applied(NamedTuple):
+    """An update: its number in the run, from 0; how many came between the pull and it; its loss and so on."""
+
+    update: int
+    staleness: int
+    loss: float
+    q_mean: float
+    td_error: np.ndarray
+
+
+class Copy:
+    """Holds the shared trainables as they were at the last `pull`, and sends gradients by them.
+
+    Args:
+      shared: the servers'.
+      twin: of this worker, in whose graph gradients are accumulated; no optimizer step is made in it.
+
+    Attributes:
+      version: updates that the copy is made of, of all workers.
+    """
+
+    def __init__(self, shared: Shared, twin: Twin) -> None:
+        self.twin = twin
+        self.version = 0
+        self._shared = shared
+        self._names = [variable.op.name for variable in twin.model.trainables]
+
+    def pull(self) -> None:
+        """Renews the copy."""
+        self.version, trainables = self._shared.pull_trainables()
+        self.twin.load(trainables)
+
+    def apply(
+        self, minibatches: Sequence[Mapping[Any, np.ndarray]], fed: Mapping[Any, Any], learning_rate: float
+    ) -> Applied:
+        """Adds up the minibatches' gradients here, and applies their sum to the shared variables."""
+        model = self.twin.model
+        td_errors = []
+        for minibatch in minibatches[:-1]:
+            td_errors.append(self.twin.run((model.td_error, model.accumulate_op), {**minibatch, **fed})[0])
+        told = (model.give_op, model.loss, model.q_mean, model.td_error)
+        _, loss, q_mean, td_error, *gradients = self.twin.run((*told, *model.gradients), {**minibatches[-1], **fed})
+        td_errors.append(td_error)
+        update = self._shared.apply(dict(zip(self._names, gradients, strict=True)), learning_rate)
+        return Applied(update, update - self.version, float(loss), float(q_mean), np.concatenate(td_errors))
