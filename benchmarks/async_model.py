@@ -31,6 +31,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -58,7 +59,6 @@ CHECKED = [(accumulate, workers, servers) for accumulate in ACCUMULATE for worke
 NATURE = "nature"
 DENSE = ("64x1", "64x7", "512x3", "1024x1", "1024x3")  # widths and numbers of hidden layers
 ROUND_TRIPS = 3
-START_SECONDS = 60.0
 
 Figures = dict[str, Any]
 
