@@ -17,8 +17,7 @@ subtracted.
 - A server has `--server-cores` cores (1), and every variable lies where `placement` puts it. Of the 2015 network 95% of
   all bytes are one variable, so that a second server takes little from the first.
 - Gradients come in and variables go out through a server's network at `--gigabits` (10) each way; workers' networks are
-  not shared. A round trip takes `--round-trip` ms (0.1), and an update three of them: the push, the count of updates on
-  the first server after all servers, the pull.
+  not shared. A round trip takes `--round-trip` ms (0.1), and an update two of them: the push and the pull.
 - Variables, targets and environments cost the same however many workers there are; the chief costs nothing.
 
 The check: trainings as `async.py` times them, of 1 and 2 workers, 1 and 4 accumulated minibatches, 1 and 2 servers,
@@ -58,7 +57,7 @@ WORKERS, SERVERS = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8)
 CHECKED = [(accumulate, workers, servers) for accumulate in ACCUMULATE for workers in (1, 2) for servers in (1, 2)]
 NATURE = "nature"
 DENSE = ("64x1", "64x7", "512x3", "1024x1", "1024x3")  # widths and numbers of hidden layers
-ROUND_TRIPS = 3
+ROUND_TRIPS = 2
 
 Figures = dict[str, Any]
 

@@ -47,6 +47,8 @@ def cluster(file: Path, task: str, listen: str | None, insecure_network: bool) -
     described = Cluster.described(file)
     job, index = parse(described, task)
     listening = ""
+    if job == "worker" and listen:
+        raise UsageError(f"{task} listens nowhere: leave out --listen {listen}")
     if job == "ps":
         address = described.ps[index]
         listening = f", listening on {address}"

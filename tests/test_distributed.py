@@ -47,7 +47,7 @@ def test_variables_are_spread_by_size() -> None:
     assert placement(variables, 1) == [variables]
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "rmsprop_dqn3"])
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop_dqn3"])
 def test_what_lies_on_the_servers_is_what_a_twin_has_without_its_sums(optimizer: str, tmp_path: Path) -> None:
     chosen = spec(optimizer=optimizer, accumulate=3, gradient_clip_norm=1.0)
     with Twin("online", chosen, threads=1) as twin, sharing(3, 1, chosen, 9, tmp_path) as (clients, _):
@@ -115,8 +115,6 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
             ours, theirs = chief.pull(), twin.all_variables()
             for name, value in ours.items():
                 np.testing.assert_allclose(value, theirs[name], rtol=1e-5, atol=1e-7, err_msg=name)
-            if number == 1:
-                worker.pull()
 
         claimed = [each.claim_step(2) for _ in range(4) for each in shared]
         assert claimed == [3, 4, 5, 6, 7, 8, None, None]
@@ -169,7 +167,7 @@ def test_the_share_of_gpu_memory_reaches_a_workers_session_and_servers_take_none
     assert session_config(1, "fp32", None).gpu_options.allow_growth
     cluster = Cluster.on_this_machine(Path("run"), workers=1, servers=1)
     server = start_server(cluster.ps[0])
-    assert server.server_def.default_session_config.device_count["GPU"] == 0
+    assert dict(server.server_def.default_session_config.device_count) == {"GPU": 0}
 
 
 def own_address() -> str | None:

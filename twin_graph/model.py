@@ -127,7 +127,7 @@ class Model:
       train_op: one optimizer step on the minibatch's gradients, and on those accumulated.
       accumulate_op: adds the minibatch's gradients to those accumulated; None if the spec has one minibatch an update.
       gradients: of the minibatch and those accumulated, by which `train_op` would change `trainables`, in their order.
-      give_op: forgets what was accumulated, after `gradients`; for those who apply these elsewhere.
+      clear_op: forgets what was accumulated, after `gradients`; for those who apply these elsewhere.
       trainables: what a snapshot holds, sorted by name.
     """
 
@@ -149,7 +149,7 @@ class Model:
     train_op: Any
     accumulate_op: Any
     gradients: tuple[Tensor, ...]
-    give_op: Any
+    clear_op: Any
     trainables: tuple[Any, ...]
 
 
@@ -174,7 +174,7 @@ def build_model(spec: ModelSpec) -> Model:
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
     with tf.variable_scope("frozen", custom_getter=_local):
         q_frozen = _network(spec, s_tm1, no_dropout)
-    freeze = _copy_to("frozen", trainables)
+    freeze = _freeze(trainables)
 
     q_own_t = None
     if spec.double or not spec.target_q:
@@ -201,7 +201,7 @@ def build_model(spec: ModelSpec) -> Model:
     with tf.control_dependencies([applied]):
         train_op = tf.group(applied, *(clear() if clear else ()))
     with tf.control_dependencies(gradients):
-        give_op = tf.group(*(clear() if clear else ()))
+        clear_op = tf.group(*(clear() if clear else ()))
     return Model(
         s_tm1=s_tm1,
         a_tm1=a_tm1,
@@ -221,7 +221,7 @@ def build_model(spec: ModelSpec) -> Model:
         train_op=train_op,
         accumulate_op=accumulate_op,
         gradients=tuple(gradients),
-        give_op=give_op,
+        clear_op=clear_op,
         trainables=trainables,
     )
 
@@ -236,14 +236,10 @@ def _network(spec: ModelSpec, observation: Tensor, dropout_seed: Tensor) -> Tens
     return networks.mlp(observation, spec.n_actions, hidden_units=spec.hidden_units, dueling=spec.dueling)
 
 
-def _locals_of(scope: str) -> list[Any]:
-    found = tf.get_collection(tf.GraphKeys.LOCAL_VARIABLES, f"{scope}/")
-    return sorted(found, key=lambda variable: str(variable.name))
-
-
-def _copy_to(scope: str, trainables: tuple[Any, ...]) -> Any:
-    """An op that copies the trainables to the local variables of a scope."""
-    copies = zip(_locals_of(scope), trainables, strict=True)
+def _freeze(trainables: tuple[Any, ...]) -> Any:
+    """An op that copies the trainables to the local variables of the scope `frozen`."""
+    frozen = sorted(tf.get_collection(tf.GraphKeys.LOCAL_VARIABLES, "frozen/"), key=lambda v: str(v.name))
+    copies = zip(frozen, trainables, strict=True)
     return tf.group(*(copy.assign(variable, read_value=False) for copy, variable in copies))
 
 

@@ -4,5 +4,6 @@
     servers        hold the shared variables and counters (`server.serve`)
     workers        act, sample, compute gradients of a copy, apply them to the shared variables (`worker.work`)
 
-All transport is TensorFlow's own `tf.train.Server`. Snapshots reach the workers' targets through the run's folder.
+Servers are TensorFlow's own `tf.train.Server`s, and all others are sessions with them. Snapshots reach the workers'
+targets through the run's folder.
 """

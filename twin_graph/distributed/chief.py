@@ -70,7 +70,7 @@ class Chief(Agent):
             with contextlib.suppress(tf.errors.OpError):
                 shared.ask_to_stop()
                 shared.put_tokens([*gone, CHIEF])
-            shared.close()
+        shared.close()
 
     def follow(self, env: VectorEnv) -> Iterator[list[VectorStep]]:
         """In place of the run loop: looks at what the workers have done, commits and refreshes what is due."""
@@ -109,7 +109,8 @@ class Chief(Agent):
         if self._shared:
             with self._speaking():
                 self._count()
-                self.online.load_all(self._shared.pull())
+                values = self._shared.pull()
+            self.online.load_all(values)
             self.learners[0].updates = self.updates
 
     def _look_at_workers(self) -> None:

@@ -49,7 +49,7 @@ class Copy:
         td_errors = []
         for minibatch in minibatches[:-1]:
             td_errors.append(self.twin.run((model.td_error, model.accumulate_op), {**minibatch, **fed})[0])
-        told = (model.give_op, model.loss, model.q_mean, model.td_error)
+        told = (model.clear_op, model.loss, model.q_mean, model.td_error)
         _, loss, q_mean, td_error, *gradients = self.twin.run((*told, *model.gradients), {**minibatches[-1], **fed})
         td_errors.append(td_error)
         update = self._shared.apply(dict(zip(self._names, gradients, strict=True)), learning_rate)

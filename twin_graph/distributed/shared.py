@@ -28,7 +28,7 @@ _ANSWER_MILLISECONDS = 10_000
 _START_SECONDS = 600.0
 _TRY_SECONDS = 0.2
 _LINE = 300  # characters
-_REFUSED = "request was received twice"
+_REFUSED = "RunGraph (Worker) request was received twice"
 
 
 class Counts(NamedTuple):
@@ -191,7 +191,8 @@ class Shared:
             for address, trainables in zip(cluster.ps, placed, strict=True)
         ]
         self._first = self._parts[0]  # whose counters count
-        self._threads = ThreadPoolExecutor(len(self._parts), "servers") if len(self._parts) > 1 else None
+        self._holding = [part for part in self._parts if part.trainables]
+        self._threads = ThreadPoolExecutor(len(self._holding), "servers") if len(self._holding) > 1 else None
 
     def close(self) -> None:
         """Ends the threads."""
@@ -199,8 +200,8 @@ class Shared:
             self._threads.shutdown()
 
     def _of_each(self, work: Callable[[_Part], Any]) -> Iterator[Any]:
-        """By each server, at once."""
-        return self._threads.map(work, self._parts) if self._threads else map(work, self._parts)
+        """By each server that holds something, at once."""
+        return self._threads.map(work, self._holding) if self._threads else map(work, self._holding)
 
     def begin(
         self,
@@ -219,18 +220,23 @@ class Shared:
           between: called before each try; may raise.
 
         Raises:
-          TwinGraphError: no server answers.
+          TwinGraphError: no server answers, or not as one should.
         """
 
         def set_all() -> bool:
             between()
+            self._first.assign({"attempt": 0})  # nobody begins, and who had begun claims no more
             self.push(values)
             for part in self._parts:
                 part.assign(counts._asdict() | {"stop": 0})
-            self._first.assign({"attempt": attempt})  # last: workers wait for it
+            self._first.assign({"attempt": attempt})
             return True
 
-        if not _try_for(_START_SECONDS, set_all):
+        try:
+            done = _try_for(_START_SECONDS, set_all)
+        except tf.errors.OpError as error:
+            raise TwinGraphError(f"a parameter server cannot be used: {named(error)}") from None
+        if not done:
             raise TwinGraphError(f"no parameter server answers at {', '.join(self._addresses)}")
 
     def wait_for_chief(self, seconds: float) -> int:
@@ -260,7 +266,7 @@ class Shared:
 
     def _values(self, of: Callable[[_Part], dict[str, Any]]) -> tuple[int, dict[str, np.ndarray]]:
         answers = list(self._of_each(lambda part: part.run([part.counters["updates"], *of(part).values()])))
-        names = [name for part in self._parts for name in of(part)]
+        names = [name for part in self._holding for name in of(part)]
         return int(answers[0][0]), dict(zip(names, (value for answer in answers for value in answer[1:]), strict=True))
 
     def counts(self) -> Counts:

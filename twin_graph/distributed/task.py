@@ -40,7 +40,8 @@ def run_task(cluster: Cluster, task: str, *, parent: int | None = None) -> None:
         else:
             worker.work(cluster, index)
     except tf.errors.OpError as error:
-        raise TwinGraphError(f"{task} lost a parameter server: {named(error)}") from None
+        lost = isinstance(error, tf.errors.UnavailableError | tf.errors.DeadlineExceededError | tf.errors.AbortedError)
+        raise TwinGraphError(f"{task}{' lost a parameter server' if lost else ''}: {named(error)}") from None
 
 
 def parse(cluster: Cluster, task: str) -> tuple[str, int]:

@@ -81,7 +81,13 @@ class Worker:
         self._log.close()
 
     def train(self) -> None:
-        """All of it. Raises `DivergedError`, and `tf.errors.OpError` where a parameter server is lost."""
+        """All of it.
+
+        Raises:
+          DivergedError: a loss is not finite.
+          TwinGraphError: the chief is another.
+          tf.errors.OpError: a parameter server is lost.
+        """
         with ThreadPoolExecutor(1, "claims") as claims, ThreadPoolExecutor(1, "gradients") as gradients:
             claim = claims.submit(self._shared.claim_step, self._run.attempt)
             applying: tuple[Future[Applied], Batch, Swap | None] | None = None
