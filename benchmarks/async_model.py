@@ -94,9 +94,9 @@ def cluster_of_one(spec: Any) -> Iterator[tuple[Any, Any, psutil.Process]]:
         server = open_.enter_context(subprocess.Popen(command))
         open_.callback(server.kill)
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-        shared = Shared(cluster, spec, 10**9)
-        open_.callback(shared.close)
         twin = open_.enter_context(Twin("worker-0", spec, seed=1, threads=1))
+        shared = Shared(cluster, twin, 10**9)
+        open_.callback(shared.close)
         shared.begin(twin.all_variables(), Counts(0, 0, 0), attempt=1)
         yield shared, Copy(shared, twin), psutil.Process(server.pid)
 
@@ -126,11 +126,10 @@ def measure(network: str, seconds: float) -> Figures:
     import numpy as np
 
     from twin_graph import envs, sampling
-    from twin_graph.distributed.shared import trainables_of
     from twin_graph.learner import minibatches
     from twin_graph.model import ModelSpec
     from twin_graph.replay import Replay, Transition
-    from twin_graph.twin import Twin
+    from twin_graph.twin import Twin, Variable
 
     settings = settings_of(network)
     with contextlib.ExitStack() as open_:
@@ -158,7 +157,7 @@ def measure(network: str, seconds: float) -> Figures:
         one = minibatch(1)
         figures: Figures = {
             "network": network,
-            "loads": [loads_of(trainables_of(spec), count) for count in SERVERS],
+            "loads": [loads_of([Variable.of(v) for v in model.trainables], count) for count in SERVERS],
             "pull": timed(copy.pull, seconds, server),
             "gradient of one": timed(gradient(1), seconds, server),
             "push with it": timed(lambda: copy.apply([one], {}, 1e-4), seconds, server),

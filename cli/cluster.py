@@ -47,8 +47,6 @@ def cluster(file: Path, task: str, listen: str | None, insecure_network: bool) -
     described = Cluster.described(file)
     job, index = parse(described, task)
     listening = ""
-    if job == "worker" and listen:
-        raise UsageError(f"{task} listens nowhere: leave out --listen {listen}")
     if job == "ps":
         address = described.ps[index]
         listening = f", listening on {address}"
@@ -57,5 +55,7 @@ def cluster(file: Path, task: str, listen: str | None, insecure_network: bool) -
             raise UsageError(
                 f"{task} is at {address}, beyond this machine: give --listen {host} --insecure-network. {WARNING}"
             )
+    elif listen:
+        raise UsageError(f"{task} listens nowhere: leave out --listen {listen}")
     say(f"{task} of {described.run}{listening}; ends with the training")
     run_task(described, task)

@@ -27,7 +27,6 @@ from twin_graph.distributed.shared import CHIEF, Counts, Shared, placement, star
 from twin_graph.distributed.task import parse
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.graph_mode import tf
-from twin_graph.model import ModelSpec
 from twin_graph.snapshots import report
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run
@@ -47,10 +46,10 @@ def test_variables_are_spread_by_size() -> None:
     assert placement(variables, 1) == [variables]
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop_dqn3"])
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "rmsprop_dqn3"])
 def test_what_lies_on_the_servers_is_what_a_twin_has_without_its_sums(optimizer: str, tmp_path: Path) -> None:
     chosen = spec(optimizer=optimizer, accumulate=3, gradient_clip_norm=1.0)
-    with Twin("online", chosen, threads=1) as twin, sharing(3, 1, chosen, 9, tmp_path) as (clients, _):
+    with Twin("online", chosen, threads=1) as twin, sharing(3, 1, twin, 9, tmp_path) as (clients, _):
         values = {name: value + 1 for name, value in twin.all_variables().items()}
         clients[0].begin(values, Counts(0, 0, 0), attempt=1)
         shared = clients[1].pull()
@@ -66,7 +65,7 @@ Sharing = tuple[list[Shared], list[subprocess.Popen[bytes]]]
 
 
 @contextlib.contextmanager
-def sharing(servers: int, workers: int, chosen: ModelSpec, vector_steps: int, folder: Path) -> Iterator[Sharing]:
+def sharing(servers: int, workers: int, twin: Twin, vector_steps: int, folder: Path) -> Iterator[Sharing]:
     """Servers, and a client of theirs for the chief and for each worker."""
     cluster = Cluster.on_this_machine(folder, workers=workers, servers=servers)
     cluster.write(folder / "cluster.json")
@@ -76,7 +75,7 @@ def sharing(servers: int, workers: int, chosen: ModelSpec, vector_steps: int, fo
         for i in range(servers):
             processes.append(open_.enter_context(subprocess.Popen([*command, f"ps:{i}", str(os.getpid())])))
             open_.callback(processes[i].kill)
-        clients = [Shared(cluster, chosen, vector_steps) for _ in range(1 + workers)]
+        clients = [Shared(cluster, twin, vector_steps) for _ in range(1 + workers)]
         for client in clients:
             open_.callback(client.close)
         yield clients, processes
@@ -87,7 +86,7 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
     chosen = spec(loss="mse", accumulate=3, gradient_clip_norm=2.0, learning_rate=0.01)
     with contextlib.ExitStack() as open_:
         twin, *own = (open_.enter_context(Twin(name, chosen, seed=5, threads=1)) for name in ("online", "0", "1"))
-        (chief, *shared), processes = open_.enter_context(sharing(2, 2, chosen, 9, tmp_path))
+        (chief, *shared), processes = open_.enter_context(sharing(2, 2, twin, 9, tmp_path))
         chief.begin(twin.all_variables(), Counts(vector_steps=3, updates=40, episodes=7), attempt=2)
         assert [each.wait_for_chief(30) for each in shared] == [2, 2]
         workers = [Copy(*each) for each in zip(shared, own, strict=True)]
@@ -128,7 +127,7 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
 
 def test_every_step_is_claimed_once_by_workers_that_claim_at_the_same_time(tmp_path: Path) -> None:
     chosen, steps = spec(), 2_000
-    with Twin("online", chosen, threads=1) as twin, sharing(1, 2, chosen, steps, tmp_path) as ((chief, *workers), _):
+    with Twin("online", chosen, threads=1) as twin, sharing(1, 2, twin, steps, tmp_path) as ((chief, *workers), _):
         values = twin.all_variables()
         chief.begin(values, Counts(0, 0, 0), attempt=1)
         with ThreadPoolExecutor(2) as threads:
@@ -145,7 +144,7 @@ def test_every_step_is_claimed_once_by_workers_that_claim_at_the_same_time(tmp_p
 
 def test_workers_stop_when_the_chief_asks(tmp_path: Path) -> None:
     chosen = spec()
-    with Twin("online", chosen, threads=1) as twin, sharing(1, 1, chosen, 9, tmp_path) as ((chief, worker), _):
+    with Twin("online", chosen, threads=1) as twin, sharing(1, 1, twin, 9, tmp_path) as ((chief, worker), _):
         chief.begin(twin.all_variables(), Counts(0, 0, 0), attempt=1)
         assert worker.claim_step(1) == 0
         chief.ask_to_stop()

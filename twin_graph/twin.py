@@ -24,6 +24,10 @@ class Variable(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
 
+    @classmethod
+    def of(cls, variable: Any) -> Self:
+        return cls(variable.op.name, tuple(variable.shape.as_list()), variable.dtype.base_dtype.name)
+
 
 class Twin:
     """Owns a finalized graph built by `build_model()`, its session and its Saver; `close()` or `with` ends the session.
@@ -67,15 +71,12 @@ class Twin:
             self._saver = tf.train.Saver(self.model.trainables, max_to_keep=0)
             self._variables = tf.global_variables()
             self._saver_of_all = tf.train.Saver(self._variables, max_to_keep=0)
-            self._assign = [v.initializer for v in self.model.trainables]
-            self._assigned = {v.op.name: v.initializer.inputs[1] for v in self.model.trainables}
+            self._setters = setters({v.op.name: v for v in self._variables})
             initialize = tf.global_variables_initializer()
             self._trainable = {v.op.name for v in self.model.trainables}
             others = [v for v in tf.global_variables() if v.op.name not in self._trainable]
             self._initialize_optimizer = tf.variables_initializer(others)
-            self.variables = tuple(
-                Variable(v.op.name, tuple(v.shape.as_list()), v.dtype.base_dtype.name) for v in tf.global_variables()
-            )
+            self.variables = tuple(Variable.of(v) for v in tf.global_variables())
         self.graph.finalize()
         if like is not None:
             check_same_variables(like, self)
@@ -153,13 +154,12 @@ class Twin:
 
     def load(self, weights: Mapping[str, np.ndarray]) -> None:
         """Sets the trainable variables to values by name."""
-        self.run(self._assign, {value: weights[name] for name, value in self._assigned.items()})
+        self.load_all({variable.op.name: weights[variable.op.name] for variable in self.model.trainables})
 
     def load_all(self, values: Mapping[str, np.ndarray]) -> None:
         """Sets all variables that `values` names, the optimizer's too."""
-        for variable in self._variables:
-            if variable.op.name in values:
-                variable.load(values[variable.op.name], self.session)
+        chosen = {name: setter for name, setter in self._setters.items() if name in values}
+        self.run([assign for assign, _ in chosen.values()], {fed: values[name] for name, (_, fed) in chosen.items()})
 
     def all_variables(self) -> dict[str, np.ndarray]:
         """The values of all variables by name, the optimizer's too."""
@@ -174,6 +174,11 @@ class Twin:
     def weights_sha256(self) -> str:
         """The hash that names these weights: see `weights_sha256`."""
         return weights_sha256(self.weights())
+
+
+def setters(variables: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """By the same names, the op that sets a variable, and the tensor to feed its value for."""
+    return {name: (variable.initializer, variable.initializer.inputs[1]) for name, variable in variables.items()}
 
 
 def check_same_variables(first: Twin, second: Twin) -> None:

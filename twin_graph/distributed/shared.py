@@ -17,8 +17,8 @@ from twin_graph.distributed.cluster import Cluster, is_loopback
 from twin_graph.distributed.loopback import accept_loopback_only
 from twin_graph.errors import TwinGraphError
 from twin_graph.graph_mode import tf
-from twin_graph.model import ModelSpec, build_model
-from twin_graph.twin import Variable
+from twin_graph.model import ModelSpec
+from twin_graph.twin import Twin, Variable, setters
 
 _COUNTERS = ("vector_steps", "updates", "episodes", "stop", "attempt")
 _NO_LIMIT = 2**62
@@ -90,14 +90,6 @@ def start_server(address: str) -> Any:
     return server
 
 
-def trainables_of(spec: ModelSpec) -> list[Variable]:
-    """The trainable variables of a model, by name."""
-    with tf.Graph().as_default():
-        return [
-            Variable(v.op.name, tuple(v.shape.as_list()), v.dtype.base_dtype.name) for v in build_model(spec).trainables
-        ]
-
-
 def placement(variables: Sequence[Variable], servers: int) -> list[list[Variable]]:
     """What each server holds: the largest first, each to the server with the least."""
     placed: list[list[Variable]] = [[] for _ in range(servers)]
@@ -151,8 +143,7 @@ class _Part:
                 )
                 for name in _COUNTERS
             }
-            both = {**self.variables, **self.counters}
-            self._assign = {name: (v.initializer, v.initializer.inputs[1]) for name, v in both.items()}
+            self._setters = setters({**self.variables, **self.counters})
             self.is_begun = tf.raw_ops.VarIsInitializedOp(resource=self.counters["attempt"].handle)
             self.claim = _count_up(self.counters["vector_steps"], vector_steps)
             with tf.control_dependencies([applied]):
@@ -168,8 +159,8 @@ class _Part:
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Sets variables and counters by name."""
-        chosen = [self._assign[name] for name in values]
-        self.run([assign for assign, _ in chosen], dict(zip((fed for _, fed in chosen), values.values(), strict=True)))
+        chosen = {name: self._setters[name] for name in values}
+        self.run([assign for assign, _ in chosen.values()], {fed: values[name] for name, (_, fed) in chosen.items()})
 
 
 class Shared:
@@ -177,17 +168,17 @@ class Shared:
 
     Args:
       cluster: whose.
-      spec: of the model whose trainables they are.
+      twin: whose trainables they are, by name, shape and optimizer.
       vector_steps: of all workers together, at which the training ends.
 
     Every method raises `tf.errors.OpError` where a server does not answer.
     """
 
-    def __init__(self, cluster: Cluster, spec: ModelSpec, vector_steps: int) -> None:
+    def __init__(self, cluster: Cluster, twin: Twin, vector_steps: int) -> None:
         self._addresses = cluster.ps
-        placed = placement(trainables_of(spec), len(cluster.ps))
+        placed = placement([Variable.of(v) for v in twin.model.trainables], len(cluster.ps))
         self._parts = [
-            _Part(address, spec, trainables, vector_steps)
+            _Part(address, twin.spec, trainables, vector_steps)
             for address, trainables in zip(cluster.ps, placed, strict=True)
         ]
         self._first = self._parts[0]  # whose counters count

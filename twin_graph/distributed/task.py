@@ -40,7 +40,10 @@ def run_task(cluster: Cluster, task: str, *, parent: int | None = None) -> None:
         else:
             worker.work(cluster, index)
     except tf.errors.OpError as error:
-        lost = isinstance(error, tf.errors.UnavailableError | tf.errors.DeadlineExceededError | tf.errors.AbortedError)
+        errors = tf.errors
+        lost = isinstance(
+            error, errors.UnavailableError | errors.DeadlineExceededError | errors.AbortedError | errors.CancelledError
+        )
         raise TwinGraphError(f"{task}{' lost a parameter server' if lost else ''}: {named(error)}") from None
 
 

@@ -233,7 +233,7 @@ def work(cluster: Cluster, index: int) -> None:
         fraction = whole.workers.gpu_memory_fraction
         twin = open_.enter_context(Twin(name_of(index), spec, threads=whole.twin.threads, gpu_memory_fraction=fraction))
         shared = open_.enter_context(
-            contextlib.closing(Shared(cluster, spec, math.ceil(whole.train.steps / env.count)))
+            contextlib.closing(Shared(cluster, twin, math.ceil(whole.train.steps / env.count)))
         )
         run.attempt = shared.wait_for_chief(_CHIEF_SECONDS)
         if Run(run.folder).settings != whole:
