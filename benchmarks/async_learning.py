@@ -61,7 +61,11 @@ CARTPOLE = (
     f"evaluate.episodes={GAMES}",
     "log.every_steps=500",
 )
-PONG = ("log.every_steps=500", "resume.every_steps=20000")  # each resume point cuts short the games that are on
+PONG = (
+    "log.every_steps=500",
+    "resume.every_steps=20000",  # each resume point cuts short the games that are on
+    "twin.precision=fp32",  # workers have no other
+)
 STANDARD = 0
 MODES = (STANDARD, 1, 2, 4)  # workers
 LOOK_SECONDS, SAY_SECONDS = 1.0, 30.0
