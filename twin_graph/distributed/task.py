@@ -31,7 +31,7 @@ def run_task(cluster: Cluster, task: str, *, parent: int | None = None) -> None:
     if parent is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    keep_memory()
+    _keep_memory()
     from twin_graph.distributed import server, worker
     from twin_graph.distributed.shared import named
     from twin_graph.graph_mode import tf
@@ -63,7 +63,7 @@ def parse(cluster: Cluster, task: str) -> tuple[str, int]:
     return job, index
 
 
-def keep_memory() -> None:
+def _keep_memory() -> None:
     """Lets glibc keep what is freed: each message has megabytes, and the kernel would clear new pages for them."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
