@@ -74,9 +74,9 @@ class Twin:
             self._setters = setters({v.op.name: v for v in self._variables})
             initialize = tf.global_variables_initializer()
             self._trainable = {v.op.name for v in self.model.trainables}
-            others = [v for v in tf.global_variables() if v.op.name not in self._trainable]
+            others = [v for v in self._variables if v.op.name not in self._trainable]
             self._initialize_optimizer = tf.variables_initializer(others)
-            self.variables = tuple(Variable.of(v) for v in tf.global_variables())
+            self.variables = tuple(Variable.of(v) for v in self._variables)
         self.graph.finalize()
         if like is not None:
             check_same_variables(like, self)
@@ -158,8 +158,7 @@ class Twin:
 
     def load_all(self, values: Mapping[str, np.ndarray]) -> None:
         """Sets all variables that `values` names, the optimizer's too."""
-        chosen = {name: setter for name, setter in self._setters.items() if name in values}
-        self.run([assign for assign, _ in chosen.values()], {fed: values[name] for name, (_, fed) in chosen.items()})
+        self.run(*to_set(self._setters, values))
 
     def all_variables(self) -> dict[str, np.ndarray]:
         """The values of all variables by name, the optimizer's too."""
@@ -179,6 +178,11 @@ class Twin:
 def setters(variables: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """By the same names, the op that sets a variable, and the tensor to feed its value for."""
     return {name: (variable.initializer, variable.initializer.inputs[1]) for name, variable in variables.items()}
+
+
+def to_set(setters: Mapping[str, tuple[Any, Any]], values: Mapping[str, Any]) -> tuple[list[Any], dict[Any, Any]]:
+    """What to run, and what to feed, so that the variables that `values` names get them."""
+    return [setters[name][0] for name in values], {setters[name][1]: value for name, value in values.items()}
 
 
 def check_same_variables(first: Twin, second: Twin) -> None:

@@ -18,7 +18,7 @@ from twin_graph.distributed.loopback import accept_loopback_only
 from twin_graph.errors import TwinGraphError
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec
-from twin_graph.twin import Twin, Variable, setters
+from twin_graph.twin import Twin, Variable, setters, to_set
 
 _COUNTERS = ("vector_steps", "updates", "episodes", "stop", "attempt")
 _NO_LIMIT = 2**62
@@ -159,8 +159,7 @@ class _Part:
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Sets variables and counters by name."""
-        chosen = {name: self._setters[name] for name in values}
-        self.run([assign for assign, _ in chosen.values()], {fed: values[name] for name, (_, fed) in chosen.items()})
+        self.run(*to_set(self._setters, values))
 
 
 class Shared:
