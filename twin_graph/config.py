@@ -353,6 +353,11 @@ class Settings(_Section):
     log: LogSettings = LogSettings()
 
     @property
+    def vector_steps(self) -> int:
+        """Of the whole training: enough for `train.steps` agent steps."""
+        return math.ceil(self.train.steps / self.env.count)
+
+    @property
     def refresh_schedule(self) -> Schedule:
         """When the target is refreshed."""
         return Schedule.of(self, "target.refresh_every") or _REFRESH_DEFAULT

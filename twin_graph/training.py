@@ -101,7 +101,7 @@ class Progress:
     def __init__(self, agent: Agent, environments: int, stop: threading.Event) -> None:
         self.agent = agent
         self.stop = stop
-        self.total_steps = math.ceil(agent.settings.train.steps / environments) * environments
+        self.total_steps = agent.settings.vector_steps * environments
         self.returns = deque(agent.point.returns if agent.point else (), maxlen=RECENT_EPISODES)
         self.evaluation: tuple[str, Evaluation] | None = None
         self.note = ""

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -53,8 +52,7 @@ class Chief(Agent):
         self.supervisor = supervisor
         super().__init__(run, **agent)
         try:
-            steps = math.ceil(self.settings.train.steps / self._environments)
-            self._shared = Shared(cluster, self.online, steps)
+            self._shared = Shared(cluster, self.online, self.settings.vector_steps)
             self._owned.callback(self._release, self._shared)
             counts = Counts(self.agent_steps // self._environments, self.updates, self.episodes)
             self._shared.begin(self.online.all_variables(), counts, attempt=self._run.attempt, between=self._supervise)

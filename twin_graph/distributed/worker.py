@@ -232,9 +232,7 @@ def work(cluster: Cluster, index: int) -> None:
         spec = ModelSpec.of(whole, env.observation_shape, env.observation_dtype, env.n_actions)
         fraction = whole.workers.gpu_memory_fraction
         twin = open_.enter_context(Twin(name_of(index), spec, threads=whole.twin.threads, gpu_memory_fraction=fraction))
-        shared = open_.enter_context(
-            contextlib.closing(Shared(cluster, twin, math.ceil(whole.train.steps / env.count)))
-        )
+        shared = open_.enter_context(contextlib.closing(Shared(cluster, twin, whole.vector_steps)))
         run.attempt = shared.wait_for_chief(_CHIEF_SECONDS)
         if Run(run.folder).settings != whole:
             raise TwinGraphError(f"the settings of {run.folder} were changed since this task began; start it again")
