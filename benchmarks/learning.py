@@ -227,6 +227,39 @@ def points_of_stable_baselines3(where: Path) -> list[Point]:
     return [Point(*point) for point in json.loads(log.read_text(encoding="utf-8"))] if log.exists() else []
 
 
+class Curve(NamedTuple):
+    """One training: its side, seed and processor, its row in the table of `peers.py`, its evaluations."""
+
+    side: str
+    seed: int
+    processor: dict[str, Any]
+    row: str
+    points: list[Point]
+
+
+def curves_of(folder: Path) -> list[Curve]:
+    """What was trained there so far."""
+    from twin_graph import cpu
+    from twin_graph.snapshots.run import Run
+
+    curves, processor = [], cpu.describe()._asdict()
+    for where in sorted(folder.iterdir()) if folder.exists() else []:
+        side, _, seed = where.name.rpartition("-")
+        if side == SIDES[0]:
+            bf16 = Run(where).settings.twin.precision == "bf16"
+            row, points = "twin-graph, bf16" if bf16 else side, points_of_twin_graph(where)
+        else:
+            row, points = "Stable-Baselines3", points_of_stable_baselines3(where)
+        curves.append(Curve(side, int(seed), processor, row, points))
+    return [curve for curve in curves if curve.points]
+
+
+def curves_in(path: Path) -> list[Curve]:
+    """What was drawn before, perhaps on another machine."""
+    written = json.loads(path.read_text(encoding="utf-8"))["curves"] if path.exists() else []
+    return [Curve(**{**curve, "points": [Point(**point) for point in curve["points"]]}) for curve in written]
+
+
 @main.command()
 @click.option("--folder", type=click.Path(path_type=Path), default=Path("checkpoints/learning"), show_default=True)
 @click.option(
@@ -234,53 +267,49 @@ def points_of_stable_baselines3(where: Path) -> list[Point]:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Take minutes from these results of peers.py, not from the trainings' own clocks.",
 )
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures here.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures here; add to those there.")
 @click.option("--picture", type=click.Path(path_type=Path), help="Draw the curves here, PNG or SVG.")
 def draw(folder: Path, rates: Path | None, path: Path | None, picture: Path | None) -> None:
     """Print, write and draw what was trained so far."""
-    from twin_graph import cpu
-
     measured = json.loads(rates.read_text(encoding="utf-8"))["agent_steps_per_second"] if rates else {}
-    rate = {name.lower(): statistics.median(values) for name, values in measured.items()}
-    curves = {}
-    for where in sorted(folder.iterdir()):
-        side, _, seed = where.name.rpartition("-")
-        read = points_of_twin_graph if side == SIDES[0] else points_of_stable_baselines3
-        if points := read(where):
-            curves[side, int(seed)] = [
-                point._replace(seconds=point.agent_steps / rate[side]) if rate else point for point in points
-            ]
+    found = {(curve.side, curve.seed): curve for curve in [*(curves_in(path) if path else []), *curves_of(folder)]}
+    curves = [found[key] for key in sorted(found, reverse=True)]
+
+    def minutes(curve: Curve, point: Point) -> float:
+        return (point.agent_steps / statistics.median(measured[curve.row]) if rates else point.seconds) / 60
+
     table = Table("side", "seed", "agent steps", "minutes", "last score", f"score {SCORE:g} after", box=None)
-    for (side, seed), points in curves.items():
-        reached = next((point for point in points if point.mean >= SCORE), None)
+    for curve in curves:
+        last, reached = curve.points[-1], next((point for point in curve.points if point.mean >= SCORE), None)
         table.add_row(
-            side,
-            str(seed),
-            f"{points[-1].agent_steps:,}",
-            f"{points[-1].seconds / 60:.1f}",
-            f"{points[-1].mean:.1f}",
-            f"{reached.seconds / 60:.1f} minutes" if reached else "not reached",
+            curve.row,
+            str(curve.seed),
+            f"{last.agent_steps:,}",
+            f"{minutes(curve, last):.1f}",
+            f"{last.mean:.1f}",
+            f"{minutes(curve, reached):.1f} minutes" if reached else "not reached",
         )
     Console().print(table)
     if path:
         document = {
-            "processor": cpu.describe()._asdict(),
             "score": SCORE,
-            "rates": rate or None,
-            "curves": [
-                {"side": side, "seed": seed, "points": [point._asdict() for point in points]}
-                for (side, seed), points in curves.items()
-            ],
+            "curves": [{**curve._asdict(), "points": [point._asdict() for point in curve.points]} for curve in curves],
         }
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if picture:
         figure, panels = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True, layout="constrained")
-        for (side, seed), points in curves.items():
-            for panel, xs in zip(
-                panels, ([p.seconds / 60 for p in points], [p.agent_steps / 1000 for p in points]), strict=True
-            ):
-                label = f"{side}, seed {seed}"
-                panel.plot(xs, [p.mean for p in points], "o-", color=COLOURS[side], ms=3, lw=1.2, label=label)
+        for curve in curves:
+            xs = [minutes(curve, p) for p in curve.points], [p.agent_steps / 1000 for p in curve.points]
+            for panel, x in zip(panels, xs, strict=True):
+                panel.plot(
+                    x,
+                    [p.mean for p in curve.points],
+                    "os^"[(curve.seed - 1) % 3] + "-",
+                    color=COLOURS[curve.side],
+                    ms=3.5,
+                    lw=1.2,
+                    label=f"{curve.row}, seed {curve.seed}",
+                )
         for panel, name in zip(panels, ("minutes of training", "thousand agent steps"), strict=True):
             panel.axhline(SCORE, color="#888", lw=0.8, ls=":")
             panel.set_xlabel(name)
