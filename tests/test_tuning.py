@@ -71,11 +71,12 @@ def test_the_usual_choice_gives_way_to_one_that_is_clearly_faster(
     assert {choice[:2] for choice in choices} == set(rates)
 
 
-def test_a_session_has_the_threads_it_was_given_whatever_came_before(pong: Make) -> None:
+@pytest.mark.parametrize("given", [{"threads": 1}, {"threads": 2, "at_once": 2}])
+def test_a_session_has_the_threads_it_was_given_whatever_came_before(pong: Make, given: dict[str, int]) -> None:
     """The first session of a process once decided for all."""
     spec = ModelSpec.of(pong(), (4, 84, 84), np.uint8, 6)
     observations = np.zeros((32, 4, 84, 84), np.uint8)
-    with Twin("first", spec, threads=2), Twin("second", spec, threads=1) as second:
+    with Twin("first", spec, threads=2), Twin("second", spec, **given) as second:
         second.q_values(observations)
         wall, cpu_time = time.perf_counter(), time.process_time()
         for _ in range(20):

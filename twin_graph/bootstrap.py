@@ -17,7 +17,7 @@ class Bootstrap:
     """Owns the target twins and knows which snapshot each holds; closed by `close()`.
 
     Args:
-      spec, threads, precision: of the twins; see `Twin`.
+      spec, threads, at_once, precision: of the twins; see `Twin`.
       members: how many twins there are.
       combine: how their Q values become one, for each action: `min` or `mean`.
       like: the online twin, if it is one.
@@ -30,11 +30,19 @@ class Bootstrap:
     """
 
     def __init__(
-        self, spec: ModelSpec, *, threads: int, precision: str, members: int, combine: str, like: Twin | None = None
+        self,
+        spec: ModelSpec,
+        *,
+        threads: int,
+        at_once: int = 1,
+        precision: str,
+        members: int,
+        combine: str,
+        like: Twin | None = None,
     ) -> None:
+        names = ["target"] if members == 1 else [f"target {i}" for i in range(members)]
         self.twins = [
-            Twin("target" if members == 1 else f"target {i}", spec, threads=threads, precision=precision, like=like)
-            for i in range(members)
+            Twin(name, spec, threads=threads, at_once=at_once, precision=precision, like=like) for name in names
         ]
         self.since = Counters(agent_steps=0, updates=0, frames=0, episodes=0)
         self.policy = ""

@@ -275,7 +275,7 @@ class TwinSettings(_Section):
         False, "debug: after a refresh the twins are bit-equal, and the target never changes between two"
     )
     threads: int = _setting(
-        0, "TensorFlow's threads inside one op, per twin; 0 is measured when a training begins", unit="threads", ge=0
+        0, "TensorFlow's threads, per twin; 0 is measured when a training begins", unit="threads", ge=0
     )
     precision: Literal["auto", "fp32", "bf16"] = _setting(
         "auto", "of products in the network; auto is bf16 where the processor has it and it was measured to be faster"
@@ -351,6 +351,14 @@ class Settings(_Section):
     evaluate: EvaluateSettings = EvaluateSettings()
     twin: TwinSettings = TwinSettings()
     log: LogSettings = LogSettings()
+
+    @property
+    def ops_at_once(self) -> int:
+        """How many ops of a twin share `twin.threads`.
+
+        By chunks two: both twins work at the same time, and with one thread an op each keeps to its part of the cores.
+        """
+        return 2 if self.train.chunk_steps else 1
 
     @property
     def vector_steps(self) -> int:

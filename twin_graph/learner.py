@@ -65,7 +65,7 @@ class Learner:
         like: Twin | None = None,
     ) -> None:
         settings = run.settings
-        threads, precision = settings.twin.threads, settings.twin.precision
+        threads, at_once, precision = settings.twin.threads, settings.ops_at_once, settings.twin.precision
         self.name = name
         self.lineage, self.source = mutual.lineage(settings, name), mutual.source(settings, name)
         self.updates = 0
@@ -76,11 +76,12 @@ class Learner:
         self._stopwatch = stopwatch
         self._settings_sha256 = settings.sha256()
         self._train, self._seed, self._check = settings.train, settings.seed, settings.twin.check
-        self.online = Twin(name, spec, seed=seed, threads=threads, precision=precision, like=like)
+        self.online = Twin(name, spec, seed=seed, threads=threads, at_once=at_once, precision=precision, like=like)
         try:
             self.bootstrap = Bootstrap(
                 spec,
                 threads=threads,
+                at_once=at_once,
                 precision=precision,
                 members=policy.members,
                 combine=policy.combine,

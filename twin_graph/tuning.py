@@ -89,7 +89,8 @@ class _Trial:
         self._overlap = settings.train.chunk_steps > 0 and settings.twin.overlap
         size = settings.train.batch_size
         self._online, self._target = (
-            Twin(name, spec, threads=threads, precision=precision) for name in ("online", "target")
+            Twin(name, spec, threads=threads, at_once=settings.ops_at_once, precision=precision)
+            for name in ("online", "target")
         )
         random = np.random.default_rng(0)
         self._observations = random.integers(0, 256, (size, *spec.observation_shape)).astype(spec.observation_dtype)

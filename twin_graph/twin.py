@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,8 +37,8 @@ class Twin:
       name: how messages call it, e.g. `online`.
       spec: what to build.
       seed: of the initial weights. Equal seeds give equal weights.
-      threads: intra-op threads of this session; 0 is one for each core. With 1 it also runs op after op, in the thread
-        that calls.
+      threads: of this session's ops; 0 is one for each core. With 1 it runs op after op, in the thread that calls.
+      at_once: how many ops share them.
       precision: `bf16` for products in it where the processor can; anything else is float32.
       gpu_memory_fraction: of each GPU, for this process, if it is its first twin; None for as much as it needs.
       like: a twin with which this one must be able to exchange snapshots.
@@ -56,6 +57,7 @@ class Twin:
         *,
         seed: int = 0,
         threads: int = 0,
+        at_once: int = 1,
         precision: str = "fp32",
         gpu_memory_fraction: float | None = None,
         like: "Twin | None" = None,
@@ -80,7 +82,8 @@ class Twin:
         self.graph.finalize()
         if like is not None:
             check_same_variables(like, self)
-        self.session = tf.Session(graph=self.graph, config=session_config(threads, precision, gpu_memory_fraction))
+        config = session_config(threads, at_once, precision, gpu_memory_fraction)
+        self.session = tf.Session(graph=self.graph, config=config)
         self._calls = Calls(self.session, f"twin {name!r}", in_this_thread=threads == 1)
         self.session.run(initialize)
 
@@ -213,13 +216,13 @@ def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def session_config(threads: int, precision: str, gpu_memory_fraction: float | None) -> Any:
+def session_config(threads: int, at_once: int, precision: str, gpu_memory_fraction: float | None) -> Any:
     """Of a twin's session; see `Twin`."""
     gpu = tf.GPUOptions(allow_growth=gpu_memory_fraction is None)
     if gpu_memory_fraction is not None:
         gpu.per_process_gpu_memory_fraction = gpu_memory_fraction
     config = tf.ConfigProto(
-        intra_op_parallelism_threads=threads or cpu.describe().cores,
+        intra_op_parallelism_threads=math.ceil((threads or cpu.describe().cores) / at_once),
         # One for `train_op`, one for `q_frozen`, or for the gradients that do not wait for each other.
         inter_op_parallelism_threads=2,
         use_per_session_threads=True,
