@@ -316,7 +316,7 @@ def draw(folder: Path, rates: Path | None, path: Path | None, picture: Path | No
             panel.grid(alpha=0.3)
             panel.spines[["top", "right"]].set_visible(False)
         panels[0].set_ylabel(f"Pong, mean return of {GAMES} whole games")
-        panels[0].legend(frameon=False, fontsize=8)
+        panels[1].legend(frameon=False, fontsize=8, loc="lower right")
         figure.savefig(picture, dpi=130)
 
 
