@@ -4,7 +4,7 @@ One training a command; each goes on where it was stopped, and takes an hour or 
 
     python benchmarks/learning.py train twin-graph --seed 1
     python benchmarks/learning.py train stable-baselines3 --seed 1
-    python benchmarks/learning.py draw --rates benchmarks/results/peers.json
+    python benchmarks/learning.py draw --rates benchmarks/results/peers-avx512-bf16.json
         --json benchmarks/results/learning.json --picture benchmarks/results/learning.png
 
 Both have what the preset `pong` has: 8 environments, no sticky actions, clipped rewards and lost lives as ends in
@@ -273,7 +273,7 @@ def draw(folder: Path, rates: Path | None, path: Path | None, picture: Path | No
     """Print, write and draw what was trained so far."""
     measured = json.loads(rates.read_text(encoding="utf-8"))["agent_steps_per_second"] if rates else {}
     found = {(curve.side, curve.seed): curve for curve in [*(curves_in(path) if path else []), *curves_of(folder)]}
-    curves = [found[key] for key in sorted(found, reverse=True)]
+    curves = sorted(found.values(), key=lambda curve: (SIDES.index(curve.side), curve.seed))
 
     def minutes(curve: Curve, point: Point) -> float:
         return (point.agent_steps / statistics.median(measured[curve.row]) if rates else point.seconds) / 60

@@ -38,7 +38,7 @@ class Twin:
       spec: what to build.
       seed: of the initial weights. Equal seeds give equal weights.
       threads: of this session's ops; 0 is one for each core. With 1 it runs op after op, in the thread that calls.
-      at_once: how many ops share them.
+      at_once: into how many parts they are divided, for ops that run at the same time.
       precision: `bf16` for products in it where the processor can; anything else is float32.
       gpu_memory_fraction: of each GPU, for this process, if it is its first twin; None for as much as it needs.
       like: a twin with which this one must be able to exchange snapshots.
