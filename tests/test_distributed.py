@@ -161,9 +161,9 @@ def test_a_task_ends_whose_launcher_was_killed_before_it_began(tmp_path: Path) -
 
 
 def test_the_share_of_gpu_memory_reaches_a_workers_session_and_servers_take_none() -> None:
-    options = session_config(1, 1, "fp32", 0.25).gpu_options
+    options = session_config(1, 1, 0.25).gpu_options
     assert (options.per_process_gpu_memory_fraction, options.allow_growth) == (0.25, False)
-    assert session_config(1, 1, "fp32", None).gpu_options.allow_growth
+    assert session_config(1, 1, None).gpu_options.allow_growth
     cluster = Cluster.on_this_machine(Path("run"), workers=1, servers=1)
     server = start_server(cluster.ps[0])
     assert dict(server.server_def.default_session_config.device_count) == {"GPU": 0}

@@ -1,13 +1,14 @@
 """Twins: the same variables in two graphs, weights passed through Saver files, no tensor in the wrong session."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from twin_graph import envs
+from twin_graph import envs, networks
 from twin_graph.config import Settings
 from twin_graph.errors import DamagedError, TwinMismatchError, UsageError, WrongGraphError
 from twin_graph.graph_mode import tf
@@ -237,6 +238,60 @@ def test_bytes_are_scaled_and_numbers_are_not(spec: ModelSpec) -> None:
         np.testing.assert_allclose(
             of_bytes.q_values(observations), of_floats.q_values(observations.astype(np.float32) / 255), rtol=1e-6
         )
+
+
+def nature_as_written(observation: Any, weights: Mapping[str, Any], padding: str) -> Any:
+    """The network of Mnih et al. 2015, with the frames of a stack as the last axis."""
+    x = tf.cast(observation, tf.float32) / (255 if observation.dtype == tf.uint8 else 1)
+    x = tf.transpose(x, [0, 2, 3, 1])
+    for layer, stride in (("conv1", 4), ("conv2", 2), ("conv3", 1)):
+        x = tf.nn.relu(tf.nn.conv2d(x, weights[f"{layer}/weights"], stride, padding) + weights[f"{layer}/bias"])
+    x = tf.reshape(x, [-1, x.shape[1:].num_elements()])
+    x = tf.nn.relu(x @ weights["fc1/weights"] + weights["fc1/bias"])
+    return x @ weights["q/weights"] + weights["q/bias"]
+
+
+@pytest.mark.parametrize("padding", ["VALID", "SAME"])
+@pytest.mark.parametrize(
+    ("shape", "numbers", "dtype", "tolerance"),
+    [
+        ((4, 84, 84), "uint8", "float32", 1e-5),
+        ((4, 87, 90), "uint8", "float32", 1e-5),
+        ((3, 86, 61), "float32", "float32", 1e-5),
+        ((4, 84, 84), "uint8", "bfloat16", 0.15),
+        ((4, 87, 90), "uint8", "bfloat16", 0.15),
+    ],
+)
+def test_the_nature_network_and_its_gradients_are_those_of_plain_convolutions(
+    shape: tuple[int, ...], numbers: str, dtype: str, tolerance: float, padding: str
+) -> None:
+    """Its first layer and, in bfloat16, the gradients of the others are written otherwise than they are thought of."""
+    random = np.random.default_rng(1)
+    # All patterns of four bytes may come, also those that are no numbers as a float32.
+    bits = random.integers(0, 256, (8, *shape)).astype(np.uint8)
+    observations = bits if numbers == "uint8" else (bits / 255).astype(np.float32)
+    observations[0, 0, 0, :4] = 1, 0, 128, 127
+    chosen = random.normal(size=(8, 6)).astype(np.float32)
+    with tf.Graph().as_default(), tf.Session() as session:
+        tf.set_random_seed(1)
+        observation = tf.placeholder(numbers, [None, *shape])
+        ours = networks.nature(observation, 6, padding=padding, dueling=False, dtype=tf.as_dtype(dtype))
+        weights = {v.op.name: v for v in tf.trainable_variables()}
+        theirs = nature_as_written(observation, weights, padding)
+        of_q = [tf.gradients(q, list(weights.values()), chosen) for q in (ours, theirs)]
+        session.run(tf.global_variables_initializer())
+        (q, gradients), (q_as_written, as_written) = session.run(
+            list(zip((ours, theirs), of_q, strict=True)), {observation: observations}
+        )
+    assert q.dtype == np.float32
+    assert off(q, q_as_written) < tolerance
+    wrong = {n: off(*pair) for n, *pair in zip(weights, gradients, as_written, strict=True) if off(*pair) >= tolerance}
+    assert not wrong
+
+
+def off(value: np.ndarray, expected: np.ndarray) -> float:
+    """How far it is off, as a part of what it should be."""
+    return float(np.linalg.norm(value - expected) / np.linalg.norm(expected))
 
 
 def test_training_moves_q_toward_the_target(spec: ModelSpec) -> None:

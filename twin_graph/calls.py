@@ -22,12 +22,10 @@ class Calls:
     Args:
       session: to run in; its graph does not change.
       owner: how messages call it, e.g. `twin 'online'`.
-      in_this_thread: op after op, in the thread that calls. To wake another takes longer than an op of a small network.
     """
 
-    def __init__(self, session: Any, owner: str, *, in_this_thread: bool = False) -> None:
+    def __init__(self, session: Any, owner: str) -> None:
         self._session = session
-        self._options = tf.RunOptions(inter_op_thread_pool=-1 if in_this_thread else 0)
         self._owner = owner
         self._calls: dict[tuple[int, ...], _Call] = {}
         _OWNERS[session.graph] = owner
@@ -37,12 +35,14 @@ class Calls:
         self._calls.clear()
         self._session.close()
 
-    def run(self, fetches: Any, feed: Mapping[Any, Any] | None = None) -> Any:
+    def run(self, fetches: Any, feed: Mapping[Any, Any] | None = None, *, in_this_thread: bool = False) -> Any:
         """Runs a tensor, operation or variable, or a tuple or list of them.
 
         Args:
           fetches: what to run.
           feed: values by tensor.
+          in_this_thread: op after op, in the thread that calls, and not in those of the session. To wake another takes
+            longer than an op of a small network.
 
         Returns:
           The value, None of an operation; of several, a list.
@@ -53,12 +53,12 @@ class Calls:
         """
         feed = feed or {}
         wanted = fetches if isinstance(fetches, tuple | list) else (fetches,)
-        key = (*map(id, wanted), len(wanted), *map(id, feed))
+        key = (in_this_thread, *map(id, wanted), len(wanted), *map(id, feed))
         call = self._calls.get(key)
         if call is None:
             for tensor in (*wanted, *feed):
                 self._check_graph(tensor)
-            call = self._calls[key] = _Call(self._session, wanted, tuple(feed), self._options)
+            call = self._calls[key] = _Call(self._session, wanted, tuple(feed), in_this_thread)
         values = call(feed.values())
         return values if wanted is fetches else values[0]
 
@@ -79,13 +79,13 @@ class _Call:
     ran its graphs by.
     """
 
-    def __init__(self, session: Any, fetches: Sequence[Any], feeds: Sequence[Any], how: Any) -> None:
+    def __init__(self, session: Any, fetches: Sequence[Any], feeds: Sequence[Any], in_this_thread: bool) -> None:
         # `Calls` knows both by their ids: they must live as long as this does.
         self._fetches, self._feeds = fetches, feeds
         self._fed = [(feed.name, feed.dtype.as_numpy_dtype, tuple(feed.shape.as_list())) for feed in feeds]
         elements = [session.graph.as_graph_element(fetch) for fetch in fetches]
         self._is_tensor = [isinstance(element, tf.Tensor) for element in elements]
-        options = CallableOptions(run_options=how)
+        options = CallableOptions(run_options=tf.RunOptions(inter_op_thread_pool=-1 if in_this_thread else 0))
         options.feed.extend(feed.name for feed in feeds)
         options.fetch.extend(element.name for element in elements if isinstance(element, tf.Tensor))
         options.target.extend(element.name for element in elements if not isinstance(element, tf.Tensor))

@@ -47,7 +47,6 @@ os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
 with _stderr_held_back():
     import tensorflow
     from tensorflow.core.protobuf.config_pb2 import CallableOptions as CallableOptions
-    from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig as RewriterConfig
 
     tf = tensorflow.compat.v1
     tf.disable_eager_execution()

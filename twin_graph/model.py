@@ -153,11 +153,15 @@ class Model:
     trainables: tuple[Any, ...]
 
 
-def build_model(spec: ModelSpec) -> Model:
+def build_model(spec: ModelSpec, dtype: Any = tf.float32) -> Model:
     """Adds placeholders, network, loss, gradient and train op to the current default graph.
 
     The target values come in as `q_target_t` and the TD error is formed here, so that the same graph serves the
     twin that trains and the twin that only evaluates.
+
+    Args:
+      spec: what to build.
+      dtype: in which the network multiplies, float32 or bfloat16; variables are the same in both.
     """
     s_tm1 = tf.placeholder(spec.observation_dtype, [None, *spec.observation_shape], name="s_tm1")
     a_tm1 = tf.placeholder(tf.int32, [None], name="a_tm1")
@@ -170,16 +174,16 @@ def build_model(spec: ModelSpec) -> Model:
     dropout_seed = tf.placeholder_with_default(no_dropout, [2], name="dropout_seed")
     learning_rate = tf.placeholder_with_default(tf.constant(spec.learning_rate), [], name="learning_rate")
 
-    q_tm1 = tf.identity(_network(spec, s_tm1, dropout_seed), name="q_tm1")
+    q_tm1 = tf.identity(_network(spec, s_tm1, dropout_seed, dtype), name="q_tm1")
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
     with tf.variable_scope("frozen", custom_getter=_local):
-        q_frozen = _network(spec, s_tm1, no_dropout)
+        q_frozen = _network(spec, s_tm1, no_dropout, dtype)
     freeze = _freeze(trainables)
 
     q_own_t = None
     if spec.double or not spec.target_q:
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-            q_own_t = _network(spec, s_t, no_dropout)
+            q_own_t = _network(spec, s_t, no_dropout, dtype)
     q_bootstrap_t = q_target_t if spec.target_q else q_own_t
     y = losses.q_learning_target(r_t, discount_t, q_bootstrap_t, q_own_t if spec.double else None)
     td_error = y - tf.reduce_sum(q_tm1 * tf.one_hot(a_tm1, spec.n_actions), axis=1)
@@ -226,14 +230,15 @@ def build_model(spec: ModelSpec) -> Model:
     )
 
 
-def _network(spec: ModelSpec, observation: Tensor, dropout_seed: Tensor) -> Tensor:
+def _network(spec: ModelSpec, observation: Tensor, dropout_seed: Tensor, dtype: Any) -> Tensor:
+    n_actions, dueling = spec.n_actions, spec.dueling
     if spec.network == "blob":
-        return networks.blob(observation, spec.n_actions, dropout_seed=dropout_seed)
+        return networks.blob(observation, n_actions, dropout_seed=dropout_seed, dtype=dtype)
     if spec.network == "pooled80":
-        return networks.pooled80(observation, spec.n_actions)
+        return networks.pooled80(observation, n_actions, dtype=dtype)
     if spec.network == "nature":
-        return networks.nature(observation, spec.n_actions, padding=spec.padding, dueling=spec.dueling)
-    return networks.mlp(observation, spec.n_actions, hidden_units=spec.hidden_units, dueling=spec.dueling)
+        return networks.nature(observation, n_actions, padding=spec.padding, dueling=dueling, dtype=dtype)
+    return networks.mlp(observation, n_actions, hidden_units=spec.hidden_units, dueling=dueling, dtype=dtype)
 
 
 def _freeze(trainables: tuple[Any, ...]) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from twin_graph import cpu
 from twin_graph.calls import Calls
 from twin_graph.errors import DamagedError, TwinMismatchError
-from twin_graph.graph_mode import RewriterConfig, tf
+from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
 
 
@@ -39,7 +39,7 @@ class Twin:
       seed: of the initial weights. Equal seeds give equal weights.
       threads: of this session's ops; 0 is one for each core. With 1 it runs op after op, in the thread that calls.
       at_once: into how many parts they are divided, for ops that run at the same time.
-      precision: `bf16` for products in it where the processor can; anything else is float32.
+      precision: `bf16` for products in bfloat16; anything else is float32.
       gpu_memory_fraction: of each GPU, for this process, if it is its first twin; None for as much as it needs.
       like: a twin with which this one must be able to exchange snapshots.
 
@@ -68,7 +68,7 @@ class Twin:
         self.graph = tf.Graph()
         with self.graph.as_default():
             tf.set_random_seed(seed)
-            self.model = build_model(spec)
+            self.model = build_model(spec, tf.bfloat16 if precision == "bf16" else tf.float32)
             # The Saver is built once: one built at each save would grow the graph, and with it every later save.
             self._saver = tf.train.Saver(self.model.trainables, max_to_keep=0)
             self._variables = tf.global_variables()
@@ -82,9 +82,10 @@ class Twin:
         self.graph.finalize()
         if like is not None:
             check_same_variables(like, self)
-        config = session_config(threads, at_once, precision, gpu_memory_fraction)
+        config = session_config(threads, at_once, gpu_memory_fraction)
         self.session = tf.Session(graph=self.graph, config=config)
-        self._calls = Calls(self.session, f"twin {name!r}", in_this_thread=threads == 1)
+        self._calls = Calls(self.session, f"twin {name!r}")
+        self._in_order, self._forward_in_order = threads == 1, config.intra_op_parallelism_threads == 1
         self.session.run(initialize)
 
     def __enter__(self) -> Self:
@@ -99,7 +100,7 @@ class Twin:
 
     def run(self, fetches: Any, feed: Mapping[Any, Any] | None = None) -> Any:
         """Runs something of this twin's graph in its session; see `Calls.run`."""
-        return self._calls.run(fetches, feed)
+        return self._calls.run(fetches, feed, in_this_thread=self._in_order)
 
     def q_values(self, observations: np.ndarray, *, frozen: bool = False) -> np.ndarray:
         """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`.
@@ -107,7 +108,9 @@ class Twin:
         With `frozen` by the weights of the last `freeze()`, also while another thread trains this twin.
         """
         q = self.model.q_frozen if frozen else self.model.q_tm1
-        values: np.ndarray = self.run(q, {self.model.s_tm1: observations})
+        # A forward pass is a chain of ops: where each has one thread, that may as well be this one.
+        feed = {self.model.s_tm1: observations}
+        values: np.ndarray = self._calls.run(q, feed, in_this_thread=self._forward_in_order)
         return values
 
     def freeze(self) -> None:
@@ -216,7 +219,7 @@ def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def session_config(threads: int, at_once: int, precision: str, gpu_memory_fraction: float | None) -> Any:
+def session_config(threads: int, at_once: int, gpu_memory_fraction: float | None) -> Any:
     """Of a twin's session; see `Twin`."""
     gpu = tf.GPUOptions(allow_growth=gpu_memory_fraction is None)
     if gpu_memory_fraction is not None:
@@ -228,6 +231,5 @@ def session_config(threads: int, at_once: int, precision: str, gpu_memory_fracti
         use_per_session_threads=True,
         gpu_options=gpu,
     )
-    if precision == "bf16":
-        config.graph_options.rewrite_options.auto_mixed_precision_onednn_bfloat16 = RewriterConfig.ON
+    config.experimental.disable_thread_spinning = True  # the other twin has work for the core
     return config
