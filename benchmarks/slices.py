@@ -1,0 +1,150 @@
+r"""Which of several versions of twin-graph, or of its settings, trains faster: each has slices of the same seconds.
+
+    python benchmarks/slices.py [--seconds 0.4] [--cycles 80] [--json FILE] VARIANT VARIANT...
+
+A VARIANT is the folder of a checkout, and settings: '. twin.precision=bf16' or '../old train.chunk_steps=0'. Every one
+trains the preset `pong` as `phases.py` does, in a process of its own, until it makes updates; then all of them are
+halted (SIGSTOP) but the one whose turn it is. The first is what the others are compared with.
+
+The speed of a shared machine changes by a third within minutes, and so do the figures of trainings made one after the
+other. Slices meet the same minutes: a ratio of 1.10 came out between 1.095 and 1.100 in four repetitions. What a
+variant has in the caches is lost at each turn, of all alike. Linux.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import phases
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from twin_graph import config, cpu
+
+STARTED = phases.START + phases.WARM_UP  # agent steps
+
+
+class Variant:
+    """A training in a process of its own, halted but for its turns; ends with `close()`."""
+
+    def __init__(self, text: str, records: Path) -> None:
+        self.text = text
+        folder, *settings = text.split()
+        root = Path(folder).resolve()
+        self._counter = records / "agent_steps"
+        records.mkdir()
+        self._process = psutil.Popen(
+            [sys.executable, __file__, "--train", str(records), *settings],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "benchmarks")])},
+            stdout=subprocess.DEVNULL,
+        )
+        self._active = 0.0
+        while self._steps() < STARTED:
+            if self._process.poll() is not None:
+                raise click.ClickException(f"{text} did not train; its error stands above")
+            time.sleep(0.05)
+        self._process.suspend()
+        self._first, self._spent = self._steps(), self._processor()
+
+    def turn(self, seconds: float) -> None:
+        """Lets it train so long."""
+        began = time.perf_counter()
+        self._process.resume()
+        time.sleep(seconds)
+        self._process.suspend()
+        self._active += time.perf_counter() - began
+
+    def figures(self) -> dict[str, Any]:
+        """Of all its turns."""
+        steps, processor = self._steps() - self._first, self._processor() - self._spent
+        return {
+            "variant": self.text,
+            "agent_steps": steps,
+            "seconds": self._active,
+            "agent_steps_per_second": steps / self._active,
+            "processor_milliseconds_per_agent_step": 1000 * processor / steps,
+            "cores_share": processor / self._active / cpu.describe().cores,
+        }
+
+    def close(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _steps(self) -> int:
+        return int(self._counter.read_text() or 0) if self._counter.exists() else 0
+
+    def _processor(self) -> float:
+        times = self._process.cpu_times()
+        return times.user + times.system
+
+
+def train(records: Path, assignments: tuple[str, ...]) -> None:
+    """Trains until it is killed, and keeps the number of agent steps in a file."""
+    from twin_graph import envs, training
+    from twin_graph.snapshots.run import create
+
+    classic = config.load("pong", [config.parse_assignment(text) for text in assignments]).train.chunk_steps == 0
+    others = tuple(text for text in assignments if not (classic and text.startswith("train.chunk_steps=")))
+    settings = phases.chosen_settings("classic" if classic else "chunks", 10**6, others)
+    env = envs.make(settings.env, count=settings.env.count)
+    counter = os.open(records / "agent_steps", os.O_CREAT | os.O_WRONLY)
+    for progress in training.train(create(records / "run", settings), env):
+        os.pwrite(counter, b"%d" % progress.agent.agent_steps, 0)
+
+
+@click.command()
+@click.argument("variants", nargs=-1, metavar="VARIANT...")
+@click.option("--seconds", default=0.4, show_default=True, type=click.FloatRange(min=0.1), help="Of one slice.")
+@click.option("--cycles", default=80, show_default=True, type=click.IntRange(min=1), help="Slices of each variant.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Also write the figures here.")
+@click.option("--train", "records", type=click.Path(path_type=Path), hidden=True)
+def main(variants: tuple[str, ...], seconds: float, cycles: int, path: Path | None, records: Path | None) -> None:
+    """Compare the speed of versions and settings, in slices; for example '../old' '. train.chunk_steps=128'."""
+    if records:
+        train(records, variants)
+        return
+    if not variants:
+        raise click.UsageError("give at least one variant, for example '.'")
+    console = Console(width=120, highlight=False)
+    trainings: list[Variant] = []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for text in variants:
+                console.print(f"starting {text}")
+                trainings.append(Variant(text, Path(folder) / str(len(trainings))))
+            for cycle in range(cycles):
+                first = cycle % len(trainings)
+                for training in trainings[first:] + trainings[:first]:
+                    training.turn(seconds)
+            rows = [training.figures() for training in trainings]
+        finally:
+            for training in trainings:
+                training.close()
+    table = Table(box=None)
+    for heading in ("variant", "agent steps/s", "times the first", "processor ms an agent step", "of the cores"):
+        table.add_column(heading, justify="left" if heading == "variant" else "right")
+    for row in rows:
+        row["times_the_first"] = row["agent_steps_per_second"] / rows[0]["agent_steps_per_second"]
+        table.add_row(
+            row["variant"],
+            f"{row['agent_steps_per_second']:.0f}",
+            f"{row['times_the_first']:.3f}",
+            f"{row['processor_milliseconds_per_agent_step']:.2f}",
+            f"{row['cores_share']:.0%}",
+        )
+    console.print(table)
+    if path:
+        document = {"processor": cpu.describe()._asdict(), "seconds": seconds, "cycles": cycles, "variants": rows}
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
