@@ -71,8 +71,6 @@ def chosen_settings(schedule: str, steps: int, assignments: tuple[str, ...]) -> 
         "twin.precision": "fp32",
     }
     settings = config.load("pong", [*common.items(), *(config.parse_assignment(text) for text in assignments)])
-    if not settings.train.chunk_steps:
-        raise click.UsageError("train.chunk_steps=0 is the classic loop, which is measured anyway")
     fixed = {
         "act.epsilon_start": settings.act.epsilon_end,
         "log.every_steps": 10**9,  # a line of metrics begins a new measurement
@@ -185,8 +183,9 @@ def main(steps: int, assignments: tuple[str, ...], path: Path | None, schedule: 
     if schedule:
         print(json.dumps(measure(chosen_settings(schedule, steps, assignments), steps)))
         return
-    for name in SCHEDULES:
-        chosen_settings(name, steps, assignments)  # a wrong setting is said at once
+    by_chunks, _ = (chosen_settings(name, steps, assignments) for name in SCHEDULES)  # a wrong setting is said at once
+    if not by_chunks.train.chunk_steps:
+        raise click.UsageError("train.chunk_steps=0 is the classic loop, which is measured anyway")
     console = Console(width=120, highlight=False)
     schedules = {}
     for name in SCHEDULES:

@@ -13,7 +13,6 @@ variant has in the caches is lost at each turn, of all alike. Linux.
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from twin_graph import config, cpu
+from twin_graph import cpu
 
 STARTED = phases.START + phases.WARM_UP  # agent steps
 
@@ -38,12 +37,12 @@ class Variant:
     def __init__(self, text: str, records: Path) -> None:
         self.text = text
         folder, *settings = text.split()
-        root = Path(folder).resolve()
         self._counter = records / "agent_steps"
         records.mkdir()
+        self._counter.write_text("0", encoding="utf-8")
         self._process = psutil.Popen(
             [sys.executable, __file__, "--train", str(records), *settings],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "benchmarks")])},
+            env={**os.environ, "PYTHONPATH": str(Path(folder).resolve())},
             stdout=subprocess.DEVNULL,
         )
         self._active = 0.0
@@ -75,11 +74,11 @@ class Variant:
         }
 
     def close(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
 
     def _steps(self) -> int:
-        return int(self._counter.read_text() or 0) if self._counter.exists() else 0
+        return int(self._counter.read_text(encoding="utf-8"))
 
     def _processor(self) -> float:
         times = self._process.cpu_times()
@@ -91,11 +90,9 @@ def train(records: Path, assignments: tuple[str, ...]) -> None:
     from twin_graph import envs, training
     from twin_graph.snapshots.run import create
 
-    classic = config.load("pong", [config.parse_assignment(text) for text in assignments]).train.chunk_steps == 0
-    others = tuple(text for text in assignments if not (classic and text.startswith("train.chunk_steps=")))
-    settings = phases.chosen_settings("classic" if classic else "chunks", 10**6, others)
+    settings = phases.chosen_settings("chunks", 10**6, assignments)
     env = envs.make(settings.env, count=settings.env.count)
-    counter = os.open(records / "agent_steps", os.O_CREAT | os.O_WRONLY)
+    counter = os.open(records / "agent_steps", os.O_WRONLY)
     for progress in training.train(create(records / "run", settings), env):
         os.pwrite(counter, b"%d" % progress.agent.agent_steps, 0)
 
