@@ -116,12 +116,31 @@ def _read_out(name: str, x: Tensor, units: int, n_actions: int, dueling: bool, s
     before_rectifier, linear = starts
 
     def stream(prefix: str, read_out: str, outputs: int) -> Tensor:
-        return _q_values(read_out, tf.nn.relu(_dense(prefix + name, x, units, before_rectifier)), outputs, linear)
+        with tf.get_default_graph().gradient_override_map({"MatMul": _WEIGHTS_LAST}):
+            hidden = tf.nn.relu(_dense(prefix + name, x, units, before_rectifier))
+        return _q_values(read_out, hidden, outputs, linear)
 
     if not dueling:
         return stream("", "q", n_actions)
     advantage = stream("advantage_", "advantage", n_actions)
     return stream("value_", "value", 1) + advantage - tf.reduce_mean(advantage, axis=1, keepdims=True)
+
+
+_WEIGHTS_LAST = "WeightsLast"
+
+
+@tf.RegisterGradient(_WEIGHTS_LAST)  # type: ignore[untyped-decorator]
+def _weights_last(product: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of a product; the weights' is there when the inputs' is.
+
+    TensorFlow's own come in any order. An optimizer that is told of the weights' while the inputs' is still reading
+    them changes a copy, and in the network of 2015 this layer has nine tenths of all weights.
+    """
+    x, weights = product.inputs
+    of_x = tf.matmul(gradient, weights, transpose_b=True)
+    of_weights = tf.matmul(x, gradient, transpose_a=True)
+    with tf.control_dependencies([of_x]):
+        return of_x, tf.identity(of_weights)
 
 
 def _numbers(observation: Tensor, dtype: Any) -> Tensor:
