@@ -13,6 +13,7 @@ are zeros, as ALE pads them. All environments advance together, so that the slot
 steps, the same for each of them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -67,6 +68,16 @@ class Batch(NamedTuple):
 
 #: Where `s_tm1` and `s_t` of a Batch are to be put.
 Observations = tuple[np.ndarray, np.ndarray]
+
+_TENSOR_ALIGNMENT = 64  # bytes
+
+
+def aligned(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
+    """An uninitialized array that TensorFlow reads where it lies. Others are copied when they are fed."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + _TENSOR_ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % _TENSOR_ALIGNMENT
+    return memory[first : first + size].view(dtype).reshape(shape)
 
 
 class Replay:
