@@ -1,6 +1,5 @@
 """A task of a cluster, by its name: `ps:0`, `worker:1`."""
 
-import ctypes
 import os
 import re
 import signal
@@ -11,8 +10,6 @@ from twin_graph.distributed.cluster import Cluster
 from twin_graph.errors import TwinGraphError, UsageError
 
 _PARENT_SECONDS = 0.5
-# glibc's M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD, in bytes.
-_KEPT = {-1: 512 << 20, -2: 256 << 20, -3: 256 << 20}
 
 
 def run_task(cluster: Cluster, task: str, *, parent: int | None = None) -> None:
@@ -31,7 +28,6 @@ def run_task(cluster: Cluster, task: str, *, parent: int | None = None) -> None:
     if parent is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    _keep_memory()
     from twin_graph.distributed import server, worker
     from twin_graph.distributed.shared import named
     from twin_graph.graph_mode import tf
@@ -61,14 +57,6 @@ def parse(cluster: Cluster, task: str) -> tuple[str, int]:
     if index >= count:
         raise UsageError(f"task {task}: the cluster has {count} of {job}, from {job}:0 on")
     return job, index
-
-
-def _keep_memory() -> None:
-    """Lets glibc keep what is freed: each message has megabytes, and the kernel would clear new pages for them."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        for option, size in _KEPT.items():
-            libc.mallopt(option, size)
 
 
 def _end_with(parent: int) -> None:
