@@ -316,7 +316,9 @@ def draw(folder: Path, rates: Path | None, path: Path | None, picture: Path | No
             panel.grid(alpha=0.3)
             panel.spines[["top", "right"]].set_visible(False)
         panels[0].set_ylabel(f"Pong, mean return of {GAMES} whole games")
-        panels[1].legend(frameon=False, fontsize=8, loc="lower right")
+        figure.legend(
+            *panels[0].get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside upper center", ncols=4
+        )
         figure.savefig(picture, dpi=130)
 
 
