@@ -63,8 +63,11 @@ def weights(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The weights with which the runs end on this machine, without Ray."""
-    cwd = tmp_path_factory.mktemp("here")
-    folder = prepared(cwd)
+    return weights_without_ray(tmp_path_factory.mktemp("here"))
+
+
+def weights_without_ray(cwd: Path, **options: int) -> list[str]:
+    folder = prepared(cwd, **options)
     done = twin_graph(*RUN, cwd=cwd, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return weights(folder)
@@ -139,9 +142,11 @@ def node() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 def test_when_a_machine_dies_its_run_goes_on_elsewhere(
-    tmp_path: Path, expected: list[str], node: Callable[..., subprocess.Popen[bytes]]
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, node: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    folder = prepared(tmp_path)
+    steps = 6_000  # seconds, in which the machine can die
+    expected = weights_without_ray(tmp_path_factory.mktemp("here"), steps=steps)
+    folder = prepared(tmp_path, steps)
     with socket.socket() as free:
         free.bind(("127.0.0.2", 0))  # for Ray, 127.0.0.1 is the address of the outer interface
         address = f"127.0.0.2:{free.getsockname()[1]}"
@@ -149,8 +154,10 @@ def test_when_a_machine_dies_its_run_goes_on_elsewhere(
     head = ("--head", "--node-ip-address=127.0.0.2", f"--port={address.partition(':')[2]}", "--num-cpus=0")
     node(*head, "--include-dashboard=false", "--disable-usage-stats", env=env)
     wait_for(lambda: answers(address))
-    joined = [node(f"--address={address}", f"--node-ip-address=127.0.0.{i}", "--num-cpus=1", env=env) for i in (3, 4)]
-    wait_for(lambda: all("ray::RuntimeEnvAgent" in {child.name() for child in children(each)} for each in joined))
+    joined: list[subprocess.Popen[bytes]] = []
+    for i in (3, 4):  # one after the other: of two that start together Ray may give both the same socket
+        joined.append(node(f"--address={address}", f"--node-ip-address=127.0.0.{i}", "--num-cpus=1", env=env))
+        wait_for(lambda: "ray::RuntimeEnvAgent" in {child.name() for child in children(joined[-1])})
 
     command = [sys.executable, "-m", "twin_graph_cli", *RUN, "--executor=ray"]
     with (tmp_path / "stderr").open("w") as stderr:
