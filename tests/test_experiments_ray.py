@@ -66,8 +66,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return weights_without_ray(tmp_path_factory.mktemp("here"))
 
 
-def weights_without_ray(cwd: Path, **options: int) -> list[str]:
-    folder = prepared(cwd, **options)
+def weights_without_ray(cwd: Path, steps: int = 600) -> list[str]:
+    folder = prepared(cwd, steps)
     done = twin_graph(*RUN, cwd=cwd, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return weights(folder)

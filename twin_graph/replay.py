@@ -318,7 +318,7 @@ class Replay:
         slots = (step[:, None] - self._offsets) % self.length
         flat = self._frames.reshape(self.length * self._environments, -1)
         if into is None:
-            into = np.empty((len(step), *self._observation_shape), self._frames.dtype)
+            into = aligned((len(step), *self._observation_shape), self._frames.dtype)
         frames = into.reshape(len(step), self._stack, -1)
         # Every index is in range. With mode="raise" NumPy would gather into a copy first.
         np.take(flat, slots * self._environments + environment[:, None], axis=0, out=frames, mode="clip")
