@@ -251,6 +251,7 @@ def nature_as_written(observation: Any, weights: Mapping[str, Any], padding: str
     return x @ weights["q/weights"] + weights["q/bias"]
 
 
+@pytest.mark.parametrize("examples", [1, 7])
 @pytest.mark.parametrize("padding", ["VALID", "SAME"])
 @pytest.mark.parametrize(
     ("shape", "numbers", "dtype", "tolerance"),
@@ -263,15 +264,15 @@ def nature_as_written(observation: Any, weights: Mapping[str, Any], padding: str
     ],
 )
 def test_the_nature_network_and_its_gradients_are_those_of_plain_convolutions(
-    shape: tuple[int, ...], numbers: str, dtype: str, tolerance: float, padding: str
+    shape: tuple[int, ...], numbers: str, dtype: str, tolerance: float, padding: str, examples: int
 ) -> None:
-    """Its first layer and, in bfloat16, the gradients of the others are written otherwise than they are thought of."""
+    """Layers by halves, the first one and, in bfloat16, gradients are written otherwise than they are thought of."""
     random = np.random.default_rng(1)
     # All patterns of four bytes may come, also those that are no numbers as a float32.
-    bits = random.integers(0, 256, (8, *shape)).astype(np.uint8)
+    bits = random.integers(0, 256, (examples, *shape)).astype(np.uint8)
     observations = bits if numbers == "uint8" else (bits / 255).astype(np.float32)
     observations[0, 0, 0, :4] = 1, 0, 128, 127
-    chosen = random.normal(size=(8, 6)).astype(np.float32)
+    chosen = random.normal(size=(examples, 6)).astype(np.float32)
     with tf.Graph().as_default(), tf.Session() as session:
         tf.set_random_seed(1)
         observation = tf.placeholder(numbers, [None, *shape])
