@@ -275,7 +275,7 @@ def draw(
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(9, 3.4), layout="constrained")
     line(left, by_count, 1, "agent_steps_per_second", blue, "")
     log2(left, [point[1] for point in by_count], [str(point[1]) for point in by_count])
-    left.set_ylim(bottom=0)
+    left.set_ylim(0, 1.1 * left.get_ylim()[1])
     left.set(title=f"minibatches of {BATCH}", xlabel="environments", ylabel="agent steps per second")
 
     line(middle, by_batch, 2, "transitions_per_second", orange, "transitions")
