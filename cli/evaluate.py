@@ -5,7 +5,7 @@ from rich.progress import Progress
 
 from twin_graph.snapshots.run import find, locate
 
-from .params import json_option, print_json, run_argument, stderr
+from .params import json_option, print_json, protocol_line, run_argument, stderr
 
 # Seeds of runs are below this, so that an evaluation by hand never plays the games of a scheduled one.
 _BY_HAND = 2**31
@@ -53,4 +53,4 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
         print_json({"snapshot": snapshot.id, **evaluation.summary()})
         return
     click.echo(f"{snapshot.id}: mean return {evaluation.words()}")
-    click.echo("protocol: " + ", ".join(f"{name} {value}" for name, value in evaluation.protocol.items()))
+    click.echo(protocol_line(evaluation.protocol))

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -22,6 +22,12 @@ stdout = Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
 def say(text: str) -> None:
     """One line for people, on stderr; never broken by us, so that paths and hashes can be copied."""
     stderr.print(text, soft_wrap=True, markup=False)
+
+
+def protocol_line(protocol: Mapping[str, Any]) -> str:
+    """What a score depends on, in one line."""
+    plain = {True: "yes", False: "no"}
+    return "protocol: " + ", ".join(f"{k} {plain[v] if isinstance(v, bool) else v}" for k, v in protocol.items())
 
 
 def print_json(document: Any) -> None:

@@ -14,7 +14,7 @@ from twin_graph.snapshots.workers import GIVEN_UP
 
 from .display import TrainingDisplay
 from .main import INTERRUPTED
-from .params import complete_preset, json_option, print_json, run_argument, say, set_option, stderr
+from .params import complete_preset, json_option, print_json, protocol_line, run_argument, say, set_option, stderr
 from .records import worker_line
 
 
@@ -98,7 +98,7 @@ def train(
         settings = _tuned(settings, env, elsewhere)
         run = create(folder, settings, env.protocol)
         say(f"{folder}  (seed {settings.seed}; watch it with: tensorboard --logdir {folder})")
-        say("protocol: " + ", ".join(f"{name} {_plain(value)}" for name, value in env.protocol.items()))
+        say(protocol_line(env.protocol))
         say(needed.words())
         _train(run, env, None, as_json, described)
 
@@ -244,7 +244,3 @@ def _report(folder: Path, progress: Any, as_json: bool) -> None:
     if progress.interrupted:
         say(f"go on with: twin-graph resume {folder}")
     say(f"next: twin-graph log {folder}    twin-graph evaluate {folder} --episodes 30")
-
-
-def _plain(value: object) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
