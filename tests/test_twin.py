@@ -251,7 +251,7 @@ def nature_as_written(observation: Any, weights: Mapping[str, Any], padding: str
     return x @ weights["q/weights"] + weights["q/bias"]
 
 
-@pytest.mark.parametrize("examples", [1, 7])
+@pytest.mark.parametrize("examples", [1, 7, 8])
 @pytest.mark.parametrize("padding", ["VALID", "SAME"])
 @pytest.mark.parametrize(
     ("shape", "numbers", "dtype", "tolerance"),
