@@ -1,18 +1,21 @@
 r"""Which of several versions of twin-graph, or of its settings, trains faster: each has slices of the same seconds.
 
-    python benchmarks/slices.py [--seconds 0.4] [--cycles 80] [--json FILE] VARIANT VARIANT...
+    python benchmarks/slices.py [--seconds 0.4] [--cycles 60] [--copies 2] [--json FILE] VARIANT VARIANT...
 
 A VARIANT is the folder of a checkout, and settings: '. twin.precision=bf16' or '../old train.chunk_steps=0'. Every one
-trains the preset `pong` as `phases.py` does, in a process of its own, until it makes updates; then all of them are
+trains the preset `pong` as `phases.py` does, in processes of its own, until they make updates; then all of them are
 halted (SIGSTOP) but the one whose turn it is. The first is what the others are compared with.
 
 The speed of a shared machine changes by a third within minutes, and so do the figures of trainings made one after the
-other. Slices meet the same minutes: a ratio of 1.10 came out between 1.095 and 1.100 in four repetitions. What a
-variant has in the caches is lost at each turn, of all alike. Linux.
+other. Slices meet the same minutes. What remains: processes of one version differ, for as long as they live, by up to
+1.04 times, and those started first were the slowest in five of six series of four. So each variant has several copies,
+started in turn from the first to the last and from the last to the first, and the table gives least and most by copies:
+a gain smaller than that is none. What a variant has in the caches is lost at each turn, of all alike. Linux.
 """
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +27,7 @@ import click
 import phases
 import psutil
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from twin_graph import cpu
@@ -31,8 +35,8 @@ from twin_graph import cpu
 STARTED = phases.START + phases.WARM_UP  # agent steps
 
 
-class Variant:
-    """A training in a process of its own, halted but for its turns; ends with `close()`."""
+class Copy:
+    """A training of a variant in a process of its own, halted but for its turns; ends with `close()`."""
 
     def __init__(self, text: str, records: Path) -> None:
         self.text = text
@@ -65,7 +69,6 @@ class Variant:
         """Of all its turns."""
         steps, processor = self._steps() - self._first, self._processor() - self._spent
         return {
-            "variant": self.text,
             "agent_steps": steps,
             "seconds": self._active,
             "agent_steps_per_second": steps / self._active,
@@ -100,28 +103,35 @@ def train(records: Path, assignments: tuple[str, ...]) -> None:
 @click.command()
 @click.argument("variants", nargs=-1, metavar="VARIANT...")
 @click.option("--seconds", default=0.4, show_default=True, type=click.FloatRange(min=0.1), help="Of one slice.")
-@click.option("--cycles", default=80, show_default=True, type=click.IntRange(min=1), help="Slices of each variant.")
+@click.option("--cycles", default=60, show_default=True, type=click.IntRange(min=1), help="Slices of each copy.")
+@click.option("--copies", default=2, show_default=True, type=click.IntRange(min=1), help="Processes of each variant.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Also write the figures here.")
 @click.option("--train", "records", type=click.Path(path_type=Path), hidden=True)
-def main(variants: tuple[str, ...], seconds: float, cycles: int, path: Path | None, records: Path | None) -> None:
+def main(
+    variants: tuple[str, ...], seconds: float, cycles: int, copies: int, path: Path | None, records: Path | None
+) -> None:
     """Compare the speed of versions and settings, in slices; for example '../old' '. train.chunk_steps=128'."""
     if records:
         train(records, variants)
         return
-    if not variants:
-        raise click.UsageError("give at least one variant, for example '.'")
+    if not variants or len(set(variants)) < len(variants):
+        raise click.UsageError("give one variant or several different ones, for example '.' '. train.chunk_steps=128'")
     console = Console(width=120, highlight=False)
-    trainings: list[Variant] = []
+    trainings: list[Copy] = []
     with tempfile.TemporaryDirectory() as folder:
         try:
-            for text in variants:
-                console.print(f"starting {text}")
-                trainings.append(Variant(text, Path(folder) / str(len(trainings))))
-            for cycle in range(cycles):
+            for i in range(copies):
+                for text in variants if i % 2 == 0 else reversed(variants):
+                    console.print(f"starting {text}")
+                    trainings.append(Copy(text, Path(folder) / str(len(trainings))))
+            for cycle in track(range(cycles), "cycles", console=Console(stderr=True)):
                 first = cycle % len(trainings)
                 for training in trainings[first:] + trainings[:first]:
                     training.turn(seconds)
-            rows = [training.figures() for training in trainings]
+            rows = [
+                {"variant": text, "copies": [copy.figures() for copy in trainings if copy.text == text]}
+                for text in variants
+            ]
         finally:
             for training in trainings:
                 training.close()
@@ -129,18 +139,27 @@ def main(variants: tuple[str, ...], seconds: float, cycles: int, path: Path | No
     for heading in ("variant", "agent steps/s", "times the first", "processor ms an agent step", "of the cores"):
         table.add_column(heading, justify="left" if heading == "variant" else "right")
     for row in rows:
-        row["times_the_first"] = row["agent_steps_per_second"] / rows[0]["agent_steps_per_second"]
+        rate, least, most = over(row["copies"], "agent_steps_per_second")
+        compared, *_ = over(rows[0]["copies"], "agent_steps_per_second")
+        row["times_the_first"] = rate / compared
+        spread = f"({least / compared:.3f} to {most / compared:.3f})"
         table.add_row(
             row["variant"],
-            f"{row['agent_steps_per_second']:.0f}",
-            f"{row['times_the_first']:.3f}",
-            f"{row['processor_milliseconds_per_agent_step']:.2f}",
-            f"{row['cores_share']:.0%}",
+            f"{rate:.0f}",
+            f"{row['times_the_first']:.3f} {spread}",
+            f"{over(row['copies'], 'processor_milliseconds_per_agent_step')[0]:.2f}",
+            f"{over(row['copies'], 'cores_share')[0]:.0%}",
         )
     console.print(table)
     if path:
         document = {"processor": cpu.describe()._asdict(), "seconds": seconds, "cycles": cycles, "variants": rows}
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def over(copies: list[dict[str, Any]], name: str) -> tuple[float, float, float]:
+    """The mean of a figure over copies, the least and the most."""
+    values = [copy[name] for copy in copies]
+    return statistics.fmean(values), min(values), max(values)
 
 
 if __name__ == "__main__":

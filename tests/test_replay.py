@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twin_graph.replay import Replay, Transition, aligned
+from twin_graph.replay import Replay, Transition
 
 DISCOUNT = 0.9
 
@@ -170,13 +170,3 @@ def test_observations_are_put_where_they_are_asked_for() -> None:
     assert again.s_t is into[1]
     for ours, theirs in zip(again, anew, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_memory_for_tensors_begins_where_they_may(dtype: type) -> None:
-    for rows in range(1, 20):
-        array = aligned((rows, 3, 5), dtype)
-        array[:] = rows
-        assert array.shape == (rows, 3, 5)
-        assert array.dtype == dtype
-        assert array.ctypes.data % 64 == 0

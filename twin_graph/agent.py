@@ -16,7 +16,7 @@ from twin_graph.config import Schedule, Settings
 from twin_graph.errors import UsageError
 from twin_graph.learner import Learner, epsilon_greedy, greedy_agreement, minibatches
 from twin_graph.model import ModelSpec
-from twin_graph.replay import Batch, Observations, Replay, Transition, aligned
+from twin_graph.replay import Batch, Observations, Replay, Transition
 from twin_graph.resume import ReplayLog
 from twin_graph.snapshots.ledger import Commit, Counters, End, Health, Swap, utc_now
 from twin_graph.snapshots.points import PointState
@@ -425,7 +425,7 @@ class Agent:
         room = self._rooms[0]
         if room is None or len(room[0]) < transitions:
             shape, dtype = (transitions, *self.online.spec.observation_shape), self.online.spec.observation_dtype
-            room = self._rooms[0] = aligned(shape, dtype), aligned(shape, dtype)
+            room = self._rooms[0] = np.empty(shape, dtype), np.empty(shape, dtype)
         return room[0][:transitions], room[1][:transitions]
 
     def _evaluated(self, updates: range, batch: Batch) -> Work:

@@ -46,7 +46,7 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
 
 # What TensorFlow frees, megabytes many times a second, glibc would give back to the kernel, which clears new pages for
-# the next: 1.5% of the time of a training on Pong, half of that of a parameter server. In bytes.
+# the next: half of the time of a parameter server. In bytes.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _libc = ctypes.CDLL(None)
 if hasattr(_libc, "mallopt"):

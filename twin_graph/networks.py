@@ -44,12 +44,7 @@ def nature(observation: Tensor, n_actions: int, *, padding: str, dueling: bool, 
             x = tf.nn.relu(_convolution(name, x, kernel, channels, stride, padding, _he))
         return _flatten(x)
 
-    x = _in_halves(convolutions, observation)
-
-    def hidden(prefix: str) -> Tensor:
-        return tf.nn.relu(_dense(f"{prefix}fc1", x, 512, _he, _product_in_halves))
-
-    return _read_out(hidden, n_actions, dueling, _linear)
+    return _read_out("fc1", _in_halves(convolutions, observation), 512, n_actions, dueling, (_he, _linear))
 
 
 def pooled80(observation: Tensor, n_actions: int, *, dtype: Any) -> Tensor:
@@ -79,11 +74,7 @@ def mlp(observation: Tensor, n_actions: int, *, hidden_units: Sequence[int], due
     *shared, last = hidden_units
     for i, units in enumerate(shared, start=1):
         x = tf.nn.relu(_dense(f"fc{i}", x, units, _torch))
-
-    def hidden(prefix: str) -> Tensor:
-        return tf.nn.relu(_dense(f"{prefix}fc{len(hidden_units)}", x, last, _torch))
-
-    return _read_out(hidden, n_actions, dueling, _torch)
+    return _read_out(f"fc{len(hidden_units)}", x, last, n_actions, dueling, (_torch, _torch))
 
 
 def blob(observation: Tensor, n_actions: int, *, dropout_seed: Tensor, dtype: Any) -> Tensor:
@@ -116,17 +107,40 @@ def _dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
     return tf.where(seed[0] < 0, x, tf.where(kept, x / (1 - rate), tf.zeros_like(x)))
 
 
-def _read_out(hidden: Callable[[str], Tensor], n_actions: int, dueling: bool, start: Start) -> Tensor:
-    """The Q values, read out of a last hidden layer that `hidden` makes, its name beginning as it is told.
+def _read_out(name: str, x: Tensor, units: int, n_actions: int, dueling: bool, starts: tuple[Start, Start]) -> Tensor:
+    """The last hidden layer and the Q values.
 
     With `dueling` there are two of that layer, one for the value of the state and one for the advantages of actions:
     Q = V + A - mean(A) (Wang et al. 2016, equation 9).
     """
+    before_rectifier, linear = starts
+
+    def stream(prefix: str, read_out: str, outputs: int) -> Tensor:
+        with tf.get_default_graph().gradient_override_map({"MatMul": _WEIGHTS_LAST}):
+            hidden = tf.nn.relu(_dense(prefix + name, x, units, before_rectifier))
+        return _q_values(read_out, hidden, outputs, linear)
+
     if not dueling:
-        return _q_values("q", hidden(""), n_actions, start)
-    advantage = _q_values("advantage", hidden("advantage_"), n_actions, start)
-    value = _q_values("value", hidden("value_"), 1, start)
-    return value + advantage - tf.reduce_mean(advantage, axis=1, keepdims=True)
+        return stream("", "q", n_actions)
+    advantage = stream("advantage_", "advantage", n_actions)
+    return stream("value_", "value", 1) + advantage - tf.reduce_mean(advantage, axis=1, keepdims=True)
+
+
+_WEIGHTS_LAST = "WeightsLast"
+
+
+@tf.RegisterGradient(_WEIGHTS_LAST)  # type: ignore[untyped-decorator]
+def _weights_last(product: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of a product; the weights' is there when the inputs' is.
+
+    TensorFlow's own come in any order. An optimizer that is told of the weights' while the inputs' is still reading
+    them changes a copy, and in the network of 2015 this layer has nine tenths of all weights.
+    """
+    x, weights = product.inputs
+    of_x = tf.matmul(gradient, weights, transpose_b=True)
+    of_weights = tf.matmul(x, gradient, transpose_a=True)
+    with tf.control_dependencies([of_x]):
+        return of_x, tf.identity(of_weights)
 
 
 def _numbers(observation: Tensor, dtype: Any) -> Tensor:
@@ -244,36 +258,10 @@ def _q_values(name: str, x: Tensor, outputs: int, start: Start) -> Tensor:
     return _dense(name, tf.cast(x, tf.float32), outputs, start)
 
 
-def _product(x: Tensor, weights: Tensor) -> Tensor:
-    return tf.matmul(x, tf.cast(weights, x.dtype))
-
-
-@tf.custom_gradient  # type: ignore[untyped-decorator]
-def _product_in_halves(x: Tensor, weights: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
-    """The product with the upper half of many weights beside that with the lower, so that two cores have one each.
-
-    There and back. For the gradient of the weights nothing waits but their optimizer: it is made when that of the
-    inputs is there. An optimizer that is told of it while the weights are still being read would change a copy, and in
-    the network of 2015 this layer has nine tenths of all weights.
-    """
-    half = int(weights.shape[0]) // 2
-    upper, lower = (tf.cast(part, x.dtype) for part in (weights[:half], weights[half:]))
-
-    def gradients(gradient: Tensor) -> tuple[Tensor, Tensor]:
-        of_x = tf.concat([tf.matmul(gradient, part, transpose_b=True) for part in (upper, lower)], axis=1)
-        with tf.control_dependencies([of_x]):
-            of_weights = tf.matmul(x, gradient, transpose_a=True)
-        return of_x, tf.cast(of_weights, weights.dtype)
-
-    return tf.matmul(x[:, :half], upper) + tf.matmul(x[:, half:], lower), gradients
-
-
-def _dense(
-    name: str, x: Tensor, units: int, start: Start, product: Callable[[Tensor, Any], Tensor] = _product
-) -> Tensor:
+def _dense(name: str, x: Tensor, units: int, start: Start) -> Tensor:
     fan_in = int(x.shape[1])
     weights, bias = _weights_and_bias(name, [fan_in, units], start(fan_in, units))
-    return tf.nn.bias_add(product(x, weights), tf.cast(bias, x.dtype))
+    return tf.nn.bias_add(tf.matmul(x, tf.cast(weights, x.dtype)), tf.cast(bias, x.dtype))
 
 
 def _weights_and_bias(

@@ -13,7 +13,6 @@ are zeros, as ALE pads them. All environments advance together, so that the slot
 steps, the same for each of them.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -68,16 +67,6 @@ class Batch(NamedTuple):
 
 #: Where `s_tm1` and `s_t` of a Batch are to be put.
 Observations = tuple[np.ndarray, np.ndarray]
-
-_TENSOR_ALIGNMENT = 64  # bytes
-
-
-def aligned(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
-    """An uninitialized array that TensorFlow reads where it lies. Others are copied when they are fed."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.empty(size + _TENSOR_ALIGNMENT, np.uint8)
-    first = -memory.ctypes.data % _TENSOR_ALIGNMENT
-    return memory[first : first + size].view(dtype).reshape(shape)
 
 
 class Replay:
@@ -318,7 +307,7 @@ class Replay:
         slots = (step[:, None] - self._offsets) % self.length
         flat = self._frames.reshape(self.length * self._environments, -1)
         if into is None:
-            into = aligned((len(step), *self._observation_shape), self._frames.dtype)
+            into = np.empty((len(step), *self._observation_shape), self._frames.dtype)
         frames = into.reshape(len(step), self._stack, -1)
         # Every index is in range. With mode="raise" NumPy would gather into a copy first.
         np.take(flat, slots * self._environments + environment[:, None], axis=0, out=frames, mode="clip")
