@@ -12,13 +12,15 @@ training only, n-step 5, two updates of 32 each 8 agent steps, Adam 1e-4, discou
 learnt after 10,000, target refreshed each 2,000 agent steps, epsilon to 0.02 over 100,000. Optimizer, rate, minibatch
 and replay are those of RL Baselines3 Zoo for Atari; n-step and refreshes are this project's. Where they differ, each
 does what it does by default: initial weights (He et al. against Torch's), gradients clipped at a norm of 10
-(Stable-Baselines3), FIRE pressed at the start of a game (Stable-Baselines3), threads.
+(Stable-Baselines3), FIRE pressed at the start of a game (Stable-Baselines3), games for the score played greedily
+(Stable-Baselines3) or with 0.001 random actions, threads.
 
 Each 50,000 agent steps 10 whole games are played for their true score. That time is not counted, on either side; the
 time of snapshots and resume points is. Training time is what the training process measured, without its start, if
 nothing else ran beside it. Trainings of many hours seldom are alone; what they learn does not depend on that, so that
 with `--rates` minutes are agent steps by the rates that `peers.py` measured, in turn, on an idle machine. (These are of
-training without evaluations and commits, which take less than 1% of the time of either.)
+one-step returns, a replay of 20,000 and refreshes each 1,000, snapshots and all, but without resume points and
+Stable-Baselines3's saved replays.)
 """
 
 import datetime

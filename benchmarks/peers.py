@@ -6,8 +6,10 @@ r"""Agent steps per second of twin-graph and of its peers, on the same work, in 
 
 Every side trains the network of the 2015 paper on Pong: 84x84x4, minibatches of 32, one update each 4 agent steps,
 targets refreshed each 1,000 agent steps, Adam, a replay of 20,000 that begins with 1,000 steps, 8 environments (one
-in the two single files, which are written for one). What is timed comes after a warm-up: 2,048 agent steps and 512
-updates, which each side counts itself and this program checks. Scores are not compared here: `learning.py` does that.
+in the two single files, which are written for one). Stable-Baselines3 clips the norm of each gradient besides, which no
+other side does; benchmarks/README.md has what that would cost twin-graph. What is timed comes after a warm-up: 2,048
+agent steps and 512 updates, which this program checks; each side counts its own, but for CleanRL's file, which has no
+counter. Scores are not compared here: `learning.py` does that.
 """
 
 import importlib.metadata

@@ -49,19 +49,27 @@ class Copy:
             env={**os.environ, "PYTHONPATH": str(Path(folder).resolve())},
             stdout=subprocess.DEVNULL,
         )
-        self._active = 0.0
         while self._steps() < STARTED:
             if self._process.poll() is not None:
                 raise click.ClickException(f"{text} did not train; its error stands above")
             time.sleep(0.05)
+        self._to_the_next_count()
         self._process.suspend()
-        self._first, self._spent = self._steps(), self._processor()
+        self._active, self._first, self._spent = 0.0, self._steps(), self._processor()
 
     def turn(self, seconds: float) -> None:
         """Lets it train so long."""
         began = time.perf_counter()
         self._process.resume()
         time.sleep(seconds)
+        self._process.suspend()
+        self._active += time.perf_counter() - began
+
+    def finish(self) -> None:
+        """Lets it train until it counts steps, as it was when it was first halted: it counts whole chunks."""
+        began = time.perf_counter()
+        self._process.resume()
+        self._to_the_next_count()
         self._process.suspend()
         self._active += time.perf_counter() - began
 
@@ -79,6 +87,11 @@ class Copy:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
+
+    def _to_the_next_count(self) -> None:
+        steps = self._steps()
+        while self._steps() == steps and self._process.poll() is None:
+            time.sleep(0.001)
 
     def _steps(self) -> int:
         return int(self._counter.read_text(encoding="utf-8"))
@@ -128,6 +141,8 @@ def main(
                 first = cycle % len(trainings)
                 for training in trainings[first:] + trainings[:first]:
                     training.turn(seconds)
+            for training in trainings:
+                training.finish()
             rows = [
                 {"variant": text, "copies": [copy.figures() for copy in trainings if copy.text == text]}
                 for text in variants

@@ -1,8 +1,9 @@
 """Optimizers, accumulated gradients and duelling heads, against NumPy."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from test_resume import attempt, end
 from twin_graph import config
 from twin_graph.config import Settings
 from twin_graph.errors import UsageError
+from twin_graph.learner import Learner, Losses
 from twin_graph.model import ModelSpec
 from twin_graph.snapshots import report
 from twin_graph.snapshots.run import create
@@ -195,6 +197,27 @@ def test_dropout_follows_from_its_seed_and_is_off_without_one() -> None:
     assert losses[0] == losses[1]
     assert losses[2] == losses[3]
     assert len(set(losses)) == 3
+
+
+def test_the_loss_of_an_update_is_that_of_all_its_minibatches(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn = Learner.train
+    compared = []
+
+    def traced(learner: Learner, update: int, minibatches: Sequence[Mapping[Any, np.ndarray]]) -> Losses:
+        model = learner.online.model
+        each = [learner.online.run((model.loss, model.q_mean), minibatch) for minibatch in minibatches]
+        found = learn(learner, update, minibatches)
+        compared.append(((found.loss, found.q_mean), np.mean(each, axis=0)))
+        return found
+
+    monkeypatch.setattr(Learner, "train", traced)
+    settings = cartpole(train__steps=400, train__accumulate=3, evaluate__episodes=0)
+    attempt(create(tmp_path / "run", settings))
+    assert compared
+    for ours, theirs in compared:
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

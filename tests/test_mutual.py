@@ -10,6 +10,7 @@ import pytest
 from test_resume import attempt, end
 
 from twin_graph import config, envs, mutual
+from twin_graph.agent import Agent
 from twin_graph.config import Settings
 from twin_graph.errors import UsageError
 from twin_graph.learner import Learner, Losses
@@ -49,7 +50,7 @@ def reference(settings: Settings) -> tuple[str, list[tuple[int, str]]]:
         discount=train.discount,
     )
     updates, refreshed, steps, whose = 0, 0, 0, []
-    seeds = {"a": settings.seed, "b": settings.seed + 2**31}
+    seeds = {"a": settings.seed, "b": settings.seed + 2**30}
     with contextlib.ExitStack() as open_:
         open_.callback(env.close)
         online = {n: open_.enter_context(Twin(n, spec, seed=seeds[n], threads=1)) for n in "ab"}
@@ -182,6 +183,15 @@ def test_both_learners_resume_exactly(cartpole: Make, tmp_path: Path, scheme: di
 def test_overlapped_or_not_both_learners_end_with_the_same_weights(cartpole: Make, train: Train) -> None:
     options = {**MUTUAL, "train__chunk_steps": 24, "mutual__act": "alternate", "mutual__turn_updates": 10}
     assert end(train(cartpole(**options))) == end(train(cartpole(**options, twin__overlap=False)))
+
+
+def test_no_learner_starts_as_one_of_the_next_seed_does(cartpole: Make, tmp_path: Path) -> None:
+    starts = []
+    for seed in (1, 2):
+        run = create(tmp_path / str(seed), cartpole(**MUTUAL, seed=seed))
+        with Agent(run, observation_shape=(4,), n_actions=2, environments=run.settings.env.count) as agent:
+            starts += [learner.online.weights_sha256() for learner in agent.learners]
+    assert len(set(starts)) == 4
 
 
 def test_a_shared_store_has_one_line_and_a_learner_may_receive_itself(cartpole: Make, train: Train) -> None:

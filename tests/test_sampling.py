@@ -162,6 +162,26 @@ def test_a_sampler_goes_on_from_a_resume_point(cartpole: Make) -> None:
             np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("n_step", [1, 4])
+def test_a_sampler_goes_on_with_another_n_step(cartpole: Make, n_step: int) -> None:
+    before, after = replay(n_step=2), replay(n_step=n_step)
+    first, second = prioritized(cartpole, before), prioritized(cartpole, after)
+    random = np.random.default_rng(3)
+    for step in range(20):
+        before.add(transition(random, step))
+        first.added()
+    batch = first.sample(range(4))
+    first.learnt(batch, random.normal(size=len(batch.step)).astype(np.float32))
+    before.cut(np.zeros((ENVIRONMENTS, 1), np.float32))
+    after.restore(before.kept.start, before.stored(before.kept))
+    second.restore(first.state())
+    stored, ours = first.state()["priorities"], second.state()["priorities"]
+    both = min(len(stored), len(ours))
+    assert len(ours) == len(after.steps()) == len(stored) + 2 - n_step
+    np.testing.assert_array_equal(ours[:both], stored[:both])
+    assert (ours[both:] == second.state()["largest_priority"] ** 0.6).all()  # never learnt from
+
+
 def forward_view(steps: list[Transition], first: int, stop: int, e: int, start: int) -> tuple[float, float, float]:
     """Return, discount and bootstrap observation from `start`, backwards from the end, as algorithm S2 has it."""
     end = start

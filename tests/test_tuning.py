@@ -40,6 +40,33 @@ def test_what_is_left_open_is_measured(
 
 
 @pytest.mark.parametrize(
+    ("settings", "at_once"),
+    [
+        ({"train__chunk_steps": 64, "train__every_steps": 4}, {128}),
+        ({"train__chunk_steps": 24, "train__every_steps": 4}, {128, 64}),
+        ({"train__chunk_steps": 0}, {32}),
+        ({"train__chunk_steps": 64, "train__target_q": False}, set()),
+    ],
+)
+def test_targets_are_measured_in_the_blocks_of_the_training(
+    cartpole: Make, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], at_once: set[int]
+) -> None:
+    sizes = set()
+    q_values = Twin.q_values
+
+    def seen(twin: Twin, observations: np.ndarray) -> np.ndarray:
+        sizes.add(len(observations))
+        return q_values(twin, observations)
+
+    monkeypatch.setattr(Twin, "q_values", seen)
+    monkeypatch.setattr(tuning, "_ROUND_SECONDS", 0.05)
+    chosen = cartpole(train__batch_size=32, twin__threads=0, twin__precision="fp32", **settings)
+    machine(monkeypatch, "avx2")
+    tuning.measure(chosen, spec_of(chosen))
+    assert sizes == at_once
+
+
+@pytest.mark.parametrize(
     ("rates", "chosen"),
     [
         ({(2, "fp32"): 100, (1, "fp32"): 105, (2, "bf16"): 109, (1, "bf16"): 90}, (2, "fp32")),

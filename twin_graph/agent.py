@@ -133,7 +133,8 @@ class Agent:
                     spec,
                     self._policy,
                     self.stopwatch,
-                    seed=settings.seed + i * 2**31,  # apart from those of every other run
+                    # Apart from those of runs with seeds near. (TensorFlow takes seeds modulo 2**31 - 1.)
+                    seed=settings.seed + i * 2**30,
                     like=self.learners[0].online if self.learners else None,
                 )
                 building.callback(learner.close)
@@ -361,10 +362,6 @@ class Agent:
     def take_returns(self) -> Sequence[float]:
         """True scores of training episodes that ended elsewhere, in asynchronous training; each is given once."""
         return ()
-
-    def restarts(self, worker: int) -> int:  # noqa: ARG002
-        """How often a worker of an asynchronous training was started again."""
-        return 0
 
     def end_chunk(self) -> None:
         """What waits for both threads: the sampler learns of TD errors, a snapshot is committed if it is due."""

@@ -1,6 +1,6 @@
 """What supplies the bootstrap values: one target twin, or the members of an ensemble."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -11,6 +11,11 @@ from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.twin import Twin
 
 TARGET_BATCH = 128  # observations
+
+
+def blocks(observations: np.ndarray) -> Iterator[np.ndarray]:
+    """These observations by blocks of `TARGET_BATCH`: larger ones are no faster, and need more memory."""
+    return (observations[i : i + TARGET_BATCH] for i in range(0, len(observations), TARGET_BATCH))
 
 
 class Bootstrap:
@@ -83,9 +88,8 @@ class Bootstrap:
         return combined
 
     def in_blocks(self, observations: np.ndarray) -> np.ndarray:
-        """The same of many observations, in blocks: larger ones are no faster, and need more memory."""
-        blocks = (observations[i : i + TARGET_BATCH] for i in range(0, len(observations), TARGET_BATCH))
-        return np.concatenate([self.q_values(block) for block in blocks])
+        """The same of many observations, in blocks."""
+        return np.concatenate([self.q_values(block) for block in blocks(observations)])
 
     def weights(self) -> dict[str, np.ndarray]:
         """The members' mean weights by name."""

@@ -23,7 +23,7 @@ from twin_graph.twin import Twin, weights_sha256
 
 
 class Losses(NamedTuple):
-    """What an update tells of itself: loss, mean over the minibatch of max_a Q, TD errors float32 `[B]`."""
+    """What an update tells of itself: loss and max_a Q, means over its minibatches, and TD errors, float32 `[B]`."""
 
     loss: float
     q_mean: float
@@ -108,7 +108,7 @@ class Learner:
         """
         model = self.online.model
         fed: dict[Any, Any] = {model.learning_rate: self._train.learning_rate_at(update)}
-        td_errors = []
+        losses, q_means, td_errors = [], [], []
         with self._stopwatch.phase("train"):
             for i, minibatch in enumerate(minibatches):
                 op = model.train_op if i == len(minibatches) - 1 else model.accumulate_op
@@ -116,14 +116,17 @@ class Learner:
                 _, loss, q_mean, td_error = self.online.run(
                     (op, model.loss, model.q_mean, model.td_error), {**minibatch, **fed}
                 )
+                losses.append(loss)
+                q_means.append(q_mean)
                 td_errors.append(td_error)
         self.updates += 1
+        loss = float(np.mean(losses))
         if not math.isfinite(loss):
             raise DivergedError(
                 f"the loss{self._whose} is {loss} at update {update + 1}; the last good snapshot is "
                 f"{self._store.newest.id}. Try a smaller train.learning_rate"
             )
-        return Losses(float(loss), float(q_mean), np.concatenate(td_errors))
+        return Losses(loss, float(np.mean(q_means)), np.concatenate(td_errors))
 
     def commit(self, counters: Counters, health: Health | None) -> Commit:
         """Saves the online twin as a snapshot, durable when this returns; gives the newest if nothing was learnt since.

@@ -3,7 +3,7 @@
 A sampler is told of each step that was added and of the TD errors that came of what it sampled. It has
 
     added()                       a vector step was added to the replay
-    sample(updates, into)         the minibatches of these updates, one after the other, in one Batch
+    sample(minibatches, into)     the minibatches of these numbers, one after the other, in one Batch
     learnt(batch, td_error)       their TD errors, float32 `[B]`
     state(), restore(arrays)      what a resume point keeps of it
 """
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from twin_graph import mutual
 from twin_graph.config import ReplaySettings, Settings
 from twin_graph.replay import Batch, Observations, Replay
 from twin_graph.streams import Purpose, stream
@@ -35,9 +36,9 @@ class Uniform:
     def added(self) -> None:
         pass
 
-    def sample(self, updates: range, into: Observations | None = None) -> Batch:
+    def sample(self, minibatches: range, into: Observations | None = None) -> Batch:
         """Raises ValueError if nothing can be sampled yet."""
-        randoms = [stream(self._seed, Purpose.SAMPLE, update) for update in updates]
+        randoms = [stream(self._seed, Purpose.SAMPLE, number) for number in minibatches]
         return self._replay.sample(self._examples, randoms, into)
 
     def learnt(self, batch: Batch, td_error: np.ndarray) -> None:
@@ -62,8 +63,8 @@ class Rollouts(Uniform):
         self._start = settings.train.start_steps // self._environments
         self._length = settings.train.rollout_steps
 
-    def sample(self, updates: range, into: Observations | None = None) -> Batch:
-        first, stop = (self._start + update * self._length for update in (updates.start, updates.stop))
+    def sample(self, minibatches: range, into: Observations | None = None) -> Batch:
+        first, stop = (self._start + number * self._length for number in (minibatches.start, minibatches.stop))
         step = np.repeat(np.arange(first, stop), self._environments)
         environment = np.tile(np.arange(self._environments), stop - first)
         end = step - (step - first) % self._length + self._length
@@ -80,6 +81,7 @@ class Prioritized(Uniform):
     def __init__(self, replay: Replay, settings: Settings) -> None:
         super().__init__(replay, settings)
         self._settings: ReplaySettings = settings.replay
+        self._updates_of_minibatch = mutual.updates_of_minibatch(settings)
         self._environments = settings.env.count
         self._tree = SumTree(replay.length * self._environments)
         self._largest = 1.0
@@ -92,14 +94,14 @@ class Prioritized(Uniform):
         self._set([*gone, *new], [0.0] * len(gone) + [self._largest**self._settings.priority_exponent] * len(new))
         self._known = steps
 
-    def sample(self, updates: range, into: Observations | None = None) -> Batch:
+    def sample(self, minibatches: range, into: Observations | None = None) -> Batch:
         every = len(self._known) * self._environments
         if not every:
             raise ValueError("no transition of n steps is complete yet")
         uniform_share = self._settings.uniform_share
         drawn, weights = [], []
-        for update in updates:
-            random = stream(self._seed, Purpose.SAMPLE, update)
+        for number in minibatches:
+            random = stream(self._seed, Purpose.SAMPLE, number)
             anywhere = self._known.start * self._environments + random.integers(0, every, size=self._examples)
             leaf = np.where(
                 random.random(self._examples) < uniform_share,
@@ -107,7 +109,7 @@ class Prioritized(Uniform):
                 self._tree.find(random.random(self._examples) * self._tree.total),
             )
             probability = (1 - uniform_share) * self._tree.get(leaf) / self._tree.total + uniform_share / every
-            weight = (1 / every / probability) ** self._settings.importance_at(update)
+            weight = (1 / every / probability) ** self._settings.importance_at(number * self._updates_of_minibatch)
             drawn.append(leaf)
             weights.append(weight / weight.max())
         slot, environment = np.divmod(np.concatenate(drawn), self._environments)
@@ -126,9 +128,12 @@ class Prioritized(Uniform):
         return {PRIORITIES: self._tree.get(self._known_leaves()), LARGEST: np.array([self._largest])}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._known = self._replay.steps()
-        self._tree.set(self._known_leaves().ravel(), arrays[PRIORITIES].ravel())
+        steps, stored = self._replay.steps(), arrays[PRIORITIES]
+        # With another n-step than when they were stored, fewer or more steps are complete.
+        self._known = range(steps.start, min(steps.stop, steps.start + len(stored)))
+        self._tree.set(self._known_leaves().ravel(), stored[: len(self._known)].ravel())
         self._largest = float(arrays[LARGEST][0])
+        self.added()
 
     def _set(self, steps: list[int], values: list[float]) -> None:
         self._tree.set(self._leaves(np.array(steps, np.int64)).ravel(), np.repeat(values, self._environments))

@@ -9,12 +9,14 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from twin_graph import config, cpu
+from twin_graph.bootstrap import blocks
 from twin_graph.config import Settings
 from twin_graph.model import ModelSpec
 from twin_graph.twin import Twin
 
 _ROUNDS = 3
 _ROUND_SECONDS = 0.6
+_CHUNK_UPDATES = 8  # at most; more of them would take longer than a round
 # Another than the first choice must be this much faster: timings scatter, and two trainings with one seed should not
 # differ because of it.
 _MARGIN = 1.1
@@ -49,7 +51,8 @@ def fix(settings: Settings, spec: ModelSpec, *, elsewhere: bool = False) -> tupl
 def measure(settings: Settings, spec: ModelSpec) -> list[Choice]:
     """Times what the settings leave open, on random minibatches; the choice comes first, nothing if there is none.
 
-    Updates and the evaluation of their targets overlap as they do in the training; the environments are left out.
+    Targets are evaluated in the blocks of the training, and beside the updates if they are there; the environments are
+    left out.
     """
     possible = _possible(settings)
     if len(possible) == 1:
@@ -86,29 +89,34 @@ class _Trial:
     """Two twins and a minibatch; closed by `with`."""
 
     def __init__(self, settings: Settings, spec: ModelSpec, threads: int, precision: str) -> None:
-        self._overlap = settings.train.chunk_steps > 0 and settings.twin.overlap
-        size = settings.train.batch_size
+        train, size = settings.train, settings.train.batch_size
+        self._beside = ThreadPoolExecutor(1) if train.chunk_steps and settings.twin.overlap else None
+        self._updates = min(_CHUNK_UPDATES, max(1, train.chunk_steps // train.every_steps))
         self._online, self._target = (
             Twin(name, spec, threads=threads, at_once=settings.ops_at_once, precision=precision)
             for name in ("online", "target")
         )
         random = np.random.default_rng(0)
-        self._observations = random.integers(0, 256, (size, *spec.observation_shape)).astype(spec.observation_dtype)
+        shape = self._updates * size, *spec.observation_shape
+        observations = random.integers(0, 256, shape).astype(spec.observation_dtype)
+        self._blocks = list(blocks(observations)) if train.target_q else []
         model = self._online.model
         self._feed = {
-            model.s_tm1: self._observations,
+            model.s_tm1: observations[:size],
             model.a_tm1: np.zeros(size, np.int32),
             model.r_t: np.zeros(size, np.float32),
             model.discount_t: np.ones(size, np.float32),
             model.q_target_t: np.zeros((size, spec.n_actions), np.float32),
-            model.s_t: self._observations,
+            model.s_t: observations[:size],
         }
-        self._chunk(2)  # the first runs are slow
+        self._chunk()  # the first runs are slow
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._beside:
+            self._beside.shutdown()
         self._online.close()
         self._target.close()
 
@@ -116,19 +124,16 @@ class _Trial:
         """Updates per second."""
         began, made = time.perf_counter(), 0
         while (elapsed := time.perf_counter() - began) < _ROUND_SECONDS:
-            self._chunk(8)
-            made += 8
+            self._chunk()
+            made += self._updates
         return made / elapsed
 
-    def _chunk(self, updates: int) -> None:
-        with ThreadPoolExecutor(1) as beside:
-            evaluating = beside.submit(self._evaluate, updates)
-            if not self._overlap:
-                evaluating.result()
-            for _ in range(updates):
-                self._online.run((self._online.model.train_op, self._online.model.loss), self._feed)
-            evaluating.result()
+    def _chunk(self) -> None:
+        evaluated = self._beside.submit(self._evaluate).result if self._beside else self._evaluate
+        for _ in range(self._updates):
+            self._online.run((self._online.model.train_op, self._online.model.loss), self._feed)
+        evaluated()
 
-    def _evaluate(self, updates: int) -> None:
-        for _ in range(updates):
-            self._target.q_values(self._observations)
+    def _evaluate(self) -> None:
+        for block in self._blocks:
+            self._target.q_values(block)

@@ -134,6 +134,7 @@ class Chief(Agent):
         return returns
 
     def restarts(self, worker: int) -> int:
+        """How often a worker was started again."""
         return self.supervisor.restarted[worker] if self.supervisor else 0
 
     def end(self) -> None:
