@@ -95,7 +95,7 @@ class Progress:
       evaluation: the newest, with its snapshot's id; None before the first.
       note: what is being done when it is not training, for people.
       latest: what `metrics()` last gave; empty before.
-      stop: set by whoever wants the training to end at its next vector step.
+      stop: set by whoever wants the training to end after its next vector step, or chunk.
     """
 
     def __init__(self, agent: Agent, environments: int, stop: threading.Event) -> None:
@@ -170,9 +170,9 @@ def train(
 ) -> Iterator[Progress]:
     """Trains to `train.steps`, from the beginning or from a resume point; yields its progress after each vector step.
 
-    SIGINT, SIGTERM and `progress.stop` end it at the next vector step. At the end, asked for or reached, a snapshot and
-    a resume point are committed. After an error, or when the caller stops iterating, the newest are the last that the
-    schedules committed. The ledger says how it ended.
+    By chunks it yields after each chunk. SIGINT, SIGTERM and `progress.stop` end it where it next would yield. At the
+    end, asked for or reached, a snapshot and a resume point are committed. After an error, or when the caller stops
+    iterating, the newest are the last that the schedules committed. The ledger says how it ended.
 
     Raises:
       DivergedError: a loss is NaN or infinite.
