@@ -13,6 +13,7 @@ started in turn from the first to the last and from the last to the first, and t
 a gain smaller than that is none. What a variant has in the caches is lost at each turn, of all alike. Linux.
 """
 
+import contextlib
 import json
 import os
 import statistics
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +61,13 @@ class Copy:
 
     def turn(self, seconds: float) -> None:
         """Lets it train so long."""
-        began = time.perf_counter()
-        self._process.resume()
-        time.sleep(seconds)
-        self._process.suspend()
-        self._active += time.perf_counter() - began
+        with self._running():
+            time.sleep(seconds)
 
     def finish(self) -> None:
         """Lets it train until it counts steps, as it was when it was first halted: it counts whole chunks."""
-        began = time.perf_counter()
-        self._process.resume()
-        self._to_the_next_count()
-        self._process.suspend()
-        self._active += time.perf_counter() - began
+        with self._running():
+            self._to_the_next_count()
 
     def figures(self) -> dict[str, Any]:
         """Of all its turns."""
@@ -87,6 +83,14 @@ class Copy:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        began = time.perf_counter()
+        self._process.resume()
+        yield
+        self._process.suspend()
+        self._active += time.perf_counter() - began
 
     def _to_the_next_count(self) -> None:
         steps = self._steps()
@@ -153,17 +157,17 @@ def main(
     table = Table(box=None)
     for heading in ("variant", "agent steps/s", "times the first", "processor ms an agent step", "of the cores"):
         table.add_column(heading, justify="left" if heading == "variant" else "right")
+    compared = statistics.fmean(over(rows[0]["copies"], "agent_steps_per_second"))
     for row in rows:
-        rate, least, most = over(row["copies"], "agent_steps_per_second")
-        compared, *_ = over(rows[0]["copies"], "agent_steps_per_second")
-        row["times_the_first"] = rate / compared
-        spread = f"({least / compared:.3f} to {most / compared:.3f})"
+        rates = over(row["copies"], "agent_steps_per_second")
+        row["times_the_first"] = statistics.fmean(rates) / compared
+        spread = f"({min(rates) / compared:.3f} to {max(rates) / compared:.3f})"
         table.add_row(
             row["variant"],
-            f"{rate:.0f}",
+            f"{statistics.fmean(rates):.0f}",
             f"{row['times_the_first']:.3f} {spread}",
-            f"{over(row['copies'], 'processor_milliseconds_per_agent_step')[0]:.2f}",
-            f"{over(row['copies'], 'cores_share')[0]:.0%}",
+            f"{statistics.fmean(over(row['copies'], 'processor_milliseconds_per_agent_step')):.2f}",
+            f"{statistics.fmean(over(row['copies'], 'cores_share')):.0%}",
         )
     console.print(table)
     if path:
@@ -171,10 +175,9 @@ def main(
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def over(copies: list[dict[str, Any]], name: str) -> tuple[float, float, float]:
-    """The mean of a figure over copies, the least and the most."""
-    values = [copy[name] for copy in copies]
-    return statistics.fmean(values), min(values), max(values)
+def over(copies: list[dict[str, Any]], name: str) -> list[float]:
+    """A figure of each copy."""
+    return [copy[name] for copy in copies]
 
 
 if __name__ == "__main__":
