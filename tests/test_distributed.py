@@ -105,7 +105,9 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
                 assert (applied.update, applied.staleness) == (42, 2)
                 assert not np.allclose(chief.pull()["q/weights"], stale["q/weights"])
                 continue
+            each = [worker.twin.run((worker.twin.model.loss, worker.twin.model.q_mean), part) for part in fed]
             applied = worker.apply(fed, {}, 0.01)
+            np.testing.assert_allclose((applied.loss, applied.q_mean), np.mean(each, axis=0), rtol=1e-6)
             for batch in batches[:2]:
                 twin.run(twin.model.accumulate_op, feed(twin, batch))
             twin.run(twin.model.train_op, feed(twin, batches[2]))

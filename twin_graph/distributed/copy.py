@@ -46,11 +46,14 @@ class Copy:
     ) -> Applied:
         """Adds up the minibatches' gradients here, and applies their sum to the shared variables."""
         model = self.twin.model
-        td_errors = []
+        told = model.loss, model.q_mean, model.td_error
+        found = []
         for minibatch in minibatches[:-1]:
-            td_errors.append(self.twin.run((model.td_error, model.accumulate_op), {**minibatch, **fed})[0])
-        told = (model.clear_op, model.loss, model.q_mean, model.td_error)
-        _, loss, q_mean, td_error, *gradients = self.twin.run((*told, *model.gradients), {**minibatches[-1], **fed})
-        td_errors.append(td_error)
+            *each, _ = self.twin.run((*told, model.accumulate_op), {**minibatch, **fed})
+            found.append(each)
+        wanted = *told, model.clear_op, *model.gradients
+        loss, q_mean, td_error, _, *gradients = self.twin.run(wanted, {**minibatches[-1], **fed})
+        losses, q_means, td_errors = zip(*found, (loss, q_mean, td_error), strict=True)
         update = self._shared.apply(dict(zip(self._names, gradients, strict=True)), learning_rate)
-        return Applied(update, update - self.version, float(loss), float(q_mean), np.concatenate(td_errors))
+        means = float(np.mean(losses)), float(np.mean(q_means))
+        return Applied(update, update - self.version, *means, np.concatenate(td_errors))
