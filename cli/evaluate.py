@@ -43,7 +43,7 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
         Progress(console=stderr, transient=True) as bar,
     ):
         with store.reading():
-            twin.restore(store.prefix(snapshot.id))
+            twin.restore_snapshot(snapshot, store)
         task = bar.add_task(f"{snapshot.id}", total=episodes)
         games = play(twin.q_values, settings, episodes=episodes, seed=_BY_HAND + seed, counter=snapshot.number or 0)
         for evaluation in games:

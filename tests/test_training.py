@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from twin_graph import envs, needs, training
 from twin_graph.agent import Agent
 from twin_graph.config import Settings
 from twin_graph.envs import VectorEnv, VectorStep
-from twin_graph.errors import DivergedError, TwinGraphError, TwinMismatchError, UsageError
+from twin_graph.errors import DamagedError, DivergedError, TwinGraphError, TwinMismatchError, UsageError
 from twin_graph.evaluation import Evaluation, evaluate, play
 from twin_graph.learner import Learner
 from twin_graph.model import ModelSpec
@@ -123,20 +124,40 @@ def test_check_mode_sees_a_target_that_changes_between_refreshes(
         train(cartpole(twin__check=True))
 
 
-def test_check_mode_sees_a_restore_that_is_not_the_snapshot(
+def test_a_restore_of_other_weights_than_the_snapshots_ends_the_run(
     cartpole: Make, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     restore = Twin.restore
 
     def stale_restore(twin: Twin, prefix: Path) -> None:
         restore(twin, next(prefix.parent.parent.glob("000000-*")) / prefix.name)
-        twin.holds = prefix.parent.name
 
     monkeypatch.setattr(Twin, "restore", stale_restore)
-    with pytest.raises(
-        TwinMismatchError, match=r"twin of 000001-\w+ holds other weights, after the refresh at update 50"
+    with pytest.raises(DamagedError, match=r"000001-\w+ holds other weights than those committed"):
+        train(cartpole())
+
+
+@pytest.mark.parametrize("into", ["the target", "an evaluation"])
+def test_another_valid_checkpoint_in_a_snapshots_folder_is_never_used(
+    cartpole: Make, tmp_path: Path, into: str
+) -> None:
+    """Files of another snapshot, whole by themselves: TensorFlow's own checksums cannot see the exchange."""
+    by_policy = {"target__policy": "lag(60)"} if into == "the target" else {"target__refresh_every_updates": 1_000}
+    run = create(tmp_path / "run", cartpole(save__every_updates=50, **by_policy))
+    with (
+        contextlib.closing(envs.make(run.settings.env, count=8)) as env,
+        pytest.raises(DamagedError, match=r"holds other weights than those committed") as raised,
     ):
-        train(cartpole(twin__check=True))
+        for _ in training.train(run, env):
+            newest = run.store().newest
+            if newest.number:
+                for path in (run.folder / "snapshots").glob("000000-*/model.*"):
+                    shutil.copy(path, run.folder / "snapshots" / newest.id / path.name)
+    assert raised.value.exit_code == 3
+    last = run.ledger.events()[-1]
+    assert isinstance(last, End)
+    assert (last.state, last.reason) == ("failed", str(raised.value))
+    assert not list(run.evaluations()) or into == "the target"
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_update_and_snapshot(cartpole: Make, tmp_path: Path) -> None:

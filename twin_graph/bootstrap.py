@@ -69,16 +69,16 @@ class Bootstrap:
         """Loads these snapshots, one a twin; a member that stays is not loaded again.
 
         Raises:
-          DamagedError: the weights of one cannot be restored.
+          DamagedError: the weights of one cannot be restored, or are not those committed.
         """
-        wanted = [snapshot.id for snapshot in snapshots]
+        wanted = {snapshot.id for snapshot in snapshots}
         free = [twin for twin in self.twins if twin.holds not in wanted]
         holding = {twin.holds: twin for twin in self.twins if twin.holds in wanted}
-        for snapshot_id in wanted:
-            if snapshot_id not in holding:
-                holding[snapshot_id] = free.pop()
-                holding[snapshot_id].restore(store.prefix(snapshot_id))
-        self._active = [holding[snapshot_id] for snapshot_id in wanted]
+        for snapshot in snapshots:
+            if snapshot.id not in holding:
+                holding[snapshot.id] = free.pop()
+                holding[snapshot.id].restore_snapshot(snapshot, store)
+        self._active = [holding[snapshot.id] for snapshot in snapshots]
 
     def q_values(self, observations: np.ndarray) -> np.ndarray:
         """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`."""

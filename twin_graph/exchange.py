@@ -118,7 +118,7 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
     try:
         with store.reading(), Twin("export", spec) as twin:
             store.check_files(snapshot.id)
-            twin.restore(store.prefix(snapshot.id))
+            twin.restore_snapshot(snapshot, store)
             if form == "tf1":
                 twin.save(temporary / path.name, meta_graph=True)
             elif form == "npz":

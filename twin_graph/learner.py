@@ -183,7 +183,7 @@ class Learner:
             )
         assert self.newest is not None
         [snapshot] = snapshots
-        self.online.restore(self._store.prefix(snapshot.id))
+        self.online.restore_snapshot(snapshot, self._store)
         self.online.reset_optimizer()
         return self._record(
             counters,
@@ -202,9 +202,7 @@ class Learner:
             self.bootstrap.restore(snapshots, self._store)
             self.bootstrap.since, self.bootstrap.policy = counters, policy
             restored = {"into": "target", "snapshots": self.bootstrap.snapshots, "previous": previous}
-            swap = self._record(counters, policy=policy, **restored, **fields)
-        self.check(f"after the refresh at update {counters.updates}")
-        return swap
+            return self._record(counters, policy=policy, **restored, **fields)
 
     def _record(self, counters: Counters, **fields: object) -> Swap:
         swap = Swap.model_validate(

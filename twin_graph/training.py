@@ -269,7 +269,7 @@ def _evaluate_newest(run: Run, progress: Progress, events: EventFile, twin: Twin
             newest, rival = learner.newest, agent.rival(learner)
             assert newest is not None
             for snapshot in [newest] if rival is None else [rival, newest]:
-                twin.restore(agent.store.prefix(snapshot.id))
+                twin.restore_snapshot(snapshot, agent.store)
                 games = play(twin.q_values, settings, episodes=episodes, seed=settings.seed, counter=agent.agent_steps)
                 for evaluation in games:
                     progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"

