@@ -137,6 +137,23 @@ def test_probabilities_and_weights_are_those_of_dqn_zoo(cartpole: Make) -> None:
         np.testing.assert_array_equal(batch.s_tm1[:, 0], 10 * batch.step + batch.environment)
 
 
+def test_steps_whose_td_errors_are_all_zero_are_sampled_uniformly(cartpole: Make) -> None:
+    """Where every reward is 0 and the target agrees, no step has a priority; the weights were NaN."""
+    ring = replay(capacity_steps=30)
+    sampler = prioritized(cartpole, ring, train__batch_size=2_000)
+    random = np.random.default_rng(0)
+    for step in range(40):  # the newest go into the ring before anything is learnt of them, the oldest are gone
+        ring.add(transition(random, step))
+        sampler.added()
+    everything = ring.gather(np.repeat(ring.steps(), ENVIRONMENTS), np.tile(np.arange(ENVIRONMENTS), len(ring.steps())))
+    sampler.learnt(everything, np.zeros(len(everything.step), np.float32))
+    batch = sampler.sample(range(1, 3))
+    np.testing.assert_array_equal(batch.weight, 1)
+    drawn = np.bincount((batch.step - ring.steps().start) * ENVIRONMENTS + batch.environment)
+    assert len(drawn) == len(everything.step)
+    assert (np.abs(drawn - 4_000 / len(drawn)) < 5 * np.sqrt(4_000 / len(drawn))).all()
+
+
 def test_a_sampler_goes_on_from_a_resume_point(cartpole: Make) -> None:
     rings = [replay(), replay()]
     first, second = (prioritized(cartpole, ring) for ring in rings)

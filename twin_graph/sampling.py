@@ -74,8 +74,8 @@ class Rollouts(Uniform):
 class Prioritized(Uniform):
     """Steps in proportion to |TD error| ** priority_exponent, weighted by importance (Schaul et al. 2016).
 
-    As DQN Zoo computes it: a new step has the largest priority seen; a small share is drawn uniformly; the weights of a
-    minibatch are divided by their largest.
+    As DQN Zoo computes it: a new step has the largest priority seen; a small share is drawn uniformly, and all of them
+    while every TD error is 0; the weights of a minibatch are divided by their largest.
     """
 
     def __init__(self, replay: Replay, settings: Settings) -> None:
@@ -98,7 +98,8 @@ class Prioritized(Uniform):
         every = len(self._known) * self._environments
         if not every:
             raise ValueError("no transition of n steps is complete yet")
-        uniform_share = self._settings.uniform_share
+        total = self._tree.total
+        uniform_share = self._settings.uniform_share if total else 1.0
         drawn, weights = [], []
         for number in minibatches:
             random = stream(self._seed, Purpose.SAMPLE, number)
@@ -106,9 +107,9 @@ class Prioritized(Uniform):
             leaf = np.where(
                 random.random(self._examples) < uniform_share,
                 anywhere % (self._replay.length * self._environments),
-                self._tree.find(random.random(self._examples) * self._tree.total),
+                self._tree.find(random.random(self._examples) * total),
             )
-            probability = (1 - uniform_share) * self._tree.get(leaf) / self._tree.total + uniform_share / every
+            probability = (1 - uniform_share) * self._tree.get(leaf) / (total or 1.0) + uniform_share / every
             weight = (1 / every / probability) ** self._settings.importance_at(number * self._updates_of_minibatch)
             drawn.append(leaf)
             weights.append(weight / weight.max())
