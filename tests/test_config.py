@@ -25,6 +25,11 @@ def test_atari_presets_use_the_protocol_of_noframeskip_v4(preset: str) -> None:
     assert (env.sticky, env.noop_max, env.frame_skip, env.life_loss, env.clip_rewards) == (0.0, 30, 4, True, True)
 
 
+@pytest.mark.parametrize("preset", ["dqn2015", "pong-rollouts"])
+def test_presets_that_claim_a_papers_arithmetic_do_not_leave_the_precision_to_the_processor(preset: str) -> None:
+    assert config.load(preset).twin.precision == "fp32"
+
+
 def test_assignments_are_read_as_toml_and_else_as_text() -> None:
     settings = load(
         "train.batch_size=64", "env.sticky=0.25", "loss=mse", "model.hidden_units=[8, 8]", "twin.check=true"
