@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from twin_graph.errors import TwinGraphError
+from twin_graph.errors import TwinGraphError, place
 
 INTERRUPTED = 130
 
@@ -91,6 +91,6 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        click.echo(f"Error: {type(error).__name__}: {error}; --debug shows where it came from", err=True)
+        click.echo(f"Error: {type(error).__name__}: {error} ({place(error)}); --debug shows all of it", err=True)
         code = 1
     sys.exit(code if isinstance(code, int) else 0)

@@ -34,8 +34,9 @@ def status(run: str, as_json: bool) -> None:
         print_json(summary)
         return
     table = Table.grid(padding=(0, 2))
-    for name in ("run", "state", "attempt"):
-        table.add_row(name, escape(str(summary[name])))
+    table.add_row("run", escape(summary["run"]))
+    table.add_row("state", escape(": ".join(part for part in (summary["state"], summary["reason"]) if part)))
+    table.add_row("attempt", str(summary["attempt"]))
     table.add_row("agent steps", f"{summary['agent_steps']:,} of {summary['total_steps']:,}")
     for name in ("updates", "frames", "episodes", "snapshots"):
         table.add_row(name, f"{summary[name]:,}")

@@ -210,9 +210,15 @@ def _train(run: Run, env: Any, point: Any, as_json: bool, cluster: Any) -> None:
     else:
         progresses = training.train(run, env, point)
     progress = None
-    with TrainingDisplay(stderr) as display:
-        for progress in progresses:
-            display.show(progress)
+    try:
+        with TrainingDisplay(stderr) as display:
+            for progress in progresses:
+                display.show(progress)
+    except Exception:
+        if newest := run.points().newest():
+            at = f"resume point {newest.number}, at {newest.counters.agent_steps:,} agent steps"
+            say(f"continue from {at}, with: twin-graph resume {run.folder}")
+        raise
     assert progress is not None
     _report(run.folder, progress, as_json)
     if progress.interrupted:

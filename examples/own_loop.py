@@ -1,28 +1,40 @@
-"""A loop of one's own around twin-graph's agent: nothing but `act`, `observe`, `learn` and `q_values`.
+"""A loop of your own around twin-graph's agent: `act`, `observe`, `learn`, and records that a run of any kind has.
 
     python examples/own_loop.py FOLDER [AGENT_STEPS]
 
-FOLDER is made, and is a run like any other afterwards: `twin-graph log FOLDER` lists its snapshots.
+Run it again with more AGENT_STEPS, or after a crash, and it continues from FOLDER's newest resume point. FOLDER is a
+run like any other: `twin-graph log FOLDER` lists its snapshots, `tensorboard --logdir FOLDER` draws its returns.
 """
 
 import sys
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 
 import twin_graph
 
+POINT_EVERY = 5_000  # agent steps
+
 
 def main(folder: str, steps: int) -> None:
-    settings = twin_graph.load(
-        "cartpole",
-        [("env.count", 1), ("train.start_steps", 500), ("train.n_step", 1), ("target.refresh_every_updates", 100)],
-    )
-    run = twin_graph.create(folder, settings)
+    if Path(folder).exists():
+        run = twin_graph.find(folder)
+        point = twin_graph.newest_point(run).point
+    else:
+        settings = twin_graph.load(
+            "cartpole",
+            [("env.count", 1), ("train.start_steps", 500), ("train.n_step", 1), ("target.refresh_every_updates", 100)],
+        )
+        run, point = twin_graph.create(folder, settings), None
     env = gymnasium.make("CartPole-v1")
-    with twin_graph.Agent(run, observation_shape=(4,), n_actions=2) as agent:
-        s_tm1, _ = env.reset(seed=settings.seed)
-        score = 0.0
+    with twin_graph.Agent(run, observation_shape=(4,), n_actions=2, point=point) as agent:
+
+        def new_episode() -> tuple[np.ndarray, float]:
+            [seed] = agent.environment_seeds()  # a resumed run begins its episodes as an uninterrupted one
+            return env.reset(seed=int(seed))[0], 0.0
+
+        s_tm1, score = new_episode()
         while agent.agent_steps < steps:
             [a_tm1] = agent.act(s_tm1[None])
             s_t, reward, terminated, truncated, _ = env.step(int(a_tm1))
@@ -40,10 +52,14 @@ def main(folder: str, steps: int) -> None:
             score += float(reward)
             s_tm1 = s_t
             if terminated or truncated:
+                agent.log({"episode/return": score, "loss": agent.last_loss})
                 print(f"episode {agent.episodes}: return {score:.0f}, target {agent.bootstrap.snapshots[0]}")
-                s_tm1, _ = env.reset()
-                score = 0.0
+                s_tm1, score = new_episode()
+            if agent.agent_steps % POINT_EVERY == 0:
+                agent.commit_point()  # ends the episode, here as in every run
+                s_tm1, score = new_episode()
         agent.commit()
+        agent.commit_point()
         print(f"Q at the start of an episode: {agent.q_values(env.reset(seed=0)[0][None])[0]}")
         print(f"newest snapshot: {agent.store.newest.id}")
 

@@ -11,10 +11,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from twin_graph_cli.main import COMMANDS, cli
+
+from twin_graph import config
+from twin_graph.agent import Agent
+from twin_graph.snapshots.run import create
 
 TINY = [
     "--set=train.start_steps=200",
@@ -316,13 +322,44 @@ def test_shell_completion(trained: Path, words: str, completion: str) -> None:
 
 def test_the_example_of_a_loop_of_ones_own(trained: Path) -> None:
     example = Path(__file__).parent.parent / "examples" / "own_loop.py"
-    done = subprocess.run(
-        [sys.executable, str(example), "mine", "1500"], cwd=trained, capture_output=True, text=True, check=False
+
+    def loop(folder: str, steps: int) -> str:
+        command = [sys.executable, str(example), folder, str(steps)]
+        done = subprocess.run(command, cwd=trained, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def status() -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(twin_graph("status", "mine", "--json", cwd=trained).stdout)
+        return told
+
+    assert "newest snapshot: 00000" in loop("mine", 1500)
+    assert (status()["agent_steps"], status()["state"]) == (1500, "finished")
+    assert status()["resume_point"]["agent_steps"] == 1500
+    lines = [json.loads(line) for line in (trained / "mine" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == status()["episodes"]
+    assert all(line["episode/return"] > 0 for line in lines)
+    shown = EventAccumulator(str(trained / "mine" / "events")).Reload()
+    drawn = [(event.step, event.value) for event in shown.Scalars("episode/return")]
+    assert drawn == [(line["agent_steps"], line["episode/return"]) for line in lines]
+
+    loop("mine", 1700)
+    assert status()["resume_point"]["agent_steps"] == 1700
+    resumed = twin_graph("resume", "mine", "--steps=2000", "--set=evaluate.episodes=2", cwd=trained)
+    assert resumed.returncode == 0, resumed.stderr
+    assert status()["agent_steps"] == 2000
+
+
+def test_a_run_of_ones_own_loop_without_points_is_told_how_to_make_them(trained: Path) -> None:
+    with Agent(create(trained / "pointless", config.load("cartpole")), observation_shape=(4,), n_actions=2) as agent:
+        agent.agent_steps = 700
+        agent.refresh("by myself")
+    refused = twin_graph("resume", "pointless", cwd=trained)
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "Error: pointless has no resume point, after 700 agent steps: a loop of one's own makes them with "
+        "Agent.commit_point()\n"
     )
-    assert done.returncode == 0, done.stderr
-    assert "newest snapshot: 00000" in done.stdout
-    status = json.loads(twin_graph("status", "mine", "--json", cwd=trained).stdout)
-    assert (status["agent_steps"], status["state"]) == (1500, "finished")
 
 
 def test_one_damaged_run_does_not_hide_the_others(trained: Path) -> None:

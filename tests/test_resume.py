@@ -5,12 +5,15 @@ is abandoned when it resumes. Real SIGKILLs are in test_kill.py.
 """
 
 import contextlib
+import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ import pytest
 from twin_graph import config, envs, training
 from twin_graph.agent import Agent, Work
 from twin_graph.config import Settings
-from twin_graph.errors import DamagedError, InUseError, UsageError
+from twin_graph.errors import DamagedError, ForeignError, InUseError, UsageError
 from twin_graph.resume import newest_point
 from twin_graph.snapshots import control, report
 from twin_graph.snapshots.points import PointState
@@ -125,6 +128,93 @@ def test_a_training_that_was_interrupted_goes_on_from_there(cartpole: Make, tmp_
         attempt(run)
         ends.append(end(run))
     assert ends[0] == ends[1]
+
+
+FAILING = """
+from twin_graph.targets import Choice
+
+limit = 150  # updates; None when somebody has mended it
+
+
+def failing(history, random):
+    if limit and history.updates >= limit:
+        raise RuntimeError("no idea")
+    return Choice(history.snapshots[-1:], history.snapshots[-1:], "the newest")
+"""
+
+
+@pytest.fixture
+def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A module with a policy that raises from update 150 on."""
+    (tmp_path / "failing_policies.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("failing_policies")
+    del sys.modules["failing_policies"]
+
+
+@pytest.mark.parametrize(
+    ("options", "updates"),  # in chunks the target is refreshed at a chunk's end
+    [({}, 150), ({"train__chunk_steps": 64}, 158), ({"train__chunk_steps": 64, "mode": "mutual"}, 158)],
+)
+def test_a_policy_that_fails_costs_no_steps_and_is_named_with_its_line(
+    cartpole: Make, tmp_path: Path, failing: ModuleType, options: dict[str, Any], updates: int
+) -> None:
+    """The run ends with a resume point where it broke off, and once the policy is mended it makes all its updates."""
+    settings = cartpole(target__policy="failing_policies:failing", resume__every_steps=10_000, **options)
+    ends = []
+    for folder in ("a", "b"):
+        failing.limit = 150
+        run = create(tmp_path / folder, settings)
+        with pytest.raises(ForeignError) as raised:
+            attempt(run)
+        where = rf"{re.escape(failing.__file__)}:9, in failing"
+        steps = re.escape(f"{run.points().newest().counters.agent_steps:,}")
+        message = rf"at agent step {steps}: target\.policy=failing_policies:failing: RuntimeError: no idea \({where}\)"
+        assert re.fullmatch(message, str(raised.value))
+        assert Run(run.folder).outcome() == ("failed", str(raised.value))
+        point = run.points().newest()
+        assert point is not None
+        assert point.counters.agent_steps >= 800
+        assert point.counters.updates == updates
+        failing.limit = None
+        attempt(run)
+        assert run.points().newest().counters.updates == 250
+        assert verify(run).damage == []
+        ends.append(end(run))
+    assert ends[0] == ends[1]
+
+
+def test_a_target_that_cannot_be_restored_costs_no_steps(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(target__policy="lag(120)", resume__every_steps=10_000))
+    weights = "snapshots/000001-*/model.data*"
+    with pytest.raises(DamagedError), contextlib.closing(envs.make(run.settings.env, count=8)) as env:
+        for progress in training.train(run, env):
+            if progress.agent.updates == 150:
+                [file] = run.folder.glob(weights)
+                content = file.read_bytes()
+                file.write_bytes(content[:100] + b"!" + content[101:])
+    point = run.points().newest()
+    assert point is not None
+    assert point.counters.updates >= 150
+    file.write_bytes(content)
+    attempt(run)
+    assert run.state() == "finished"
+
+
+def test_killed_is_told_from_failed(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole())
+    script = """
+import os, sys
+from twin_graph.snapshots.run import find
+find(sys.argv[1]).record_start()
+os.kill(os.getpid(), 9)
+"""
+    with subprocess.Popen([sys.executable, "-c", script, str(run.folder)]) as process:
+        process.wait()
+    assert process.returncode == -signal.SIGKILL
+    told = report.status(run)
+    assert told["state"] == "failed"
+    assert told["reason"].startswith(f"killed: process {process.pid} on ")
 
 
 def test_explain_names_what_the_target_twins_held_at_every_update(cartpole: Make, tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_a_sampler_goes_on_from_a_resume_point(cartpole: Make) -> None:
         if len(rings[0].steps()) > 3:
             batch = first.sample(range(step, step + 1))
             first.learnt(batch, random.normal(size=len(batch.step)).astype(np.float32))
-    rings[0].cut(np.zeros((ENVIRONMENTS, 1), np.float32))
+    rings[0].cut()
     rings[1].restore(rings[0].kept.start, rings[0].stored(rings[0].kept))
     second.restore(first.state())
     for step in range(25, 60):
@@ -189,7 +189,7 @@ def test_a_sampler_goes_on_with_another_n_step(cartpole: Make, n_step: int) -> N
         first.added()
     batch = first.sample(range(4))
     first.learnt(batch, random.normal(size=len(batch.step)).astype(np.float32))
-    before.cut(np.zeros((ENVIRONMENTS, 1), np.float32))
+    before.cut()
     after.restore(before.kept.start, before.stored(before.kept))
     second.restore(first.state())
     stored, ours = first.state()["priorities"], second.state()["priorities"]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from twin_graph.config import load as load
     from twin_graph.errors import TwinGraphError as TwinGraphError
     from twin_graph.replay import Transition as Transition
+    from twin_graph.resume import newest_point as newest_point
     from twin_graph.snapshots.run import create as create
     from twin_graph.snapshots.run import find as find
 
@@ -29,8 +30,9 @@ _HOMES = {
     "create": "twin_graph.snapshots.run",
     "find": "twin_graph.snapshots.run",
     "load": "twin_graph.config",
+    "newest_point": "twin_graph.resume",
 }
-__all__ = ["Agent", "Settings", "Transition", "TwinGraphError", "create", "find", "load"]
+__all__ = ["Agent", "Settings", "Transition", "TwinGraphError", "create", "find", "load", "newest_point"]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from twin_graph import mutual, retention, sampling, targets
 from twin_graph.bootstrap import Bootstrap
 from twin_graph.config import Schedule, Settings
 from twin_graph.errors import UsageError
+from twin_graph.events import EventFile
 from twin_graph.learner import Learner, epsilon_greedy, greedy_agreement, minibatches
 from twin_graph.model import ModelSpec
 from twin_graph.replay import Batch, Observations, Replay, Transition
@@ -51,8 +52,9 @@ class Agent:
     """Q-learning from E environments that somebody else steps; owns its learners, closed by `close()` or `with`.
 
     A loop of one's own is `a = agent.act(s)`, one step of the environments, `agent.observe(transition)`,
-    `agent.learn()`. All counters and all random draws follow from the number of calls and the run's seed. Making an
-    agent takes the run's lock and records a start in its ledger, closing it an end.
+    `agent.learn()`, with `agent.log({...})` and `agent.commit_point()` where it wants them. All counters and all random
+    draws follow from the number of calls and the run's seed. Making an agent takes the run's lock and records a start
+    in its ledger, closing it an end.
 
     Args:
       run: the folder in which snapshots are committed and refreshes recorded; its settings are the agent's.
@@ -149,6 +151,8 @@ class Agent:
             self._closed = False
             self._owned = building.pop_all()
         try:
+            resumed_at = point.counters.agent_steps if point else None
+            self._events = self._owned.enter_context(EventFile(run.events, self.online.graph, resumed_at=resumed_at))
             self._evaluations = list(run.evaluations())
             if point is None:
                 self.commit()
@@ -552,22 +556,48 @@ class Agent:
             measured["learners/greedy_agreement"] = greedy_agreement(ours, theirs)
         return measured
 
-    def commit_point(self, s_t: np.ndarray | None = None, returns: Sequence[float] = ()) -> PointState:
-        """Makes all that is needed to go on from here durable, and ends every episode; reset the environments after it.
-
-        Updates that were prepared are made first.
+    def log(self, values: Mapping[str, Any], counters: Counters | None = None) -> None:
+        """Writes values, with counters, to `metrics.jsonl`, and those that are numbers to TensorBoard.
 
         Args:
-          s_t: what was observed last, before any reset, `[E, *observation_shape]`; None before the first step.
-          returns: of the newest training episodes, kept for `restored.returns`.
+          values: by name; a name with a slash is in TensorBoard's section before it.
+          counters: to which they belong; by default those of now.
+
+        Raises:
+          OSError: the disk is full or failed.
+        """
+        counters = counters or self.counters
+        self._run.record_metrics({**values, **counters.model_dump()})
+        numbers = {name: float(value) for name, value in values.items() if isinstance(value, int | float | np.number)}
+        self._events.write(counters.agent_steps, numbers)
+
+    def log_variables(self) -> None:
+        """Writes statistics and a histogram of every trainable variable to TensorBoard."""
+        self._events.write_variables(self.agent_steps, self.weights())
+
+    def commit_point_where_it_broke_off(self, returns: Sequence[float] = ()) -> PointState:
+        """A resume point after code that is not ours failed, between any two steps or before a refresh.
+
+        Updates that were prepared for the part of a chunk that never came are prepared again by whoever resumes.
+        """
+        self.work = None
+        self._tell_sampler()
+        return self.point if self.point and self.at_point else self.commit_point(returns)
+
+    def commit_point(self, returns: Sequence[float] = ()) -> PointState:
+        """Makes all that is needed to resume from here durable, and ends every episode.
+
+        Reset the environments after it, from `environment_seeds()`. Updates that were prepared are made first.
+
+        Args:
+          returns: of the newest training episodes, kept in the point.
 
         Raises:
           OSError: the disk is full or failed; the point before stays the newest.
         """
         self.finish_work()
         with self.stopwatch.phase("resume point"):
-            if s_t is not None:
-                self._replay.cut(s_t)
+            self._replay.cut()
             state = PointState(
                 number=self._points.next_number(),
                 attempt=self._run.attempt,

@@ -1,5 +1,11 @@
 """Every error that a person can cause or meet, with the exit code that the command line gives it."""
 
+import contextlib
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+
 
 class TwinGraphError(Exception):
     """What went wrong and what to do about it, in one line."""
@@ -35,3 +41,35 @@ class InUseError(TwinGraphError):
     """Another process trains, prunes or imports in this run."""
 
     exit_code = 4
+
+
+class ForeignError(TwinGraphError):
+    """Code that is not twin-graph's failed: an environment's, or a policy's."""
+
+
+@contextlib.contextmanager
+def foreign(whose: str) -> Iterator[None]:
+    """Calls code that is not ours: whatever it raises becomes a `ForeignError` that says whose it was, and where.
+
+    Args:
+      whose: for example `MyEnv-v0, environment 3, step`.
+    """
+    try:
+        yield
+    except TwinGraphError:
+        raise
+    except Exception as error:
+        raise ForeignError(f"{whose}: {type(error).__name__}: {error} ({place(error)})") from error
+
+
+def place(error: BaseException) -> str:
+    """File, line and function where an error was raised; of the person's own code, where some was on the way."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    frame, line = next(((f, n) for f, n in reversed(frames) if not _of_a_library(f)), frames[-1])
+    return f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name}"
+
+
+def _of_a_library(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    return package in ("twin_graph", "twin_graph_cli") or frame.f_code.co_filename.startswith((*libraries, "<"))

@@ -150,28 +150,22 @@ class Replay:
         self._next_age = np.where(transition.last_t, 0, self._next_age + 1)
         # The slot after a cut holds a reset's frame, so that the one to bootstrap from is kept aside.
         self._cut_frames.pop(slot, None)
-        self._keep_cut_frames(slot, transition.last_t & ~transition.terminal_t, transition.s_t)
-        self._newest[:] = self._newest_frames(transition.s_t)
+        self._newest[:] = transition.s_t[:, -1] if self._stack > 1 else transition.s_t
+        self._keep_cut_frames(slot, transition.last_t & ~transition.terminal_t)
         self._written += 1
 
-    def cut(self, s_t: np.ndarray) -> None:
-        """Ends the episode of every environment at the newest step, as a time limit does.
-
-        Args:
-          s_t: what was observed after that step, before any reset, `[E, *observation_shape]`.
-        """
+    def cut(self) -> None:
+        """Ends the episode of every environment at the newest step, as a time limit does; nothing before the first."""
+        if not self._written:
+            return
         slot = (self._written - 1) % self.length
-        self._keep_cut_frames(slot, ~self._last[slot] & ~self._terminal[slot], s_t)
+        self._keep_cut_frames(slot, ~self._last[slot] & ~self._terminal[slot])
         self._last[slot] = True
         self._next_age[:] = 0
 
-    def _keep_cut_frames(self, slot: int, cut: np.ndarray, s_t: np.ndarray) -> None:
-        newest = self._newest_frames(s_t)
+    def _keep_cut_frames(self, slot: int, cut: np.ndarray) -> None:
         for e in np.flatnonzero(cut):
-            self._cut_frames.setdefault(slot, {})[int(e)] = newest[e].copy()
-
-    def _newest_frames(self, observations: np.ndarray) -> np.ndarray:
-        return observations[:, -1] if self._stack > 1 else observations
+            self._cut_frames.setdefault(slot, {})[int(e)] = self._newest[e].copy()
 
     @property
     def step_bytes(self) -> int:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.replay import STORED, Replay
 from twin_graph.snapshots.files import read_lines
+from twin_graph.snapshots.ledger import Commit, Swap
 from twin_graph.snapshots.points import PointState, PointStore, Segment
 from twin_graph.snapshots.run import Run
 
@@ -79,7 +80,13 @@ def newest_point(run: Run) -> Found:
     points = run.points()
     folders = points.folders()
     if not folders:
-        raise UsageError(f"{run.folder} ended before its first resume point, at its very beginning; train a new run")
+        known = [event.counters for event in run.ledger.events() if isinstance(event, Commit | Swap)]
+        if steps := max((counters.agent_steps for counters in known), default=0):
+            raise UsageError(
+                f"{run.folder} has no resume point, after {steps:,} agent steps: a loop of one's own makes them "
+                "with Agent.commit_point()"
+            )
+        raise UsageError(f"{run.folder} ended before its first resume point; train a new run")
     damage: list[str] = []
     for folder in reversed(folders):
         try:

@@ -24,7 +24,7 @@ import pydantic
 from pydantic import Field, TypeAdapter
 
 from twin_graph.config import Settings, nearest
-from twin_graph.errors import UsageError
+from twin_graph.errors import UsageError, foreign
 from twin_graph.snapshots.ledger import Commit
 
 ENSEMBLE_LIMIT = 8
@@ -311,7 +311,8 @@ class Policy(NamedTuple):
 
     def choose(self, history: History, random: np.random.Generator) -> Choice:
         """Raises `UsageError` if a user's own policy does not answer with snapshots it was shown."""
-        choice = self.function(history, random, **self.arguments)
+        with foreign(f"target.policy={self.text}"):
+            choice = self.function(history, random, **self.arguments)
         shown = {snapshot.id for snapshot in history.snapshots}
         if not isinstance(choice, Choice) or not all(
             isinstance(part, Sequence) and part and all(isinstance(s, Commit) and s.id in shown for s in part)

@@ -17,8 +17,8 @@ import numpy as np
 from twin_graph.agent import Agent, Work
 from twin_graph.by_hand import Requests
 from twin_graph.envs import VectorEnv, VectorStep
+from twin_graph.errors import DamagedError, ForeignError, TwinGraphError, UsageError
 from twin_graph.evaluation import Evaluation, play
-from twin_graph.events import EventFile
 from twin_graph.replay import Transition
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.points import PointState
@@ -172,9 +172,12 @@ def train(
 
     By chunks it yields after each chunk. SIGINT, SIGTERM and `progress.stop` end it where it next would yield. At the
     end, asked for or reached, a snapshot and a resume point are committed. After an error, or when the caller stops
-    iterating, the newest are the last that the schedules committed. The ledger says how it ended.
+    iterating, the newest are the last that the schedules committed; but where code that is not ours failed, or a target
+    cannot be restored, a resume point is committed first. The ledger says how it ended.
 
     Raises:
+      ForeignError: the environment or the target policy failed.
+      DamagedError: a snapshot cannot be restored.
       DivergedError: a loss is NaN or infinite.
       OSError: a record could not be written.
       InUseError: another process has the run.
@@ -191,19 +194,23 @@ def train(
             frames_per_step=env.frames_per_step,
             point=point,
         ) as agent,
-        EventFile(run.events, agent.online.graph, resumed_at=point.counters.agent_steps if point else None) as events,
         # One for all evaluations: to build it takes as long as to play CartPole.
         Twin("evaluation", agent.online.spec, threads=run.settings.twin.threads, like=agent.online)
         if run.settings.evaluate.episodes
         else contextlib.nullcontext() as twin,
     ):
         progress = Progress(agent, env.count, stop)
-        evaluate = functools.partial(_evaluate_newest, run, progress, events, twin)
-        if point is None:
-            agent.commit_point()
-        elif _evaluation_is_missing(agent):
-            yield from evaluate()
-        yield from _steps_and_records(run, env, progress, events, evaluate, loop)
+        evaluate = functools.partial(_evaluate_newest, run, progress, twin)
+        try:
+            if point is None:
+                agent.commit_point()
+            elif _evaluation_is_missing(agent):
+                yield from evaluate()
+            yield from _steps_and_records(run, env, progress, evaluate, loop)
+        except (ForeignError, UsageError, DamagedError) as error:
+            with contextlib.suppress(OSError, TwinGraphError):  # a second failure: resuming takes the point before
+                agent.commit_point_where_it_broke_off(progress.returns)
+            raise type(error)(f"at agent step {agent.agent_steps:,}: {error}") from error
         if progress.interrupted:
             agent.close("stopped", "interrupted")
 
@@ -212,7 +219,6 @@ def _steps_and_records(
     run: Run,
     env: VectorEnv,
     progress: Progress,
-    events: EventFile,
     evaluate: Callable[[], Iterator[Progress]],
     loop: Loop,
 ) -> Iterator[Progress]:
@@ -230,7 +236,9 @@ def _steps_and_records(
         if done:
             agent.end()
         if done or crossed(seen, taken, settings.log.every_steps):
-            _log(run, progress, events)
+            agent.log(progress.metrics())
+            if settings.log.variables:
+                agent.log_variables()
         yield progress
         if done or crossed(seen, taken, settings.evaluate.every_steps):
             yield from evaluate()
@@ -239,7 +247,7 @@ def _steps_and_records(
             agent.end()
         wants_point = requests.carry_out()
         if ends or wants_point or crossed(seen, taken, settings.resume.every_steps):
-            agent.commit_point(steps[-1].s_t if steps else None, progress.returns)
+            agent.commit_point(progress.returns)
             progress.cut()
             requests.carry_out()
         if ends:
@@ -257,7 +265,7 @@ def _evaluation_is_missing(agent: Agent) -> bool:
     return agent.agent_steps // every > max(agent.evaluated_at, default=0) // every
 
 
-def _evaluate_newest(run: Run, progress: Progress, events: EventFile, twin: Twin | None) -> Iterator[Progress]:
+def _evaluate_newest(run: Run, progress: Progress, twin: Twin | None) -> Iterator[Progress]:
     """Plays the newest snapshot, and the rival that it has to beat, by this twin; records both, or neither."""
     agent, settings = progress.agent, run.settings
     episodes = settings.evaluate.episodes
@@ -289,18 +297,9 @@ def _evaluate_newest(run: Run, progress: Progress, events: EventFile, twin: Twin
                 f"evaluation/interval_low{whose}": evaluation.interval[0],
                 f"evaluation/interval_high{whose}": evaluation.interval[1],
             }
-            run.record_metrics({**snapshot.counters.model_dump(), **values})
-            events.write(snapshot.counters.agent_steps, values)
+            agent.log(values, snapshot.counters)
     progress.evaluation = snapshot.id, evaluation
     yield progress
-
-
-def _log(run: Run, progress: Progress, events: EventFile) -> None:
-    metrics = progress.metrics()
-    run.record_metrics(metrics)
-    events.write(metrics["agent_steps"], {k: v for k, v in metrics.items() if isinstance(v, int | float)})
-    if run.settings.log.variables:
-        events.write_variables(metrics["agent_steps"], progress.agent.weights())
 
 
 @contextlib.contextmanager

@@ -164,9 +164,9 @@ class Chief(Agent):
         self._renew()
         return super().commit()
 
-    def commit_point(self, s_t: np.ndarray | None = None, returns: Sequence[float] = ()) -> PointState:
+    def commit_point(self, returns: Sequence[float] = ()) -> PointState:
         self._renew()
-        return super().commit_point(s_t, returns)
+        return super().commit_point(returns)
 
     def telemetry(self) -> dict[str, float]:
         self._renew()

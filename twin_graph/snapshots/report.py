@@ -27,7 +27,7 @@ def _status(run: Run, store: SnapshotStore, events: Sequence[Event], scores: Map
     known = [event.counters.model_dump() for event in events if isinstance(event, Commit | Swap)]
     if point:
         known.append(point.counters.model_dump())
-    state = run.state()
+    state, reason = run.outcome()
     if state == "running" and metrics.get("attempt") == events[-1].attempt:
         known.append({name: metrics[name] for name in counters})
     counters = max(known, key=lambda counted: (counted["agent_steps"], counted["updates"]), default=counters)
@@ -36,6 +36,7 @@ def _status(run: Run, store: SnapshotStore, events: Sequence[Event], scores: Map
     return {
         "run": run.name,
         "state": state,
+        "reason": reason,
         "attempt": max(1, run.ledger.attempt),
         "environment": run.settings.env.id,
         "total_steps": run.settings.train.steps,

@@ -246,16 +246,22 @@ class Run:
 
     def state(self) -> str:
         """`running`, `finished`, `stopped` (by a person) or `failed` (by an error or a crash)."""
+        return self.outcome()[0]
+
+    def outcome(self) -> tuple[str, str]:
+        """The state, and the reason of its end in words: an error's own, or that the process was killed."""
         newest = next((e for e in reversed(self.ledger.events()) if isinstance(e, Start | End)), None)
         if newest is None:
-            return "failed"
+            return "failed", "killed before it began"
         if isinstance(newest, End):
-            return newest.state
+            return newest.state, newest.reason
         if newest.host != socket.gethostname():
-            return "running" if self._is_locked() else "failed"
-        started = _process_started(newest.pid)
-        same = started is not None and abs(started - (newest.process_started or 0)) < 1
-        return "running" if same else "failed"
+            runs = self._is_locked()
+        else:
+            started = _process_started(newest.pid)
+            runs = started is not None and abs(started - (newest.process_started or 0)) < 1
+        killed = f"killed: process {newest.pid} on {newest.host} left no word of its end"
+        return ("running", "") if runs else ("failed", killed)
 
 
 def check_new_folder(folder: Path) -> None:
