@@ -99,6 +99,9 @@ def train(
         run = create(folder, settings, env.protocol)
         say(f"{folder}  (seed {settings.seed}; watch it with: tensorboard --logdir {folder})")
         say(protocol_line(env.protocol))
+        if env.time_limit is None:
+            limit = settings.evaluate.max_steps or config.EVALUATION_MAX_STEPS
+            say(f"no time limit: games of evaluations are cut after {limit:,} agent steps (evaluate.max_steps)")
         say(needed.words())
         _train(run, env, None, as_json, described)
 

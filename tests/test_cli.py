@@ -240,6 +240,25 @@ def test_a_signal_ends_a_training_after_committing_a_snapshot(trained: Path, num
     assert document["updates"] == status["updates"] < 24_750
 
 
+def test_ctrl_c_reaches_environments_in_processes_too_and_ends_the_run_all_the_same(
+    trained: Path,
+) -> None:
+    options = ["--set=env.vectorization=async", "--set=env.count=2", "--set=evaluate.episodes=0", "--run-dir=processes"]
+    command = [sys.executable, "-m", "twin_graph_cli", "train", "cartpole", *TINY, *options]
+    trainer = subprocess.Popen(command, cwd=trained, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for(trained / "processes" / "metrics.jsonl")
+    os.killpg(trainer.pid, signal.SIGINT)
+    _, stderr = trainer.communicate(timeout=30)
+    assert trainer.returncode == 130, stderr
+    assert "interrupted at" in stderr
+    deadline = time.monotonic() + 10  # the server that forked them sees that the trainer is gone
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(trainer.pid, 0)
+            time.sleep(0.02)
+    assert time.monotonic() < deadline
+
+
 def test_a_killed_trainer_is_reported_as_failed(trained: Path) -> None:
     command = [sys.executable, "-m", "twin_graph_cli", "train", "cartpole", "--run-dir", "killed", *TINY]
     trainer = subprocess.Popen(command, cwd=trained, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

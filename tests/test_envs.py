@@ -1,14 +1,21 @@
 """Environments, on the real emulator and on Gymnasium."""
 
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
+from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from twin_graph import envs
-from twin_graph.config import EnvSettings
+from twin_graph.config import EnvSettings, Settings
 from twin_graph.envs import VectorEnv, VectorStep
-from twin_graph.errors import UsageError
+from twin_graph.errors import ForeignError, UsageError
+from twin_graph.evaluation import evaluate
 
 SEEDS = np.array([11, 12, 13])
 
@@ -182,7 +189,6 @@ def test_actions_that_do_not_begin_at_zero() -> None:
         ("Pendulum-v1", "continuous actions"),
         ("CartPol-v1", "did you mean 'CartPole-v1'"),
         ("no_such_module:Env-v0", "No module named 'no_such_module'"),
-        ("FrozenLake-v1", "only Box observations"),
     ],
 )
 def test_environments_that_cannot_be_learnt_get_one_line(environment: str, message: str) -> None:
@@ -247,3 +253,153 @@ def test_actions_that_are_none_of_the_games_are_refused_with_their_meanings(acti
 def test_actions_are_chosen_in_atari_games_only() -> None:
     with pytest.raises(UsageError, match=r"env\.actions chooses among the actions of an Atari game"):
         envs.make(EnvSettings(id="CartPole-v1", actions=[0, 1]), count=1)
+
+
+def registered(name: str, **methods: object) -> str:
+    """The id of an environment of the test's own: CartPole with other methods, without a time limit."""
+    kind = type(name, (CartPoleEnv,), methods)
+    gymnasium.register(f"{name}-v0", kind)
+    return f"{name}-v0"
+
+
+def step_from(number: int, answer: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]:
+    """A `step` that answers as CartPole, and from this step of the first environment on as `answer` makes of it."""
+    made = [0]
+
+    def step(self: CartPoleEnv, action: int) -> Any:
+        told = CartPoleEnv.step(self, action)
+        made[0] += 1
+        return answer(told) if made[0] >= number else told
+
+    return step
+
+
+def explode(told: tuple[Any, ...]) -> Any:
+    raise RuntimeError("simulator exploded")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (explode, r"-v0, environment 1, step: RuntimeError: simulator exploded \(.*test_envs\.py:\d+, in explode\)"),
+        (
+            lambda told: (told[0][:3], *told[1:]),
+            r"-v0, environment 1, step: the observation has shape \[3\], and obs",
+        ),
+        (lambda told: (told[0], float("nan"), *told[2:]), r"-v0, environment 1: the reward is nan, and must be finite"),
+        (lambda told: (told[0] * np.inf, *told[1:]), r"-v0, environment 1: the observation is -?inf, and must be fin"),
+        (lambda told: (told[0], None, *told[2:]), r"-v0, environment 1, step: TypeError: "),
+    ],
+    ids=["raises", "shape", "reward", "observation", "no reward"],
+)
+@pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:invalid value:RuntimeWarning")
+def test_what_goes_wrong_in_an_environment_is_told_with_its_number_and_line(
+    request: pytest.FixtureRequest, answer: Callable[..., Any], message: str
+) -> None:
+    name = "Wrong" + request.node.callspec.id.replace(" ", "").title()
+    env = envs.make(EnvSettings(id=registered(name, step=step_from(5, answer))), count=3)
+    with contextlib.closing(env), pytest.raises(ForeignError, match=f"^{name}{message}"):
+        play(env, 2)
+
+
+def test_an_evaluation_of_an_environment_without_a_limit_ends(cartpole: Callable[..., Settings]) -> None:
+    """Nobody ever falls: without a limit the games last for ever."""
+
+    def never_ends(self: CartPoleEnv, action: int) -> Any:
+        return np.zeros(4, np.float32), 1.0, False, False, {}
+
+    endless = registered("Endless", step=never_ends)
+    settings = cartpole(env__id=endless, evaluate__max_steps=70)
+    assert envs.make(settings.env, count=1).time_limit is None
+    told = evaluate(lambda s: np.zeros((len(s), 2)), settings, episodes=3, seed=1, counter=0)
+    assert told.returns == [70.0] * 3
+    assert told.protocol["time limit, steps"] == 70
+    assert "3 cut by evaluate.max_steps" in told.words()
+    assert told.summary()["cut"] == 3
+    assert envs.make(settings.env, count=1, evaluation=True).time_limit == 27_000
+    # Where games have a limit of their own, nothing is said or cut.
+    plain = evaluate(lambda s: np.zeros((len(s), 2)), cartpole(), episodes=3, seed=1, counter=0)
+    assert "cut" not in plain.summary()
+    assert plain.protocol["time limit, steps"] == 500
+
+
+def test_atari_games_are_cut_by_an_evaluations_limit_too() -> None:
+    settings = EnvSettings(id="ALE/Pong-v5")
+    with contextlib.closing(envs.make(settings, count=1, evaluation=True, max_steps=50)) as env:
+        assert env.time_limit == 50
+        assert env.protocol["time limit, frames"] == 200
+    with contextlib.closing(envs.make(settings, count=1, evaluation=True)) as env:
+        assert (env.time_limit, env.protocol["time limit, frames"]) == (27_000, 108_000)
+
+
+def test_arguments_reach_the_environment_and_wrong_ones_get_one_line() -> None:
+    frozen = EnvSettings(id="FrozenLake-v1", kwargs={"is_slippery": False, "map_name": "8x8"})
+    with contextlib.closing(envs.make(frozen, count=2)) as env:
+        assert env.observation_shape == (64,)
+        assert env.protocol["arguments"] == "is_slippery=False, map_name='8x8'"
+        s_0 = env.reset(np.array([1, 2]))
+        for action in (2, 2, 1):
+            s_t = env.step(np.array([action, action])).s_t
+        assert s_0.argmax(axis=1).tolist() == [0, 0]
+        assert s_t.argmax(axis=1).tolist() == [10, 10]
+    with pytest.raises(UsageError, match=r"cannot make 'FrozenLake-v1': TypeError: .* keyword argument 'size'"):
+        envs.make(EnvSettings(id="FrozenLake-v1", kwargs={"size": 8}), count=1)
+    with pytest.raises(UsageError, match=r"env\.kwargs is for other environments"):
+        envs.make(EnvSettings(id="ALE/Pong-v5", kwargs={"mode": 1}), count=1)
+
+
+SPACES = {
+    "Discrete": (spaces.Discrete(5), 5, "Discrete flattened to 5 numbers"),
+    "MultiBinary": (spaces.MultiBinary(3), 3, "MultiBinary flattened to 3 numbers"),
+    "MultiDiscrete": (spaces.MultiDiscrete([2, 3]), 5, "MultiDiscrete flattened to 5 numbers"),
+    "Tuple": (spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1, (2, 2))]), 6, "Tuple flattened to 6 numbers"),
+    "Dict": (spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(-1, 1, (3,))), 5, "Dict flattened to 5 numbers"),
+}
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_observations_that_are_no_box_are_flattened(kind: str) -> None:
+    space, size, told = SPACES[kind]
+
+    def init(self: CartPoleEnv) -> None:
+        CartPoleEnv.__init__(self)
+        self.observation_space = space
+
+    def reset(self: CartPoleEnv, *, seed: int | None = None, options: object = None) -> Any:
+        space.seed(seed)
+        return space.sample(), {}
+
+    def step(self: CartPoleEnv, action: int) -> Any:
+        return space.sample(), 1.0, False, False, {}
+
+    name = registered(f"Spaces{kind}", __init__=init, reset=reset, step=step)
+    with contextlib.closing(envs.make(EnvSettings(id=name), count=2)) as env:
+        first, steps = play(env, 3, SEEDS[:2])
+        space.seed(12)
+        expected = spaces.flatten(space, space.sample())
+        np.testing.assert_array_equal(first[1], np.asarray(expected, np.float32))
+        assert env.protocol["observations"] == told
+        assert steps[-1].s_t.shape == (2, size)
+
+
+@pytest.mark.parametrize(
+    ("observes", "acts", "message"),
+    [
+        (spaces.Sequence(spaces.Discrete(3)), None, "not a fixed number of numbers; register it with a wrapper"),
+        (None, spaces.MultiDiscrete([2, 3]), "only Discrete ones are supported; register it with a wrapper that maps"),
+        (None, spaces.MultiBinary(3), "only Discrete ones are supported; register it with a wrapper that maps"),
+    ],
+)
+def test_spaces_that_cannot_be_learnt_get_advice(observes: Any, acts: Any, message: str) -> None:
+    def init(self: CartPoleEnv) -> None:
+        CartPoleEnv.__init__(self)
+        self.observation_space, self.action_space = observes or self.observation_space, acts or self.action_space
+
+    with pytest.raises(UsageError, match=message):
+        envs.make(EnvSettings(id=registered(f"Advised{type(acts).__name__}", __init__=init)), count=1)
+
+
+def test_environments_in_processes_of_their_own_give_the_same(train: Callable[..., Any], cartpole: Any) -> None:
+    runs = [train(cartpole(train__steps=400, env__count=2, env__vectorization=how)) for how in ("sync", "async")]
+    first, second = (run.store().newest.weights_sha256 for run in runs)
+    assert first == second

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from twin_graph import config, envs, training
 from twin_graph.agent import Agent, Work
@@ -177,6 +178,37 @@ def test_a_policy_that_fails_costs_no_steps_and_is_named_with_its_line(
         assert point.counters.agent_steps >= 800
         assert point.counters.updates == updates
         failing.limit = None
+        attempt(run)
+        assert run.points().newest().counters.updates == 250
+        assert verify(run).damage == []
+        ends.append(end(run))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("chunk", [0, 64])
+def test_an_environment_that_fails_costs_no_steps(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """In the middle of an episode, and in the middle of a chunk, in the actor's thread."""
+    step, made = CartPoleEnv.step, [0]
+
+    def failing_step(env: CartPoleEnv, action: int) -> Any:
+        made[0] += 1
+        if made[0] == 80 * 8 + 4:  # the fourth of eight environments, after 640 agent steps
+            raise RuntimeError("simulator exploded")
+        return step(env, action)
+
+    monkeypatch.setattr(CartPoleEnv, "step", failing_step)
+    settings = cartpole(resume__every_steps=10_000, evaluate__episodes=0, train__chunk_steps=chunk)
+    ends = []
+    for folder in ("a", "b"):
+        made[0] = 0
+        run = create(tmp_path / folder, settings)
+        with pytest.raises(ForeignError, match=r"^at agent step 640: CartPole-v1, environment 3, step: RuntimeErr"):
+            attempt(run)
+        point = run.points().newest()
+        assert point is not None
+        assert point.counters.agent_steps == 640
         attempt(run)
         assert run.points().newest().counters.updates == 250
         assert verify(run).damage == []

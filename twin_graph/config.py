@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from twin_graph.errors import UsageError
 
@@ -44,6 +44,12 @@ class EnvSettings(_Section):
     )
     actions: list[int] | None = _setting(
         None, "numbers of the game's own actions that the agent may take, such as [0, 2, 3]; null for all (Atari)"
+    )
+    kwargs: dict[str, JsonValue] = _setting(
+        {}, "arguments of the environment, each as env.kwargs.NAME=VALUE (Gymnasium, not Atari)"
+    )
+    vectorization: Literal["sync", "async"] = _setting(
+        "sync", "async: each environment in a process of its own, for slow ones; same results (Gymnasium, not Atari)"
     )
     count: int = _setting(8, "environments that advance together", unit="environments", ge=1, le=1024)
     frame_skip: int = _setting(
@@ -261,6 +267,13 @@ class ResumeSettings(_Section):
 class EvaluateSettings(_Section):
     every_steps: int = _setting(50_000, "the newest snapshot plays for its true score each", unit="agent steps", ge=1)
     episodes: int = _setting(10, "length of such an evaluation; 0 for none", unit="episodes", ge=0, le=100_000)
+    max_steps: int | None = _setting(
+        None,
+        "a game of an evaluation is cut after this many; null is 27,000 where the environment has no limit of its own",
+        unit="agent steps",
+        source="108,000 frames at frame skip 4, NoFrameskip-v4",
+        ge=1,
+    )
     epsilon: float | None = _setting(
         None,
         "share of random actions while evaluated; null is 0.001 on Atari and 0 elsewhere",
@@ -322,6 +335,10 @@ FIXED = (
     *("train.every_steps", "train.start_steps", "train.optimizer", "train.accumulate", "train.target_q"),
     "train.rollout_steps",
 )
+#: Agent steps of a game in an evaluation where neither the environment nor `evaluate.max_steps` has a limit.
+EVALUATION_MAX_STEPS = 27_000
+#: Tables whose keys are not ours.
+FREE = "env.kwargs."
 _REFRESH_DEFAULT = Schedule("updates", 1_000)
 
 
@@ -566,7 +583,7 @@ def differences(before: Settings, after: Settings) -> Iterator[tuple[str, Any, A
 def _changed(tree: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     known = setting_names()
     for key, _ in overrides:
-        if key not in known:
+        if key not in known and not key.startswith(FREE):
             raise UsageError(
                 f"unknown setting {key!r}{nearest(key, known)}; `twin-graph presets` shows how to list all"
             )
@@ -636,7 +653,7 @@ def _type_name(annotation: Any) -> str:
     if typing.get_origin(annotation) is Literal:
         return " | ".join(typing.get_args(annotation))
     if isinstance(annotation, types.GenericAlias):
-        return "list of numbers"
+        return "table" if typing.get_origin(annotation) is dict else "list of numbers"
     if isinstance(annotation, types.UnionType):
         return _type_name(annotation.__args__[0])
     return {int: "whole number", float: "number", bool: "true | false", str: "text"}[annotation]

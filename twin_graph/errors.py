@@ -1,9 +1,7 @@
 """Every error that a person can cause or meet, with the exit code that the command line gives it."""
 
-import contextlib
 import sysconfig
 import traceback
-from collections.abc import Iterator
 from types import FrameType
 
 
@@ -47,19 +45,14 @@ class ForeignError(TwinGraphError):
     """Code that is not twin-graph's failed: an environment's, or a policy's."""
 
 
-@contextlib.contextmanager
-def foreign(whose: str) -> Iterator[None]:
-    """Calls code that is not ours: whatever it raises becomes a `ForeignError` that says whose it was, and where.
+def foreign_error(whose: str, error: Exception) -> ForeignError:
+    """What to raise where code that is not ours has raised: an error that says whose it was, and where.
 
     Args:
       whose: for example `MyEnv-v0, environment 3, step`.
+      error: as it was raised.
     """
-    try:
-        yield
-    except TwinGraphError:
-        raise
-    except Exception as error:
-        raise ForeignError(f"{whose}: {type(error).__name__}: {error} ({place(error)})") from error
+    return ForeignError(f"{whose}: {type(error).__name__}: {error} ({place(error)})")
 
 
 def place(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from twin_graph import envs
-from twin_graph.config import Settings
+from twin_graph.config import EVALUATION_MAX_STEPS, Settings
 from twin_graph.streams import Purpose, environment_seeds, stream
 
 PARALLEL_GAMES = 10
@@ -25,6 +25,7 @@ class Evaluation(NamedTuple):
       protocol: what the score depends on.
       q_start: of each episode, the largest Q value of its first observation: what the snapshot expects of it.
       discounted: of each episode, what came of that: the discounted sum of rewards, clipped where the training clips.
+      cut: games that `evaluate.max_steps` ended; they count with the score that they had.
     """
 
     returns: list[float]
@@ -32,6 +33,7 @@ class Evaluation(NamedTuple):
     protocol: dict[str, Any]
     q_start: Sequence[float] = ()
     discounted: Sequence[float] = ()
+    cut: int = 0
 
     @property
     def mean(self) -> float:
@@ -54,7 +56,8 @@ class Evaluation(NamedTuple):
     def words(self) -> str:
         """For people: the mean, its interval, the number of games."""
         low, high = self.interval
-        return f"{self.mean:.2f} (95% interval {low:.2f} to {high:.2f}, {len(self.returns)} episodes)"
+        cut = f", {self.cut} cut by evaluate.max_steps" if self.cut else ""
+        return f"{self.mean:.2f} (95% interval {low:.2f} to {high:.2f}, {len(self.returns)} episodes{cut})"
 
     def summary(self) -> dict[str, Any]:
         """For `evaluations.jsonl` and `--json`."""
@@ -68,6 +71,7 @@ class Evaluation(NamedTuple):
             "protocol": self.protocol,
             "q_start": list(self.q_start),
             "discounted": list(self.discounted),
+            **({"cut": self.cut} if self.cut else {}),
         }
 
 
@@ -79,10 +83,13 @@ class _Game:
     q_start: float = math.nan
     discounted: float = 0.0
     weight: float = 1.0
+    steps: int = 0
+    cut: bool = False
 
     def add(self, score_t: float, r_t: float, q_tm1: float, discount: float) -> None:
         if math.isnan(self.q_start):
             self.q_start = q_tm1
+        self.steps += 1
         self.score += score_t
         self.discounted += self.weight * r_t
         self.weight *= discount
@@ -109,7 +116,8 @@ def play(
     seeds = environment_seeds(seed, Purpose.EVALUATION_ENVIRONMENT, counter, count)
     random = stream(seed, Purpose.EVALUATION_ACT, counter)
 
-    env = envs.make(settings.env, count=count, evaluation=True)
+    env = envs.make(settings.env, count=count, evaluation=True, max_steps=settings.evaluate.max_steps)
+    max_steps = settings.evaluate.max_steps or EVALUATION_MAX_STEPS
     epsilon = env.evaluation_epsilon if settings.evaluate.epsilon is None else settings.evaluate.epsilon
     protocol = {**env.protocol, "epsilon": epsilon}
     clip = settings.env.clip_rewards and settings.env.id.startswith("ALE/")
@@ -123,6 +131,7 @@ def play(
             for e, game in enumerate(now):
                 game.add(float(step.score_t[e]), float(r_t[e]), float(q[e].max()), settings.train.discount)
                 if step.last_t[e]:
+                    game.cut = not step.terminal_t[e] and game.steps == max_steps
                     if playing[e] < episodes:
                         games[playing[e]] = game
                     playing[e] += count
@@ -135,6 +144,7 @@ def play(
                 protocol,
                 [game.q_start for game in whole],
                 [game.discounted for game in whole],
+                sum(game.cut for game in whole),
             )
     finally:
         env.close()

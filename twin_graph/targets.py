@@ -24,7 +24,7 @@ import pydantic
 from pydantic import Field, TypeAdapter
 
 from twin_graph.config import Settings, nearest
-from twin_graph.errors import UsageError, foreign
+from twin_graph.errors import UsageError, foreign_error
 from twin_graph.snapshots.ledger import Commit
 
 ENSEMBLE_LIMIT = 8
@@ -311,8 +311,10 @@ class Policy(NamedTuple):
 
     def choose(self, history: History, random: np.random.Generator) -> Choice:
         """Raises `UsageError` if a user's own policy does not answer with snapshots it was shown."""
-        with foreign(f"target.policy={self.text}"):
+        try:
             choice = self.function(history, random, **self.arguments)
+        except Exception as error:
+            raise foreign_error(f"target.policy={self.text}", error) from error
         shown = {snapshot.id for snapshot in history.snapshots}
         if not isinstance(choice, Choice) or not all(
             isinstance(part, Sequence) and part and all(isinstance(s, Commit) and s.id in shown for s in part)

@@ -41,6 +41,7 @@ class VectorEnv(Protocol):
       observation_shape, observation_dtype: of one observation.
       stack: newest frames on the observation's first axis; 1 where observations are whole.
       frames_per_step: emulator frames in one agent step.
+      time_limit: agent steps after which a game is cut; None where it may last for ever.
       evaluation_epsilon: share of random actions while evaluated, where the settings do not say.
       protocol: what a score depends on, in words for people; stands beside every score.
     """
@@ -51,6 +52,7 @@ class VectorEnv(Protocol):
     observation_dtype: np.dtype
     stack: int
     frames_per_step: int
+    time_limit: int | None
     evaluation_epsilon: float
     protocol: dict[str, str | int | float | bool]
 
@@ -67,8 +69,14 @@ class VectorEnv(Protocol):
         ...
 
 
-def make(settings: EnvSettings, *, count: int, evaluation: bool = False) -> VectorEnv:
+def make(settings: EnvSettings, *, count: int, evaluation: bool = False, max_steps: int | None = None) -> VectorEnv:
     """`count` environments of `settings.id`; for evaluation with true rewards, whole games and no help at the start.
+
+    Args:
+      settings: which environment.
+      count: how many.
+      evaluation: see above.
+      max_steps: agent steps after which a game is cut, if its own limit does not come before.
 
     Raises:
       UsageError: the environment does not exist, or its actions or observations are not of a kind that can be learnt.
@@ -79,7 +87,7 @@ def make(settings: EnvSettings, *, count: int, evaluation: bool = False) -> Vect
     if settings.id.startswith("ALE/"):
         from twin_graph.envs.atari import Atari
 
-        return Atari(settings, count=count, evaluation=evaluation)
+        return Atari(settings, count=count, evaluation=evaluation, max_steps=max_steps)
     from twin_graph.envs.gym import Gym
 
-    return Gym(settings, count=count)
+    return Gym(settings, count=count, evaluation=evaluation, max_steps=max_steps)

@@ -1,5 +1,7 @@
 """Atari 2600 games on `ale_py`'s own vector emulator, which steps, scales and stacks in C++ threads."""
 
+import math
+
 import ale_py
 import gymnasium
 import numpy as np
@@ -23,7 +25,11 @@ class Atari:
     life, so that an agent never saw what comes later, and its clipping would hide the score of the training games.
     """
 
-    def __init__(self, settings: EnvSettings, *, count: int, evaluation: bool) -> None:
+    def __init__(self, settings: EnvSettings, *, count: int, evaluation: bool, max_steps: int | None = None) -> None:
+        if settings.kwargs or settings.vectorization != "sync":
+            given = "env.kwargs" if settings.kwargs else "env.vectorization"
+            raise UsageError(f"{given} is for other environments; those of Atari games are env.sticky, env.stack, ...")
+        max_frames = min(settings.max_frames, max_steps * settings.frame_skip if max_steps else settings.max_frames)
         self._clip = settings.clip_rewards and not evaluation
         self._life_loss = settings.life_loss and not evaluation
         fire_reset = settings.fire_reset and not evaluation
@@ -33,7 +39,7 @@ class Atari:
             frameskip=settings.frame_skip,
             repeat_action_probability=settings.sticky,
             noop_max=settings.noop_max + 1,  # ALE draws from 0 to noop_max - 1
-            max_num_frames_per_episode=settings.max_frames,
+            max_num_frames_per_episode=max_frames,
             img_height=settings.image_height,
             img_width=settings.image_width,
             stack_num=settings.stack,
@@ -51,6 +57,7 @@ class Atari:
         self.observation_dtype = np.dtype(np.uint8)
         self.stack = settings.stack
         self.frames_per_step = settings.frame_skip
+        self.time_limit: int | None = math.ceil(max_frames / settings.frame_skip)
         self.evaluation_epsilon = 0.001
         self.protocol: dict[str, str | int | float | bool] = {
             "environment": settings.id,
@@ -62,7 +69,7 @@ class Atari:
             "fire at reset": fire_reset,
             "life loss is terminal": self._life_loss,
             "rewards clipped": self._clip,
-            "time limit, frames": settings.max_frames,
+            "time limit, frames": max_frames,
             "image": f"{settings.image_height}x{settings.image_width}x{settings.stack}",
         }
 

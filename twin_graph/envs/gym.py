@@ -1,47 +1,63 @@
 """Any Gymnasium environment with discrete actions, on Gymnasium's own vector API."""
 
-from typing import Any
+import functools
+import multiprocessing
+import signal
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete, Space
-from gymnasium.vector import AutoresetMode
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import FlattenObservation
 
 import twin_graph.envs.blob  # noqa: F401 - registers the environment
-from twin_graph.config import EnvSettings, nearest
+from twin_graph.config import EVALUATION_MAX_STEPS, EnvSettings, nearest
 from twin_graph.envs import VectorStep
-from twin_graph.errors import UsageError
+from twin_graph.errors import ForeignError, UsageError, foreign_error, place
 
 
 class Gym:
-    """Implements `twin_graph.envs.VectorEnv`; owns the environments."""
+    """Implements `twin_graph.envs.VectorEnv`; owns the environments.
 
-    def __init__(self, settings: EnvSettings, *, count: int) -> None:
-        action_space, observation_space, time_limit = _look_at(settings.id)
+    Observations of spaces other than Box are flattened. An error inside an environment, an observation of another shape
+    than it declares, and a number that is not finite are told with the environment's number.
+
+    Args:
+      settings: which environment.
+      count: how many.
+      evaluation: a game that has no limit at all is cut after `EVALUATION_MAX_STEPS`, so that an evaluation ends.
+      max_steps: agent steps after which a game is cut, if its own limit does not come before.
+    """
+
+    def __init__(
+        self, settings: EnvSettings, *, count: int, evaluation: bool = False, max_steps: int | None = None
+    ) -> None:
+        declared = _look_at(settings)
+        _check_observations(settings.id, declared.observations)
         if settings.actions is not None:
             raise UsageError(f"env.actions chooses among the actions of an Atari game, and {settings.id} is none")
-        if not isinstance(action_space, Discrete):
-            raise UsageError(
-                f"{settings.id} has continuous actions ({action_space}); Q-learning needs discrete ones"
-                if isinstance(action_space, Box)
-                else f"{settings.id} has actions {action_space}; only Discrete ones are supported"
-            )
-        if not isinstance(observation_space, Box):
-            raise UsageError(
-                f"{settings.id} observes {observation_space}; only Box observations are supported: "
-                "register it with gymnasium.wrappers.FlattenObservation"
-            )
-        self._env = gymnasium.make_vec(
-            settings.id,
-            num_envs=count,
-            vectorization_mode="sync",
-            vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
-        )
-        self._first_action = int(action_space.start)
+        _check_actions(settings.id, declared.actions)
+        self._id = settings.id
+        limits = [limit for limit in (declared.time_limit, max_steps) if limit is not None]
+        self.time_limit = min(limits, default=EVALUATION_MAX_STEPS if evaluation else None)
+        one = functools.partial(_make_one, settings, declared.flattened, self.time_limit)
+        each = [functools.partial(one, index) for index in range(count)]
+        self._env: AsyncVectorEnv | SyncVectorEnv
+        if settings.vectorization == "async":
+            # Not forked from this process: its threads, TensorFlow's for example, do not survive that.
+            multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+            self._env = AsyncVectorEnv(each, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
+        else:
+            self._env = SyncVectorEnv(each, autoreset_mode=AutoresetMode.SAME_STEP)
+        box = self._env.single_observation_space
+        assert isinstance(box, spaces.Box)
+        assert isinstance(declared.actions, spaces.Discrete)
+        self._first_action = int(declared.actions.start)
         self.count = count
-        self.n_actions = int(action_space.n)
-        self.observation_shape = observation_space.shape
-        self.observation_dtype = np.dtype(np.uint8 if observation_space.dtype == np.uint8 else np.float32)
+        self.n_actions = int(declared.actions.n)
+        self.observation_shape = box.shape
+        self.observation_dtype = np.dtype(np.uint8 if box.dtype == np.uint8 else np.float32)
         self.stack = 1
         self.frames_per_step = 1
         self.evaluation_epsilon = 0.0
@@ -49,52 +65,146 @@ class Gym:
             "environment": settings.id,
             "environments": count,
             "actions": self.n_actions,
-            "time limit, steps": time_limit or "none",
+            "time limit, steps": self.time_limit or "none",
         }
+        if settings.kwargs:
+            self.protocol["arguments"] = ", ".join(f"{name}={value!r}" for name, value in settings.kwargs.items())
+        if declared.flattened:
+            numbers = f"{box.shape[0]} number{'s' if box.shape[0] > 1 else ''}"
+            self.protocol["observations"] = f"{type(declared.observations).__name__} flattened to {numbers}"
 
     def reset(self, seeds: np.ndarray) -> np.ndarray:
-        # Gymnasium's vector environments take a list of seeds; the base class's annotation does not say so.
-        observations, _ = self._env.reset(seed=[int(seed) for seed in seeds])  # type: ignore[arg-type]
-        return self._typed(observations)
+        observations, _ = self._env.reset(seed=[int(seed) for seed in seeds])
+        return self._finite("observation", np.array(observations, self.observation_dtype))
 
     def step(self, actions: np.ndarray) -> VectorStep:
         observations, rewards, terminated, truncated, info = self._env.step(actions + self._first_action)
-        s_next = self._typed(observations)
+        # A copy: Gymnasium may hand out a buffer that its next step overwrites.
+        s_next = self._finite("observation", np.array(observations, self.observation_dtype))
         last_t = terminated | truncated
         s_t = s_next
         if last_t.any():
             s_t = s_next.copy()
             for e in np.flatnonzero(last_t):
                 s_t[e] = info["final_obs"][e]
-        r_t = rewards.astype(np.float32)
+            self._finite("observation", s_t)
+        r_t = self._finite("reward", rewards.astype(np.float32))
         return VectorStep(s_t=s_t, r_t=r_t, terminal_t=terminated, last_t=last_t, s_next=s_next, score_t=r_t)
 
     def close(self) -> None:
         self._env.close()
 
-    def _typed(self, observations: np.ndarray) -> np.ndarray:
-        # A copy: Gymnasium may hand out a buffer that its next step overwrites.
-        return np.array(observations, self.observation_dtype)
+    def _finite(self, what: str, values: np.ndarray) -> np.ndarray:
+        """The values; raises `ForeignError` where they are NaN or infinite, from which no network could recover."""
+        if values.dtype != np.uint8 and not np.isfinite(values).all():
+            [e, *_] = np.argwhere(~np.isfinite(values))[0]
+            wrong = values[e][~np.isfinite(values[e])][0]
+            raise ForeignError(f"{self._id}, environment {e}: the {what} is {wrong}, and must be finite")
+        return values
 
 
-def _look_at(environment_id: str) -> tuple[Space[Any], Space[Any], int | None]:
-    """Spaces and time limit (in agent steps) of an environment, or one line on why it cannot be made."""
-    if environment_id.endswith(("NoFrameskip-v4", "Deterministic-v4")):
+class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One environment of a vector, whose errors say which it is and where they were raised."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
+        super().__init__(env)
+        self._name = name
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        try:
+            observation, info = self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise foreign_error(f"{self._name}, reset", error) from error
+        return self._of_declared_shape("reset", observation), info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        try:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            told = float(reward), bool(terminated), bool(truncated)
+        except Exception as error:
+            raise foreign_error(f"{self._name}, step", error) from error
+        return self._of_declared_shape("step", observation), *told, info
+
+    def _of_declared_shape(self, method: str, observation: Any) -> Any:
+        declared = self.observation_space.shape
+        if np.shape(observation) != declared:
+            raise ForeignError(
+                f"{self._name}, {method}: the observation has shape {list(np.shape(observation))}, and "
+                f"observation_space says {list(declared or ())}"
+            )
+        return observation
+
+
+def _make_one(settings: EnvSettings, flattened: bool, time_limit: int | None, index: int) -> gymnasium.Env[Any, Any]:
+    if settings.vectorization == "async":  # Ctrl-C reaches every process: the trainer is the one that answers it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    env = _make(settings, max_episode_steps=time_limit)
+    return _Guarded(FlattenObservation(env) if flattened else env, f"{settings.id}, environment {index}")
+
+
+def _make(settings: EnvSettings, **options: Any) -> gymnasium.Env[Any, Any]:
+    arguments: dict[str, Any] = {**settings.kwargs, **options}
+    return gymnasium.make(settings.id, **arguments)
+
+
+class _Declared(NamedTuple):
+    """What an environment says of itself; the time limit is in agent steps."""
+
+    actions: spaces.Space[Any]
+    observations: spaces.Space[Any]
+    flattened: bool
+    time_limit: int | None
+
+
+def _look_at(settings: EnvSettings) -> _Declared:
+    """Makes an environment to look at. Raises `UsageError`: one line on why it cannot be made, or learnt."""
+    if settings.id.endswith(("NoFrameskip-v4", "Deterministic-v4")):
         raise UsageError(
-            f"{environment_id!r} is an old name: Atari games are named ALE/Pong-v5 here, "
+            f"{settings.id!r} is an old name: Atari games are named ALE/Pong-v5 here, "
             "and env.frame_skip and env.sticky say what the old names did"
         )
     try:
-        environment = gymnasium.make(environment_id)
+        environment = _make(settings)
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
-        hint = nearest(environment_id, gymnasium.registry)
-        raise UsageError(f"cannot make {environment_id!r}: {_first_sentence(error)}{hint}") from None
+        hint = nearest(settings.id, gymnasium.registry)
+        raise UsageError(f"cannot make {settings.id!r}: {_first_sentence(error)}{hint}") from None
     except (gymnasium.error.Error, ImportError) as error:
-        raise UsageError(f"cannot make {environment_id!r}: {_first_sentence(error)}") from None
-    spaces = environment.action_space, environment.observation_space
+        raise UsageError(f"cannot make {settings.id!r}: {_first_sentence(error)}") from None
+    except Exception as error:  # of its own code: arguments that it does not take, for example
+        raise UsageError(f"cannot make {settings.id!r}: {type(error).__name__}: {error} ({place(error)})") from error
+    actions, observations = environment.action_space, environment.observation_space
     time_limit = environment.spec.max_episode_steps if environment.spec else None
     environment.close()
-    return *spaces, time_limit
+    return _Declared(actions, observations, not isinstance(observations, spaces.Box), time_limit)
+
+
+def _check_actions(environment_id: str, actions: spaces.Space[Any]) -> None:
+    """Raises `UsageError` unless they are Discrete."""
+    if isinstance(actions, spaces.Discrete):
+        return
+    if isinstance(actions, spaces.Box):
+        raise UsageError(f"{environment_id} has continuous actions ({actions}); Q-learning needs discrete ones")
+    advice = (
+        "; register it with a wrapper that maps each combination to one number of a Discrete space "
+        "(gymnasium.wrappers.TransformAction)"
+    )
+    combined = isinstance(actions, spaces.MultiDiscrete | spaces.MultiBinary)
+    raise UsageError(
+        f"{environment_id} has actions {actions}; only Discrete ones are supported{advice if combined else ''}"
+    )
+
+
+def _check_observations(environment_id: str, observations: spaces.Space[Any]) -> None:
+    """Raises `UsageError` unless they are numbers, or can be flattened to such."""
+    try:
+        if isinstance(spaces.flatten_space(observations), spaces.Box):
+            return
+    except NotImplementedError:
+        pass
+    raise UsageError(
+        f"{environment_id} observes {observations}, which is not a fixed number of numbers; register it with a wrapper "
+        "that makes it a Box (gymnasium.wrappers.TransformObservation)"
+    )
 
 
 def _first_sentence(error: Exception) -> str:
