@@ -56,8 +56,9 @@ def diff(run: str, first: str, second: str, as_json: bool) -> None:
 def export(run: str, ref: str, path: Path, form: str) -> None:
     """Write snapshot REF of RUN to PATH for other programs.
 
-    tf1 is what `tf.train.import_meta_graph` and `Saver.restore` read (PATH.meta, PATH.index, PATH.data-...); savedmodel
-    is a folder with a signature from observations to q_values; npz has the variables by name.
+    tf1 is what `tf.train.import_meta_graph` and `Saver.restore` read (PATH.meta, PATH.index, PATH.data-...), to act by
+    q_tm1 or to train on by train_op; savedmodel is a folder with a signature from observations to q_values; npz has the
+    variables by name.
 
     \b
     Example:
@@ -81,8 +82,8 @@ def export(run: str, ref: str, path: Path, form: str) -> None:
 def import_(run: str, path: Path, renames: tuple[str, ...]) -> None:
     """Bring the Saver checkpoint PATH into RUN as a snapshot, which `swap` can then use.
 
-    PATH is what was given to Saver.save, without an ending. Names and shapes have to fit; --map renames. An imported
-    snapshot is never `latest`.
+    PATH is what was given to Saver.save, without an ending. Names and shapes have to fit; --map renames, and wins over
+    a variable that has the name already. An imported snapshot is never `latest`.
 
     \b
     Example:
@@ -92,6 +93,9 @@ def import_(run: str, path: Path, renames: tuple[str, ...]) -> None:
     pairs = [text.partition("=") for text in renames]
     if wrong := [old for old, separator, new in pairs if not (old and separator and new)]:
         raise UsageError(f"--map {wrong[0]}: write it as OLD=NEW")
+
+    if twice := [old for old, _, _ in pairs if sum(old == other for other, _, _ in pairs) > 1]:
+        raise UsageError(f"--map {twice[0]} is given twice; keep one")
 
     from twin_graph import exchange
 

@@ -198,7 +198,10 @@ def explain(run: str, update: int, as_json: bool) -> None:
     whose += f", by {told['worker']}" if told["worker"] else ""
     table.add_row("update", f"{told['update']:,}{whose}")
     for snapshot in told["snapshots"]:
-        age = f"{snapshot['age_updates']:,} updates behind" if snapshot["age_updates"] >= 0 else "committed later"
+        if snapshot["age_updates"] is None:
+            age = f"imported from {snapshot['origin']}"
+        else:
+            age = f"{snapshot['age_updates']:,} updates behind" if snapshot["age_updates"] >= 0 else "committed later"
         table.add_row("bootstrapped by", f"{snapshot['id']}  ({age})")
     table.add_row("policy", escape(told["policy"]))
     table.add_row("reason", escape(told["reason"]))

@@ -15,6 +15,7 @@ from twin_graph.config import Settings
 from twin_graph.events import EventFile
 from twin_graph.exchange import spec_of
 from twin_graph.graph_mode import tf
+from twin_graph.model import ModelSpec
 from twin_graph.snapshots.run import Run
 from twin_graph.twin import Twin
 
@@ -23,7 +24,7 @@ NAMES = ["fc1/bias", "fc1/weights", "q/bias", "q/weights"]
 
 def written(folder: Path, values: np.ndarray) -> EventAccumulator:
     with EventFile(folder, tf.Graph()) as events:
-        events.write_variables(7, {"w": values})
+        events.write_histograms(7, {"variables/w": values})
     read = EventAccumulator(str(folder), size_guidance={"histograms": 0})
     read.Reload()
     return read
@@ -97,7 +98,7 @@ def test_a_training_shows_the_online_twins_variables_if_it_is_asked_to(
         read = EventAccumulator(str(events), size_guidance={"histograms": 0, "scalars": 0})
         read.Reload()
         tags.append(read.Tags()["histograms"])
-    assert tags == [[], [f"variables/{name}" for name in NAMES]]
+    assert tags == [[], [f"variables/{name}" for name in NAMES] + ["activations/fc1"]]
     logged = [line["agent_steps"] for line in run.metrics()]
     with Twin("again", spec_of(run), threads=1) as twin:
         twin.restore(run.store().prefix(run.store().newest.id))
@@ -107,6 +108,29 @@ def test_a_training_shows_the_online_twins_variables_if_it_is_asked_to(
         last = read.Histograms(f"variables/{name}")[-1].histogram_value
         assert (last.min, last.max, last.num) == (weights[name].min(), weights[name].max(), weights[name].size)
         assert read.Scalars(f"variables/{name}/mean")[-1].value == pytest.approx(weights[name].mean(), rel=1e-4)
+
+
+def test_activations_are_those_of_the_layers_written_down(cartpole: Callable[..., Settings]) -> None:
+    spec = ModelSpec.of(cartpole(), (4,), np.float32, 2)
+    observations = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
+    with Twin("any", spec, seed=3) as twin:
+        weights = twin.weights()
+        hidden = np.maximum(0, observations @ weights["fc1/weights"] + weights["fc1/bias"])
+        assert list(twin.activations(observations)) == ["fc1"]
+        np.testing.assert_allclose(twin.activations(observations)["fc1"], hidden, rtol=1e-5, atol=1e-6)
+
+
+def test_activations_of_the_image_network_are_of_all_examples(pong: Callable[..., Settings]) -> None:
+    """It computes them in halves."""
+    spec = ModelSpec.of(pong(), (4, 84, 84), np.uint8, 6)
+    images = np.random.default_rng(0).integers(0, 255, (6, 4, 84, 84), np.uint8)
+    shapes = {"conv1": (6, 20, 20, 32), "conv2": (6, 9, 9, 64), "conv3": (6, 7, 7, 64), "fc1": (6, 512)}
+    with Twin("any", spec, seed=3) as twin, Twin("plain", spec, plain=True) as plain:
+        plain.load(twin.weights())
+        activations, as_plain = twin.activations(images), plain.activations(images)
+    assert {name: value.shape for name, value in activations.items()} == shapes
+    for name in shapes:
+        np.testing.assert_allclose(activations[name], as_plain[name], rtol=1e-4, atol=1e-5)
 
 
 def test_the_disk_that_they_take_is_asked_for(

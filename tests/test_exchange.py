@@ -1,5 +1,6 @@
 """Weights in and out: what other programs read of ours, and what we read of theirs."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -9,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from twin_graph import envs, training
 from twin_graph.config import Settings
 from twin_graph.errors import UsageError
 from twin_graph.exchange import diff, export, import_checkpoint, spec_of
-from twin_graph.snapshots.run import Run, locate
+from twin_graph.graph_mode import tf
+from twin_graph.snapshots.run import Run, create, locate
 from twin_graph.twin import Twin
 
 OBSERVATIONS = [[0.1, -0.2, 0.03, 0.4], [-0.5, 0.6, 0.07, -0.8]]
@@ -51,6 +54,53 @@ saver.restore(sess, sys.argv[1])
 print(json.dumps(sess.run('q_tm1:0', {'s_tm1:0': json.loads(sys.argv[2])}).tolist()))
 """
     assert other_program(code, tmp_path / "network", json.dumps(OBSERVATIONS)) == q_values
+
+
+TRAINED_ON = """
+import numpy as np
+import tensorflow.compat.v1 as tf
+tf.disable_eager_execution()
+sess = tf.Session()
+saver = tf.train.import_meta_graph(sys.argv[1] + '.meta')
+random = np.random.default_rng(0)
+shape = sess.graph.get_tensor_by_name('s_tm1:0').shape.as_list()[1:]
+actions = sess.graph.get_tensor_by_name('q_tm1:0').shape.as_list()[1]
+observations = random.integers(0, 255, (8, *shape)) if len(shape) == 3 else random.normal(size=(8, *shape))
+fed = {'s_tm1:0': observations, 's_t:0': observations, 'a_tm1:0': [0, 1] * 4,
+       'r_t:0': [1.0] * 8, 'discount_t:0': [0.0] * 8, 'q_target_t:0': np.zeros((8, actions))}
+loss = sess.graph.get_tensor_by_name('loss:0')
+own = tf.train.GradientDescentOptimizer(1e-3).minimize(loss, var_list=tf.trainable_variables())
+sess.run(tf.global_variables_initializer())
+losses = []
+for train_op in (own, 'train_op'):
+    saver.restore(sess, sys.argv[1])
+    before = sess.run(loss, fed)
+    for _ in range(10):
+        sess.run(train_op, fed)
+    losses.append([float(before), float(sess.run(loss, fed))])
+print(json.dumps(losses))
+"""
+NETWORKS = {
+    "mlp": {},
+    "nature": {"network": "nature", "model__dueling": True, "train__double": True, "train__accumulate": 2},
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_classic_code_trains_on_from_an_export(
+    pong: Callable[..., Settings], cartpole: Callable[..., Settings], tmp_path: Path, network: str
+) -> None:
+    """With an optimizer of its own and with ours, where this package cannot be imported."""
+    settings = (pong if network == "nature" else cartpole)(**NETWORKS[network])
+    run = create(tmp_path / "run", settings)
+    with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
+        next(training.train(run, env))
+    export(run, run.store().newest, "tf1", tmp_path / "network")
+    assert b"_gradient_op_type" not in (tmp_path / "network.meta").read_bytes()
+    (own_before, own_after), (before, after) = other_program(TRAINED_ON, tmp_path / "network")
+    assert own_before == before
+    assert own_after < own_before
+    assert after < before
 
 
 def test_a_saved_model_serves_q_values(run: Run, q_values: list[list[float]], tmp_path: Path) -> None:
@@ -125,6 +175,74 @@ def test_classic_code_whose_variables_were_never_named_comes_in_by_a_map(run: Ru
     with Twin("ours", spec_of(run), threads=1) as twin:
         twin.restore(run.store().prefix(imported.snapshot.id))
         assert twin.weights()["fc1/bias"].tolist() == first
+
+
+def classic_checkpoint(path: Path, build: Callable[[], object]) -> Path:
+    """What classic code saves: all variables that `build` makes, in a graph of their own."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        build()
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver().save(session, str(path))
+    return path
+
+
+NAMES = ["fc1/bias", "fc1/weights", "q/bias", "q/weights"]
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Path:
+    """A checkpoint of an online network, full of ones, and of a target network, full of twos."""
+
+    def build() -> None:
+        for prefix, value in (("", 1.0), ("target/", 2.0)):
+            for name, shape in zip(NAMES, SHAPES, strict=True):
+                tf.Variable(tf.fill(shape, value), name=prefix + name)
+
+    return classic_checkpoint(tmp_path / "both", build)
+
+
+def test_a_mapping_wins_over_a_variable_that_has_the_name_already(run: Run, both: Path) -> None:
+    """TensorFlow's unordered iteration decided which of the two networks came in, variable by variable."""
+    imported = import_checkpoint(run, both, {f"target/{name}": name for name in NAMES})
+    assert imported.ignored == NAMES
+    with Twin("ours", spec_of(run), threads=1) as twin:
+        twin.restore(run.store().prefix(imported.snapshot.id))
+        assert {np.unique(value).tolist()[0] for value in twin.weights().values()} == {2.0}
+    assert import_checkpoint(run, both, {}).ignored == [f"target/{name}" for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    ("renamed", "message"),
+    [
+        (
+            {"target/fc1/bias": "q/bias", "target/q/bias": "q/bias"},
+            r"target/fc1/bias and target/q/bias are both mapped to q/bias; keep one",
+        ),
+        (
+            {"fc1/bias": "fc1/biases"},
+            r"--map fc1/bias=fc1/biases: this network has no fc1/biases; did you mean 'fc1/bias'",
+        ),
+    ],
+)
+def test_maps_that_contradict_each_other_or_the_network_are_refused(
+    run: Run, both: Path, renamed: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        import_checkpoint(run, both, renamed)
+    assert run.store().imports == []
+
+
+def test_the_hint_proposes_no_moment_of_an_optimizer_and_counts_as_people_do(run: Run, tmp_path: Path) -> None:
+
+    def build() -> None:
+        variables = [tf.Variable(tf.zeros(shape)) for shape in [[3]] * 2 + [[16]] * 10]
+        tf.train.AdamOptimizer().minimize(tf.add_n([tf.reduce_sum(v) for v in variables]))
+
+    old = classic_checkpoint(tmp_path / "old", build)
+    with pytest.raises(UsageError) as refused:
+        import_checkpoint(run, old, {"Variable_2": "q/bias"})
+    names = ", ".join(f"Variable_{i}" for i in range(3, 11))
+    assert str(refused.value).endswith(f"; of that shape it has {names}, ...: --map Variable_3=fc1/bias")
 
 
 def test_what_is_no_checkpoint_is_refused(run: Run, tmp_path: Path) -> None:

@@ -126,4 +126,4 @@ def test_its_preset_trains_and_plays_three_actions_and_shows_its_variables(
     assert evaluation["protocol"]["image"] == "80x80x1"
     events = EventAccumulator(str(run.events))
     events.Reload()
-    assert events.Tags()["histograms"] == [f"variables/{name}" for name in sorted(shapes)]
+    assert events.Tags()["histograms"] == [f"variables/{name}" for name in sorted(shapes)] + ["activations/conv1"]

@@ -572,8 +572,11 @@ class Agent:
         self._events.write(counters.agent_steps, numbers)
 
     def log_variables(self) -> None:
-        """Writes statistics and a histogram of every trainable variable to TensorBoard."""
-        self._events.write_variables(self.agent_steps, self.weights())
+        """Writes statistics and histograms to TensorBoard: of trainable variables, and of activations on the probe."""
+        arrays = {f"variables/{name}": value for name, value in self.weights().items()}
+        if self._probe is not None:
+            arrays |= {f"activations/{name}": value for name, value in self.online.activations(self._probe).items()}
+        self._events.write_histograms(self.agent_steps, arrays)
 
     def commit_point_where_it_broke_off(self, returns: Sequence[float] = ()) -> PointState:
         """A resume point after code that is not ours failed, between any two steps or before a refresh.

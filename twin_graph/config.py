@@ -299,7 +299,8 @@ class TwinSettings(_Section):
 class LogSettings(_Section):
     every_steps: int = _setting(2_000, "a line of metrics each", unit="agent steps", ge=1)
     variables: bool = _setting(
-        False, "with each line, TensorBoard also gets statistics and a histogram of every trainable variable"
+        False,
+        "with each line, TensorBoard also gets statistics and histograms of variables and of activations",
     )
 
 

@@ -52,16 +52,17 @@ class EventFile:
         summary = tf.Summary(value=[tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
         self._write(step=agent_steps, summary=summary)
 
-    def write_variables(self, agent_steps: int, variables: Mapping[str, np.ndarray]) -> None:
-        """Shows each variable's mean, standard deviation, smallest and largest number, and a histogram.
+    def write_histograms(self, agent_steps: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Shows each array's mean, standard deviation, extremes and share of zeros, and a histogram, by their tags.
 
-        Of a variable that holds numbers that are not finite there is no histogram.
+        Of an array with numbers that are not finite there is no histogram.
         """
         shown = []
-        for name, variable in variables.items():
-            values, tag = variable.astype(np.float64), f"variables/{name}"
+        for tag, array in arrays.items():
+            values = array.astype(np.float64)
             with np.errstate(invalid="ignore"):
                 statistics = {"mean": values.mean(), "std": values.std(), "min": values.min(), "max": values.max()}
+                statistics["zeros"] = (values == 0).mean()
             shown += [tf.Summary.Value(tag=f"{tag}/{key}", simple_value=value) for key, value in statistics.items()]
             if np.isfinite(values).all():
                 shown.append(tf.Summary.Value(tag=tag, histo=_histogram(values)))

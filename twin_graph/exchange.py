@@ -3,10 +3,12 @@
 import contextlib
 import math
 import os
+import re
+import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -110,13 +112,13 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
         if target.exists():
             raise UsageError(f"{target} exists already; choose another path")
     if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent}")
+        raise UsageError(f"there is no folder {path.parent}; make it with: mkdir -p {shlex.quote(str(path.parent))}")
     store = run.store()
     spec = spec_of(run)
     temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     temporary.mkdir()
     try:
-        with store.reading(), Twin("export", spec) as twin:
+        with store.reading(), Twin("export", spec, plain=True) as twin:
             store.check_files(snapshot.id)
             twin.restore_snapshot(snapshot, store)
             if form == "tf1":
@@ -139,7 +141,7 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
 def _save_model(spec: ModelSpec, prefix: Path, folder: Path) -> None:
     # A graph of its own: saving adds ops to it, and a twin's graph is final.
     with tf.Graph().as_default(), tf.Session() as session:
-        model = build_model(spec)
+        model = build_model(spec, plain=True)
         session.run(tf.global_variables_initializer())
         tf.train.Saver(model.trainables).restore(session, str(prefix))
         builder = tf.saved_model.Builder(str(folder))
@@ -168,7 +170,7 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
     Args:
       run: whose network it has to fit.
       prefix: the checkpoint's path without `.index`; `.index` and `.meta` are taken off.
-      renamed: names in the checkpoint to names in the network.
+      renamed: names in the checkpoint to names in the network; they win over variables that have these names already.
 
     Raises:
       UsageError: names, shapes or types do not fit; the message says how they could.
@@ -179,9 +181,22 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
     outside = _read(prefix)
     if unknown := [old for old in renamed if old not in outside]:
         raise UsageError(f"--map {unknown[0]}: not in {prefix}{nearest(unknown[0], outside)}; it has {_list(outside)}")
-    found = {renamed.get(name, name): value for name, value in outside.items()}
+    for new in renamed.values():
+        if len(twice := [old for old in renamed if renamed[old] == new]) > 1:
+            raise UsageError(f"{' and '.join(twice)} are both mapped to {new}; keep one")
+    # A mapping wins over a variable that has the name already, as the other network's has in a file of both.
+    mapped = set(renamed.values())
+    names = {old: renamed.get(old, old) for old in outside if old in renamed or old not in mapped}
+    found = {new: outside[old] for old, new in names.items()}
     with run.lock("import"), Twin("import", spec_of(run)) as twin:
-        weights = dict(_fitting(twin.weights(), found, outside, prefix))
+        ours = twin.weights()
+        for old, new in renamed.items():
+            if new not in ours:
+                raise UsageError(
+                    f"--map {old}={new}: this network has no {new}{nearest(new, ours)}; it has {_list(ours)}"
+                )
+        free = {old: value for old, value in outside.items() if old not in renamed and not _is_slot(old, outside)}
+        weights = dict(_fitting(ours, found, free, prefix))
         twin.load(weights)
         store = run.store()
         snapshot = store.commit(
@@ -194,21 +209,20 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
             variables=[VariableRecord(**v._asdict()) for v in twin.variables if v.name in weights],
             origin=str(prefix.absolute()),
         )
-    used = {old for old in outside if renamed.get(old, old) in weights}
-    return Imported(snapshot, sorted(set(outside) - used))
+    used = {old for old, new in names.items() if new in weights}
+    return Imported(snapshot, sorted(set(outside) - used, key=_as_people_count))
 
 
 def _fitting(
-    wanted: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], outside: Mapping[str, np.ndarray], prefix: Path
+    wanted: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], free: Mapping[str, np.ndarray], prefix: Path
 ) -> Iterator[tuple[str, np.ndarray]]:
+    """The variables of a network and their values. Raises `UsageError` with a hint from what is `free` to be mapped."""
     for name, ours in wanted.items():
         theirs = found.get(name)
         if theirs is None:
-            alike = [old for old, value in outside.items() if value.shape == ours.shape]
-            hint = (
-                f"; of that shape it has {_list(alike)}: --map {alike[0]}={name}" if alike else nearest(name, outside)
-            )
-            raise UsageError(f"{prefix} has no {name} {list(ours.shape)}{hint or f'; it has {_list(outside)}'}")
+            alike = sorted((old for old, value in free.items() if value.shape == ours.shape), key=_as_people_count)
+            hint = f"; of that shape it has {_list(alike)}: --map {alike[0]}={name}" if alike else nearest(name, free)
+            raise UsageError(f"{prefix} has no {name} {list(ours.shape)}{hint or f'; it has {_list(free)}'}")
         if theirs.shape != ours.shape or theirs.dtype != ours.dtype:
             raise UsageError(
                 f"{name} is {theirs.dtype}{list(theirs.shape)} in {prefix} and {ours.dtype}{list(ours.shape)} here"
@@ -218,6 +232,17 @@ def _fitting(
         yield name, theirs
 
 
-def _list(names: Mapping[str, Any] | list[str]) -> str:
-    shown = sorted(names)[:8]
-    return ", ".join(shown) + (", ..." if len(names) > len(shown) else "")
+def _is_slot(name: str, outside: Mapping[str, np.ndarray]) -> bool:
+    """Whether it is an optimizer's moment of another variable: `conv1/bias/Adam` beside `conv1/bias`, of its shape."""
+    variable = name.rpartition("/")[0]
+    return variable in outside and outside[variable].shape == outside[name].shape
+
+
+def _as_people_count(name: str) -> list[str | int]:
+    """Sorts `Variable_2` before `Variable_10`."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def _list(names: Iterable[str]) -> str:
+    ordered = sorted(names, key=_as_people_count)
+    return ", ".join(ordered[:8]) + (", ..." if len(ordered) > 8 else "")

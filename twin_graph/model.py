@@ -1,12 +1,14 @@
 """`build_model()`: all that one twin computes, built once in each graph so that both hold the same variables."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from twin_graph import losses, networks, optimizers
+from twin_graph import cpu_layers, losses, networks, optimizers
+from twin_graph import layers as plain_layers
 from twin_graph.config import Settings
 from twin_graph.errors import UsageError
 from twin_graph.graph_mode import tf
@@ -61,12 +63,12 @@ class ModelSpec:
         cls, settings: Settings, observation_shape: tuple[int, ...], dtype: np.typing.DTypeLike, n_actions: int
     ) -> "ModelSpec":
         """The spec that `settings` ask for in an environment with these observations and actions."""
-        channels_last = len(observation_shape) == 3 and observation_shape[2] in (1, 3, 4)
-        if settings.network == "nature" and (len(observation_shape) != 3 or channels_last):
+        channels_last = networks.channels_last(observation_shape)
+        grey = len(observation_shape) == 2 and np.dtype(dtype) == np.uint8
+        if settings.network == "nature" and len(observation_shape) != 3 and not grey:
             raise UsageError(
-                f"network=nature needs stacked images [stack, H, W] and {settings.env.id} gives observations of shape "
-                f"{list(observation_shape)}; use --set network=mlp"
-                + (", or an environment that puts its channels first" if channels_last else "")
+                f"network=nature needs images [stack, H, W] or [H, W, channels] and {settings.env.id} gives "
+                f"observations of shape {list(observation_shape)}; use --set network=mlp"
             )
         if settings.network == "pooled80" and observation_shape[1:] != (80, 80):
             other = "blob" if channels_last else "nature" if len(observation_shape) == 3 else "mlp"
@@ -128,6 +130,7 @@ class Model:
       accumulate_op: adds the minibatch's gradients to those accumulated; None if the spec has one minibatch an update.
       gradients: of the minibatch and those accumulated, by which `train_op` would change `trainables`, in their order.
       clear_op: forgets what was accumulated, after `gradients`; for those who apply these elsewhere.
+      activations: of hidden layers at `s_tm1`, `[B, ...]` or of parts of the batch, each named `LAYER/activation`.
       trainables: what a snapshot holds, sorted by name.
     """
 
@@ -150,10 +153,11 @@ class Model:
     accumulate_op: Any
     gradients: tuple[Tensor, ...]
     clear_op: Any
+    activations: tuple[Tensor, ...]
     trainables: tuple[Any, ...]
 
 
-def build_model(spec: ModelSpec, dtype: Any = tf.float32) -> Model:
+def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False) -> Model:
     """Adds placeholders, network, loss, gradient and train op to the current default graph.
 
     The target values come in as `q_target_t` and the TD error is formed here, so that the same graph serves the
@@ -162,7 +166,12 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32) -> Model:
     Args:
       spec: what to build.
       dtype: in which the network multiplies, float32 or bfloat16; variables are the same in both.
+      plain: compute with plain layers and TensorFlow's own gradients, as on a GPU; for those who read the graph without
+        this package.
     """
+    layers: networks.Layers = cpu_layers
+    if plain or tf.config.list_physical_devices("GPU"):
+        layers = plain_layers
     s_tm1 = tf.placeholder(spec.observation_dtype, [None, *spec.observation_shape], name="s_tm1")
     a_tm1 = tf.placeholder(tf.int32, [None], name="a_tm1")
     r_t = tf.placeholder(tf.float32, [None], name="r_t")
@@ -174,19 +183,21 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32) -> Model:
     dropout_seed = tf.placeholder_with_default(no_dropout, [2], name="dropout_seed")
     learning_rate = tf.placeholder_with_default(tf.constant(spec.learning_rate), [], name="learning_rate")
 
-    q_tm1 = tf.identity(_network(spec, s_tm1, dropout_seed, dtype), name="q_tm1")
+    network = functools.partial(_network, spec, dtype=dtype, layers=layers)
+    q_tm1 = tf.identity(network(s_tm1, dropout_seed), name="q_tm1")
+    activations = tuple(tf.get_collection(plain_layers.ACTIVATIONS))
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
     with tf.variable_scope("frozen", custom_getter=_local):
-        q_frozen = _network(spec, s_tm1, no_dropout, dtype)
+        q_frozen = network(s_tm1, no_dropout)
     freeze = _freeze(trainables)
 
     q_own_t = None
     if spec.double or not spec.target_q:
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-            q_own_t = _network(spec, s_t, no_dropout, dtype)
+            q_own_t = network(s_t, no_dropout)
     q_bootstrap_t = q_target_t if spec.target_q else q_own_t
     y = losses.q_learning_target(r_t, discount_t, q_bootstrap_t, q_own_t if spec.double else None)
-    td_error = y - tf.reduce_sum(q_tm1 * tf.one_hot(a_tm1, spec.n_actions), axis=1)
+    td_error = tf.subtract(y, tf.reduce_sum(q_tm1 * tf.one_hot(a_tm1, spec.n_actions), axis=1), name="td_error")
     shown = losses.LOSSES["huber" if spec.loss == "dqn3" else spec.loss](td_error, spec.n_actions)
     loss = tf.reduce_mean(weight * shown, name="loss")
     if spec.loss == "dqn3":
@@ -203,7 +214,7 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32) -> Model:
     optimizer = optimizers.optimizer(spec.optimizer, learning_rate, spec.optimizer_epsilon, spec.rmsprop_decay)
     applied = optimizer.apply_gradients(zip(gradients, trainables, strict=True))
     with tf.control_dependencies([applied]):
-        train_op = tf.group(applied, *(clear() if clear else ()))
+        train_op = tf.group(applied, *(clear() if clear else ()), name="train_op")
     with tf.control_dependencies(gradients):
         clear_op = tf.group(*(clear() if clear else ()))
     return Model(
@@ -226,19 +237,20 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32) -> Model:
         accumulate_op=accumulate_op,
         gradients=tuple(gradients),
         clear_op=clear_op,
+        activations=activations,
         trainables=trainables,
     )
 
 
-def _network(spec: ModelSpec, observation: Tensor, dropout_seed: Tensor, dtype: Any) -> Tensor:
-    n_actions, dueling = spec.n_actions, spec.dueling
+def _network(spec: ModelSpec, observation: Tensor, dropout_seed: Tensor, dtype: Any, layers: networks.Layers) -> Tensor:
+    n_actions, common = spec.n_actions, {"dtype": dtype, "layers": layers}
     if spec.network == "blob":
-        return networks.blob(observation, n_actions, dropout_seed=dropout_seed, dtype=dtype)
+        return networks.blob(observation, n_actions, dropout_seed=dropout_seed, **common)
     if spec.network == "pooled80":
-        return networks.pooled80(observation, n_actions, dtype=dtype)
+        return networks.pooled80(observation, n_actions, **common)
     if spec.network == "nature":
-        return networks.nature(observation, n_actions, padding=spec.padding, dueling=dueling, dtype=dtype)
-    return networks.mlp(observation, n_actions, hidden_units=spec.hidden_units, dueling=dueling, dtype=dtype)
+        return networks.nature(observation, n_actions, padding=spec.padding, dueling=spec.dueling, **common)
+    return networks.mlp(observation, n_actions, hidden_units=spec.hidden_units, dueling=spec.dueling, **common)
 
 
 def _freeze(trainables: tuple[Any, ...]) -> Any:

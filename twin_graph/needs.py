@@ -60,8 +60,8 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
     policy.check(settings)
     spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
     with tf.Graph().as_default():
-        trainables = build_model(spec).trainables
-    weights = sum(4 * variable.shape.num_elements() for variable in trainables)
+        model = build_model(spec)
+    weights = sum(4 * variable.shape.num_elements() for variable in model.trainables)
     train, save = settings.train, settings.save
     learners = len(mutual.learners(settings))
     minibatches = max(0, train.steps - train.start_steps) // train.every_steps
@@ -81,7 +81,8 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
         replay = Replay.bytes_needed(capacity, env.observation_shape, env.observation_dtype, env.stack)
     stored = replay * min(capacity, train.steps) // capacity
     between_points = replay * min(settings.resume.every_steps, train.steps) // capacity
-    logged = _METRICS_BYTES + (_VARIABLE_BYTES * len(trainables) if settings.log.variables else 0)
+    shown = len(model.trainables) + len(model.activations)
+    logged = _METRICS_BYTES + (_VARIABLE_BYTES * shown if settings.log.variables else 0)
     existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
     return Needs(
         replay=replay,

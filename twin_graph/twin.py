@@ -43,6 +43,7 @@ class Twin:
       at_once: into how many parts they are divided, for ops that run at the same time.
       precision: `bf16` for products in bfloat16; anything else is float32.
       gpu_memory_fraction: of each GPU, for this process, if it is its first twin; None for as much as it needs.
+      plain: see `build_model`.
       like: a twin with which this one must be able to exchange snapshots.
 
     Attributes:
@@ -62,6 +63,7 @@ class Twin:
         at_once: int = 1,
         precision: str = "fp32",
         gpu_memory_fraction: float | None = None,
+        plain: bool = False,
         like: "Twin | None" = None,
     ) -> None:
         self.name = name
@@ -70,7 +72,7 @@ class Twin:
         self.graph = tf.Graph()
         with self.graph.as_default():
             tf.set_random_seed(seed)
-            self.model = build_model(spec, tf.bfloat16 if precision == "bf16" else tf.float32)
+            self.model = build_model(spec, tf.bfloat16 if precision == "bf16" else tf.float32, plain=plain)
             # The Saver is built once: one built at each save would grow the graph, and with it every later save.
             self._saver = tf.train.Saver(self.model.trainables, max_to_keep=0)
             self._variables = tf.global_variables()
@@ -114,6 +116,14 @@ class Twin:
         feed = {self.model.s_tm1: observations}
         values: np.ndarray = self._calls.run(q, feed, in_this_thread=self._forward_in_order)
         return values
+
+    def activations(self, observations: np.ndarray) -> dict[str, np.ndarray]:
+        """What hidden layers give after their rectifiers, `[B, ...]` by the layer's name."""
+        parts: dict[str, list[np.ndarray]] = {}
+        values = self.run(list(self.model.activations), {self.model.s_tm1: observations})
+        for tensor, value in zip(self.model.activations, values, strict=True):
+            parts.setdefault(tensor.op.name.partition("/")[0], []).append(value)
+        return {name: np.concatenate(values) for name, values in parts.items()}
 
     def freeze(self) -> None:
         """Keeps a copy of the present weights for `q_values(..., frozen=True)`."""

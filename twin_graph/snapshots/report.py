@@ -190,20 +190,13 @@ def explain(run: Run, update: int) -> dict[str, Any]:
     at = earlier[-1]
     swap, following = swaps[at], swaps[at + 1 :]
     last = min((later.first_update - 1 for later in following), default=summary["updates"])
-    commits = {snapshot.id: snapshot for snapshot in [*run.store().snapshots, *run.store().imports]}
+    store = run.store()
+    commits = {snapshot.id: snapshot for snapshot in [*store.snapshots, *store.imports]}
     return {
         "update": update,
         "learner": learner,
         "worker": worker,
-        "snapshots": [
-            {
-                "id": snapshot_id,
-                "lineage": commits[snapshot_id].lineage,
-                "updates": commits[snapshot_id].updates,
-                "age_updates": update - 1 - commits[snapshot_id].updates,
-            }
-            for snapshot_id in swap.snapshots
-        ],
+        "snapshots": [_served(store, commits[snapshot_id], update) for snapshot_id in swap.snapshots],
         "policy": swap.policy,
         "reason": swap.reason,
         "candidates": list(swap.candidates),
@@ -213,4 +206,16 @@ def explain(run: Run, update: int) -> dict[str, Any]:
         "time": swap.time,
         "held": swap.hold,
         "request": swap.request,
+    }
+
+
+def _served(store: SnapshotStore, snapshot: Commit, update: int) -> dict[str, Any]:
+    """What is to be said of a snapshot that gave an update its targets; an import has no age in this run's updates."""
+    imported = snapshot.number is None
+    return {
+        "id": snapshot.id,
+        "lineage": snapshot.lineage,
+        "updates": snapshot.updates,
+        "age_updates": None if imported else update - 1 - snapshot.updates,
+        "origin": store.manifest(snapshot.id).origin if imported else None,
     }

@@ -1,0 +1,138 @@
+"""Layers of Q networks, plainly: `tf.nn` on resource variables, channels last. For GPUs and for exported graphs.
+
+A layer multiplies in the type of what it is given, float32 or bfloat16. Variables are float32 in both, and so is the
+last layer: the values of two actions may not differ in bfloat16's eight bits. `cpu_layers` computes some faster.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from twin_graph.errors import UsageError
+from twin_graph.graph_mode import tf
+
+Tensor = Any
+Initializer = Any
+
+#: How a layer's weights and biases start, from the number of inputs of each of its units and of outputs of each input.
+Start = Callable[[int, int], tuple[Initializer, Initializer]]
+
+#: The graph's collection of what hidden layers gave, each named `LAYER/activation`.
+ACTIVATIONS = "activations"
+
+
+def convolution_of_frames(name: str, frames: Tensor, channels: int, padding: str, start: Start, dtype: Any) -> Tensor:
+    """An 8x8 convolution with stride 4 of stacked frames; bytes are scaled to 0..1.
+
+    Args:
+      name: of the layer.
+      frames: `[B, stack, H, W]`.
+      channels: C, of the output.
+      padding: `VALID` or `SAME`.
+      start: of weights `[8, 8, stack, C]` and bias.
+      dtype: of the output.
+
+    Returns:
+      `[B, H', W', C]`.
+    """
+    return convolution(name, tf.transpose(numbers(frames, dtype), [0, 2, 3, 1]), 8, channels, 4, padding, start)
+
+
+def convolution(name: str, x: Tensor, kernel: int, channels: int, stride: int, padding: str, start: Start) -> Tensor:
+    """A square convolution with biases, `[B, H, W, C]` to `[B, H', W', channels]`."""
+    weights, bias = convolution_weights(name, x, kernel, channels, padding, start)
+    return tf.nn.bias_add(tf.nn.conv2d(x, weights, strides=stride, padding=padding), bias)
+
+
+def hidden(name: str, x: Tensor, units: int, start: Start) -> Tensor:
+    """A fully connected layer before others, `[B, D]` to `[B, units]`."""
+    return dense(name, x, units, start)
+
+
+def in_parts(layers: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """What `layers` make of `x`: here of all examples at once."""
+    return layers(x)
+
+
+def dense(name: str, x: Tensor, units: int, start: Start) -> Tensor:
+    """A fully connected layer, `[B, D]` to `[B, units]`."""
+    fan_in = int(x.shape[1])
+    weights, bias = weights_and_bias(name, [fan_in, units], start(fan_in, units))
+    return tf.nn.bias_add(tf.matmul(x, tf.cast(weights, x.dtype)), tf.cast(bias, x.dtype))
+
+
+def q_values(name: str, x: Tensor, outputs: int, start: Start) -> Tensor:
+    """The last layer, in float32."""
+    return dense(name, tf.cast(x, tf.float32), outputs, start)
+
+
+def relu(name: str, x: Tensor) -> Tensor:
+    """The rectifier after the layer of this name, whose output is kept in `ACTIVATIONS` for people to look at."""
+    activation = tf.nn.relu(x, name=f"{name}/activation")
+    tf.add_to_collection(ACTIVATIONS, activation)
+    return activation
+
+
+def dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
+    """Zeros for a share of the numbers, more for the others; a function of the seed alone, unlike `tf.nn.dropout`."""
+    kept = tf.random.stateless_uniform(tf.shape(x), seed=seed) >= rate
+    return tf.where(seed[0] < 0, x, tf.where(kept, x / (1 - rate), tf.zeros_like(x)))
+
+
+def numbers(observation: Tensor, dtype: Any) -> Tensor:
+    """Bytes are taken for brightness and scaled to 0..1; other numbers stay as they are."""
+    x = tf.cast(observation, dtype)
+    return x / 255 if observation.dtype == tf.uint8 else x
+
+
+def flatten(x: Tensor) -> Tensor:
+    return tf.reshape(x, [-1, x.shape[1:].num_elements()])
+
+
+def convolution_weights(
+    name: str, x: Tensor, kernel: int, channels: int, padding: str, start: Start
+) -> tuple[Tensor, Tensor]:
+    """Weights `[kernel, kernel, C, channels]` and bias of a convolution of `x`, in its type."""
+    height, width, depth = x.shape[1:].as_list()
+    check_size(name, kernel, height, width, padding)
+    weights, bias = weights_and_bias(
+        name, [kernel, kernel, depth, channels], start(kernel * kernel * depth, kernel * kernel * channels)
+    )
+    return tf.cast(weights, x.dtype), tf.cast(bias, x.dtype)
+
+
+def check_size(name: str, kernel: int, height: int, width: int, padding: str) -> None:
+    if padding == "VALID" and min(height, width) < kernel:
+        raise UsageError(
+            f"the image is too small for the network: {name} has a {kernel}x{kernel} kernel and gets {height}x{width}; "
+            "set model.padding=SAME (for Atari games, or raise env.image_height and env.image_width)"
+        )
+
+
+def weights_and_bias(
+    name: str, shape: Sequence[int], initializers: tuple[Initializer, Initializer]
+) -> tuple[Tensor, Tensor]:
+    with tf.variable_scope(name):
+        return (
+            tf.get_variable("weights", shape, initializer=initializers[0], use_resource=True),
+            tf.get_variable("bias", shape[-1:], initializer=initializers[1], use_resource=True),
+        )
+
+
+def he(fan_in: int, _: int) -> tuple[Initializer, Initializer]:
+    return _uniform((6 / fan_in) ** 0.5), tf.zeros_initializer()
+
+
+def linear(fan_in: int, _: int) -> tuple[Initializer, Initializer]:
+    return _uniform(fan_in**-0.5), tf.zeros_initializer()
+
+
+def torch(fan_in: int, _: int) -> tuple[Initializer, Initializer]:
+    return _uniform(fan_in**-0.5), _uniform(fan_in**-0.5)
+
+
+def glorot(fan_in: int, fan_out: int) -> tuple[Initializer, Initializer]:
+    return _uniform((6 / (fan_in + fan_out)) ** 0.5), tf.zeros_initializer()
+
+
+def _uniform(limit: float) -> Initializer:
+    return tf.random_uniform_initializer(-limit, limit)
