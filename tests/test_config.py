@@ -44,8 +44,22 @@ def test_assignments_are_read_as_toml_and_else_as_text() -> None:
 def test_null_takes_away_what_is_optional() -> None:
     assert load().train.clip_delta == 1.0
     assert load("train.clip_delta=null").train.clip_delta is None
-    with pytest.raises(UsageError, match=r"train\.batch_size=None: input should be a valid integer"):
+    with pytest.raises(UsageError, match=r"train\.batch_size=null: must be a whole number"):
         load("train.batch_size=null")
+
+
+def test_arguments_of_an_environment_are_set_one_by_one_and_kept() -> None:
+    settings = load("env.kwargs.size=8", "env.kwargs.name=hard", "env.kwargs.size=9")
+    assert settings.env.kwargs == {"size": 9, "name": "hard"}
+    assert config.validate(settings.model_dump()) == settings
+    with pytest.raises(UsageError, match=r"env\.kwargs\.size cannot change in a run that has begun"):
+        config.change(settings, [("env.kwargs.size", 3)])
+
+
+def test_settings_of_runs_that_began_before_a_setting_existed_are_read() -> None:
+    old = load().model_dump()
+    del old["env"]["kwargs"], old["env"]["vectorization"], old["evaluate"]["max_steps"]
+    assert config.validate(old) == load()
 
 
 def test_the_last_assignment_wins() -> None:
@@ -58,10 +72,15 @@ def test_the_last_assignment_wins() -> None:
         ("train.batchsize=3", "unknown setting 'train.batchsize'; did you mean 'train.batch_size'"),
         ("batch_size=3", "did you mean 'train.batch_size'"),
         ("train=3", "unknown setting 'train'"),
-        ("train.batch_size=0", "train.batch_size=0: input should be greater than or equal to 1"),
-        ("train.batch_size=many", "train.batch_size=many: input should be a valid integer"),
-        ("env.sticky=1.5", "env.sticky=1.5: input should be less than or equal to 1"),
-        ("loss=hubert", "loss=hubert: input should be 'huber', 'mse', 'mse_all' or 'dqn3'"),
+        ("train.batch_size=0", "train.batch_size=0: must be at least 1 (transitions)"),
+        ("train.batch_size=many", "train.batch_size=many: must be a whole number (transitions)"),
+        ("env.sticky=1.5", "env.sticky=1.5: must be at most 1"),
+        ("loss=hubert", "loss=hubert: must be 'huber', 'mse', 'mse_all' or 'dqn3'; did you mean 'huber'?"),
+        ("replay.size=3", "unknown setting 'replay.size'; did you mean 'replay.capacity_steps'?"),
+        ("train.gamma=3", "unknown setting 'train.gamma'; did you mean 'train.discount'?"),
+        ("learning_starts=3", "did you mean 'train.start_steps'?"),
+        ("twin.check=maybe", "twin.check=maybe: must be true or false"),
+        ("env.kwargs=3", "env.kwargs=3: must be a table of names and values"),
         ("model.hidden_units=[]", "model.hidden_units="),
         ("replay.capacity_steps=500", "replay.capacity_steps=500 is too small"),
         ("train.start_steps=8", "train.start_steps=8 is too small"),

@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import json
 import math
+import re
 import tomllib
 import types
 import typing
@@ -18,6 +19,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from twin_graph.errors import UsageError
+from twin_graph.words import what_is_wrong
 
 NATURE = "Mnih et al. 2015"
 DQN3 = "DQN 3.0, the Lua code of Mnih et al. 2015"
@@ -586,7 +588,7 @@ def _changed(tree: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> dict
     for key, _ in overrides:
         if key not in known and not key.startswith(FREE):
             raise UsageError(
-                f"unknown setting {key!r}{nearest(key, known)}; `twin-graph presets` shows how to list all"
+                f"unknown setting {key!r}{nearest_setting(key) or '; `twin-graph presets PRESET` lists them all'}"
             )
         stem, _, unit = key.rpartition("_")
         if unit in _UNITS and stem.endswith("every"):  # another unit takes the place of the one that stood there
@@ -609,12 +611,16 @@ def validate(tree: Mapping[str, Any]) -> Settings:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        if not key:
-            raise UsageError(message) from None
+        if not key:  # a cross-check's own sentence
+            raise UsageError(first["msg"].removeprefix("Value error, ")) from None
         if first["type"] == "extra_forbidden":
-            raise UsageError(f"unknown setting {key!r}{nearest(key, setting_names())}") from None
-        raise UsageError(f"{key}={first['input']}: {message[0].lower()}{message[1:]}") from None
+            raise UsageError(f"unknown setting {key!r}{nearest_setting(key)}") from None
+        value = "null" if first["input"] is None else first["input"]
+        choices = re.findall(r"'(\w+)'", first["ctx"]["expected"]) if first["type"] == "literal_error" else []
+        unit = next((setting.unit for setting in describe(Settings()) if setting.key == key and setting.unit), "")
+        raise UsageError(
+            f"{key}={value}: {what_is_wrong(first)}{f' ({unit})' if unit else ''}{nearest(str(value), choices)}"
+        ) from None
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
@@ -633,8 +639,52 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for the name most like this one, or nothing."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6) or [k for k in known if k.endswith("." + name)][:1]
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+#: What other programs call our settings, and words for what a section has.
+_ALSO_CALLED = {
+    "batch": "train.batch_size",
+    "buffer_size": "replay.capacity_steps",
+    "capacity": "replay.capacity_steps",
+    "end_e": "act.epsilon_end",
+    "epsilon": "act.epsilon_start",
+    "eval_episodes": "evaluate.episodes",
+    "eval_freq": "evaluate.every_steps",
+    "exploration_final_eps": "act.epsilon_end",
+    "exploration_fraction": "act.epsilon_decay_steps",
+    "exploration_initial_eps": "act.epsilon_start",
+    "gamma": "train.discount",
+    "learning_starts": "train.start_steps",
+    "lr": "train.learning_rate",
+    "max_grad_norm": "train.gradient_clip_norm",
+    "memory_size": "replay.capacity_steps",
+    "n_envs": "env.count",
+    "num_envs": "env.count",
+    "size": "replay.capacity_steps",
+    "start_e": "act.epsilon_start",
+    "target_network_frequency": "target.refresh_every_steps",
+    "target_update_interval": "target.refresh_every_steps",
+    "total_timesteps": "train.steps",
+    "train_freq": "train.every_steps",
+    "train_frequency": "train.every_steps",
+}
+
+
+def nearest_setting(key: str) -> str:
+    """`; did you mean X?` for a setting: one that others call so, one of that section, or the one most like it."""
+    known = setting_names()
+    section, _, name = key.rpartition(".")
+    called = _ALSO_CALLED.get(name, "")
+    if called and called.startswith(section):
+        return f"; did you mean {called!r}?"
+    of_section = [other for other in known if section and other.startswith(f"{section}.")]
+    close = (
+        difflib.get_close_matches(key, of_section, n=1, cutoff=0.75)
+        or [other for other in known if other.endswith(f".{name}")]
+        or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    )
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

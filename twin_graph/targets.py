@@ -17,6 +17,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from pydantic import Field, TypeAdapter
 from twin_graph.config import Settings, nearest
 from twin_graph.errors import UsageError, foreign_error
 from twin_graph.snapshots.ledger import Commit
+from twin_graph.words import what_is_wrong
 
 ENSEMBLE_LIMIT = 8
 #: The fewest games from which the test of `best` is to be believed.
@@ -371,10 +373,8 @@ def parse(text: str) -> Policy:
         try:
             arguments[parameter.name] = TypeAdapter(parameter.annotation).validate_python(value)
         except pydantic.ValidationError as error:
-            message = error.errors()[0]["msg"]
-            raise UsageError(
-                f"target.policy={text}: {parameter.name}={value}: {message[0].lower()}{message[1:]}; it takes {usage}"
-            ) from None
+            wrong = what_is_wrong(error.errors()[0])
+            raise UsageError(f"target.policy={text}: {parameter.name}={value}: {wrong}; it takes {usage}") from None
     return Policy(text, function, arguments)
 
 
@@ -383,7 +383,9 @@ def _import(name: str) -> Callable[..., Choice]:
     try:
         found: Callable[..., Choice] = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"target.policy={name}: {error}; is its folder on PYTHONPATH?") from None
+        where = f"; modules are looked for in {Path.cwd()} and among the installed packages"
+        hint = where if isinstance(error, ModuleNotFoundError) else ""
+        raise UsageError(f"target.policy={name}: {error}{hint}") from None
     if not callable(found):
         raise UsageError(f"target.policy={name} is no function")
     return found

@@ -3,6 +3,7 @@
 import functools
 import multiprocessing
 import signal
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -168,6 +169,9 @@ def _look_at(settings: EnvSettings) -> _Declared:
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         hint = nearest(settings.id, gymnasium.registry)
         raise UsageError(f"cannot make {settings.id!r}: {_first_sentence(error)}{hint}") from None
+    except ModuleNotFoundError as error:
+        where = f"modules are looked for in {Path.cwd()} and among the installed packages"
+        raise UsageError(f"cannot make {settings.id!r}: {error}; {where}") from None
     except (gymnasium.error.Error, ImportError) as error:
         raise UsageError(f"cannot make {settings.id!r}: {_first_sentence(error)}") from None
     except Exception as error:  # of its own code: arguments that it does not take, for example

@@ -1,0 +1,44 @@
+"""How numbers, commands and what is wrong with a value are worded, in one place."""
+
+import shlex
+from typing import Any
+
+_MUST_BE = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list, such as [8, 8]",
+    "dict_type": "a table of names and values",
+    "model_type": "a group of settings: set one of them, by its dotted name",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+}
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 snapshot`, `2,500 snapshots`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def command(*words: object) -> str:
+    """A `twin-graph` command that a person can paste into a shell."""
+    return shlex.join(["twin-graph", *map(str, words)])
+
+
+def what_is_wrong(error: Any) -> str:
+    """What pydantic found wrong with a value (one of `ValidationError.errors()`), for people."""
+    if must_be := _MUST_BE.get(error["type"]):
+        return f"must be {must_be.format(**error.get('ctx', {}))}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
