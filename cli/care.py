@@ -4,6 +4,7 @@ import click
 
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots.run import find
+from twin_graph.words import counted
 
 from .params import json_option, print_json, run_argument, say, stdout
 
@@ -33,7 +34,7 @@ def verify(run: str, as_json: bool) -> None:
             say(f"damaged: {line}")
         raise DamagedError(findings.damage[0] + more)
     if not as_json:
-        stdout.print(f"{findings.files:,} files, {findings.bytes / 1e6:,.1f} MB: all as they were written")
+        stdout.print(f"{counted(findings.files, 'file')}, {findings.bytes / 1e6:,.1f} MB: all as they were written")
 
 
 def _pin(run: str, ref: str, *, keep: bool) -> None:
@@ -93,4 +94,5 @@ def prune(run: str, keep_last: int | None, keep_every: int | None, dry_run: bool
         return
     for snapshot_id in removed:
         stdout.print(snapshot_id)
-    say(f"{len(removed)} snapshots {'would lose' if dry_run else 'lost'} their weights")
+    lost = "would lose" if dry_run else "lost"
+    say(f"{counted(len(removed), 'snapshot')} {lost} {'its' if len(removed) == 1 else 'their'} weights")

@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from twin_graph.stopwatch import PHASES
+from twin_graph.words import counted
 
 from .records import worker_line
 
@@ -19,10 +20,16 @@ _LINE_SECONDS = 15.0
 
 
 class TrainingDisplay:
-    """Shows a `twin_graph.training.Progress` whenever enough time has passed; ends the live panel on exit."""
+    """Shows a `twin_graph.training.Progress` whenever enough time has passed; ends the live panel on exit.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+      console: a terminal gets a panel, anything else lines.
+      verbose: also show loss, Q, epsilon, ages, and where the time goes.
+    """
+
+    def __init__(self, console: Console, *, verbose: bool = False) -> None:
         self._console = console
+        self._verbose = verbose
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._interval = _PANEL_SECONDS if self._live else _LINE_SECONDS
         self._start = self._shown = time.monotonic()
@@ -52,41 +59,51 @@ class TrainingDisplay:
                 soft_wrap=True,
             )
         if self._live:
-            self._live.update(_panel(progress, now - self._start), refresh=True)
+            self._live.update(_panel(progress, now - self._start, verbose=self._verbose), refresh=True)
         else:
-            self._console.print(_line(progress, now - self._start), soft_wrap=True)
+            self._console.print(_line(progress, now - self._start, verbose=self._verbose), soft_wrap=True)
 
 
-def _line(progress: Any, elapsed: float) -> str:
+def _line(progress: Any, elapsed: float, *, verbose: bool) -> str:
     agent = progress.agent
+    done = f"{agent.agent_steps:>9,} of {progress.total_steps:,} agent steps"
     if progress.note:
-        return f"{agent.agent_steps:>11,} agent steps  {progress.note}"
-    return (
-        f"{agent.agent_steps:>11,} agent steps  {agent.updates:,} updates  return {_recent_return(progress)}  "
-        f"epsilon {agent.epsilon:.2f}  loss {agent.last_loss:.4f}  q {agent.last_q:.2f}  "
-        f"target {_targets(agent)} ({agent.target_age:,} updates old)  "
-        f"{_rate(progress)}  {_left(progress, elapsed)}  {_phases(progress)}"
-    )
+        return f"{done}  {progress.note}"
+    parts = [done, f"return {_recent_return(progress)}"]
+    if progress.evaluation:
+        parts.append(f"score {progress.evaluation[1].mean:.2f}")
+    if progress.latest:
+        parts.append(f"{progress.latest['agent_steps_per_second']:,.0f}/s")
+    if left := _seconds_left(progress):
+        parts.append(f"{clock(left)} left")
+    parts.append(f"target {_targets(agent)}")
+    if verbose:
+        parts += [f"({counted(agent.target_age, 'update')} old)", f"{clock(elapsed)} elapsed"]
+        parts += [counted(agent.updates, "update"), f"epsilon {agent.epsilon:.2f}"]
+        parts += [f"loss {_number(agent.last_loss, 4)}", f"q {_number(agent.last_q, 2)}", _phases(progress)]
+    return "  ".join(parts)
 
 
-def _panel(progress: Any, elapsed: float) -> Group:
+def _panel(progress: Any, elapsed: float, *, verbose: bool) -> Group:
     agent = progress.agent
     bar = Table.grid(padding=(0, 1))
     bar.add_row(
         ProgressBar(total=progress.total_steps, completed=agent.agent_steps, width=40),
         f"{agent.agent_steps:,} of {progress.total_steps:,} agent steps",
-        _left(progress, elapsed),
+        f"{clock(elapsed)} elapsed" + (f", about {clock(left)} left" if (left := _seconds_left(progress)) else ""),
     )
     facts = Table.grid(padding=(0, 2))
     facts.add_row("updates", f"{agent.updates:,}", "episodes", f"{agent.episodes:,}", "epsilon", f"{agent.epsilon:.3f}")
     facts.add_row(
-        "return", _recent_return(progress), "loss", f"{agent.last_loss:.4f}", "mean max Q", f"{agent.last_q:.2f}"
+        *("return", _recent_return(progress)),
+        *("loss", _number(agent.last_loss, 4)),
+        *("mean max Q", _number(agent.last_q, 2)),
     )
     facts.add_row(
         "target",
         _targets(agent),
         "age",
-        f"{agent.target_age:,} updates",
+        counted(agent.target_age, "update"),
         "rate",
         _rate(progress),
     )
@@ -94,9 +111,10 @@ def _panel(progress: Any, elapsed: float) -> Group:
     workers = Table.grid(padding=(0, 2))
     for worker in agent.workers:
         restarts = agent.restarts(worker.index)
-        again = f", started again {restarts} times" if restarts else ""
+        again = f", restarted {counted(restarts, 'time')}" if restarts else ""
         workers.add_row(worker.name, worker_line(worker.model_dump()) + again)
-    return Group(bar, facts, workers, f"[dim]{_phases(progress)}[/]", f"[yellow]{progress.note}[/]")
+    phases = f"[dim]{_phases(progress)}[/]" if verbose else ""
+    return Group(bar, facts, workers, phases, f"[yellow]{progress.note}[/]")
 
 
 def _phases(progress: Any) -> str:
@@ -118,7 +136,8 @@ def _score(progress: Any) -> str:
 
 def _recent_return(progress: Any) -> str:
     returns = progress.returns
-    return f"{sum(returns) / len(returns):.2f} (last {len(returns)} games)" if returns else "no game ended yet"
+    recent = f"(last {counted(len(returns), 'game')})"
+    return f"{sum(returns) / len(returns):.2f} {recent}" if returns else "no game ended yet"
 
 
 def _rate(progress: Any) -> str:
@@ -126,14 +145,17 @@ def _rate(progress: Any) -> str:
     return f"{latest['agent_steps_per_second']:.0f} agent steps/s" if latest else "rate not known yet"
 
 
-def _left(progress: Any, elapsed: float) -> str:
-    """Elapsed and remaining time; the rate after the first updates counts, since filling the replay is fast."""
+def _seconds_left(progress: Any) -> float | None:
+    """By the rate after the first updates, since filling the replay is fast; None before it is known."""
     latest = progress.latest
-    text = f"{clock(elapsed)} gone"
-    if latest and progress.agent.updates and latest["agent_steps_per_second"] > 0:
-        left = (progress.total_steps - progress.agent.agent_steps) / latest["agent_steps_per_second"]
-        text += f", about {clock(left)} left"
-    return text
+    if not (latest and progress.agent.updates and latest["agent_steps_per_second"] > 0):
+        return None
+    return float((progress.total_steps - progress.agent.agent_steps) / latest["agent_steps_per_second"])
+
+
+def _number(value: float, digits: int) -> str:
+    """A dash before there is one."""
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def clock(seconds: float) -> str:
@@ -143,6 +165,6 @@ def clock(seconds: float) -> str:
 
 
 def _targets(agent: Any) -> str:
-    return ", ".join(agent.target_snapshots) + (
-        " held" if any(learner.bootstrap.held for learner in agent.learners) else ""
-    )
+    first, *others = agent.target_snapshots
+    more = f" and {len(others)} more" if others else ""
+    return str(first) + more + (", held" if any(learner.bootstrap.held for learner in agent.learners) else "")

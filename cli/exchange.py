@@ -7,6 +7,7 @@ from rich.table import Table
 
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.run import find, locate
+from twin_graph.words import command
 
 from .params import json_option, print_json, run_argument, say, stdout
 
@@ -102,4 +103,4 @@ def import_(run: str, path: Path, renames: tuple[str, ...]) -> None:
     imported = exchange.import_checkpoint(found, path, {old: new for old, _, new in pairs})
     if imported.ignored:
         say(f"not used: {', '.join(imported.ignored)}")
-    say(f"{imported.snapshot.id}; use it with: twin-graph swap {run} {imported.snapshot.id}")
+    say(f"{imported.snapshot.id}; use it with: {command('swap', run, imported.snapshot.id)}")

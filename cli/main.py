@@ -1,7 +1,11 @@
 """The entry point `twin-graph`: the list of commands, and errors as one line with an exit code."""
 
+import contextlib
 import importlib
+import os
+import signal
 import sys
+from pathlib import Path
 
 import click
 
@@ -70,10 +74,20 @@ def cli(debug: bool) -> None:
 def main() -> None:
     """Runs the command line and exits: 0 done, 1 failed, 2 usage, 3 damaged data, 4 in use, 130 interrupted."""
     debug = "--debug" in sys.argv
+    # As `python -m` does: env.id and target.policy may name a person's own modules. Last, so that none of them can
+    # stand in for an installed one.
+    with contextlib.suppress(FileNotFoundError):
+        sys.path.append(str(Path.cwd()))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a run answers both in its own way
     try:
         code = cli.main(standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
         code = INTERRUPTED
+    except (BrokenPipeError, SystemExit):  # `twin-graph log RUN | head -1`: whoever reads has had enough; click exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     except click.ClickException as error:
         error.show()
         code = error.exit_code

@@ -14,9 +14,16 @@ from twin_graph.snapshots.run import RUNS
 
 #: For people: progress and logs.
 stderr = Console(stderr=True, highlight=False)
+
+
 #: For results.
+class _Results(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # for `main`, which ends in silence
+
+
 # In a pipe nothing is cut to the width of a terminal that is not there.
-stdout = Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
+stdout = _Results(highlight=False, width=None if sys.stdout.isatty() else 1000)
 
 
 def say(text: str) -> None:
@@ -65,6 +72,9 @@ set_option: Callable[[Any], Any] = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     help="Change a setting; `twin-graph presets PRESET` lists them. Repeatable.",
+)
+verbose_option: Callable[[Any], Any] = click.option(
+    "-v", "--verbose", is_flag=True, help="Also show loss, Q, epsilon, ages, and where the time goes."
 )
 json_option: Callable[[Any], Any] = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else there."

@@ -13,6 +13,7 @@ from twin_graph.snapshots import report
 from twin_graph.snapshots.ledger import ONLY_LEARNER
 from twin_graph.snapshots.run import RUNS, find
 from twin_graph.snapshots.workers import SILENT_SECONDS
+from twin_graph.words import counted
 
 from .params import json_option, print_json, run_argument, stdout
 
@@ -44,7 +45,7 @@ def status(run: str, as_json: bool) -> None:
         held = ", held" if target["held"] else ""
         table.add_row(
             "target" if target["lineage"] == ONLY_LEARNER else f"{target['lineage']}'s target",
-            f"{target['snapshot']}  (policy {target['policy']}, {target['age_updates']:,} updates old{held})",
+            f"{target['snapshot']}  (policy {target['policy']}, {counted(target['age_updates'], 'update')} old{held})",
         )
     names = {
         "q_distance": "mean |Q - Q_target|",
@@ -67,7 +68,8 @@ def status(run: str, as_json: bool) -> None:
     for name in ("latest", "best"):
         if score := summary["scores"][name]:
             table.add_row(f"{name} score", f"{score['mean']:.2f}  ({score['snapshot']})")
-    table.add_row("weights_sha256", str(summary["weights_sha256"]))
+    if point:
+        table.add_row("weights_sha256", f"{summary['weights_sha256']}  (of that resume point)")
     stdout.print(table)
 
 
@@ -170,7 +172,8 @@ def show(run: str, ref: str, as_json: bool) -> None:
         low, high = evaluation["interval_95"]
         table.add_row(
             "score" if evaluation["scheduled"] else "score, by hand",
-            f"{evaluation['mean']:.2f}  (95% interval {low:.2f} to {high:.2f}, {evaluation['episodes']} episodes)",
+            f"{evaluation['mean']:.2f}  (95% interval {low:.2f} to {high:.2f}, "
+            f"{counted(evaluation['episodes'], 'episode')})",
         )
     for swap in details["swaps"]:
         table.add_row(f"went into {swap['into']}", f"from update {swap['first_update']:,}  ({escape(swap['reason'])})")
@@ -201,7 +204,8 @@ def explain(run: str, update: int, as_json: bool) -> None:
         if snapshot["age_updates"] is None:
             age = f"imported from {snapshot['origin']}"
         else:
-            age = f"{snapshot['age_updates']:,} updates behind" if snapshot["age_updates"] >= 0 else "committed later"
+            behind = f"{counted(snapshot['age_updates'], 'update')} behind"
+            age = behind if snapshot["age_updates"] >= 0 else "committed later"
         table.add_row("bootstrapped by", f"{snapshot['id']}  ({age})")
     table.add_row("policy", escape(told["policy"]))
     table.add_row("reason", escape(told["reason"]))
@@ -224,7 +228,7 @@ def worker_line(worker: Mapping[str, Any]) -> str:
     return (
         (f"silent for {silent:.0f} s; before: " if silent > SILENT_SECONDS else "")
         + f"{worker['agent_steps']:,} agent steps, {worker['agent_steps_per_second']:.0f}/s, "
-        f"{worker['updates']:,} updates, gradients {worker['staleness']:.1f} updates old, "
+        f"{counted(worker['updates'], 'update')}, gradients {worker['staleness']:.1f} updates old, "
         f"target {', '.join(worker['target'])}"
     )
 

@@ -10,6 +10,7 @@ from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer, Request
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run, find
+from twin_graph.words import command
 
 from .params import json_option, print_json, run_argument, say
 
@@ -101,7 +102,7 @@ def _wait(run: Run, request: Request, as_json: bool) -> None:
         gone = run.state() != "running"
         why = "the trainer ended without an answer" if gone else "the trainer has not answered yet"
         raise TwinGraphError(
-            f"{why}; the request stays recorded, and `twin-graph swap {run.name} --undo` takes it back"
+            f"{why}; the request stays recorded, and `{command('swap', run.folder, '--undo')}` takes it back"
         )
     if as_json:
         print_json({"request": request.id, **answer.model_dump()})

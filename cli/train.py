@@ -1,6 +1,8 @@
 """`twin-graph train` and `resume`."""
 
 import contextlib
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,21 @@ from twin_graph.errors import UsageError
 from twin_graph.snapshots.report import restored
 from twin_graph.snapshots.run import Run, check_new_folder, create, default_folder, find
 from twin_graph.snapshots.workers import GIVEN_UP
+from twin_graph.words import command
 
 from .display import TrainingDisplay
 from .main import INTERRUPTED
-from .params import complete_preset, json_option, print_json, protocol_line, run_argument, say, set_option, stderr
+from .params import (
+    complete_preset,
+    json_option,
+    print_json,
+    protocol_line,
+    run_argument,
+    say,
+    set_option,
+    stderr,
+    verbose_option,
+)
 from .records import worker_line
 
 
@@ -47,6 +60,7 @@ def cluster_options(command: Any) -> Any:
     help="The run's folder, which must not exist yet.  [default: checkpoints/PRESET-seedS-N]",
 )
 @set_option
+@verbose_option
 @json_option
 def train(
     preset: str,
@@ -59,6 +73,7 @@ def train(
     insecure_network: bool,
     run_dir: Path | None,
     assignments: tuple[str, ...],
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Train an agent from a PRESET; `twin-graph presets` lists them.
@@ -84,26 +99,32 @@ def train(
     named = {"env.id": env_id, "train.steps": steps, "seed": seed, "workers.count": workers, "workers.servers": ps}
     overrides += [(key, value) for key, value in named.items() if value is not None]
     settings = config.load(preset, overrides)
+    if not settings.minibatches_in_all:
+        raise UsageError(
+            f"this run would make no update: the first is due after {settings.train.start_steps:,} + "
+            f"{settings.train.every_steps:,} agent steps (train.start_steps, train.every_steps), and train.steps="
+            f"{settings.train.steps:,}"
+        )
     folder = run_dir or default_folder(settings)
     check_new_folder(folder)
 
-    from twin_graph import envs
+    with contextlib.ExitStack() as open_:
+        with _starting_up("the run began; nothing was written"):
+            from twin_graph import envs, needs
 
-    with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
-        from twin_graph import needs
-
-        elsewhere = _elsewhere(described)
-        needed = needs.measure(settings, env, folder, elsewhere=elsewhere)
-        needs.check(needed)
-        settings = _tuned(settings, env, elsewhere)
+            env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
+            elsewhere = _elsewhere(described)
+            needed = needs.measure(settings, env, folder, elsewhere=elsewhere)
+            needs.check(needed)
+            settings = _tuned(settings, env, elsewhere)
         run = create(folder, settings, env.protocol)
-        say(f"{folder}  (seed {settings.seed}; watch it with: tensorboard --logdir {folder})")
+        say(f"{folder}  (seed {settings.seed}; watch it with: {shlex.join(['tensorboard', '--logdir', str(folder)])})")
         say(protocol_line(env.protocol))
         if env.time_limit is None:
             limit = settings.evaluate.max_steps or config.EVALUATION_MAX_STEPS
             say(f"no time limit: games of evaluations are cut after {limit:,} agent steps (evaluate.max_steps)")
         say(needed.words())
-        _train(run, env, None, as_json, described)
+        _train(run, env, None, as_json, described, verbose)
 
 
 @click.command()
@@ -111,6 +132,7 @@ def train(
 @click.option("--steps", type=click.IntRange(min=1), help="Agent steps in all.  [default: those it was to have]")
 @cluster_options
 @set_option
+@verbose_option
 @json_option
 def resume(
     run: str,
@@ -118,6 +140,7 @@ def resume(
     cluster: Path | None,
     insecure_network: bool,
     assignments: tuple[str, ...],
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Go on with the training of RUN from its newest resume point.
@@ -145,29 +168,40 @@ def resume(
             f"{settings.workers.count or 'none'}: change one of them (--set workers.count=N)"
         )
 
-    with found.lock("resume"):
-        from twin_graph import envs, needs
-        from twin_graph.resume import newest_point
+    with found.lock("resume"), contextlib.ExitStack() as open_:
+        with _starting_up("the run resumed; nothing was changed"):
+            from twin_graph import envs, needs
+            from twin_graph.resume import newest_point
 
-        point, damage = newest_point(found)
-        for reason in damage:
-            say(f"passed over: {reason}")
-        if point.counters.agent_steps >= settings.train.steps:
-            raise UsageError(
-                f"{found.folder} has its {point.counters.agent_steps:,} agent steps; give more with --steps"
-            )
-        with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
+            point, damage = newest_point(found)
+            for reason in damage:
+                say(f"passed over: {reason}")
+            if point.counters.agent_steps >= settings.train.steps:
+                raise UsageError(
+                    f"{found.folder} has its {point.counters.agent_steps:,} agent steps; give more with --steps"
+                )
+            env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
             needed = needs.measure(settings, env, found.folder, elsewhere=_elsewhere(described))
             needs.check(needed)
-            changes = list(config.differences(found.settings, settings))
-            if changes:
-                found.change_settings(settings)
-            say(f"{found.folder}: resume point {point.number} of {point.time[:19].replace('T', ' ')} UTC")
-            for line in restored(found, point):
-                say(f"  {line}")
-            for key, before, after in changes:
-                say(f"  changed: {key} from {before} to {after}")
-            _train(found, env, point, as_json, described)
+        changes = list(config.differences(found.settings, settings))
+        if changes:
+            found.change_settings(settings)
+        say(f"{found.folder}: resume point {point.number} of {point.time[:19].replace('T', ' ')} UTC")
+        for line in restored(found, point):
+            say(f"  {line}")
+        for key, before, after in changes:
+            say(f"  changed: {key} from {before} to {after}")
+        _train(found, env, point, as_json, described, verbose)
+
+
+@contextlib.contextmanager
+def _starting_up(before: str) -> Iterator[None]:
+    """While TensorFlow is imported and threads are measured, a signal ends the command with a line on what is true."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"interrupted before {before}")
+        raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 def _tuned(settings: config.Settings, env: Any, elsewhere: bool) -> config.Settings:
@@ -202,7 +236,7 @@ def _elsewhere(described: Any) -> bool:
     return bool(described and described.beyond_this_machine)
 
 
-def _train(run: Run, env: Any, point: Any, as_json: bool, cluster: Any) -> None:
+def _train(run: Run, env: Any, point: Any, as_json: bool, cluster: Any, verbose: bool) -> None:
     from twin_graph import training
 
     if run.settings.workers.count:
@@ -214,13 +248,13 @@ def _train(run: Run, env: Any, point: Any, as_json: bool, cluster: Any) -> None:
         progresses = training.train(run, env, point)
     progress = None
     try:
-        with TrainingDisplay(stderr) as display:
+        with TrainingDisplay(stderr, verbose=verbose) as display:
             for progress in progresses:
                 display.show(progress)
     except Exception:
         if newest := run.points().newest():
             at = f"resume point {newest.number}, at {newest.counters.agent_steps:,} agent steps"
-            say(f"continue from {at}, with: twin-graph resume {run.folder}")
+            say(f"continue from {at}, with: {command('resume', run.folder)}")
         raise
     assert progress is not None
     _report(run.folder, progress, as_json)
@@ -251,5 +285,5 @@ def _report(folder: Path, progress: Any, as_json: bool) -> None:
         say(f"score of {evaluation[0]}: {evaluation[1].words()}")
     say(f"newest snapshot: {snapshot.id}\nweights_sha256: {agent.point.weights_sha256}")
     if progress.interrupted:
-        say(f"go on with: twin-graph resume {folder}")
-    say(f"next: twin-graph log {folder}    twin-graph evaluate {folder} --episodes 30")
+        say(f"continue with: {command('resume', folder)}")
+    say(f"next: {command('log', folder)}    {command('evaluate', folder, '--episodes', 30)}")

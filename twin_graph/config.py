@@ -386,6 +386,12 @@ class Settings(_Section):
         return math.ceil(self.train.steps / self.env.count)
 
     @property
+    def minibatches_in_all(self) -> int:
+        """How many become due until the end."""
+        steps = self.vector_steps * self.env.count
+        return max(0, (steps - self.train.start_steps) // self.train.every_steps)
+
+    @property
     def refresh_schedule(self) -> Schedule:
         """When the target is refreshed."""
         return Schedule.of(self, "target.refresh_every") or _REFRESH_DEFAULT

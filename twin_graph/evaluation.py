@@ -10,6 +10,7 @@ import numpy as np
 from twin_graph import envs
 from twin_graph.config import EVALUATION_MAX_STEPS, Settings
 from twin_graph.streams import Purpose, environment_seeds, stream
+from twin_graph.words import counted
 
 PARALLEL_GAMES = 10
 RESAMPLES = 10_000
@@ -57,7 +58,7 @@ class Evaluation(NamedTuple):
         """For people: the mean, its interval, the number of games."""
         low, high = self.interval
         cut = f", {self.cut} cut by evaluate.max_steps" if self.cut else ""
-        return f"{self.mean:.2f} (95% interval {low:.2f} to {high:.2f}, {len(self.returns)} episodes{cut})"
+        return f"{self.mean:.2f} (95% interval {low:.2f} to {high:.2f}, {counted(len(self.returns), 'episode')}{cut})"
 
     def summary(self) -> dict[str, Any]:
         """For `evaluations.jsonl` and `--json`."""

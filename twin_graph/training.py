@@ -108,7 +108,8 @@ class Progress:
         self.latest: dict[str, Any] = {}
         self._scores = [0.0] * environments
         self._marked = time.perf_counter()
-        self._mark = (0, 0, dict(agent.stopwatch.seconds), dict(agent.stopwatch.calls))
+        # A resumed run has steps that this process did not make.
+        self._mark = (agent.agent_steps, agent.updates, dict(agent.stopwatch.seconds), dict(agent.stopwatch.calls))
 
     @property
     def interrupted(self) -> bool:

@@ -171,7 +171,7 @@ def _look_at(settings: EnvSettings) -> _Declared:
         raise UsageError(f"cannot make {settings.id!r}: {_first_sentence(error)}{hint}") from None
     except ModuleNotFoundError as error:
         where = f"modules are looked for in {Path.cwd()} and among the installed packages"
-        raise UsageError(f"cannot make {settings.id!r}: {error}; {where}") from None
+        raise UsageError(f"cannot make {settings.id!r}: {_first_sentence(error)}; {where}") from None
     except (gymnasium.error.Error, ImportError) as error:
         raise UsageError(f"cannot make {settings.id!r}: {_first_sentence(error)}") from None
     except Exception as error:  # of its own code: arguments that it does not take, for example

@@ -12,6 +12,7 @@ from twin_graph.snapshots.ledger import Commit, Event, Swap, target_swaps
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import SnapshotStore
+from twin_graph.words import counted
 
 
 def status(run: Run) -> dict[str, Any]:
@@ -139,11 +140,13 @@ def show(run: Run, reference: str) -> dict[str, Any]:
 def restored(run: Run, point: PointState) -> Iterator[str]:
     """What a training that goes on from a point has again, and what not, a line each for people."""
     counters = point.counters
-    yield f"restored: weights and optimizer, after {counters.updates:,} updates ({point.weights_sha256[:12]})"
-    yield f"restored: {counters.agent_steps:,} agent steps, {counters.episodes:,} episodes; epsilon, random streams"
+    made = counted(counters.updates, "update"), counted(counters.agent_steps, "agent step")
+    yield f"restored: weights and optimizer, after {made[0]} ({point.weights_sha256[:12]})"
+    yield f"restored: {made[1]}, {counted(counters.episodes, 'episode')}; epsilon, random streams"
     if point.segments:
         steps = point.segments[-1].stop - point.segments[0].first
-        yield f"restored: replay, {steps * run.settings.env.count:,} agent steps in {len(point.segments)} segments"
+        remembered = counted(steps * run.settings.env.count, "agent step")
+        yield f"restored: replay, {remembered} in {counted(len(point.segments), 'segment')}"
     elif run.settings.workers.count:
         yield "absent: replay, each worker fills its own again"
     else:
@@ -156,8 +159,10 @@ def restored(run: Run, point: PointState) -> Iterator[str]:
     for request in control.pending(run.control):
         yield f"waiting: {request.kind} {request.snapshot} into the {request.into} twin, since {request.time[:19]}"
     beyond = run.ledger.beyond(point.known_bytes[run.ledger.path.name])
-    lost = {"snapshots": Commit, "swaps": Swap}
-    counts = [f"{n} {name}" for name, kind in lost.items() if (n := sum(isinstance(event, kind) for event in beyond))]
+    lost = {"snapshot": Commit, "swap": Swap}
+    counts = [
+        counted(n, name) for name, kind in lost.items() if (n := sum(isinstance(event, kind) for event in beyond))
+    ]
     if counts:
         yield f"abandoned: {', '.join(counts)} recorded beyond this point (kept; `twin-graph log --all` shows them)"
     then, now = run.description["cpu"], cpu.describe()

@@ -44,6 +44,7 @@ from twin_graph.snapshots.ledger import (
     pruned,
     utc_now,
 )
+from twin_graph.words import counted
 
 FORMAT: Final = 1
 MANIFEST = "manifest.json"
@@ -425,7 +426,7 @@ class SnapshotStore:
         if match := re.fullmatch(r"latest(?:~(\d+))?", reference):
             back = int(match[1] or 0)
             if back >= len(self.snapshots):
-                raise UsageError(f"{reference}: there are only {len(self.snapshots)} snapshots")
+                raise UsageError(f"{reference}: the run has only {counted(len(self.snapshots), 'snapshot')}")
             return self.snapshots[-1 - back]
         if match := re.fullmatch(r"@update:(\d+)", reference):
             before = [snapshot for snapshot in self.snapshots if snapshot.updates <= int(match[1])]

@@ -1,0 +1,158 @@
+"""What a person reads: short lines, right numbers, commands that can be pasted, and a word before every end."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from test_cli import TINY
+from twin_graph_cli import display
+
+from twin_graph import envs, training
+from twin_graph.config import Settings
+from twin_graph.snapshots.run import create
+from twin_graph.words import command, counted
+
+SCRIPT = str(Path(sys.executable).with_name("twin-graph"))
+
+
+def twin_graph(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """By the console script, as people do: `python -m` would find modules in the present folder by itself."""
+    return subprocess.run([SCRIPT, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+MODULE = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+from twin_graph.targets import Choice
+
+gymnasium.register("Mine-v0", CartPoleEnv, max_episode_steps=50)
+
+
+def oldest(history, random):
+    return Choice(history.snapshots[:1], history.snapshots[:1], "the first")
+"""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose name needs quotes, with a module of a person's own and a run with them."""
+    folder = tmp_path_factory.mktemp("my work")
+    (folder / "my_module.py").write_text(MODULE)
+    (folder / "numpy.py").write_text("raise RuntimeError('a file of the same name stood in for the library')")
+    options = ["--env", "my_module:Mine-v0", "--set", "target.policy=my_module:oldest", "--run-dir", "my run"]
+    done = twin_graph("train", "cartpole", "--steps", "1200", *options, *TINY, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (folder / "said").write_text(done.stderr)
+    return folder
+
+
+def test_modules_in_the_present_folder_are_found_but_stand_in_for_none(here: Path) -> None:
+    assert "environment my_module:Mine-v0" in (here / "said").read_text()
+
+
+@pytest.mark.parametrize(
+    "options", [["--env", "no_module:Mine-v0"], ["--set", "target.policy=no_module:mine"]], ids=["env", "policy"]
+)
+def test_where_modules_are_looked_for_is_said(here: Path, options: list[str]) -> None:
+    done = twin_graph("train", "cartpole", *options, cwd=here)
+    assert done.returncode == 2
+    assert f"No module named 'no_module'; modules are looked for in {here} and among" in done.stderr
+
+
+def test_commands_that_are_proposed_can_be_pasted(here: Path) -> None:
+    [line] = re.findall(r"next: (twin-graph log .*?)    twin-graph", (here / "said").read_text())
+    assert shlex.split(line) == ["twin-graph", "log", "my run"]
+    done = in_a_shell(line, here)
+    assert done.returncode == 0, done.stderr
+
+
+def in_a_shell(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    path = {**os.environ, "PATH": f"{Path(SCRIPT).parent}:{os.environ['PATH']}"}
+    return subprocess.run(["bash", "-c", line], cwd=cwd, env=path, capture_output=True, text=True, check=False)
+
+
+def test_whoever_reads_may_stop_reading(here: Path) -> None:
+    for reading in ("log 'my run' | head -1", "status 'my run' | true", "runs . | true"):
+        done = in_a_shell(f"twin-graph {reading}; echo ${{PIPESTATUS[0]}}", here)
+        assert done.stdout.splitlines()[-1] == "0", reading
+        assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("verbose", "most"), [(False, 120), (True, 600)])
+def test_lines_of_progress_are_short_and_tell_the_rest_if_asked(
+    cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verbose: bool, most: int
+) -> None:
+    monkeypatch.setattr(display, "_LINE_SECONDS", 0.0)
+    said = io.StringIO()
+    run = create(tmp_path / "run", cartpole())
+    with (
+        contextlib.closing(envs.make(run.settings.env, count=8)) as env,
+        display.TrainingDisplay(Console(file=said, width=1000), verbose=verbose) as shown,
+    ):
+        for progress in training.train(run, env):
+            shown.show(progress)
+    lines = said.getvalue().splitlines()
+    assert max(map(len, lines)) <= most
+    assert not [line for line in lines if "nan" in line]
+    *_, last = (
+        line for line in lines if "agent steps  return" in line and "  score" in line and " 1,200 of" not in line
+    )
+    for part in ("of 1,200 agent steps", "return ", "score ", "/s", " left", "target 00"):
+        assert part in last
+    assert ("loss" in last and "train " in last) == verbose
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_run_began_is_answered_with_a_line(here: Path, number: signal.Signals) -> None:
+    starting = [SCRIPT, "train", "pong", "--run-dir=never"]
+    trainer = subprocess.Popen(starting, cwd=here, stderr=subprocess.PIPE, text=True)
+    time.sleep(2.5)
+    trainer.send_signal(number)
+    _, stderr = trainer.communicate(timeout=30)
+    assert trainer.returncode == 130
+    assert "interrupted before the run began; nothing was written" in stderr
+    assert not (here / "never").exists()
+
+
+def test_a_run_that_would_make_no_update_is_refused(here: Path) -> None:
+    refused = twin_graph("train", "cartpole", "--steps=900", "--run-dir=none", cwd=here)
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "Error: this run would make no update: the first is due after 1,000 + 2 agent steps (train.start_steps, "
+        "train.every_steps), and train.steps=900\n"
+    )
+    assert not (here / "none").exists()
+
+
+def test_status_says_of_which_moment_its_hash_is(here: Path) -> None:
+    shown = twin_graph("status", "my run", cwd=here).stdout
+    assert re.search(r"resume point +\d+, at 1,200 agent steps *\n", shown)
+    assert re.search(r"weights_sha256 +[0-9a-f]{64}  \(of that resume point\)\n", shown)
+
+
+def test_a_rate_after_resuming_is_of_this_process_alone(here: Path) -> None:
+    done = twin_graph("resume", "my run", "--steps", "1400", cwd=here)
+    assert done.returncode == 0, done.stderr
+    newest = [json.loads(line) for line in (here / "my run" / "metrics.jsonl").read_text().splitlines()]
+    logged = [line for line in newest if line["attempt"] == 2 and "seconds" in line]
+    assert logged[0]["agent_steps_per_second"] * logged[0]["seconds"] == pytest.approx(200)
+
+
+def test_one_is_not_many() -> None:
+    assert (counted(1, "snapshot"), counted(0, "swap"), counted(2500, "update")) == (
+        "1 snapshot",
+        "0 swaps",
+        "2,500 updates",
+    )
+    assert command("resume", Path("my run"), "--steps", 3) == "twin-graph resume 'my run' --steps 3"
