@@ -18,6 +18,7 @@ from twin_graph.errors import TwinGraphError
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments import runner, trial
 from twin_graph.experiments.runner import EXPERIMENTS, Begin, Experiment, Runner, State, begin_here
+from twin_graph.words import command, counted
 
 from .display import clock
 from .main import INTERRUPTED
@@ -96,22 +97,27 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
     if as_json:
         print_json(_summary(found, states, jobs))
     if not dry_run:
-        again = f"twin-graph experiment run {file}{f' --out {out}' if out else ''}"
-        again += f"{f' --jobs {jobs}' if jobs > 1 else ''}{f' --executor {executor}' if executor != 'local' else ''}"
+        options = {
+            "--out": out,
+            "--jobs": jobs if jobs > 1 else None,
+            "--executor": executor if executor != "local" else None,
+        }
+        given = [word for option, value in options.items() if value for word in (option, value)]
+        again = command("experiment", "run", file, *given)
         _say_how_it_ended(found, states, again, interrupted=training.stop.is_set())
 
 
 def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, interrupted: bool) -> None:
-    say(f"{sum(state.state == 'done' for state in states)} of {len(states)} runs are done, in {found.folder}")
+    say(f"{sum(state.state == 'done' for state in states)} of {counted(len(states), 'run')} done, in {found.folder}")
     if interrupted:
-        say(f"interrupted; go on with: {again}")
+        say(f"interrupted; continue with: {again}")
         raise click.exceptions.Exit(INTERRUPTED)
     failed = [state for state in states if state.state in ("failed", "damaged")]
     for state in failed:
         say(f"failed: {state.planned.name}: {state.error}  (more in {found.log(state.planned)})")
-    say(f"next: twin-graph experiment report {found.folder}")
+    say(f"next: {command('experiment', 'report', found.folder)}")
     if failed:
-        raise TwinGraphError(f"{len(failed)} of {len(states)} runs failed; try them again with: {again}")
+        raise TwinGraphError(f"{len(failed)} of {counted(len(states), 'run')} failed; try them again with: {again}")
 
 
 @experiment.command()
@@ -186,7 +192,8 @@ def _show_plan(found: Experiment, states: list[State], jobs: int) -> None:
     seconds, how = found.seconds_left(states, jobs)
     left = [state for state in states if state.state not in ("done", "damaged")]
     say(
-        f"{plan.name}: {len(plan.conditions)} conditions, {len(states)} runs of {plan.steps:,} agent steps (preset "
+        f"{plan.name}: {counted(len(plan.conditions), 'condition')}, {counted(len(states), 'run')} of {plan.steps:,} "
+        "agent steps (preset "
         f"{plan.preset}), {len(states) - len(left)} done"
     )
     if found.fixed:

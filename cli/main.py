@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import click
+from click.utils import PacifyFlushWrapper
 
 from twin_graph.errors import TwinGraphError, place
+
+from .params import ReaderGoneError
 
 INTERRUPTED = 130
 
@@ -71,6 +74,13 @@ def cli(debug: bool) -> None:
     """
 
 
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise ReaderGoneError from None
+
+
 def main() -> None:
     """Runs the command line and exits: 0 done, 1 failed, 2 usage, 3 damaged data, 4 in use, 130 interrupted."""
     debug = "--debug" in sys.argv
@@ -81,12 +91,15 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a run answers both in its own way
     try:
         code = cli.main(standalone_mode=False)
-        sys.stdout.flush()
+        _flush()
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
         code = INTERRUPTED
-    except (BrokenPipeError, SystemExit):  # `twin-graph log RUN | head -1`: whoever reads has had enough; click exits
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ReaderGoneError, SystemExit) as error:
+        # click itself exits with 1 where stdout is closed, and leaves this stand-in for it.
+        if isinstance(error, SystemExit) and type(sys.stdout) is not PacifyFlushWrapper:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # type: ignore[union-attr]
         code = 0
     except click.ClickException as error:
         error.show()

@@ -16,13 +16,16 @@ from twin_graph.snapshots.run import RUNS
 stderr = Console(stderr=True, highlight=False)
 
 
-#: For results.
+class ReaderGoneError(Exception):
+    """Whoever reads stdout has had enough: `twin-graph log RUN | head -1`."""
+
+
 class _Results(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # for `main`, which ends in silence
+        raise ReaderGoneError
 
 
-# In a pipe nothing is cut to the width of a terminal that is not there.
+#: For results. In a pipe nothing is cut to the width of a terminal that is not there.
 stdout = _Results(highlight=False, width=None if sys.stdout.isatty() else 1000)
 
 

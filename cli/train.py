@@ -99,18 +99,13 @@ def train(
     named = {"env.id": env_id, "train.steps": steps, "seed": seed, "workers.count": workers, "workers.servers": ps}
     overrides += [(key, value) for key, value in named.items() if value is not None]
     settings = config.load(preset, overrides)
-    if not settings.minibatches_in_all:
-        raise UsageError(
-            f"this run would make no update: the first is due after {settings.train.start_steps:,} + "
-            f"{settings.train.every_steps:,} agent steps (train.start_steps, train.every_steps), and train.steps="
-            f"{settings.train.steps:,}"
-        )
+    settings.check_that_it_learns()
     folder = run_dir or default_folder(settings)
     check_new_folder(folder)
 
     with contextlib.ExitStack() as open_:
         with _starting_up("the run began; nothing was written"):
-            from twin_graph import envs, needs
+            from twin_graph import envs, needs, training  # noqa: F401 - takes seconds
 
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
             elsewhere = _elsewhere(described)

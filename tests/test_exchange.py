@@ -69,7 +69,7 @@ observations = random.integers(0, 255, (8, *shape)) if len(shape) == 3 else rand
 fed = {'s_tm1:0': observations, 's_t:0': observations, 'a_tm1:0': [0, 1] * 4,
        'r_t:0': [1.0] * 8, 'discount_t:0': [0.0] * 8, 'q_target_t:0': np.zeros((8, actions))}
 loss = sess.graph.get_tensor_by_name('loss:0')
-own = tf.train.GradientDescentOptimizer(1e-3).minimize(loss, var_list=tf.trainable_variables())
+own = tf.train.AdamOptimizer(1e-4).minimize(loss, var_list=tf.trainable_variables())
 sess.run(tf.global_variables_initializer())
 losses = []
 for train_op in (own, 'train_op'):

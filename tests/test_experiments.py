@@ -136,7 +136,7 @@ def test_every_value_survives_the_command_line(key: str, value: Any) -> None:
         (changed("target.policy =", "target.polcy ="), "unknown setting 'target.polcy'; did you mean 'target.policy'"),
         (changed("target.policy =", "targets ="), "unknown setting 'targets'"),
         (changed("log.every_steps = 100", "train.steps = 100"), "train.steps has its own place in the file: steps"),
-        (changed("[1, 2]", "[]"), "seeds=[]: list should have at least 1 item"),
+        (changed("[1, 2]", "[]"), "seeds=[]: must be a list of at least 1"),
         (changed("[1, 2]", "[1, 1]"), "one stands there twice"),
         (changed("[1, 2]", "[1, -2]"), "seed=-2: must be at least 0"),
         (changed("steps = 600", "steps = 0"), "steps=0: must be at least 1"),
@@ -200,7 +200,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     assert "2 conditions, 4 runs of 600 agent steps" in done.stderr
     assert "agent steps/s in the first run" in done.stderr
-    assert "4 of 4 runs are done" in done.stderr
+    assert "4 of 4 runs done" in done.stderr
     reported = twin_graph("experiment", "report", "tiny", cwd=cwd)
     assert reported.returncode == 0, reported.stderr
     return cwd / "checkpoints" / "experiments" / "tiny"
@@ -270,6 +270,24 @@ def test_what_cannot_be_trained_is_known_before_anything_runs(tmp_path: Path, te
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["env.kwargs = {size = 8, deep = {a = 1}}", '"env.kwargs.size" = 8\n"env.kwargs.deep" = {a = 1}'],
+)
+def test_arguments_of_the_environment_reach_every_run_and_its_command_line(written: str) -> None:
+    planned = plan.parse(changed("train.batch_size = 16", written)).runs[0]
+    assert planned.settings.env.kwargs == {"size": 8, "deep": {"a": 1}}
+    sets = [config.parse_assignment(assignment(key, value)) for key, value in planned.overrides]
+    assert config.load("cartpole", sets).env.kwargs == planned.settings.env.kwargs
+
+
+def test_an_argument_of_the_environment_can_be_a_factor() -> None:
+    text = changed('target.policy = ["latest", "lag(40)"]', '"env.kwargs.size" = [8, 16]')
+    runs = plan.parse(text).runs
+    assert [run.condition for run in runs] == ["size=8", "size=16"] * 2
+    assert [run.settings.env.kwargs for run in runs] == [{"size": 8}, {"size": 16}] * 2
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -349,7 +367,7 @@ def test_ctrl_c_makes_trainings_save_and_says_how_to_go_on(tmp_path: Path) -> No
     os.killpg(runner.pid, signal.SIGINT)  # as a terminal does
     _, stderr = runner.communicate(timeout=60)
     assert runner.returncode == 130
-    assert "go on with: twin-graph experiment run long.toml --jobs 2" in stderr
+    assert "continue with: twin-graph experiment run long.toml --jobs 2" in stderr
     assert not trainers(folder)
     assert [Run(folder / name).state() for name in RUNS[:2]] == ["stopped", "stopped"]
     reported = json.loads(twin_graph("experiment", "report", "tiny", "--json", cwd=tmp_path).stdout)

@@ -92,7 +92,7 @@ def test_ctrl_c_makes_trainings_save_wherever_they_are(tmp_path: Path) -> None:
     stdout, stderr = runner.communicate(timeout=60)
     assert runner.returncode == 130
     assert stdout == ""
-    assert "go on with: twin-graph experiment run tiny.toml --jobs 2 --executor ray" in stderr
+    assert "continue with: twin-graph experiment run tiny.toml --jobs 2 --executor ray" in stderr
     assert not trainers(folder)
     assert [Run(folder / name).state() for name in RUNS] == ["stopped"] * 2
 

@@ -129,10 +129,15 @@ def test_a_run_that_would_make_no_update_is_refused(here: Path) -> None:
     refused = twin_graph("train", "cartpole", "--steps=900", "--run-dir=none", cwd=here)
     assert refused.returncode == 2
     assert refused.stderr == (
-        "Error: this run would make no update: the first is due after 1,000 + 2 agent steps (train.start_steps, "
-        "train.every_steps), and train.steps=900\n"
+        "Error: this run would make no update: the first is due after 1,002 agent steps and train.steps=900; "
+        "raise --steps, or lower train.start_steps=1,000\n"
     )
     assert not (here / "none").exists()
+
+
+def test_an_end_that_is_no_closed_pipe_keeps_its_exit_code(here: Path) -> None:
+    (here / "leaves.py").write_text("raise SystemExit(3)")
+    assert twin_graph("train", "cartpole", "--env", "leaves:Any-v0", cwd=here).returncode == 3
 
 
 def test_status_says_of_which_moment_its_hash_is(here: Path) -> None:

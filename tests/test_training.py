@@ -17,7 +17,7 @@ from twin_graph import envs, needs, training
 from twin_graph.agent import Agent
 from twin_graph.config import Settings
 from twin_graph.envs import VectorEnv, VectorStep
-from twin_graph.errors import DamagedError, DivergedError, TwinGraphError, TwinMismatchError, UsageError
+from twin_graph.errors import DamagedError, DivergedError, ForeignError, TwinGraphError, TwinMismatchError, UsageError
 from twin_graph.evaluation import Evaluation, evaluate, play
 from twin_graph.learner import Learner
 from twin_graph.model import ModelSpec
@@ -158,6 +158,23 @@ def test_another_valid_checkpoint_in_a_snapshots_folder_is_never_used(
     assert isinstance(last, End)
     assert (last.state, last.reason) == ("failed", str(raised.value))
     assert not list(run.evaluations()) or into == "the target"
+
+
+@pytest.mark.parametrize(("field", "what"), [("r_t", "reward"), ("s_t", "observation")])
+def test_nan_in_a_loop_of_ones_own_is_no_matter_of_the_learning_rate(
+    cartpole: Make, tmp_path: Path, field: str, what: str
+) -> None:
+    zeros = np.zeros((2, 4), np.float32)
+    no = np.zeros(2, bool)
+    step = Transition(zeros, np.zeros(2, int), zeros[:, 0].copy(), no, no, zeros.copy())
+    getattr(step, field)[1] = np.nan
+    run = create(tmp_path / "run", cartpole())
+    with (
+        Agent(run, observation_shape=(4,), n_actions=2, environments=2) as agent,
+        pytest.raises(ForeignError, match=f"CartPole-v1, environment 1: the {what} is nan, and must be finite"),
+    ):
+        agent.observe(step)
+    assert agent.agent_steps == 0
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_update_and_snapshot(cartpole: Make, tmp_path: Path) -> None:

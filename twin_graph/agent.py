@@ -13,6 +13,7 @@ import numpy as np
 from twin_graph import mutual, retention, sampling, targets
 from twin_graph.bootstrap import Bootstrap
 from twin_graph.config import Schedule, Settings
+from twin_graph.envs import check_finite
 from twin_graph.errors import UsageError
 from twin_graph.events import EventFile
 from twin_graph.learner import Learner, epsilon_greedy, greedy_agreement, minibatches
@@ -296,7 +297,13 @@ class Agent:
         return q[0] if len(q) == 1 else np.mean(q, axis=0)
 
     def observe(self, transition: Transition) -> None:
-        """Puts one step of all E environments into the replay."""
+        """Puts one step of all E environments into the replay.
+
+        Raises:
+          ForeignError: a reward or an observation is NaN or infinite.
+        """
+        check_finite(self.settings.env.id, "reward", transition.r_t)
+        check_finite(self.settings.env.id, "observation", transition.s_t)
         self._replay.add(transition)
         self._sampler.added()
         self._log.write_if_full(self._run.attempt)

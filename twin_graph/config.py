@@ -3,6 +3,7 @@
 Settings have dotted names (`train.batch_size`), the same in `--set`, in preset files and in `run.json`.
 """
 
+import contextlib
 import difflib
 import hashlib
 import json
@@ -385,11 +386,14 @@ class Settings(_Section):
         """Of the whole training: enough for `train.steps` agent steps."""
         return math.ceil(self.train.steps / self.env.count)
 
-    @property
-    def minibatches_in_all(self) -> int:
-        """How many become due until the end."""
-        steps = self.vector_steps * self.env.count
-        return max(0, (steps - self.train.start_steps) // self.train.every_steps)
+    def check_that_it_learns(self) -> None:
+        """Raises `UsageError` if no update would become due until the end."""
+        first = self.train.start_steps + self.train.every_steps
+        if self.vector_steps * self.env.count < first:
+            raise UsageError(
+                f"this run would make no update: the first is due after {first:,} agent steps and train.steps="
+                f"{self.train.steps:,}; raise --steps, or lower train.start_steps={self.train.start_steps:,}"
+            )
 
     @property
     def refresh_schedule(self) -> Schedule:
@@ -539,6 +543,11 @@ def setting_names() -> list[str]:
     return [description.key for description in describe(Settings())]
 
 
+def is_setting(name: str) -> bool:
+    """Whether there is a setting of this dotted name, or room for one in a table whose keys are not ours."""
+    return name in setting_names() or name.startswith(FREE)
+
+
 def preset_names() -> list[str]:
     """The presets that come with the package, sorted."""
     return sorted(p.name.removesuffix(".toml") for p in _preset_folder().iterdir() if p.name.endswith(".toml"))
@@ -590,9 +599,8 @@ def differences(before: Settings, after: Settings) -> Iterator[tuple[str, Any, A
 
 
 def _changed(tree: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    known = setting_names()
     for key, _ in overrides:
-        if key not in known and not key.startswith(FREE):
+        if not is_setting(key):
             raise UsageError(
                 f"unknown setting {key!r}{nearest_setting(key) or '; `twin-graph presets PRESET` lists them all'}"
             )
@@ -630,7 +638,7 @@ def validate(tree: Mapping[str, Any]) -> Settings:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """`key=value` as a pair; the value is read as TOML or `null`, and as plain text where it is neither."""
+    """`key=value` as a pair; the value is read as TOML, JSON or `null`, and as plain text where it is none of these."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise UsageError(f"--set {text!r}: write it as key=value, for example --set train.batch_size=64")
@@ -639,6 +647,8 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
+        with contextlib.suppress(ValueError):
+            return key.strip(), json.loads(value)
         parsed = value.strip()
     return key.strip(), parsed
 

@@ -1,5 +1,6 @@
 """`build_model()`: all that one twin computes, built once in each graph so that both hold the same variables."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -212,7 +213,9 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
     if spec.gradient_clip_norm is not None:
         gradients, _ = tf.clip_by_global_norm(gradients, spec.gradient_clip_norm)
     optimizer = optimizers.optimizer(spec.optimizer, learning_rate, spec.optimizer_epsilon, spec.rmsprop_decay)
-    applied = optimizer.apply_gradients(zip(gradients, trainables, strict=True))
+    # Whoever trains on from an export makes an optimizer of its own, whose slots have the plain names.
+    with tf.variable_scope("optimizer") if plain else contextlib.nullcontext():
+        applied = optimizer.apply_gradients(zip(gradients, trainables, strict=True))
     with tf.control_dependencies([applied]):
         train_op = tf.group(applied, *(clear() if clear else ()), name="train_op")
     with tf.control_dependencies(gradients):

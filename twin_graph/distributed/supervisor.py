@@ -10,6 +10,7 @@ from pathlib import Path
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.errors import TwinGraphError
 from twin_graph.snapshots.workers import name_of
+from twin_graph.words import counted
 
 _END_SECONDS = 2.0
 
@@ -83,10 +84,10 @@ class Supervisor:
                 self._workers[i] = None
                 log = self._file.parent / f"{name_of(i)}.log"
                 why = self._why(name_of(i), worker.returncode)
-                given_up[i] = f"ended ({why}), started again {self._most} times (workers.restarts); see {log}"
+                given_up[i] = f"ended ({why}), restarted {counted(self._most, 'time')} (workers.restarts); see {log}"
         if all(worker is None for worker in self._workers):
             raise TwinGraphError(
-                f"every worker died more than {self._most} times; see {self._file.parent}/{name_of(0)}.log"
+                f"every worker died more than {counted(self._most, 'time')}; see {self._file.parent}/{name_of(0)}.log"
             )
         return given_up
 

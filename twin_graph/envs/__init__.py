@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from twin_graph.config import EnvSettings
-from twin_graph.errors import UsageError
+from twin_graph.errors import ForeignError, UsageError
 
 
 class VectorStep(NamedTuple):
@@ -30,6 +30,20 @@ class VectorStep(NamedTuple):
     last_t: np.ndarray
     s_next: np.ndarray
     score_t: np.ndarray
+
+
+def check_finite(name: str, what: str, values: np.ndarray) -> None:
+    """Raises `ForeignError` where a reward or an observation is NaN or infinite: no network could recover from it.
+
+    Args:
+      name: of the environment.
+      what: `reward` or `observation`.
+      values: of E environments, `[E, ...]`.
+    """
+    if values.dtype != np.uint8 and not np.isfinite(values).all():
+        e = int(np.argwhere(~np.isfinite(values))[0][0])
+        wrong = values[e][~np.isfinite(values[e])][0]
+        raise ForeignError(f"{name}, environment {e}: the {what} is {wrong}, and must be finite")
 
 
 class VectorEnv(Protocol):

@@ -14,7 +14,7 @@ from gymnasium.wrappers import FlattenObservation
 
 import twin_graph.envs.blob  # noqa: F401 - registers the environment
 from twin_graph.config import EVALUATION_MAX_STEPS, EnvSettings, nearest
-from twin_graph.envs import VectorStep
+from twin_graph.envs import VectorStep, check_finite
 from twin_graph.errors import ForeignError, UsageError, foreign_error, place
 
 
@@ -76,32 +76,30 @@ class Gym:
 
     def reset(self, seeds: np.ndarray) -> np.ndarray:
         observations, _ = self._env.reset(seed=[int(seed) for seed in seeds])
-        return self._finite("observation", np.array(observations, self.observation_dtype))
+        return self._checked(observations)
 
     def step(self, actions: np.ndarray) -> VectorStep:
         observations, rewards, terminated, truncated, info = self._env.step(actions + self._first_action)
-        # A copy: Gymnasium may hand out a buffer that its next step overwrites.
-        s_next = self._finite("observation", np.array(observations, self.observation_dtype))
+        s_next = self._checked(observations)
         last_t = terminated | truncated
         s_t = s_next
         if last_t.any():
             s_t = s_next.copy()
             for e in np.flatnonzero(last_t):
                 s_t[e] = info["final_obs"][e]
-            self._finite("observation", s_t)
-        r_t = self._finite("reward", rewards.astype(np.float32))
+            check_finite(self._id, "observation", s_t)
+        r_t = rewards.astype(np.float32)
+        check_finite(self._id, "reward", r_t)
         return VectorStep(s_t=s_t, r_t=r_t, terminal_t=terminated, last_t=last_t, s_next=s_next, score_t=r_t)
 
     def close(self) -> None:
         self._env.close()
 
-    def _finite(self, what: str, values: np.ndarray) -> np.ndarray:
-        """The values; raises `ForeignError` where they are NaN or infinite, from which no network could recover."""
-        if values.dtype != np.uint8 and not np.isfinite(values).all():
-            [e, *_] = np.argwhere(~np.isfinite(values))[0]
-            wrong = values[e][~np.isfinite(values[e])][0]
-            raise ForeignError(f"{self._id}, environment {e}: the {what} is {wrong}, and must be finite")
-        return values
+    def _checked(self, observations: np.ndarray) -> np.ndarray:
+        # A copy: Gymnasium may hand out a buffer that its next step overwrites.
+        observations = np.array(observations, self.observation_dtype)
+        check_finite(self._id, "observation", observations)
+        return observations
 
 
 class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):

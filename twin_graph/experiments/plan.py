@@ -13,8 +13,9 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
 from twin_graph import config, targets
-from twin_graph.config import Settings, nearest
+from twin_graph.config import FREE, Settings, nearest, nearest_setting
 from twin_graph.errors import UsageError
+from twin_graph.words import what_is_wrong
 
 #: Lowest and highest score by environment, for what a file does not say: the range of what a game can score.
 KNOWN_SCORES = {"CartPole-v1": (0.0, 500.0), "ALE/Pong-v5": (-21.0, 21.0)}
@@ -182,13 +183,11 @@ def _first_problem(error: pydantic.ValidationError, model: type[BaseModel]) -> s
         return f"{key} is missing"
     if first["type"] == "string_pattern_mismatch":
         return f"{key}={first['input']!r}: letters, digits, dots, dashes and underscores only, since it names a folder"
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{key}={first['input']}: {message[0].lower()}{message[1:]}" if key else message
+    return f"{key}={first['input']}: {what_is_wrong(first)}" if key else first["msg"].removeprefix("Value error, ")
 
 
 def _settings(tree: Mapping[str, Any], where: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted names and values; `train.double = true` may be written with quotes, without, or in a table `train`."""
-    known = config.setting_names()
     for key, value in tree.items():
         name = prefix + key
         if isinstance(value, dict) and _is_section(name):
@@ -196,8 +195,8 @@ def _settings(tree: Mapping[str, Any], where: str, prefix: str = "") -> Iterator
             continue
         if name in _OWN_KEYS:
             raise UsageError(f"{where}: {name} has its own place in the file: {_OWN_KEYS[name]}")
-        if name not in known:
-            raise UsageError(f"{where}: unknown setting {name!r}{nearest(name, known)}")
+        if not config.is_setting(name):
+            raise UsageError(f"{where}: unknown setting {name!r}{nearest_setting(name)}")
         yield name, None if value == "null" else value
 
 
@@ -211,7 +210,7 @@ def _factors(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _is_section(name: str) -> bool:
-    return any(setting.startswith(f"{name}.") for setting in config.setting_names())
+    return f"{name}." == FREE or any(setting.startswith(f"{name}.") for setting in config.setting_names())
 
 
 def _levels(factor: str, values: Any) -> list[_Level]:
@@ -226,7 +225,7 @@ def _levels(factor: str, values: Any) -> list[_Level]:
             if not isinstance(variant, dict):
                 raise UsageError(
                     f"{where}.{name}={variant}: a variant is a table of settings, as in "
-                    f'{name} = {{ "train.double" = true }}{nearest(factor, config.setting_names())}'
+                    f'{name} = {{ "train.double" = true }}{nearest_setting(factor)}'
                 )
         return [_Level(factor, name, tuple(_settings(v, f"{where}.{name}"))) for name, v in values.items()]
     short = factor.rpartition(".")[2]
@@ -255,6 +254,7 @@ def _check_disjoint(common: Pairs, levels: Sequence[Sequence[_Level]]) -> None:
 def _run(file: _File, common: Pairs, combination: Sequence[_Level], seed: int) -> PlannedRun:
     overrides = (*common, *(pair for level in combination for pair in level.settings))
     settings = config.load(file.preset, [*overrides, ("train.steps", file.steps), ("seed", seed)])
+    settings.check_that_it_learns()
     condition = ", ".join(level.label for level in combination if level.factor != _TASK) or file.preset
     name = ",".join([*(_slug(level.label) for level in combination), f"seed={seed}"])
     return PlannedRun(name, condition, settings.env.id, seed, overrides, settings)
