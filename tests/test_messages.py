@@ -117,9 +117,12 @@ def test_lines_of_progress_are_short_and_tell_the_rest_if_asked(
 def test_a_signal_before_the_run_began_is_answered_with_a_line(here: Path, number: signal.Signals) -> None:
     starting = [SCRIPT, "train", "pong", "--run-dir=never"]
     trainer = subprocess.Popen(starting, cwd=here, stderr=subprocess.PIPE, text=True)
-    time.sleep(2.5)
+    maps, deadline = Path(f"/proc/{trainer.pid}/maps"), time.monotonic() + 60
+    while "libtensorflow" not in maps.read_text():  # it is being imported
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     trainer.send_signal(number)
-    _, stderr = trainer.communicate(timeout=30)
+    _, stderr = trainer.communicate(timeout=60)
     assert trainer.returncode == 130
     assert "interrupted before the run began; nothing was written" in stderr
     assert not (here / "never").exists()
