@@ -1,6 +1,7 @@
 """The entry point `twin-graph`: the list of commands, and errors as one line with an exit code."""
 
 import contextlib
+import gc
 import importlib
 import os
 import signal
@@ -89,6 +90,9 @@ def main() -> None:
     with contextlib.suppress(FileNotFoundError):
         sys.path.append(str(Path.cwd()))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a run answers both in its own way
+    command = next((argument for argument in sys.argv if argument in COMMANDS), "")
+    if command and COMMANDS[command][0] in ("records", "care"):
+        gc.disable()  # they end before there is garbage, and Python would look for it among all records that they read
     try:
         code = cli.main(standalone_mode=False)
         _flush()

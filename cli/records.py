@@ -121,7 +121,7 @@ def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
     Example:
       twin-graph log pong-seed1-1 -n 20
     """
-    entries = report.log(find(run), abandoned=abandoned)[:count]
+    entries = report.log(find(run), abandoned=abandoned, count=count)
     if as_json:
         print_json(entries)
         return

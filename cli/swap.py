@@ -8,7 +8,7 @@ from twin_graph import mutual
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer, Request
-from twin_graph.snapshots.ledger import Swap
+from twin_graph.snapshots.ledger import BY_REQUEST, Swap
 from twin_graph.snapshots.run import Run, find
 from twin_graph.words import command
 
@@ -83,7 +83,7 @@ def _undo(run: Run, dry_run: bool, as_json: bool) -> None:
             control.answer(run.control, last, Answer(done=False, message="taken back before it was in force"))
         say(f"{'would take back' if dry_run else 'took back'} {what}, which had not been in force yet")
         return
-    if not any(isinstance(event, Swap) and event.request for event in run.ledger.events()):
+    if not run.ledger.events(Swap, text=BY_REQUEST):
         raise UsageError(f"there is no swap by hand to undo in {run.folder}")
     if dry_run:
         say("there is a swap by hand; nothing was changed")

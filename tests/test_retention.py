@@ -1,14 +1,20 @@
 """Retention: what keeps its weights and why, and removals that readers, pins, crashes and other processes meet."""
 
+import errno
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from twin_graph import config
@@ -598,3 +604,143 @@ def test_readers_beside_a_writer_that_commits_and_removes_see_whole_snapshots_al
     assert removals > commits // 2
     assert all(reads >= seen > 5 for reads, seen in readers)
     assert len(weights(run.store())) < commits
+
+
+@contextmanager
+def counted(*functions: tuple[Any, str]) -> Iterator[Counter[str]]:
+    """How often these functions of modules are called meanwhile."""
+    calls: Counter[str] = Counter()
+
+    def count(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls[function.__name__] += 1
+            return function(*arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patched:
+        for module, name in functions:
+            patched.setattr(module, name, count(getattr(module, name)))
+        yield calls
+
+
+def long_run(folder: Path, removed_before: int) -> tuple[Run, SnapshotStore]:
+    """A run of which so many snapshots lost their weights, ten at a time, and ten have them."""
+    run = create(folder, config.load("cartpole", [("save.keep_last", 10), ("save.keep_every", 0)]))
+    snapshots = [commit(run, 10 * number) for number in range(removed_before + 10)]
+    store = run.store()
+    for first in range(0, removed_before, 10):
+        store.remove_weights(lambda first=first: [s.id for s in snapshots[first : first + 10]], attempt=1)
+    return run, store
+
+
+def calls_of_a_resume_point(run: Run, store: SnapshotStore) -> Counter[str]:
+    """What a trainer does between two resume points, and at the second: a commit, a refresh, removals."""
+    older, save = commit_point(run, 10 * len(store.snapshots), [store.newest]), run.settings.save
+    with counted((os, "listdir"), (os, "scandir"), (os, "unlink"), (zlib, "crc32")) as calls:
+        updates = 10 * len(store.snapshots)
+        snapshot = store.commit(
+            lambda prefix: prefix.with_suffix(".data").touch(),
+            lineage="online",
+            attempt=1,
+            counters=counters(updates),
+            settings_sha256="",
+            weights_sha256=f"{updates:08x}" * 8,
+            variables=[],
+        )
+        swap(run, snapshot, updates, [])
+        assert store.remove_weights(lambda: removable(run, store, older, parse("latest"), save), attempt=1)
+    return calls
+
+
+def test_a_resume_point_looks_at_what_is_new_and_not_at_all_that_was_ever_removed(tmp_path: Path) -> None:
+    short, long = (
+        calls_of_a_resume_point(*long_run(tmp_path / str(removed_before), removed_before))
+        for removed_before in (10, 80)
+    )
+    assert long == short
+    assert long["unlink"] == 2
+    assert long["crc32"] < 20
+
+
+def test_another_process_looks_for_files_of_the_newest_removal_alone(tmp_path: Path) -> None:
+    run, _ = long_run(tmp_path / "run", 80)
+    store = Run(run.folder).store()
+    with counted((os, "listdir"), (os, "scandir")) as calls:
+        store.remove_weights(list, attempt=2)
+        store.remove_weights(list, attempt=2)
+    assert calls.total() == 10
+
+
+def test_a_removal_is_recorded_when_the_one_before_it_is_finished(
+    run: Run, ten: list[Commit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that whoever comes later finds in the newest removal all that may be unfinished."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", interrupted)
+        for doomed in ten[1], ten[2]:
+            for store in (run.store(), Run(run.folder).store()):
+                with pytest.raises(OSError, match="Input/output"):
+                    store.remove_weights(lambda doomed=doomed: [doomed.id], attempt=1)
+    assert run.store().has_weights(ten[2].id)
+    assert len(run.ledger.events(Prune)) == 1
+    run.store().remove_weights(list, attempt=1)
+    assert weights(run.store()) == set(range(10)) - {1}
+
+
+def test_prune_by_hand_looks_for_files_of_every_removal(run: Run, ten: list[Commit]) -> None:
+    """A disk that lost power, for example, may have files again that were removed long ago."""
+    commit_point(run, 950, [ten[9]])
+    for doomed in (ten[1], ten[2]):
+        run.store().remove_weights(lambda doomed=doomed: [doomed.id], attempt=1)
+    (run.store().folder / ten[1].id / "model.data").write_bytes(b"again")
+    run.store().remove_weights(list, attempt=1)
+    assert weights(run.store()) == set(range(10)) - {2}
+    assert ten[1].id not in prune(run, keep_last=9, keep_every=0, dry_run=False)
+    assert weights(run.store()) == set(range(10)) - {0, 1, 2}
+
+
+def what_it_says(store: SnapshotStore) -> tuple[Any, ...]:
+    every = [*store.snapshots, *store.imports, *store.abandoned]
+    gone = {s.id for s in every if not store.has_weights(s.id)}
+    return store.snapshots, store.available, sorted(store.imports, key=str), store.abandoned, store.pins, gone
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_store_that_follows_its_ledger_sees_what_one_that_reads_it_anew_does(run: Run, seed: int) -> None:
+    """Commits, removals, pins, imports and resumptions in any order, from any point, of whichever attempt."""
+    random = np.random.default_rng(seed)
+    following, points = run.store(), []
+    run.record_start()
+    for _ in range(60):
+        followed = [*following.snapshots, *following.abandoned]
+        available = [s.id for s in followed if following.has_weights(s.id)]
+        what = random.choice(["commit"] * 5 + ["import", "remove", "remove", "pin", "point", "resume"])
+        if what == "commit":
+            commit(run, int(random.integers(5)) + (following.snapshots[-1].updates if following.snapshots else 0))
+        elif what == "import":
+            commit(run, int(random.integers(3)), lineage=IMPORT)
+        elif what == "remove" and available:
+            following.remove_weights(lambda: random.choice(available, 2), attempt=run.attempt)  # noqa: B023
+        elif what == "pin" and available:
+            run.ledger.append(Pin(event="pin", attempt=run.attempt, time="", snapshot=random.choice(available)))
+        elif what == "point":
+            points.append(commit_point(run, 0, []))
+        elif what == "resume" and points:
+            run.record_start(points[random.integers(len(points))])
+        if random.random() < 0.7:
+            following.reload()
+            assert what_it_says(following) == what_it_says(Run(run.folder).store())
+            for snapshot in following.abandoned:
+                assert following.has_weights(snapshot.id) == bool(weights_of(following, snapshot.id))
+            assert [s.id for s in following.available] == [
+                s.id for s in following.snapshots if weights_of(following, s.id)
+            ]
+
+
+def weights_of(store: SnapshotStore, snapshot_id: str) -> list[Path]:
+    return list((store.folder / snapshot_id).glob("model.*"))

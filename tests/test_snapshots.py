@@ -428,3 +428,73 @@ def test_scores_come_from_scheduled_evaluations_alone(tmp_path: Path) -> None:
 def test_run_json_is_plain_json(tmp_path: Path) -> None:
     run = create(tmp_path / "run", config.load("cartpole"))
     assert json.loads((run.folder / "run.json").read_text())["settings"]["env"]["id"] == "CartPole-v1"
+
+
+def test_a_ledger_that_was_read_sees_that_a_line_was_taken_back_and_another_written_in_its_place(
+    tmp_path: Path,
+) -> None:
+    """A writer takes a line back if it cannot make it durable; somebody may have read it by then."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.append(End(attempt=1, time="", state="finished", reason="one"))
+    whole = ledger.path.read_bytes()
+    ledger.append(End(attempt=2, time="", state="finished", reason="two"))
+    assert [event.reason for event in ledger.events(End)] == ["one", "two"]
+    status = ledger.path.stat()
+    for content, reasons in (
+        (whole + ledger.path.read_bytes()[len(whole) :].replace(b"two", b"six"), None),
+        (whole, ["one"]),
+        (b"", []),
+    ):
+        ledger.path.write_bytes(content)
+        os.utime(ledger.path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        if reasons is None:
+            with pytest.raises(DamagedError, match="line 2 is not what was written"):
+                ledger.events(End)
+        else:
+            assert [event.reason for event in ledger.events(End)] == reasons
+    ledger.path.unlink()
+    assert ledger.events() == []
+    ledger.append(End(attempt=3, time="", state="stopped", reason="anew"))
+    assert [event.reason for event in ledger.events()] == ["anew"]
+
+
+def test_each_line_of_a_ledger_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path)
+    checked_lines: list[int] = []
+    crc32 = files.zlib.crc32
+
+    def counting(content: bytes) -> int:
+        checked_lines.append(len(content))
+        return crc32(content)
+
+    counts = []
+    monkeypatch.setattr(files.zlib, "crc32", counting)
+    for updates in range(0, 2_000, 100):
+        checked_lines.clear()
+        commit(store, updates)
+        store.reload()
+        store.reload()
+        counts.append(len(checked_lines))
+    assert {*counts} == {3}  # the manifest's and the line's when they are written, and the line's when it is read
+
+
+def test_the_rest_of_a_line_that_was_being_written_is_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its writer ends it while somebody reads."""
+    path = tmp_path / "ledger.jsonl"
+    append_line(path, {"n": 1})
+    whole = path.read_bytes()
+    monkeypatch.setattr(Path, "open", lambda *_: Parts([whole, whole[:5], whole[5:]]))
+    assert records(path) == [{"n": 1}]
+
+
+class Parts(list[bytes]):
+    """Stands for a file that grows while it is read."""
+
+    def __enter__(self) -> "Parts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def seek(self, *_: int) -> int:
+        return 0

@@ -155,6 +155,7 @@ class Agent:
             resumed_at = point.counters.agent_steps if point else None
             self._events = self._owned.enter_context(EventFile(run.events, self.online.graph, resumed_at=resumed_at))
             self._evaluations = list(run.evaluations())
+            self._matches = targets.matches(self._evaluations)
             if point is None:
                 self.commit()
                 self.refresh("start")
@@ -238,7 +239,7 @@ class Agent:
     def history(self, lineage: str) -> targets.History:
         """What a target policy may look at now."""
         snapshots = [snapshot for snapshot in self.store.available if snapshot.lineage == lineage]
-        return targets.History(self.updates, snapshots, targets.matches(self._evaluations))
+        return targets.History(self.updates, snapshots, self._matches)
 
     def rival(self, learner: Learner) -> Commit | None:
         """The snapshot that the newest has to beat at the next scheduled evaluation, if the policy wants one."""
@@ -541,6 +542,7 @@ class Agent:
         self._evaluations.append(
             self._run.record_evaluation(snapshot, result, played_at=self.counters, challenger=challenger.id)
         )
+        self._matches = targets.matches(self._evaluations)
 
     @property
     def evaluated_at(self) -> set[int]:

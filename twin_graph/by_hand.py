@@ -4,7 +4,7 @@ from twin_graph.agent import Agent
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer, Request
-from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Swap
+from twin_graph.snapshots.ledger import BY_HAND, BY_REQUEST, UNDO, Commit, Swap
 from twin_graph.snapshots.run import Run
 
 
@@ -19,8 +19,7 @@ class Requests:
         self._run = run
         self._agent = agent
         self._inbox = control.Inbox(run.control)
-        events = run.ledger.with_abandoned()
-        swaps = [(event, holds) for event, holds in events if isinstance(event, Swap) and event.request]
+        swaps = run.ledger.with_abandoned(Swap, text=BY_REQUEST)
         self._done = {swap.request for swap, holds in swaps if holds}
         again = {swap.request: swap for swap, _ in swaps if swap.request not in self._done}
         self._again = sorted(again.values(), key=lambda swap: (swap.counters.agent_steps, swap.request))
@@ -71,13 +70,12 @@ class Requests:
         return snapshots, learner, into
 
     def _last_by_hand(self) -> Swap:
-        for event in reversed(self._run.ledger.events()):
-            if isinstance(event, Swap) and event.request:
-                if event.policy == UNDO:
-                    break
-                if event.into == "target" and self._agent.learner(event.learner).bootstrap.policy != BY_HAND:
-                    raise UsageError(f"the schedule has replaced {event.snapshots[0]} since; nothing to undo")
-                return event
+        swaps = self._run.ledger.events(Swap, text=BY_REQUEST)
+        if swaps and swaps[-1].policy != UNDO:
+            last = swaps[-1]
+            if last.into == "target" and self._agent.learner(last.learner).bootstrap.policy != BY_HAND:
+                raise UsageError(f"the schedule has replaced {last.snapshots[0]} since; nothing to undo")
+            return last
         raise UsageError("there is no swap by hand to undo")
 
     def _swap(self, snapshots: list[Commit], learner: str, into: str, *, hold: bool, request: str, undo: bool) -> None:

@@ -107,9 +107,9 @@ def check_records(run: Run, point: PointState) -> None:
         if known and (not path.exists() or path.stat().st_size < known):
             raise DamagedError(f"{path} is damaged: it is shorter than resume point {point.number} knew it")
         for line in read_lines(path):
-            if line.start < known and line.record is None:
+            if line.start < known and not line.is_whole:
                 raise DamagedError(f"{path} is damaged: line {line.number} is not what was written")
-    run.ledger.events(upto=point.known_bytes[run.ledger.path.name])
+    run.ledger.check(upto=point.known_bytes[run.ledger.path.name])
     store = run.store(upto=point.known_bytes[run.ledger.path.name])
     for snapshot_id in point.targets:
         store.check_files(snapshot_id)

@@ -3,7 +3,7 @@
 from twin_graph.config import SaveSettings, change
 from twin_graph.errors import UsageError
 from twin_graph.snapshots import control
-from twin_graph.snapshots.ledger import Swap
+from twin_graph.snapshots.ledger import BY_REQUEST, Swap
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import SnapshotStore
@@ -24,30 +24,46 @@ def removable(run: Run, store: SnapshotStore, oldest: PointState, policy: Policy
       policy: the target's.
       save: the retention settings.
     """
+    then = oldest.counters.updates
     kept = set(store.pins) | set(oldest.targets) | {request.snapshot for request in control.pending(run.control)}
-    for whose in {(snapshot.lineage, snapshot.learner) for snapshot in store.snapshots}:
-        own = [snapshot.id for snapshot in store.snapshots if (snapshot.lineage, snapshot.learner) == whose]
-        kept.update(own[-save.keep_last :])
+    kept |= _newest_of_each(store, save.keep_last)
     if save.keep_every:
-        kept |= {s.id for s in store.snapshots if s.number is not None and s.number % save.keep_every == 0}
+        kept |= {s.id for s in store.available if s.number is not None and s.number % save.keep_every == 0}
     if best := store.best(run.scores()):
         kept.add(best.id)
-    for event, holds in run.ledger.with_abandoned():
-        # Those that do not hold are made again when the training comes to them.
-        if isinstance(event, Swap) and (not holds or event.first_update > oldest.counters.updates):
-            kept.update(event.snapshots if event.request or holds else ())
-        if isinstance(event, Swap) and event.request:  # `swap --undo` may want these
-            kept.update(event.previous)
+    for swap in run.ledger.newest_first(Swap):
+        if swap.first_update <= then and not swap.worker:  # and so are those before it, but for other processes'
+            break
+        if swap.first_update > then:
+            kept.update(swap.snapshots)
+    for swap, holds in run.ledger.with_abandoned(Swap, text=BY_REQUEST):
+        if not holds:  # it is made again when the training comes to it
+            kept.update(swap.snapshots)
+        kept.update(swap.previous)  # `swap --undo` may want these
 
-    then = oldest.counters.updates
-    before = [snapshot for snapshot in store.available if snapshot.updates <= then]
-    kept |= {snapshot.id for snapshot in store.available if snapshot.updates > then}
+    available = store.available
+    before = [snapshot for snapshot in available if snapshot.updates <= then]
+    kept |= {snapshot.id for snapshot in available if snapshot.updates > then}
     evaluations = [line for line in run.evaluations() if line["scheduled"]]
     played = matches(line for line in evaluations if line["played_at"]["updates"] <= then)
     for lineage in {snapshot.lineage for snapshot in before}:
         history = History(then, [snapshot for snapshot in before if snapshot.lineage == lineage], played)
         kept |= {s.id for s in policy.choose(history, stream(run.settings.seed, Purpose.TARGET, then)).candidates}
-    return [s.id for s in [*store.available, *store.abandoned] if s.id not in kept]
+    return [s.id for s in [*available, *store.abandoned] if s.id not in kept and store.has_weights(s.id)]
+
+
+def _newest_of_each(store: SnapshotStore, count: int) -> set[str]:
+    """The newest snapshots of each learner."""
+    left = {(snapshot.lineage, snapshot.learner): count for snapshot in store.available}
+    newest: set[str] = set()
+    for snapshot in reversed(store.snapshots):
+        if not any(left.values()):
+            break
+        whose = snapshot.lineage, snapshot.learner
+        if left.get(whose):
+            left[whose] -= 1
+            newest.add(snapshot.id)
+    return newest
 
 
 def prune(run: Run, *, keep_last: int | None, keep_every: int | None, dry_run: bool) -> list[str]:
@@ -73,7 +89,7 @@ def prune(run: Run, *, keep_last: int | None, keep_every: int | None, dry_run: b
         def choose() -> list[str]:
             return removable(run, store, point, parse(settings.target.policy), settings.save)
 
-        return choose() if dry_run else store.remove_weights(choose, attempt=point.attempt)
+        return choose() if dry_run else store.remove_weights(choose, attempt=point.attempt, look_again=True)
 
 
 def oldest_point(run: Run) -> PointState:

@@ -21,7 +21,7 @@ from twin_graph.graph_mode import tf
 from twin_graph.learner import epsilon_greedy, minibatches
 from twin_graph.model import ModelSpec
 from twin_graph.replay import Batch, Replay, Transition
-from twin_graph.snapshots.ledger import Swap, target_swaps, utc_now
+from twin_graph.snapshots.ledger import ONLY_LEARNER, Swap, is_target_of, utc_now
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.workers import FOLDER, UpdateLog, name_of, own_status, write_status
 from twin_graph.streams import Purpose, environment_seeds, stream
@@ -143,12 +143,13 @@ class Worker:
 
     def _follow_target(self) -> Swap | None:
         """Restores what the run's target was last refreshed with, if that has changed; gives that refresh."""
-        swaps = target_swaps(self._run.ledger.events())
-        if swaps and swaps[-1] != self._followed:
+        swaps = self._run.ledger.newest_first(Swap)
+        newest = next((swap for swap in swaps if is_target_of(swap, ONLY_LEARNER)), None)
+        if newest and newest != self._followed:
             store = self._run.store()
             with store.reading():
-                self._target.restore([store.find(snapshot) for snapshot in swaps[-1].snapshots], store)
-            self._followed = swaps[-1]
+                self._target.restore([store.find(snapshot) for snapshot in newest.snapshots], store)
+            self._followed = newest
         return self._followed
 
     def _prepare(self, update: int) -> tuple[Batch, np.ndarray | None]:

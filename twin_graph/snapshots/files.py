@@ -12,13 +12,14 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from twin_graph.errors import DamagedError
 
 _Result = TypeVar("_Result")
 _TEMPORARY = ".tmp-"
 _SUM = b'"crc": '
+_TAIL = len(_SUM) + 11  # of a line: its sum, eight digits in quotes, and the end of the record
 
 
 def fsync(path: Path) -> None:
@@ -95,13 +96,38 @@ def write_file(path: Path, content: bytes) -> None:
     fsync(path.parent)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Removes what writers that died left behind in a folder. Only for the one process that writes there."""
-    for path in folder.glob(f"{_TEMPORARY}*"):
+def leftovers(folder: Path) -> list[Path]:
+    """What writers that died left in a folder, or what is being written there."""
+    return sorted(folder.glob(f"{_TEMPORARY}*"))
+
+
+def remove_leftovers(folder: Path, *, spare_the_living: bool = False) -> None:
+    """Removes what writers that died left behind in a folder.
+
+    Args:
+      folder: where this process alone writes.
+      spare_the_living: others write there too: leave what another living process of this machine may be writing.
+    """
+    for path in leftovers(folder):
+        if spare_the_living and _may_be_written(path):
+            continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def _may_be_written(path: Path) -> bool:
+    pid = path.name.rpartition("-")[2]
+    if not pid.isdecimal() or int(pid) == os.getpid():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
 
 
 def remove_folder(folder: Path) -> None:
@@ -167,12 +193,26 @@ class Line(NamedTuple):
     Attributes:
       number: from 1.
       start: its first byte's place in the file.
-      record: None where the line is not what was written.
+      content: its bytes, without the end of the line.
     """
 
     number: int
     start: int
-    record: dict[str, Any] | None
+    content: bytes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its checksum is right."""
+        end = len(self.content) - _TAIL
+        return end > 0 and self.content[end:] == _sum(self.content[:end]) + b"}"
+
+    @property
+    def record(self) -> dict[str, Any] | None:
+        """What it says; None where the line is not what was written."""
+        try:
+            return unchecked(self.content)
+        except ValueError:
+            return None
 
 
 def read_lines(path: Path, *, newest_bytes: int | None = None) -> Iterator[Line]:
@@ -190,16 +230,58 @@ def read_lines(path: Path, *, newest_bytes: int | None = None) -> Iterator[Line]
                 file.readline()  # the rest of a line that began earlier
                 start = file.tell()
             file.seek(start)
-            lines = file.read().split(b"\n")[:-1]
+            yield from _lines(file, number=1, start=start)
     except FileNotFoundError:
         return
-    for number, line in enumerate(lines, start=1):
+
+
+class GrowingLines:
+    """The lines of a file that others append to; each is read once.
+
+    Lines stay as they are but for the last, which a writer takes back if it cannot make it durable: see `append_line`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._forget()
+
+    def _forget(self) -> None:
+        self._file: tuple[int, int] | None = None
+        self._count = self._stop = 0
+        self._last = b""
+
+    def new(self) -> tuple[bool, list[Line]]:
+        """Whether what was read before is no longer there, and the lines since: of the whole file, if so."""
         try:
-            record = unchecked(line)
-        except ValueError:
-            record = None
-        yield Line(number, start, record)
-        start += len(line) + 1
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                file.seek(self._stop - len(self._last))
+                is_same = self._file in (None, (status.st_dev, status.st_ino)) and (
+                    file.read(len(self._last)) == self._last
+                )
+                if not is_same:
+                    self._forget()
+                    file.seek(0)
+                lines = list(_lines(file, number=self._count + 1, start=self._stop))
+        except FileNotFoundError:
+            is_same = self._file is None
+            self._forget()
+            return not is_same, []
+        self._file = status.st_dev, status.st_ino
+        if lines:
+            self._last = lines[-1].content + b"\n"
+            self._stop = lines[-1].start + len(self._last)
+            self._count += len(lines)
+        return not is_same, lines
+
+
+def _lines(file: BinaryIO, *, number: int, start: int) -> Iterator[Line]:
+    for line in file:
+        if not line.endswith(b"\n"):
+            return  # what follows, if its writer is about to end it, is no line of its own
+        yield Line(number, start, line[:-1])
+        number += 1
+        start += len(line)
 
 
 def whole_bytes(path: Path) -> int:

@@ -4,16 +4,18 @@ After a crash the past is not rewritten. A start that resumes names the part of 
 not know: the lines there are *abandoned*, kept for people and never looked at by a policy.
 """
 
+import contextlib
 import datetime
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, overload
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from twin_graph.errors import DamagedError
-from twin_graph.snapshots.files import Line, append_line, read_file, read_lines
+from twin_graph.snapshots.files import GrowingLines, Line, append_line, read_file
 
 
 class Record(BaseModel):
@@ -177,114 +179,217 @@ _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="e
 
 #: In place of a policy, where a person chose.
 BY_HAND, UNDO = "by hand", "undo"
+#: What stands in the line of a swap for which a person asked, and in no other's.
+BY_REQUEST = '"request": "'
 #: Lineage of what came from outside.
 IMPORT = "import"
 
 
+#: How a line begins as `Ledger.append` writes it: enough to pass over those that nobody asks for.
+_BEGINNING = re.compile(rb'\{"attempt": (\d+), "time": "[^"\\]*", "event": "(\w+)", ')
+_KINDS: dict[bytes, type[Event]] = {
+    b"start": Start,
+    b"end": End,
+    b"commit": Commit,
+    b"swap": Swap,
+    b"pin": Pin,
+    b"unpin": Pin,
+    b"prune": Prune,
+}
+_E = TypeVar("_E", bound=_Event)
+
+
+class Place(NamedTuple):
+    """Up to where somebody has followed a ledger.
+
+    Attributes:
+      fold: how often what holds of the earlier lines had changed.
+      lines: how many had been read.
+    """
+
+    fold: int = 0
+    lines: int = 0
+
+
+class _Entry:
+    """A line of the ledger; it becomes an event when somebody asks for its kind."""
+
+    __slots__ = ("attempt", "event", "kind", "line")
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.event: Event | None = None
+        self.kind: type[Event] | None = None  # where it is damaged
+        self.attempt = 0
+        if line.is_whole:
+            if (found := _BEGINNING.match(line.content)) and (kind := _KINDS.get(found[2])):
+                self.attempt, self.kind = int(found[1]), kind
+            else:
+                with contextlib.suppress(pydantic.ValidationError):
+                    self.event = _EVENT.validate_python(line.record)
+                    self.attempt, self.kind = self.event.attempt, type(self.event)
+
+    def read(self) -> Event:
+        """Raises ValidationError if it is no event. Swaps, which take most room and are asked for least, stay lines."""
+        if self.event:
+            return self.event
+        if self.kind is None:
+            return _EVENT.validate_python(self.line.record)
+        event = self.kind.model_validate_json(self.line.content.rpartition(b', "crc": ')[0] + b"}")
+        if self.kind is not Swap:
+            self.event, self.line = event, self.line._replace(content=b"")
+        return event
+
+    @property
+    def outlives_resuming(self) -> bool:
+        """Whether it says what a person did to the store: that holds, whatever becomes of the training around it."""
+        if self.kind is Commit:
+            with contextlib.suppress(pydantic.ValidationError):
+                event = self.read()
+                return isinstance(event, Commit) and event.lineage == IMPORT
+        return self.kind in (Pin, Prune)
+
+
 class Ledger:
-    """The ledger in one file. Reads it when asked, and appends to it."""
+    """The ledger in one file. Reads each line once, when it is asked, and appends to it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._read: tuple[tuple[int, int, int | None], list[tuple[Event, bool]]] | None = None
+        self._file = GrowingLines(path)
+        self._entries: list[_Entry] = []
+        self._holds: list[bool] = []  # of the entries, as far as that is known
+        self._folds = self._attempt = 0
 
     @property
     def attempt(self) -> int:
         """The newest process life of the run; 0 before the first."""
-        return max((event.attempt for event, _ in self.with_abandoned()), default=0)
+        self._folded()
+        return self._attempt
 
     def append(self, event: Event) -> None:
         """Durable when this returns. Raises OSError."""
         append_line(self.path, event.model_dump(mode="json"))
 
-    def events(self, *, upto: int | None = None) -> list[Event]:
-        """What holds now: all events in order, but for those abandoned.
+    @overload
+    def events(self, *, upto: int | None = None) -> list[Event]: ...
+    @overload
+    def events(self, *kinds: type[_E], text: str = "") -> list[_E]: ...
+    def events(self, *kinds: Any, upto: int | None = None, text: str = "") -> list[Any]:
+        """What holds now: the events in order, but for those abandoned.
 
         Args:
+          kinds: only these, which takes less time than all.
           upto: only what the first so many bytes say.
+          text: of swaps, only lines in which this stands.
 
         Raises:
           DamagedError: a line that holds is not what was written.
         """
-        return [event for event, holds in self.with_abandoned(upto=upto) if holds]
+        return [event for event, holds in self.with_abandoned(*kinds, upto=upto, text=text) if holds]
 
-    def with_abandoned(self, *, upto: int | None = None) -> list[tuple[Event, bool]]:
-        """All events in order, and whether each holds. Damage in what is abandoned is passed over."""
-        if not self.path.exists():
-            return []
-        status = self.path.stat()
-        key = status.st_size, status.st_mtime_ns, upto
-        if self._read is None or self._read[0] != key:  # one command asks several times
-            self._read = key, self._fold(upto)
-        return self._read[1]
+    @overload
+    def with_abandoned(self, *, upto: int | None = None) -> list[tuple[Event, bool]]: ...
+    @overload
+    def with_abandoned(self, *kinds: type[_E], upto: int | None = None, text: str = "") -> list[tuple[_E, bool]]: ...
+    def with_abandoned(self, *kinds: Any, upto: int | None = None, text: str = "") -> list[tuple[Any, bool]]:
+        """The events in order, and whether each holds. Damage in what is abandoned is passed over."""
+        return list(self._read(self._folded(upto), kinds, text.encode()))
 
-    def _fold(self, upto: int | None) -> list[tuple[Event, bool]]:
-        lines = [line for line in read_lines(self.path) if upto is None or line.start < upto]
-        found: list[tuple[Event, bool]] = []
-        abandoned_from: int | None = None  # going backwards: lines from there on are abandoned
-        for line in reversed(lines):
-            if abandoned_from is not None and line.start < abandoned_from:
-                abandoned_from = None
-            abandoned = abandoned_from is not None
-            try:
-                event = self._parse(line)
-            except DamagedError:
-                if abandoned:
-                    continue
-                raise
-            found.append((event, not abandoned or _outlives_resuming(event)))
-            if not abandoned and isinstance(event, Start) and event.known_bytes:
-                abandoned_from = event.known_bytes[self.path.name]
-        return found[::-1]
+    def newest_first(self, *kinds: type[_E]) -> Iterator[_E]:
+        """What holds now, the newest first; it costs as much as the caller looks at."""
+        self._folded()
+        backwards = zip(reversed(self._entries), reversed(self._holds), strict=True)
+        return (event for event, holds in self._read(backwards, kinds) if holds)
+
+    def follow(self, place: Place, *kinds: type[_E]) -> tuple[Place, list[tuple[_E, bool]]]:
+        """What `with_abandoned` would give now and did not at that place; all of it if the present place has another
+        fold, since some of what held then holds no longer.
+
+        Returns:
+          The present place, and the events.
+        """
+        self._folded()
+        first = place.lines if place.fold == self._folds else 0
+        new = zip(self._entries[first:], self._holds[first:], strict=True)
+        return Place(self._folds, len(self._entries)), list(self._read(new, kinds))
+
+    def check(self, *, upto: int) -> None:
+        """Reads every event. Raises `DamagedError` if one that holds is not what was written."""
+        for _ in self._read(self._folded(upto), ()):
+            pass
 
     def beyond(self, known_bytes: int) -> list[Event]:
         """What holds now and would be abandoned by a start that knows only so many bytes."""
         return self.events()[len(self.events(upto=known_bytes)) :]
 
-    def _parse(self, line: Line) -> Event:
-        if line.record is None:
-            raise DamagedError(f"{self.path} is damaged: line {line.number} is not what was written")
+    def _folded(self, upto: int | None = None) -> Iterable[tuple[_Entry, bool]]:
+        """The lines, and whether each holds, after a look at what is new."""
+        is_anew, lines = self._file.new()
+        if is_anew:
+            self._entries, self._holds, self._attempt = [], [], 0
+            self._folds += 1
+        new = [_Entry(line) for line in lines]
+        self._entries += new
+        self._attempt = max((self._attempt, *(entry.attempt for entry in new)))
+        if upto is not None:
+            entries = [entry for entry in self._entries if entry.line.start < upto]
+            return zip(entries, self._fold(entries), strict=True)
+        new = self._entries[len(self._holds) :]
+        if any(entry.kind is Start for entry in new):  # one that resumes changes what holds of the lines before
+            self._holds = self._fold(self._entries)
+            self._folds += 1
+        else:
+            for entry in new:
+                if entry.kind is None:
+                    self._event(entry)
+            self._holds += [True] * len(new)
+        return zip(self._entries, self._holds, strict=True)
+
+    def _fold(self, entries: Sequence[_Entry]) -> list[bool]:
+        found: list[bool] = []
+        abandoned_from: int | None = None  # going backwards: lines from there on are abandoned
+        for entry in reversed(entries):
+            if abandoned_from is not None and entry.line.start < abandoned_from:
+                abandoned_from = None
+            abandoned = abandoned_from is not None
+            if not abandoned and entry.kind in (None, Start):
+                event = self._event(entry)
+                if event.known_bytes:
+                    abandoned_from = event.known_bytes[self.path.name]
+            found.append(not abandoned or entry.outlives_resuming)
+        return found[::-1]
+
+    def _read(
+        self, entries: Iterable[tuple[_Entry, bool]], kinds: Sequence[type[Any]], text: bytes = b""
+    ) -> Iterator[tuple[Any, bool]]:
+        for entry, holds in entries:
+            if (not kinds or entry.kind in kinds) and text in entry.line.content:
+                try:
+                    event = self._event(entry)
+                except DamagedError:
+                    if holds:
+                        raise
+                else:
+                    yield event, holds
+
+    def _event(self, entry: _Entry) -> Any:
         try:
-            return _EVENT.validate_python(line.record)
+            return entry.read()
         except pydantic.ValidationError as error:
-            raise DamagedError(f"{self.path} is damaged: line {line.number}: {first_problem(error)}") from None
+            line = f"{self.path} is damaged: line {entry.line.number}"
+            if entry.line.record is None:
+                raise DamagedError(f"{line} is not what was written") from None
+            raise DamagedError(f"{line}: {first_problem(error)}") from None
 
 
-def _outlives_resuming(event: Event) -> bool:
-    """Whether it says what a person did to the store: that holds, whatever becomes of the training around it."""
-    return isinstance(event, Pin | Prune) or (isinstance(event, Commit) and event.lineage == IMPORT)
-
-
-def commits(events: Sequence[Event]) -> Iterator[Commit]:
-    """The commits among events; of a snapshot that was committed again, the newer."""
-    by_id = {event.snapshot: event for event in events if isinstance(event, Commit)}
-    yield from by_id.values()
+def is_target_of(swap: Swap, learner: str, worker: str = "") -> bool:
+    """Whether it went into a learner's target; into that of one of its workers, if it is named."""
+    return swap.into == "target" and (swap.learner, swap.worker) == (learner, worker)
 
 
 def target_swaps(events: Sequence[Event], *, learner: str = ONLY_LEARNER, worker: str = "") -> list[Swap]:
     """What went into a learner's target, in order; into that of one of its workers, if it is named."""
-    whose = (learner, worker)
-    return [e for e in events if isinstance(e, Swap) and e.into == "target" and (e.learner, e.worker) == whose]
-
-
-def pruned(events: Sequence[Event]) -> set[str]:
-    """The snapshots whose weights are gone."""
-    gone: set[str] = set()
-    for event in events:
-        if isinstance(event, Prune):
-            gone.update(event.snapshots)
-        elif isinstance(event, Commit):
-            gone.discard(event.snapshot)
-    return gone
-
-
-def pinned(events: Sequence[Event]) -> set[str]:
-    """The snapshots that a person keeps."""
-    kept: set[str] = set()
-    for event in events:
-        if isinstance(event, Pin):
-            (kept.add if event.event == "pin" else kept.discard)(event.snapshot)
-    return kept
+    return [event for event in events if isinstance(event, Swap) and is_target_of(event, learner, worker)]
 
 
 def first_problem(error: pydantic.ValidationError) -> str:

@@ -1,6 +1,6 @@
 """What a run's records say, put together for `status`, `runs`, `log`, `show` and `explain`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,41 +8,42 @@ from twin_graph import cpu, mutual
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots import workers as worker_records
-from twin_graph.snapshots.ledger import Commit, Event, Swap, target_swaps
+from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Start, Swap, is_target_of
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.words import counted
 
+_NONE = Counters(agent_steps=0, updates=0, frames=0, episodes=0)
+
 
 def status(run: Run) -> dict[str, Any]:
     """State, counters, targets and scores of a run; the keys are part of the command line's contract."""
-    return _status(run, run.store(), run.ledger.events(), run.scores())
+    return _status(run, run.store(), run.scores())
 
 
-def _status(run: Run, store: SnapshotStore, events: Sequence[Event], scores: Mapping[str, float]) -> dict[str, Any]:
+def _status(run: Run, store: SnapshotStore, scores: Mapping[str, float]) -> dict[str, Any]:
     metrics = run.newest_metrics()
-    newest = {e.learner: e for e in events if isinstance(e, Swap) and e.into == "target" and not e.worker}
     point = run.points().newest()
-    counters = dict.fromkeys(("agent_steps", "updates", "frames", "episodes"), 0)
-    known = [event.counters.model_dump() for event in events if isinstance(event, Commit | Swap)]
+    targets, known = _newest_swaps(run)
+    known += [snapshot.counters for snapshot in [*store.snapshots[-1:], *store.imports]]
     if point:
-        known.append(point.counters.model_dump())
-    state, reason = run.outcome()
-    if state == "running" and metrics.get("attempt") == events[-1].attempt:
-        known.append({name: metrics[name] for name in counters})
-    counters = max(known, key=lambda counted: (counted["agent_steps"], counted["updates"]), default=counters)
+        known.append(point.counters)
+    (state, reason), attempt = run.outcome(), max(1, run.ledger.attempt)
+    if state == "running" and metrics.get("attempt") == attempt:
+        known.append(Counters(**{name: metrics[name] for name in Counters.model_fields}))
+    counters = max(known, key=lambda known: (known.agent_steps, known.updates), default=_NONE).model_dump()
     best = store.best(scores)
-    scored = [snapshot for snapshot in store.snapshots if snapshot.id in scores]
+    latest = next((snapshot for snapshot in reversed(store.snapshots) if snapshot.id in scores), None)
     return {
         "run": run.name,
         "state": state,
         "reason": reason,
-        "attempt": max(1, run.ledger.attempt),
+        "attempt": attempt,
         "environment": run.settings.env.id,
         "total_steps": run.settings.train.steps,
         **counters,
-        "targets": [target for swap in newest.values() for target in _targets(swap, counters["updates"])],
+        "targets": [target for swap in targets for target in _targets(swap, counters["updates"])],
         "telemetry": {name: value for name, value in metrics.items() if name.startswith("target/")},
         "refresh_milliseconds": metrics.get("milliseconds/refresh"),
         "workers": [
@@ -59,10 +60,30 @@ def _status(run: Run, store: SnapshotStore, events: Sequence[Event], scores: Map
         "agent_steps_per_second": metrics.get("agent_steps_per_second"),
         "scores": {
             name: {"snapshot": snapshot.id, "mean": scores[snapshot.id]} if snapshot else None
-            for name, snapshot in (("latest", scored[-1] if scored else None), ("best", best))
+            for name, snapshot in (("latest", latest), ("best", best))
         },
         "weights_sha256": point.weights_sha256 if point else None,
     }
+
+
+def _newest_swaps(run: Run) -> tuple[list[Swap], list[Counters]]:
+    """What went last into each learner's target, in that order, and how far the run was at the swaps since its last
+    commit: at those before it was not farther.
+    """
+    newest: dict[str, Swap] = {}
+    counters: list[Counters] = []
+    committed = False
+    for event in run.ledger.newest_first(Commit, Swap):
+        if isinstance(event, Commit):
+            committed |= event.lineage != IMPORT
+        elif isinstance(event, Swap):
+            if not committed:
+                counters.append(event.counters)
+            if event.into == "target" and not event.worker:
+                newest.setdefault(event.learner, event)
+        if committed and len(newest) == len(mutual.learners(run.settings)):
+            break
+    return sorted(newest.values(), key=lambda swap: swap.learner), counters
 
 
 def _targets(swap: Swap, updates: int) -> list[dict[str, Any]]:
@@ -84,15 +105,15 @@ def runs(folder: Path) -> list[dict[str, Any]]:
     return summaries
 
 
-def log(run: Run, *, abandoned: bool = False) -> list[dict[str, Any]]:
-    """The snapshots, newest first, with scores and with marks.
+def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[dict[str, Any]]:
+    """The snapshots, or so many of them, newest first, with scores and with marks.
 
     Marks: `latest`, `best`, `target`, `pinned`, `imported`, `removed` (retention took the weights), `abandoned` (beyond
     a point from which the run resumed; shown only if asked for).
     """
     store = run.store()
     scores = run.scores()
-    summary = _status(run, store, run.ledger.events(), scores)
+    summary = _status(run, store, scores)
     marked = {
         "latest": {snapshot.id for snapshot in store.snapshots[-1:]},
         "best": {summary["scores"]["best"]["snapshot"]} if summary["scores"]["best"] else set(),
@@ -116,7 +137,7 @@ def log(run: Run, *, abandoned: bool = False) -> list[dict[str, Any]]:
             "marks": [mark for mark, ids in marked.items() if snapshot.id in ids]
             + ([] if store.has_weights(snapshot.id) else ["removed"]),
         }
-        for snapshot in sorted(entries, key=lambda snapshot: snapshot.time, reverse=True)
+        for snapshot in sorted(entries, key=lambda snapshot: snapshot.time, reverse=True)[:count]
     ]
 
 
@@ -130,9 +151,9 @@ def show(run: Run, reference: str) -> dict[str, Any]:
         "pinned": snapshot.id in store.pins,
         "evaluations": [line for line in run.evaluations() if line["snapshot"] == snapshot.id],
         "swaps": [
-            event.model_dump(mode="json")
-            for event in run.ledger.events()
-            if isinstance(event, Swap) and snapshot.id in event.snapshots
+            swap.model_dump(mode="json")
+            for swap in run.ledger.events(Swap, text=snapshot.id)
+            if snapshot.id in swap.snapshots
         ],
     }
 
@@ -180,28 +201,29 @@ def explain(run: Run, update: int) -> dict[str, Any]:
         raise UsageError(
             f"{run.folder} uses no target (train.target_q=false): the online twin's own values bootstrapped"
         )
-    summary = status(run)
+    store = run.store()
+    summary = _status(run, store, {})
     if not 1 <= update <= summary["updates"]:
         raise UsageError(f"update {update:,}: the records know of updates 1 to {summary['updates']:,}")
-    learner, worker, events = mutual.learns(run.settings, update - 1), "", run.ledger.events()
+    learner, worker = mutual.learns(run.settings, update - 1), ""
     if run.settings.workers.count:
-        found = worker_records.who_applied(run.folder, events, update - 1)
+        found = worker_records.who_applied(run.folder, run.ledger.events(Start), update - 1)
         if found is None:
             raise UsageError(f"update {update:,}: no worker recorded it; one that was killed may have applied it")
         worker = found
-    swaps = target_swaps(events, learner=learner, worker=worker)
-    if not (earlier := [i for i, swap in enumerate(swaps) if swap.first_update <= update]):
+    last: int = summary["updates"]
+    for swap in run.ledger.newest_first(Swap):
+        if is_target_of(swap, learner, worker):
+            if swap.first_update <= update:
+                break
+            last = min(last, swap.first_update - 1)
+    else:
         raise UsageError(f"update {update:,}: no target of {worker} is recorded; it may have been killed just then")
-    at = earlier[-1]
-    swap, following = swaps[at], swaps[at + 1 :]
-    last = min((later.first_update - 1 for later in following), default=summary["updates"])
-    store = run.store()
-    commits = {snapshot.id: snapshot for snapshot in [*store.snapshots, *store.imports]}
     return {
         "update": update,
         "learner": learner,
         "worker": worker,
-        "snapshots": [_served(store, commits[snapshot_id], update) for snapshot_id in swap.snapshots],
+        "snapshots": [_served(store, store.find(snapshot_id), update) for snapshot_id in swap.snapshots],
         "policy": swap.policy,
         "reason": swap.reason,
         "candidates": list(swap.candidates),

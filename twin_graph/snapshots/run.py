@@ -15,7 +15,7 @@ import contextlib
 import os
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +27,8 @@ from twin_graph import cpu
 from twin_graph.config import Settings, validate
 from twin_graph.errors import DamagedError, InUseError, UsageError
 from twin_graph.snapshots.files import (
+    GrowingLines,
+    Line,
     append_line,
     checked,
     fsync,
@@ -65,6 +67,8 @@ class Run:
         self.folder = folder
         self.attempt = 1
         self.ledger = Ledger(folder / LEDGER)
+        self._evaluations = GrowingLines(folder / EVALUATIONS)
+        self._evaluated: list[tuple[Line, dict[str, Any] | None]] = []
         path = folder / "run.json"
         if not path.exists():
             raise UsageError(f"no run in {folder}; `twin-graph runs` lists those in {RUNS}/")
@@ -89,9 +93,19 @@ class Run:
         return self.folder / "events"
 
     @property
+    def store_folder(self) -> Path:
+        """The folder of snapshots."""
+        return self.folder / "snapshots"
+
+    @property
     def control(self) -> Path:
         """The folder of requests to the trainer."""
         return self.folder / "control"
+
+    @property
+    def written(self) -> tuple[Path, ...]:
+        """The folders in which a process that dies may leave something that it had begun to write."""
+        return self.folder, self.control, self.store_folder, self.points().folder
 
     @contextlib.contextmanager
     def lock(self, purpose: str) -> Iterator[None]:
@@ -114,6 +128,7 @@ class Run:
         try:
             if self._lock.lock_counter == 1:
                 remove_leftovers(self.folder)
+                remove_leftovers(self.control, spare_the_living=True)  # people's requests need no lock
                 here = {"pid": os.getpid(), "host": socket.gethostname(), "purpose": purpose, "since": utc_now()}
                 write_file(holder, checked(here))
             yield
@@ -131,7 +146,7 @@ class Run:
 
     def store(self, *, upto: int | None = None) -> SnapshotStore:
         """The run's snapshots as they are now, or as the first so many bytes of the ledger have them."""
-        return SnapshotStore(self.folder / "snapshots", self.ledger, upto=upto)
+        return SnapshotStore(self.store_folder, self.ledger, upto=upto)
 
     def points(self) -> PointStore:
         """The run's resume points."""
@@ -202,29 +217,31 @@ class Run:
 
     def evaluations(self) -> Iterator[dict[str, Any]]:
         """Evaluations that hold. Raises `DamagedError`."""
-        for line in self._lines(EVALUATIONS):
+        is_anew, lines = self._evaluations.new()
+        if is_anew:
+            self._evaluated = []
+        self._evaluated += [(line._replace(content=b""), line.record) for line in lines]
+        for line in self._that_hold(EVALUATIONS, self._evaluated):
             if missing := [key for key in ("snapshot", "scheduled", "returns", "protocol") if key not in line]:
                 raise DamagedError(f"{self.folder / EVALUATIONS} is damaged: a record has no {missing[0]!r}")
             yield line
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """Metrics that hold. Raises `DamagedError`."""
-        return self._lines(METRICS)
+        return self._that_hold(METRICS, ((line, line.record) for line in read_lines(self.folder / METRICS)))
 
-    def _lines(self, name: str) -> Iterator[dict[str, Any]]:
+    def _that_hold(self, name: str, lines: Iterable[tuple[Line, dict[str, Any] | None]]) -> Iterator[dict[str, Any]]:
         """The records of a file but for those abandoned; evaluations by hand are never abandoned."""
-        starts = [
-            event for event in self.ledger.events() if isinstance(event, Start) and event.resumed_from is not None
-        ]
+        starts = [start for start in self.ledger.events(Start) if start.resumed_from is not None]
         spans = [(start.known_bytes[name], start.found_bytes[name]) for start in starts]
-        for line in read_lines(self.folder / name):
+        for line, record in lines:
             abandoned = any(known <= line.start < found for known, found in spans)
-            if line.record is None:
+            if record is None:
                 if abandoned:
                     continue
                 raise DamagedError(f"{self.folder / name} is damaged: line {line.number} is not what was written")
-            if not abandoned or line.record.get("scheduled") is False:
-                yield line.record
+            if not abandoned or record.get("scheduled") is False:
+                yield record
 
     def newest_metrics(self) -> dict[str, Any]:
         """The newest line of metrics with counters and rates; empty before the first."""
@@ -250,11 +267,11 @@ class Run:
 
     def outcome(self) -> tuple[str, str]:
         """The state, and the reason of its end in words: an error's own, or that the process was killed."""
-        newest = next((e for e in reversed(self.ledger.events()) if isinstance(e, Start | End)), None)
-        if newest is None:
-            return "failed", "killed before it began"
+        newest = next(self.ledger.newest_first(Start, End), None)
         if isinstance(newest, End):
             return newest.state, newest.reason
+        if not isinstance(newest, Start):
+            return "failed", "killed before it began"
         if newest.host != socket.gethostname():
             runs = self._is_locked()
         else:

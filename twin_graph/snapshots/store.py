@@ -37,11 +37,9 @@ from twin_graph.snapshots.ledger import (
     Health,
     Ledger,
     Pin,
+    Place,
     Prune,
     Record,
-    commits,
-    pinned,
-    pruned,
     utc_now,
 )
 from twin_graph.words import counted
@@ -150,7 +148,6 @@ class SnapshotStore:
 
     Attributes:
       snapshots: of the learners, in the order of their numbers.
-      abandoned: of attempts beyond a point from which the run resumed.
       imports: those brought in from outside.
       pins: ids that a person keeps.
 
@@ -159,7 +156,6 @@ class SnapshotStore:
     """
 
     snapshots: list[Commit]
-    abandoned: list[Commit]
     imports: list[Commit]
     pins: set[str]
 
@@ -167,24 +163,68 @@ class SnapshotStore:
         self.folder = folder
         self._ledger = ledger
         self._upto = upto
+        self._place: Place | None = None
         self.reload()
 
     def reload(self) -> None:
-        """Sees what others have recorded since."""
-        known = self._ledger.with_abandoned(upto=self._upto)
-        events = [event for event, holds in known if holds]
-        every = list(commits(events))
-        live = {commit.id for commit in every}
-        self.abandoned = [c for c in commits([event for event, _ in known]) if c.id not in live]
-        self.snapshots = sorted((c for c in every if c.lineage != IMPORT), key=lambda c: c.number or 0)
-        self.imports = [c for c in every if c.lineage == IMPORT]
-        self.pins = pinned(events)
-        self._gone = pruned(events)
+        """Sees what others have recorded since; what was seen before costs nothing."""
+        if self._upto is not None:
+            place, events = None, self._ledger.with_abandoned(Commit, Pin, Prune, upto=self._upto)
+        else:
+            place, events = self._ledger.follow(self._place or Place(), Commit, Pin, Prune)
+        if self._place is None or place is None or place.fold != self._place.fold:
+            self._forget()
+        self._place = place
+        for event, holds in events:
+            if isinstance(event, Commit):
+                self._see_commit(event, holds)
+            elif isinstance(event, Pin):
+                (self.pins.add if event.event == "pin" else self.pins.discard)(event.snapshot)
+            elif isinstance(event, Prune):
+                self._gone.update(event.snapshots)
+                self._unfinished.clear()
+                self._unfinished.update(event.snapshots)
+                for snapshot_id in event.snapshots:
+                    self._available.pop(snapshot_id, None)
+
+    def _forget(self) -> None:
+        self.snapshots, self.imports, self.pins = [], [], set()
+        self._live: dict[str, Commit] = {}
+        self._available: dict[str, Commit] = {}
+        self._abandoned: dict[str, Commit] = {}
+        self._gone: set[str] = set()
+        self._unfinished: set[str] = set()
+
+    def _see_commit(self, commit: Commit, holds: bool) -> None:
+        name = commit.snapshot
+        is_new = name not in self._live
+        if not holds and not is_new:
+            return
+        self._gone.discard(name)  # it was written again
+        if not holds:
+            self._abandoned[name] = commit
+            return
+        self._abandoned.pop(name, None)
+        is_next = is_new and (not self.snapshots or _order(commit) > _order(self.snapshots[-1]))
+        self._live[name] = commit
+        if commit.lineage == IMPORT:
+            self.imports = [c for c in self._live.values() if c.lineage == IMPORT]
+        elif is_next:
+            self.snapshots.append(commit)
+            self._available[name] = commit
+        else:
+            self.snapshots = sorted((c for c in self._live.values() if c.lineage != IMPORT), key=_order)
+            self._available = {c.id: c for c in self.snapshots if c.id not in self._gone}
+
+    @property
+    def abandoned(self) -> Sequence[Commit]:
+        """Those of attempts beyond a point from which the run resumed."""
+        return list(self._abandoned.values())
 
     @property
     def available(self) -> Sequence[Commit]:
         """Those of `snapshots` whose weights are there."""
-        return [snapshot for snapshot in self.snapshots if snapshot.id not in self._gone]
+        return list(self._available.values())
 
     @property
     def newest(self) -> Commit:
@@ -195,14 +235,13 @@ class SnapshotStore:
 
     def best(self, scores: Mapping[str, float]) -> Commit | None:
         """The snapshot with the highest mean score, the newest of equals; None where none has a score."""
-        scored = [snapshot for snapshot in self.snapshots if snapshot.id in scores]
+        scored = [snapshot for i in scores if (snapshot := self._live.get(i)) and snapshot.lineage != IMPORT]
         return max(scored, key=lambda snapshot: (scores[snapshot.id], snapshot.number), default=None)
 
     def find(self, snapshot_id: str) -> Commit:
         """The snapshot of this id. Raises `UsageError` if there is none."""
-        for snapshot in reversed([*self.imports, *self.snapshots]):
-            if snapshot.id == snapshot_id:
-                return snapshot
+        if snapshot := self._live.get(snapshot_id):
+            return snapshot
         raise UsageError(f"no snapshot {snapshot_id!r} in {self.folder}")
 
     def has_weights(self, snapshot_id: str) -> bool:
@@ -303,8 +342,7 @@ class SnapshotStore:
             health=health,
         )
         self._ledger.append(snapshot)
-        (self.imports if lineage == IMPORT else self.snapshots).append(snapshot)
-        self._gone.discard(name)
+        self.reload()
         return snapshot
 
     def _adoptable(self, name: str, weights_sha256: str) -> Manifest | None:
@@ -341,15 +379,19 @@ class SnapshotStore:
             self._ledger.append(Pin(event=event, attempt=attempt, time=utc_now(), snapshot=snapshot_id))
             self.reload()
 
-    def remove_weights(self, choose: Callable[[], Iterable[str]], *, attempt: int) -> list[str]:
+    def remove_weights(
+        self, choose: Callable[[], Iterable[str]], *, attempt: int, look_again: bool = False
+    ) -> list[str]:
         """Removes the weight files of the snapshots that `choose` names; their manifests stay.
 
         Only the process that holds the run's lock may call it. The ledger says so first: a crash in between leaves
-        files that nobody reads, which the next call removes.
+        files that nobody reads. The next call removes these before the ledger speaks of others, so that only those of
+        the newest removal need to be looked for.
 
         Args:
           choose: called when no reader can come in between, after the newest pins were read.
           attempt: the process life of the run.
+          look_again: look for files of every removal there ever was.
 
         Returns:
           The ids; empty also if readers did not let go of the store for seconds.
@@ -357,12 +399,14 @@ class SnapshotStore:
         try:
             with self._flock(fcntl.LOCK_EX):
                 self.reload()
+                if look_again:
+                    self._unfinished |= self._gone
+                self._finish_removals()
                 doomed = [snapshot_id for snapshot_id in choose() if self.has_weights(snapshot_id)]
                 if doomed:
                     self._ledger.append(Prune(attempt=attempt, time=utc_now(), snapshots=tuple(doomed)))
-                    self._gone.update(doomed)
-                for snapshot_id in sorted(self._gone):
-                    self._unlink_weights(snapshot_id)
+                    self.reload()
+                    self._finish_removals()
                 return doomed
         except BlockingIOError:
             return []
@@ -371,6 +415,11 @@ class SnapshotStore:
         """Removes commits that a crash left unfinished; only for the process that holds the run's lock."""
         if self.folder.exists():
             remove_leftovers(self.folder)
+
+    def _finish_removals(self) -> None:
+        for snapshot_id in sorted(self._unfinished & self._gone):
+            self._unlink_weights(snapshot_id)
+        self._unfinished.clear()
 
     def _unlink_weights(self, snapshot_id: str) -> None:
         folder = self.folder / snapshot_id
@@ -452,4 +501,10 @@ class SnapshotStore:
         view = copy.copy(self)
         view.snapshots = [snapshot for snapshot in self.snapshots if snapshot.lineage == lineage]
         view.imports = []
+        view._live = {snapshot.id: snapshot for snapshot in view.snapshots}
+        view._available = {i: snapshot for i, snapshot in view._live.items() if self.has_weights(i)}
         return view
+
+
+def _order(snapshot: Commit) -> int:
+    return snapshot.number or 0
