@@ -15,7 +15,8 @@ from .params import json_option, print_json, run_argument, say, stdout
 def verify(run: str, as_json: bool) -> None:
     """Check every file of RUN against what was recorded when it was written.
 
-    Names what is damaged (exit code 3) and what does not belong to a run; changes nothing.
+    Names what is damaged (exit code 3), what a process that died left unfinished, and what does not belong to a run;
+    changes nothing.
 
     \b
     Example:
@@ -26,6 +27,8 @@ def verify(run: str, as_json: bool) -> None:
     findings = check(find(run))
     if as_json:
         print_json(findings._asdict())
+    for path in findings.leftover:
+        say(f"left by a process that died; the next `resume` removes it: {path}")
     for path in findings.unknown:
         say(f"unknown, left alone: {path}")
     if findings.damage:

@@ -6,6 +6,7 @@ is abandoned when it resumes. Real SIGKILLs are in test_kill.py.
 
 import contextlib
 import importlib
+import json
 import os
 import re
 import signal
@@ -415,3 +416,53 @@ def test_finished_means_finished_and_more_steps_go_on(cartpole: Make, train: Cal
     summary = report.status(run)
     assert (summary["state"], summary["attempt"], summary["agent_steps"]) == ("finished", 2, 1_600)
     assert sorted(int(path.name) for path in run.points().folders()) == [point.number + 1, point.number + 2][-2:]
+
+
+def test_what_a_death_left_unfinished_is_named_as_that_and_the_next_resume_removes_all_of_it(
+    cartpole: Make, tmp_path: Path
+) -> None:
+    run = create(tmp_path / "run", cartpole(train__steps=400, resume__every_steps=100, evaluate__episodes=0))
+    attempt(run, 150)
+    assert verify(run).leftover == verify(run).unknown == []
+    dead, living = subprocess.Popen(["true"]), subprocess.Popen(["sleep", "60"])
+    dead.wait()
+    names = [
+        f".tmp-run.json-{dead.pid}",
+        f"control/.tmp-request-1.json-{dead.pid}",
+        f"control/.tmp-holder.json-{os.getpid()}",  # in a container each process may have the same number
+        f"resume/.tmp-000009-{dead.pid}",
+        f"snapshots/.tmp-000009-aaaaaaaa-{living.pid}",  # whose number another process has now
+    ]
+    for name in names:
+        if name.startswith((".", "control")):
+            (run.folder / name).write_bytes(b"{")
+        else:
+            (run.folder / name).mkdir()
+            (run.folder / name / "model.data").write_bytes(b"unfinished")
+    segment = run.folder / "resume/replay/000001-000000900-000000901.npys"
+    segment.write_bytes(b"\x93NUM")
+    asking, stranger = run.folder / f"control/.tmp-request-2.json-{living.pid}", run.folder / "snapshots/notes.txt"
+    for path in asking, stranger:
+        path.write_bytes(b"{")
+    paths = [str(run.folder / name) for name in names]
+
+    findings = verify(run)
+    assert sorted(findings.leftover) == sorted([*paths, str(asking)])
+    assert (findings.damage, findings.unknown) == ([], [str(stranger)])
+    command = [sys.executable, "-m", "twin_graph_cli", "verify", str(run.folder)]
+    told = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    assert json.loads(told.stdout)["leftover"] == findings.leftover
+    lines = told.stderr.splitlines()
+    assert f"left by a process that died; the next `resume` removes it: {paths[0]}" in lines
+    assert f"unknown, left alone: {stranger}" in lines
+    assert len(lines) == 7
+
+    attempt(run)
+    assert not [path for path in (*paths, segment) if Path(path).exists()]
+    assert asking.exists()  # somebody may be about to ask for a swap
+    assert stranger.exists()
+    living.kill()
+    living.wait()
+    with run.lock("train"):
+        assert not asking.exists()
+    assert verify(run).leftover == []

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots import control, workers
-from twin_graph.snapshots.files import read_file, read_lines
+from twin_graph.snapshots.files import leftovers, read_file, read_lines
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.points import SEGMENTS, STATE, PointState
 from twin_graph.snapshots.run import EVALUATIONS, LEDGER, METRICS, Run
@@ -18,11 +18,13 @@ class Findings(NamedTuple):
 
     Attributes:
       damage: a line for each file that is not what was written.
-      unknown: paths that do not belong to a run, or that a process which died left; nothing reads them.
+      leftover: what a process that died had begun to write; nothing reads it, and the next that trains removes it.
+      unknown: paths that do not belong to a run; nothing reads them.
       files, bytes: how much was read and found whole.
     """
 
     damage: list[str]
+    leftover: list[str]
     unknown: list[str]
     files: int
     bytes: int
@@ -36,15 +38,24 @@ def verify(run: Run) -> Findings:
     verifier.points()
     verifier.rest()
     known = [path for path in verifier.known if path.exists()]
-    return Findings(verifier.damage, verifier.unknown, len(known), sum(path.stat().st_size for path in known))
+    return Findings(
+        verifier.damage, verifier.leftover, verifier.unknown, len(known), sum(path.stat().st_size for path in known)
+    )
 
 
 class _Verifier:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.damage: list[str] = []
+        self.leftover: list[str] = []
         self.unknown: list[str] = []
         self.known: set[Path] = {run.folder / "run.json"}  # read when the run was opened
+
+    def _is_running(self) -> bool:
+        try:
+            return self._run.state() == "running"
+        except DamagedError:  # of the ledger, which is named already
+            return False
 
     def _try(self, check: Callable[..., object], *arguments: object) -> None:
         try:
@@ -125,13 +136,20 @@ class _Verifier:
     def rest(self) -> None:
         """Whatever else there is."""
         run = self._run
+        unfinished = [path for folder in run.written for path in leftovers(folder)]
+        if not self._is_running():  # or they are being written
+            self.leftover += map(str, unfinished)
         for path in (run.folder / workers.FOLDER).glob("*.json"):
             self._try(read_file, path)
         self.known |= {path for path in (run.folder / workers.FOLDER).glob("*") if path.suffix in workers.SUFFIXES}
         self.known |= {run.control / "lock", run.control / "holder.json", *run.events.glob("events.out.tfevents.*")}
         if (run.control / "holder.json").exists():
             self._try(read_file, run.control / "holder.json")
-        self.unknown += sorted(str(p) for p in run.folder.rglob("*") if p.is_file() and p not in self.known)
+        self.unknown += sorted(
+            str(p)
+            for p in run.folder.rglob("*")
+            if p.is_file() and p not in self.known and not {p, *p.parents} & {*unfinished}
+        )
 
 
 def _check_same(folder: Path, snapshot: Commit, manifest: Manifest) -> None:
