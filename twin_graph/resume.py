@@ -80,7 +80,7 @@ def newest_point(run: Run) -> Found:
     points = run.points()
     folders = points.folders()
     if not folders:
-        known = [event.counters for event in run.ledger.newest_first(Commit, Swap)]
+        known = [event.counters for event in [*run.ledger.events(Commit), *run.ledger.events(Swap)]]
         if steps := max((counters.agent_steps for counters in known), default=0):
             raise UsageError(
                 f"{run.folder} has no resume point, after {steps:,} agent steps: a loop of one's own makes them "
