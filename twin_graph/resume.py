@@ -80,8 +80,8 @@ def newest_point(run: Run) -> Found:
     points = run.points()
     folders = points.folders()
     if not folders:
-        known = [event.counters for event in [*run.ledger.events(Commit), *run.ledger.events(Swap)]]
-        if steps := max((counters.agent_steps for counters in known), default=0):
+        known: list[Commit | Swap] = [*run.ledger.events(Commit), *run.ledger.events(Swap)]
+        if steps := max((event.counters.agent_steps for event in known), default=0):
             raise UsageError(
                 f"{run.folder} has no resume point, after {steps:,} agent steps: a loop of one's own makes them "
                 "with Agent.commit_point()"
