@@ -89,8 +89,9 @@ def main() -> None:
     # stand in for an installed one.
     with contextlib.suppress(FileNotFoundError):
         sys.path.append(str(Path.cwd()))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a run answers both in its own way
     command = next((argument for argument in sys.argv if argument in COMMANDS), "")
+    if command in ("train", "resume"):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until the run answers both by itself
     if command and COMMANDS[command][0] in ("records", "care"):
         gc.disable()  # they end before there is garbage, and Python would look for it among all records that they read
     try:
