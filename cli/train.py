@@ -2,8 +2,10 @@
 
 import contextlib
 import shlex
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -192,11 +194,25 @@ def resume(
 @contextlib.contextmanager
 def _starting_up(before: str) -> Iterator[None]:
     """While TensorFlow is imported and threads are measured, a signal ends the command with a line on what is true."""
+    signalled = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        nonlocal signalled
+        signalled = True
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
-    except KeyboardInterrupt:
+    except BaseException:  # the interrupt, or what a library that is being imported makes of it
+        if not signalled:
+            raise
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if signalled:  # also where such a library swallowed it
         say(f"interrupted before {before}")
-        raise click.exceptions.Exit(INTERRUPTED) from None
+        raise click.exceptions.Exit(INTERRUPTED)
 
 
 def _tuned(settings: config.Settings, env: Any, elsewhere: bool) -> config.Settings:

@@ -118,14 +118,25 @@ def test_a_signal_before_the_run_began_is_answered_with_a_line(here: Path, numbe
     starting = [SCRIPT, "train", "pong", "--run-dir=never"]
     trainer = subprocess.Popen(starting, cwd=here, stderr=subprocess.PIPE, text=True)
     maps, deadline = Path(f"/proc/{trainer.pid}/maps"), time.monotonic() + 60
-    while "libtensorflow" not in maps.read_text():  # it is being imported
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    trainer.send_signal(number)
-    _, stderr = trainer.communicate(timeout=60)
+    try:
+        while "libtensorflow" not in maps.read_text():  # it is being imported
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        trainer.send_signal(number)
+        _, stderr = trainer.communicate(timeout=60)
+    finally:
+        trainer.kill()
     assert trainer.returncode == 130
     assert "interrupted before the run began; nothing was written" in stderr
     assert not (here / "never").exists()
+
+
+def test_a_signal_that_a_module_swallows_while_it_is_imported_ends_the_start_all_the_same(here: Path) -> None:
+    swallowing = "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"
+    (here / "swallows.py").write_text(swallowing + MODULE.replace("Mine-v0", "Swallowed-v0"))
+    ended = twin_graph("train", "cartpole", "--env", "swallows:Swallowed-v0", "--run-dir=swallowed", cwd=here)
+    assert (ended.returncode, ended.stderr) == (130, "interrupted before the run began; nothing was written\n")
+    assert not (here / "swallowed").exists()
 
 
 def test_a_run_that_would_make_no_update_is_refused(here: Path) -> None:
