@@ -70,7 +70,7 @@ def grow(folder: Path, count: int) -> None:
     os.fsync = lambda descriptor: None  # noqa: ARG005
     with trainer(folder, {"save.keep_last": KEPT, "save.keep_every": 0, "seed": 1}) as agent:
         [learner], store = agent.learners, agent.store
-        first = store.prefix(store.newest.id).parent
+        first, sha256 = store.prefix(store.newest.id).parent, store.newest.weights_sha256
         weights = [(path.suffix, path.read_bytes()) for path in first.glob("model.*")]
         variables = [
             VariableRecord(**v._asdict()) for v in learner.online.variables if v.name in learner.online.weights()
@@ -90,7 +90,7 @@ def grow(folder: Path, count: int) -> None:
                 attempt=1,
                 counters=agent.counters,
                 settings_sha256="0" * 64,
-                weights_sha256=f"{number:08x}" * 8,
+                weights_sha256=sha256,
                 variables=variables,
                 health=agent._health(learner),
             )
