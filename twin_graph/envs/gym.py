@@ -16,6 +16,7 @@ import twin_graph.envs.blob  # noqa: F401 - registers the environment
 from twin_graph.config import EVALUATION_MAX_STEPS, EnvSettings, nearest
 from twin_graph.envs import VectorStep, check_finite
 from twin_graph.errors import ForeignError, UsageError, foreign_error, place
+from twin_graph.words import counted
 
 
 class Gym:
@@ -71,7 +72,7 @@ class Gym:
         if settings.kwargs:
             self.protocol["arguments"] = ", ".join(f"{name}={value!r}" for name, value in settings.kwargs.items())
         if declared.flattened:
-            numbers = f"{box.shape[0]} number{'s' if box.shape[0] > 1 else ''}"
+            numbers = counted(box.shape[0], "number")
             self.protocol["observations"] = f"{type(declared.observations).__name__} flattened to {numbers}"
 
     def reset(self, seeds: np.ndarray) -> np.ndarray:
