@@ -367,29 +367,69 @@ def test_a_worker_that_died_too_often_is_given_up_and_that_is_said(tmp_path: Pat
     assert [worker["state"] for worker in status["workers"]] == ["done", "given up"]
 
 
-def test_requests_that_a_server_takes_for_others_are_made_again(tmp_path: Path) -> None:
-    """TensorFlow numbers requests by a seed from /dev/urandom: here it has 16 bits, so that numbers often meet."""
-    pipe = tmp_path / "urandom"
+def with_request_numbers_that_meet(
+    folder: Path, command: list[str], seed_bytes: int
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command whose /dev/urandom has few bits, by which TensorFlow numbers requests, so that numbers meet."""
+    pipe = folder / "urandom"
     os.mkfifo(pipe)
     apart = ["unshare", "-m" if os.geteuid() == 0 else "-rm", "sh", "-c"]
     bound = f"mount --bind {pipe} /dev/urandom"
     if subprocess.run([*apart, bound], capture_output=True).returncode:
         pytest.skip("this machine does not let everyone mount in a namespace of one's own")
-    seeds = f"import os\nwith open({str(pipe)!r}, 'wb', 0) as out:\n  while True: out.write(os.urandom(2) + bytes(2))"
-    run = tmp_path / "run"
-    chosen = (*TINY, "--set=workers.restarts=0", "--workers=2", "--ps=2", "--steps=2000", f"--run-dir={run}")
-    train = shlex.join([sys.executable, "-m", "twin_graph_cli", "train", "cartpole", *chosen])
+    seed = f"os.urandom({seed_bytes}) + bytes(4 - {seed_bytes})"
+    seeds = f"import os\nwith open({str(pipe)!r}, 'wb', 0) as out:\n  while True: out.write({seed})"
     with pipe.open("r+b", buffering=0), subprocess.Popen([sys.executable, "-c", seeds]) as seeding:
         try:
-            trained = subprocess.run([*apart, f"{bound} && {train}"], capture_output=True, text=True, timeout=240)
+            return subprocess.run(
+                [*apart, f"{bound} && {shlex.join(command)}"], capture_output=True, text=True, timeout=240
+            )
         finally:
             seeding.kill()
+
+
+def test_requests_that_a_server_takes_for_others_are_made_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    chosen = (*TINY, "--set=workers.restarts=0", "--workers=2", "--ps=2", "--steps=2000", f"--run-dir={run}")
+    train = [sys.executable, "-m", "twin_graph_cli", "train", "cartpole", *chosen]
+    trained = with_request_numbers_that_meet(tmp_path, train, seed_bytes=2)
     assert trained.returncode == 0, trained.stderr
     assert "given up" not in trained.stderr
     status = report.status(Run(run))
     assert (status["state"], status["agent_steps"]) == ("finished", 2_000)
     assert [worker["state"] for worker in status["workers"]] == ["done", "done"]
     assert sum(worker["updates"] for worker in status["workers"]) == status["updates"]
+
+
+def test_a_refused_request_is_made_again_where_its_numbers_look_like_names_of_operations(tmp_path: Path) -> None:
+    script = """
+import numpy as np
+from twin_graph.distributed.shared import ServerSession
+from twin_graph.graph_mode import tf
+
+server = tf.train.Server({"ps": ["127.0.0.1:0"]}, job_name="ps", task_index=0)
+refused = []
+run = tf.Session.run
+
+def counting(*args):
+    try:
+        return run(*args)
+    except Exception as error:
+        refused.append(type(error))
+        raise
+
+tf.Session.run = counting
+with tf.Graph().as_default():
+    fed = tf.placeholder(tf.float32, [2])
+    doubled = 2 * fed
+    with ServerSession(server.target) as session:
+        for _ in range(400):
+            session.run(doubled, {fed: np.frombuffer(b"[[as:0 x", np.float32)})
+assert ValueError in refused, refused
+print(len(refused), "refused")
+"""
+    ran = with_request_numbers_that_meet(tmp_path, [sys.executable, "-c", script], seed_bytes=2)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_a_lost_server_a_signal_and_a_killed_launcher_leave_no_process_and_a_run_that_goes_on(tmp_path: Path) -> None:

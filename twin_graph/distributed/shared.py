@@ -53,14 +53,18 @@ class ServerSession(tf.Session):  # type: ignore[misc]
     in 43,000, once it had so many, which ended a training of CartPole by four workers after three minutes. What was
     refused has done nothing. But where a step has parts on several servers, others may have done theirs, or wait for it
     for ever: so there are none such here.
+
+    The refusal quotes the request, with the numbers that were fed as text. TensorFlow looks for names of operations in
+    it, between brackets, and where numbers look like one it raises a ValueError about that name instead.
     """
 
     def run(self, *args: Any, **options: Any) -> Any:
         while True:
             try:
                 return super().run(*args, **options)
-            except tf.errors.AbortedError as error:
-                if _REFUSED not in error.message:
+            except (tf.errors.AbortedError, ValueError) as error:
+                refusal = error.__context__ if isinstance(error, ValueError) else error
+                if not isinstance(refusal, tf.errors.AbortedError) or _REFUSED not in refusal.message:
                     raise
 
     def close(self) -> None:
