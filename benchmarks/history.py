@@ -48,7 +48,7 @@ COMMANDS = ("status", "log -n 3", "show", "explain --update 50", "verify", "prun
 def trainer(folder: Path, changes: dict[str, Any]) -> Iterator[Any]:
     """The agent of a run, new or resumed, after a few steps; it ends with the `with`."""
     from twin_graph import envs, training
-    from twin_graph.resume import newest_point
+    from twin_graph.checkpoint import newest_point
     from twin_graph.snapshots.run import Run, create
 
     is_new = not folder.exists()
@@ -57,9 +57,9 @@ def trainer(folder: Path, changes: dict[str, Any]) -> Iterator[Any]:
         point = None if is_new else newest_point(run).point
         with contextlib.closing(training.train(run, env, point)) as progresses:
             progress = next(progresses)
-            while progress.agent.updates < 1:
+            while progress.updates < 1:
                 progress = next(progresses)
-            yield progress.agent
+            yield progress.keeper
 
 
 def grow(folder: Path, count: int) -> None:
@@ -68,8 +68,8 @@ def grow(folder: Path, count: int) -> None:
     from twin_graph.snapshots.store import SnapshotStore, VariableRecord
 
     os.fsync = lambda descriptor: None  # noqa: ARG005
-    with trainer(folder, {"save.keep_last": KEPT, "save.keep_every": 0, "seed": 1}) as agent:
-        [learner], store = agent.learners, agent.store
+    with trainer(folder, {"save.keep_last": KEPT, "save.keep_every": 0, "seed": 1}) as keeper:
+        [learner], store = keeper.learners, keeper.store
         first, sha256 = store.prefix(store.newest.id).parent, store.newest.weights_sha256
         weights = [(path.suffix, path.read_bytes()) for path in first.glob("model.*")]
         variables = [
@@ -82,31 +82,32 @@ def grow(folder: Path, count: int) -> None:
 
         began = len(store.snapshots)
         for number in range(began, count):
-            agent.updates += 1
-            agent.agent_steps += agent.settings.train.every_steps
+            keeper.tally.updates += 1
+            keeper.tally.agent_steps += keeper.settings.train.every_steps
             learner.newest = store.commit(
                 save,
                 lineage=learner.lineage,
                 attempt=1,
-                counters=agent.counters,
+                counters=keeper.tally.counters,
                 settings_sha256="0" * 64,
                 weights_sha256=sha256,
                 variables=variables,
-                health=agent._health(learner),
+                health=keeper.probe.health(learner),
             )
             swap = {"into": "target", "snapshots": (learner.newest.id,), "candidates": (learner.newest.id,)}
             reason = {"policy": "latest", "reason": "every update: the newest", "draw": None}
-            learner._record(agent.counters, previous=(store.snapshots[-2].id,), **swap, **reason)
+            learner._record(keeper.tally.counters, previous=(store.snapshots[-2].id,), **swap, **reason)
             if number % EVALUATED_EVERY == 0:
                 returns = [float(number % 7)] * 10
                 result = {"returns": returns, "mean": returns[0], "episodes": 10, "interval_95": [0, 9], "protocol": {}}
-                agent.record_evaluation(learner.newest, result, learner.newest)
+                at = keeper.tally.counters
+                keeper.matches.record(learner.newest, result, challenger=learner.newest, played_at=at)
             if number > KEPT and number % 10 == 0:
                 doomed = [s.id for s in store.snapshots[number - KEPT - 10 : number - KEPT]]
                 _prune(store, doomed)
-        agent.bootstrap.restore([store.newest], SnapshotStore(store.folder, agent._run.ledger))
-        agent.commit_point()
-        agent.commit_point()
+        learner.target.restore([store.newest], SnapshotStore(store.folder, keeper.run.ledger))
+        keeper.commit_point()
+        keeper.commit_point()
 
 
 def _prune(store: Any, doomed: list[str]) -> None:
@@ -124,21 +125,21 @@ def resumed(folder: Path) -> dict[str, float]:
 
     memory = psutil.Process().memory_info
     began = time.perf_counter()
-    with trainer(folder, {}) as agent:
+    with trainer(folder, {}) as keeper:
         found = {"resume": 1000 * (time.perf_counter() - began)}
-        agent.commit_point()
+        keeper.commit_point()
 
         def commit() -> None:
-            agent.updates += 1
-            learner = agent.learners[0]
+            keeper.tally.updates += 1
+            learner = keeper.learners.first
             learner.online.load({name: w + 1e-4 for name, w in learner.online.weights().items()})
-            agent.commit()
+            keeper.commit()
 
         found["commit"] = _milliseconds(commit)
         for policy in POLICIES:
-            agent._policy = targets.parse(policy)
-            found[f"refresh by {policy}"] = _milliseconds(lambda: agent.refresh("benchmark"))
-        found["resume point"] = _milliseconds(agent.commit_point, rounds=5)
+            keeper._policy = targets.parse(policy)
+            found[f"refresh by {policy}"] = _milliseconds(lambda: keeper.refresh("benchmark"))
+        found["resume point"] = _milliseconds(keeper.commit_point, rounds=5)
         gc.collect()
         found["megabytes"] = memory().rss / 1e6
     return found

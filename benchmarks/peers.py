@@ -65,12 +65,11 @@ def twin_graph(settings: dict[str, Any]) -> Work:
     began, before = math.nan, 0
     with tempfile.TemporaryDirectory() as folder:
         for progress in training.train(create(Path(folder) / "run", chosen), env):
-            agent = progress.agent
-            if agent.agent_steps == WARM_UP:
-                began, before = time.perf_counter(), agent.updates
-            if agent.agent_steps == WARM_UP + TIMED:
+            if progress.agent_steps == WARM_UP:
+                began, before = time.perf_counter(), progress.updates
+            if progress.agent_steps == WARM_UP + TIMED:
                 seconds = time.perf_counter() - began
-                work = {"updates": agent.updates - before, "seconds": seconds}
+                work = {"updates": progress.updates - before, "seconds": seconds}
                 progress.stop.set()
     env.close()
     return {"agent_steps": TIMED, "batch_size": chosen.train.batch_size, **work}

@@ -91,13 +91,12 @@ def measure(settings: config.Settings, steps: int) -> Figures:
     figures: Figures = {}
     with tempfile.TemporaryDirectory() as folder:
         for progress in training.train(create(Path(folder) / "run", settings), env):
-            agent = progress.agent
-            if before is None and agent.agent_steps >= warm:
+            if before is None and progress.agent_steps >= warm:
                 progress.metrics()
-                before = agent.agent_steps, agent.updates, Busy.now()
-            elif before and not figures and agent.agent_steps >= before[0] + steps:
+                before = progress.agent_steps, progress.updates, Busy.now()
+            elif before and not figures and progress.agent_steps >= before[0] + steps:
                 metrics, busy = progress.metrics(), Busy.now()
-                figures = _figures(metrics, settings, agent.agent_steps - before[0], agent.updates - before[1])
+                figures = _figures(metrics, settings, progress.agent_steps - before[0], progress.updates - before[1])
                 core_seconds = cpu.describe().cores * metrics["seconds"]
                 figures |= {
                     "cores_share": (busy.own - before[2].own) / core_seconds,

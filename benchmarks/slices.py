@@ -114,7 +114,7 @@ def train(records: Path, assignments: tuple[str, ...]) -> None:
     env = envs.make(settings.env, count=settings.env.count)
     counter = os.open(records / "agent_steps", os.O_WRONLY)
     for progress in training.train(create(records / "run", settings), env):
-        os.pwrite(counter, b"%d" % progress.agent.agent_steps, 0)
+        os.pwrite(counter, b"%d" % getattr(progress, "agent", progress).agent_steps, 0)  # of older versions, too
 
 
 @click.command()

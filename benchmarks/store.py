@@ -3,6 +3,7 @@
 python benchmarks/store.py --json benchmarks/results/store.json
 """
 
+import contextlib
 import hashlib
 import json
 import statistics
@@ -68,19 +69,19 @@ def milliseconds(action: Callable[[], object]) -> float:
 def refreshes(folder: Path, rounds: int) -> dict[str, float]:
     """Medians in milliseconds over interleaved rounds."""
     times: dict[str, list[float]] = {"ours": [], "bare": [], "sha256": [], "fsync": [], "update": []}
-    with nature_agent(folder / "run") as agent, Twin("other", agent.online.spec, like=agent.online) as other:
+    with contextlib.ExitStack() as stack, nature_agent(folder / "run") as agent:
+        online = agent.learners.first.online
+        other = stack.enter_context(Twin("other", online.spec, like=online))
         bare = folder / "bare"
         bare.mkdir()
         random = np.random.default_rng(1)
 
         def ours() -> None:
             agent.commit()
-            agent.refresh("benchmark")
+            agent.keeper.refresh("benchmark")
 
         def saver_alone() -> None:
-            agent.online._saver.save(
-                agent.online.session, str(bare / "model"), write_meta_graph=False, write_state=False
-            )
+            online._saver.save(online.session, str(bare / "model"), write_meta_graph=False, write_state=False)
             other._saver.restore(other.session, str(bare / "model"))
 
         def one_hash() -> None:
@@ -94,9 +95,9 @@ def refreshes(folder: Path, rounds: int) -> dict[str, float]:
                 fsync(small)
 
         for _ in track(range(rounds), console=Console(stderr=True)):
-            agent.agent_steps += agent.settings.train.every_steps
+            agent.tally.agent_steps += agent.settings.train.every_steps
             times["update"].append(milliseconds(agent.learn))  # new weights, so that a commit is none that is skipped
-            agent.online.load({n: w + random.normal(0, 1e-4, w.shape) for n, w in agent.online.weights().items()})
+            online.load({n: w + random.normal(0, 1e-4, w.shape) for n, w in online.weights().items()})
             times["ours"].append(milliseconds(ours))
             times["bare"].append(milliseconds(saver_alone))
             times["fsync"].append(

@@ -20,7 +20,7 @@ _LINE_SECONDS = 15.0
 
 
 class TrainingDisplay:
-    """Shows a `twin_graph.training.Progress` whenever enough time has passed; ends the live panel on exit.
+    """Shows a `twin_graph.progress.Progress` whenever enough time has passed; ends the live panel on exit.
 
     Args:
       console: a terminal gets a panel, anything else lines.
@@ -55,7 +55,7 @@ class TrainingDisplay:
             self._evaluation = progress.evaluation
             snapshot, evaluation = progress.evaluation
             self._console.print(
-                f"{progress.agent.agent_steps:>11,} agent steps: score of {snapshot} is {evaluation.words()}",
+                f"{progress.agent_steps:>11,} agent steps: score of {snapshot} is {evaluation.words()}",
                 soft_wrap=True,
             )
         if self._live:
@@ -65,8 +65,7 @@ class TrainingDisplay:
 
 
 def _line(progress: Any, elapsed: float, *, verbose: bool) -> str:
-    agent = progress.agent
-    done = f"{agent.agent_steps:>9,} of {progress.total_steps:,} agent steps"
+    done = f"{progress.agent_steps:>9,} of {progress.total_steps:,} agent steps"
     if progress.note:
         return f"{done}  {progress.note}"
     parts = [done, f"return {_recent_return(progress)}"]
@@ -76,41 +75,46 @@ def _line(progress: Any, elapsed: float, *, verbose: bool) -> str:
         parts.append(f"{progress.latest['agent_steps_per_second']:,.0f}/s")
     if left := _seconds_left(progress):
         parts.append(f"{clock(left)} left")
-    parts.append(f"target {_targets(agent)}")
+    parts.append(f"target {_targets(progress)}")
     if verbose:
-        parts += [f"({counted(agent.target_age, 'update')} old)", f"{clock(elapsed)} elapsed"]
-        parts += [counted(agent.updates, "update"), f"epsilon {agent.epsilon:.2f}"]
-        parts += [f"loss {_number(agent.last_loss, 4)}", f"q {_number(agent.last_q, 2)}", _phases(progress)]
+        parts += [f"({counted(progress.target_age, 'update')} old)", f"{clock(elapsed)} elapsed"]
+        parts += [counted(progress.updates, "update"), f"epsilon {progress.epsilon:.2f}"]
+        parts += [f"loss {_number(progress.loss, 4)}", f"q {_number(progress.q_mean, 2)}", _phases(progress)]
     return "  ".join(parts)
 
 
 def _panel(progress: Any, elapsed: float, *, verbose: bool) -> Group:
-    agent = progress.agent
     bar = Table.grid(padding=(0, 1))
     bar.add_row(
-        ProgressBar(total=progress.total_steps, completed=agent.agent_steps, width=40),
-        f"{agent.agent_steps:,} of {progress.total_steps:,} agent steps",
+        ProgressBar(total=progress.total_steps, completed=progress.agent_steps, width=40),
+        f"{progress.agent_steps:,} of {progress.total_steps:,} agent steps",
         f"{clock(elapsed)} elapsed" + (f", about {clock(left)} left" if (left := _seconds_left(progress)) else ""),
     )
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("updates", f"{agent.updates:,}", "episodes", f"{agent.episodes:,}", "epsilon", f"{agent.epsilon:.3f}")
+    facts.add_row(
+        "updates",
+        f"{progress.updates:,}",
+        "episodes",
+        f"{progress.counters.episodes:,}",
+        "epsilon",
+        f"{progress.epsilon:.3f}",
+    )
     facts.add_row(
         *("return", _recent_return(progress)),
-        *("loss", _number(agent.last_loss, 4)),
-        *("mean max Q", _number(agent.last_q, 2)),
+        *("loss", _number(progress.loss, 4)),
+        *("mean max Q", _number(progress.q_mean, 2)),
     )
     facts.add_row(
         "target",
-        _targets(agent),
+        _targets(progress),
         "age",
-        counted(agent.target_age, "update"),
+        counted(progress.target_age, "update"),
         "rate",
         _rate(progress),
     )
     facts.add_row("score", _score(progress))
     workers = Table.grid(padding=(0, 2))
-    for worker in agent.workers:
-        restarts = agent.restarts(worker.index)
+    for worker, restarts in progress.workers:
         again = f", restarted {counted(restarts, 'time')}" if restarts else ""
         workers.add_row(worker.name, worker_line(worker.model_dump()) + again)
     phases = f"[dim]{_phases(progress)}[/]" if verbose else ""
@@ -148,9 +152,9 @@ def _rate(progress: Any) -> str:
 def _seconds_left(progress: Any) -> float | None:
     """By the rate after the first updates, since filling the replay is fast; None before it is known."""
     latest = progress.latest
-    if not (latest and progress.agent.updates and latest["agent_steps_per_second"] > 0):
+    if not (latest and progress.updates and latest["agent_steps_per_second"] > 0):
         return None
-    return float((progress.total_steps - progress.agent.agent_steps) / latest["agent_steps_per_second"])
+    return float((progress.total_steps - progress.agent_steps) / latest["agent_steps_per_second"])
 
 
 def _number(value: float, digits: int) -> str:
@@ -164,7 +168,7 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
-def _targets(agent: Any) -> str:
-    first, *others = agent.target_snapshots
+def _targets(progress: Any) -> str:
+    first, *others = progress.target
     more = f" and {len(others)} more" if others else ""
-    return str(first) + more + (", held" if any(learner.bootstrap.held for learner in agent.learners) else "")
+    return str(first) + more + (", held" if progress.target_held else "")

@@ -54,7 +54,7 @@ def swap(
         raise UsageError("give REF, or --undo to take back the last swap")
     if hold and (undo or into == "online"):
         raise UsageError("--hold goes with a swap into the target")
-    names = mutual.learners(found.settings)
+    names = mutual.Turns(found.settings).learners
     if not undo and (learner or names[0]) not in names:
         raise UsageError(f"{found.folder} has one learner; leave out --learner")
     if not undo and not learner and len(names) > 1:

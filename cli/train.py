@@ -107,12 +107,12 @@ def train(
 
     with contextlib.ExitStack() as open_:
         with _starting_up("the run began; nothing was written"):
-            from twin_graph import envs, needs, training  # noqa: F401 - takes seconds
+            from twin_graph import envs, resources, training  # noqa: F401 - takes seconds
 
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
             elsewhere = _elsewhere(described)
-            needed = needs.measure(settings, env, folder, elsewhere=elsewhere)
-            needs.check(needed)
+            needed = resources.measure(settings, env, folder, elsewhere=elsewhere)
+            resources.check(needed)
             settings = _tuned(settings, env, elsewhere)
         run = create(folder, settings, env.protocol)
         say(f"{folder}  (seed {settings.seed}; watch it with: {shlex.join(['tensorboard', '--logdir', str(folder)])})")
@@ -167,8 +167,8 @@ def resume(
 
     with found.lock("resume"), contextlib.ExitStack() as open_:
         with _starting_up("the run resumed; nothing was changed"):
-            from twin_graph import envs, needs
-            from twin_graph.resume import newest_point
+            from twin_graph import envs, resources
+            from twin_graph.checkpoint import newest_point
 
             point, damage = newest_point(found)
             for reason in damage:
@@ -178,8 +178,8 @@ def resume(
                     f"{found.folder} has its {point.counters.agent_steps:,} agent steps; give more with --steps"
                 )
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
-            needed = needs.measure(settings, env, found.folder, elsewhere=_elsewhere(described))
-            needs.check(needed)
+            needed = resources.measure(settings, env, found.folder, elsewhere=_elsewhere(described))
+            resources.check(needed)
         changes = list(config.differences(found.settings, settings))
         if changes:
             found.change_settings(settings)
@@ -274,27 +274,25 @@ def _train(run: Run, env: Any, point: Any, as_json: bool, cluster: Any, verbose:
 
 
 def _report(folder: Path, progress: Any, as_json: bool) -> None:
-    agent = progress.agent
-    snapshot = agent.store.newest
     evaluation = progress.evaluation
     if as_json:
         print_json(
             {
                 "run": str(folder),
                 "state": "stopped" if progress.interrupted else "finished",
-                **agent.counters.model_dump(),
-                "snapshot": snapshot.id,
-                "weights_sha256": agent.point.weights_sha256,
+                **progress.counters.model_dump(),
+                "snapshot": progress.newest_snapshot,
+                "weights_sha256": progress.weights_sha256,
                 "evaluation": {"snapshot": evaluation[0], **evaluation[1].summary()} if evaluation else None,
             }
         )
-    say(f"{'interrupted' if progress.interrupted else 'finished'} at {agent.agent_steps:,} agent steps")
-    for worker in agent.workers:
+    say(f"{'interrupted' if progress.interrupted else 'finished'} at {progress.agent_steps:,} agent steps")
+    for worker, _ in progress.workers:
         if worker.state == GIVEN_UP:
             say(f"{worker.name}: {worker_line(worker.model_dump())}")
     if evaluation:
         say(f"score of {evaluation[0]}: {evaluation[1].words()}")
-    say(f"newest snapshot: {snapshot.id}\nweights_sha256: {agent.point.weights_sha256}")
+    say(f"newest snapshot: {progress.newest_snapshot}\nweights_sha256: {progress.weights_sha256}")
     if progress.interrupted:
         say(f"continue with: {command('resume', folder)}")
     say(f"next: {command('log', folder)}    {command('evaluate', folder, '--episodes', 30)}")

@@ -52,8 +52,9 @@ def main(folder: str, steps: int) -> None:
             score += float(reward)
             s_tm1 = s_t
             if terminated or truncated:
-                agent.log({"episode/return": score, "loss": agent.last_loss})
-                print(f"episode {agent.episodes}: return {score:.0f}, target {agent.bootstrap.snapshots[0]}")
+                agent.log({"episode/return": score, "loss": agent.tally.loss})
+                [target] = agent.learners.first.target.snapshots
+                print(f"episode {agent.tally.episodes}: return {score:.0f}, target {target}")
                 s_tm1, score = new_episode()
             if agent.agent_steps % POINT_EVERY == 0:
                 agent.commit_point()  # ends the episode, here as in every run

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util import tensor_util
 
-from twin_graph import envs, needs
+from twin_graph import envs, resources
 from twin_graph.config import Settings
 from twin_graph.events import EventFile
 from twin_graph.exchange import spec_of
@@ -138,6 +138,6 @@ def test_the_disk_that_they_take_is_asked_for(
 ) -> None:
     run = train(cartpole(evaluate__episodes=0, train__steps=600, log__every_steps=8, log__variables=True))
     with contextlib.closing(envs.make(run.settings.env, count=1)) as env:
-        asked = needs.measure(run.settings, env, run.folder).disk
+        asked = resources.measure(run.settings, env, run.folder).disk
     written = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
     assert written < asked < 3 * written

@@ -323,7 +323,7 @@ def wait_for(what: Callable[[], Any]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("victim", ["the runner", "all"])  # and 20 times at random in benchmarks/kill_experiment.py
+@pytest.mark.parametrize("victim", ["the runner", "all"])  # and 20 times at random in tests/crash/kill_experiment.py
 def test_what_was_killed_is_gone_on_with_and_gives_the_same_numbers(
     finished: Path, tmp_path: Path, victim: str
 ) -> None:

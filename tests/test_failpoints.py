@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from twin_graph import config
+from twin_graph.checkpoint import ReplayLog, newest_point
 from twin_graph.errors import UsageError
 from twin_graph.replay import Replay, Transition
-from twin_graph.resume import ReplayLog, newest_point
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.files import write_new

@@ -1,9 +1,8 @@
 """Optimizers, accumulated gradients and duelling heads, against NumPy."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +13,8 @@ from twin_graph.config import Settings
 from twin_graph.errors import UsageError
 from twin_graph.learner import Learner, Losses
 from twin_graph.model import ModelSpec
+from twin_graph.prepared import feeds
+from twin_graph.replay import Batch
 from twin_graph.snapshots import report
 from twin_graph.snapshots.run import create
 from twin_graph.twin import Twin
@@ -205,10 +206,11 @@ def test_the_loss_of_an_update_is_that_of_all_its_minibatches(
     learn = Learner.train
     compared = []
 
-    def traced(learner: Learner, update: int, minibatches: Sequence[Mapping[Any, np.ndarray]]) -> Losses:
+    def traced(learner: Learner, update: int, batch: Batch, q_target_t: np.ndarray | None) -> Losses:
         model = learner.online.model
-        each = [learner.online.run((model.loss, model.q_mean), minibatch) for minibatch in minibatches]
-        found = learn(learner, update, minibatches)
+        parts = feeds(model, settings.train, batch, q_target_t)
+        each = [learner.online.run((model.loss, model.q_mean), part) for part in parts]
+        found = learn(learner, update, batch, q_target_t)
         compared.append(((found.loss, found.q_mean), np.mean(each, axis=0)))
         return found
 

@@ -1,7 +1,7 @@
 """Two learners, each of which bootstraps from snapshots of the other."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from twin_graph.config import Settings
 from twin_graph.errors import UsageError
 from twin_graph.learner import Learner, Losses
 from twin_graph.model import ModelSpec
-from twin_graph.replay import Replay, Transition
+from twin_graph.replay import Batch, Replay, Transition
 from twin_graph.retention import prune
 from twin_graph.snapshots import control, report
 from twin_graph.snapshots.ledger import Swap
@@ -128,9 +128,9 @@ def test_it_is_four_twins_and_explain_knows_whose_update_each_was(
     seen: list[tuple[int, str, tuple[str, ...]]] = []
     learn = Learner.train
 
-    def traced(learner: Learner, update: int, minibatches: Sequence[Mapping[Any, np.ndarray]]) -> Losses:
-        seen.append((update + 1, learner.name, learner.bootstrap.snapshots))
-        return learn(learner, update, minibatches)
+    def traced(learner: Learner, update: int, batch: Batch, q_target_t: np.ndarray | None) -> Losses:
+        seen.append((update + 1, learner.name, learner.target.snapshots))
+        return learn(learner, update, batch, q_target_t)
 
     monkeypatch.setattr(Learner, "train", traced)
     run = train(settings)

@@ -22,10 +22,11 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from twin_graph import config, envs, training
-from twin_graph.agent import Agent, Work
+from twin_graph.checkpoint import newest_point
 from twin_graph.config import Settings
 from twin_graph.errors import DamagedError, ForeignError, InUseError, UsageError
-from twin_graph.resume import newest_point
+from twin_graph.learners import Learners, Trained
+from twin_graph.prepared import Prepared
 from twin_graph.snapshots import control, report
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run, create
@@ -48,22 +49,21 @@ def attempt(run: Run, cut_off: int | None = None, signal_at: tuple[int, int] | N
     run = Run(run.folder)
     point = newest_point(run).point if run.points().folders() else None
     held: list[Any] = []
-    train = Agent._train
+    train = Learners.train
 
-    def traced_train(agent: Agent, work: Work) -> list[float]:
-        first = agent.updates + 1
-        losses = train(agent, work)
-        held.extend((update, list(agent.bootstrap.snapshots)) for update in range(first, agent.updates + 1))
-        return losses
+    def traced_train(learners: Learners, prepared: Prepared) -> Trained:
+        trained = train(learners, prepared)
+        held.extend((update + 1, list(learners.first.target.snapshots)) for update in prepared.updates)
+        return trained
 
     with (
         pytest.MonkeyPatch.context() as patched,
         contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env,
     ):
-        patched.setattr(Agent, "_train", traced_train)
+        patched.setattr(Learners, "train", traced_train)
         with contextlib.closing(training.train(run, env, point)) as progresses:
             for progress in progresses:
-                steps = progress.agent.agent_steps
+                steps = progress.agent_steps
                 if signal_at and steps >= signal_at[1] and not progress.stop.is_set():
                     os.kill(os.getpid(), signal_at[0])
                 if cut_off and steps >= cut_off:
@@ -222,7 +222,7 @@ def test_a_target_that_cannot_be_restored_costs_no_steps(cartpole: Make, tmp_pat
     weights = "snapshots/000001-*/model.data*"
     with pytest.raises(DamagedError), contextlib.closing(envs.make(run.settings.env, count=8)) as env:
         for progress in training.train(run, env):
-            if progress.agent.updates == 150:
+            if progress.updates == 150:
                 [file] = run.folder.glob(weights)
                 content = file.read_bytes()
                 file.write_bytes(content[:100] + b"!" + content[101:])
@@ -285,10 +285,10 @@ def test_a_swap_by_hand_after_the_resume_point_happens_again(cartpole: Make, tmp
         env = envs.make(run.settings.env, count=8)
         asked = False
         for progress in training.train(run, env):
-            if progress.agent.agent_steps >= 640 and not asked:
+            if progress.agent_steps >= 640 and not asked:
                 asked = True
                 control.ask(run.control, "swap", run.resolve("000001").id, into, hold=into == "target")  # type: ignore[arg-type]
-            if kill and progress.agent.agent_steps >= 880:
+            if kill and progress.agent_steps >= 880:
                 break
         env.close()
         if kill:

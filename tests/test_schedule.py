@@ -10,15 +10,17 @@ import pytest
 from test_resume import attempt, end
 
 from twin_graph import envs, training
-from twin_graph.agent import Agent, Work
-from twin_graph.bootstrap import Bootstrap
+from twin_graph.agent import Agent
 from twin_graph.config import Settings
 from twin_graph.errors import DivergedError
+from twin_graph.learners import Learners, Trained
 from twin_graph.model import ModelSpec
+from twin_graph.prepared import Prepared
 from twin_graph.replay import Batch, Replay, Transition
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run, create
 from twin_graph.streams import Purpose, environment_seeds, stream
+from twin_graph.target_twins import Target
 from twin_graph.twin import Twin, weights_sha256
 
 Make = Callable[..., Settings]
@@ -111,7 +113,7 @@ def test_a_training_follows_the_schedule_as_written_down(
         resume__every_steps=1_000,
         evaluate__episodes=0,
     )
-    monkeypatch.setattr("twin_graph.bootstrap.TARGET_BATCH", settings.train.batch_size)
+    monkeypatch.setattr("twin_graph.target_twins.TARGET_BATCH", settings.train.batch_size)
     run = train(settings)
     weights, refreshes = reference(settings, tmp_path)
     assert run.store().newest.weights_sha256 == weights
@@ -127,7 +129,7 @@ def test_overlapped_or_not_and_whoever_is_slow_the_weights_are_the_same(
     in_turn = end(train(settings.model_copy(update={"twin": settings.twin.model_copy(update={"overlap": False})})))
     assert end(train(settings)) == in_turn
     with monkeypatch.context() as patched:
-        slow(patched, Agent, "train_work")
+        slow(patched, Learners, "train")
         assert end(train(settings)) == in_turn
     with monkeypatch.context() as patched:
         slow(patched, Agent, "prepare")
@@ -175,14 +177,14 @@ def test_targets_that_were_prepared_are_those_of_the_target_of_their_update(
     cartpole: Make, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stale = []
-    train_work = Agent._train
+    train_prepared = Learners.train
 
-    def look(agent: Agent, work: Work) -> list[float]:
-        stale.append(not np.array_equal(work.q_target_t, agent.bootstrap.q_values(work.batch.s_t)))
-        return train_work(agent, work)
+    def look(learners: Learners, prepared: Prepared) -> Trained:
+        stale.append(not np.array_equal(prepared.q_target_t, learners.first.target.q_values(prepared.batch.s_t)))
+        return train_prepared(learners, prepared)
 
-    monkeypatch.setattr(Agent, "_train", look)
-    monkeypatch.setattr("twin_graph.bootstrap.TARGET_BATCH", 10_000)
+    monkeypatch.setattr(Learners, "train", look)
+    monkeypatch.setattr("twin_graph.target_twins.TARGET_BATCH", 10_000)
     train(cartpole(train__chunk_steps=32, target__refresh_every_updates=10))
     assert len(stale) > 20
     assert not any(stale)
@@ -190,13 +192,13 @@ def test_targets_that_were_prepared_are_those_of_the_target_of_their_update(
 
 def test_acting_with_the_target_asks_the_target(cartpole: Make, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    q_values = Bootstrap.q_values
+    q_values = Target.q_values
 
-    def count(bootstrap: Bootstrap, observations: np.ndarray) -> np.ndarray:
+    def count(target: Target, observations: np.ndarray) -> np.ndarray:
         asked.append(len(observations))
-        return q_values(bootstrap, observations)
+        return q_values(target, observations)
 
-    monkeypatch.setattr(Bootstrap, "q_values", count)
+    monkeypatch.setattr(Target, "q_values", count)
     act = {"act__epsilon_start": 0.0, "act__epsilon_end": 0.0}
     train(cartpole(act__with="target", **act))
     assert asked.count(8) == 1_200 // 8

@@ -1,26 +1,29 @@
 """Whole trainings: refresh through the disk, determinism, records, evaluation, how they end."""
 
 import contextlib
-import itertools
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from twin_graph import envs, needs, training
+from twin_graph import envs, resources, training
 from twin_graph.agent import Agent
 from twin_graph.config import Settings
-from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.errors import DamagedError, DivergedError, ForeignError, TwinGraphError, TwinMismatchError, UsageError
 from twin_graph.evaluation import Evaluation, evaluate, play
+from twin_graph.keeper import Keeper
 from twin_graph.learner import Learner
+from twin_graph.loop import StepByStep, Stepper
 from twin_graph.model import ModelSpec
+from twin_graph.progress import Progress
 from twin_graph.replay import Transition
 from twin_graph.snapshots import report
 from twin_graph.snapshots.ledger import End, Swap
@@ -33,13 +36,13 @@ Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]
 
 
-def restore_in_memory(agent: Agent, learner: Learner, reason: str) -> None:
+def restore_in_memory(keeper: Keeper, learner: Learner, reason: str) -> None:
     """What a refresh does, without the disk: copies the online twin's variables into the target twin's."""
-    [twin] = learner.bootstrap.twins
+    [twin] = learner.target.twins
     twin.load(learner.online.weights())
-    twin.holds = agent.store.newest.id
-    learner.bootstrap._active = [twin]
-    learner.bootstrap.since = agent.counters
+    twin.holds = keeper.store.newest.id
+    learner.target._active = [twin]
+    learner.target.since = keeper.tally.counters
 
 
 @pytest.mark.parametrize("preset", ["cartpole", "pong"])
@@ -49,7 +52,7 @@ def test_refreshing_through_the_disk_trains_exactly_as_a_copy_in_memory_would(
     # Squared: the Huber loss clips the large errors of the beginning, and with them the target's influence.
     settings = request.getfixturevalue(preset)(loss="mse")
     through_disk = train(settings)
-    monkeypatch.setattr(Agent, "_refresh", restore_in_memory)
+    monkeypatch.setattr(Keeper, "_refresh", restore_in_memory)
     in_memory = train(settings)
     hashes = [[m.weights_sha256 for m in run.store().snapshots] for run in (through_disk, in_memory)]
     assert hashes[0] == hashes[1]
@@ -115,7 +118,7 @@ def test_check_mode_sees_a_target_that_changes_between_refreshes(
     def tampering_learn(agent: Agent) -> list[float]:
         losses = learn(agent)
         if agent.updates == 70:
-            [twin] = agent.bootstrap.twins
+            [twin] = agent.learners.first.target.twins
             twin.load({name: value + 1e-3 for name, value in twin.weights().items()})
         return losses
 
@@ -191,7 +194,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_update_and_snapshot(ca
     env.step = step_with_a_huge_reward  # type: ignore[method-assign]
     with pytest.raises(DivergedError, match=r"the loss is (inf|nan) at update 8\d; the last good snapshot is 000001-"):
         for progress in training.train(run, env):
-            agent_steps[0] = progress.agent.agent_steps
+            agent_steps[0] = progress.agent_steps
     env.close()
     assert run.state() == "failed"
     end = run.ledger.events()[-1]
@@ -296,29 +299,37 @@ def test_scheduled_evaluations_are_recorded_by_snapshot(cartpole: Make, train: T
     assert evaluations[0]["seeds"] != evaluations[1]["seeds"]
 
 
-def test_what_is_due_is_done_also_where_steps_are_made_meanwhile(cartpole: Make, tmp_path: Path) -> None:
+def test_what_is_due_is_done_also_where_steps_are_made_meanwhile(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As with workers, who go on while the chief writes records and plays evaluations."""
 
-    class Followed(Agent):
-        def follow(self, env: VectorEnv) -> Iterator[list[VectorStep]]:
-            while True:
-                self.agent_steps += 40
-                self.commit_if_due()
-                yield []
+    class Followed(Stepper):
+        def begin(self) -> None:
+            pass
 
-        def telemetry(self) -> dict[str, float]:
-            self.agent_steps += 48
-            return super().telemetry()
+        def advance(self) -> list[float]:
+            agent.tally.agent_steps += 40
+            agent.keeper.commit_if_due()
+            return []
 
-        def commit_point(self, *arguments: Any) -> PointState:
-            made.append(self.agent_steps)
-            return super().commit_point(*arguments)
+    metrics, commit_point = Progress.metrics, Keeper.commit_point
+
+    def slow_metrics(progress: Progress) -> dict[str, Any]:
+        agent.tally.agent_steps += 48
+        return metrics(progress)
+
+    def counted_point(keeper: Keeper, *arguments: Any) -> PointState:
+        made.append(agent.agent_steps)
+        return commit_point(keeper, *arguments)
 
     made: list[int] = []
+    monkeypatch.setattr(Progress, "metrics", slow_metrics)
+    monkeypatch.setattr(Keeper, "commit_point", counted_point)
     settings = cartpole(train__steps=2_000, log__every_steps=200, evaluate__every_steps=200, resume__every_steps=200)
     run = create(tmp_path / "run", settings)
-    with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
-        for _ in training.train(run, env, make_agent=Followed, loop=Followed.follow):
+    with Agent(run, observation_shape=(4,), n_actions=2, environments=8) as agent:
+        for _ in training.run_to_its_end(Progress(agent.keeper, 8, threading.Event()), Followed()):
             pass
     due = list(range(11))
     assert [at // 200 for at in made] == due
@@ -339,7 +350,7 @@ def test_what_is_evaluated_is_the_snapshot(cartpole: Make, train: Train) -> None
     assert returns[0] != returns[2]
 
 
-def test_the_run_loop_passes_on_what_each_value_is_for(cartpole: Make) -> None:
+def test_the_run_loop_passes_on_what_each_value_is_for() -> None:
     """Every value that an environment answers is another number, so that none can stand for another."""
 
     class Numbered:
@@ -360,7 +371,7 @@ def test_the_run_loop_passes_on_what_each_value_is_for(cartpole: Make) -> None:
             return envs.VectorStep(s_t[:, None], r_t, np.array([False, self.t == 1]), last, s_next[:, None], score)
 
     class Recorder:
-        agent_steps, stopwatch, at_point, settings = 0, Stopwatch(), False, cartpole()
+        keeper = SimpleNamespace(stopwatch=Stopwatch())
 
         def environment_seeds(self) -> None:
             pass
@@ -382,9 +393,9 @@ def test_the_run_loop_passes_on_what_each_value_is_for(cartpole: Make) -> None:
             self.order.append("learn")
 
     recorder = Recorder()
-    loop = training.run_loop(recorder, Numbered())  # type: ignore[arg-type]
-    scores = [step.score_t[0] for [step] in itertools.islice(loop, 3)]
-    assert scores == [301, 302, 303]
+    stepper = StepByStep(recorder, Numbered())  # type: ignore[arg-type]
+    stepper.begin()
+    assert [stepper.advance() for _ in range(3)] == [[], [301 + 302], []]
     assert recorder.order == ["act", "observe", "learn"] * 3
     first, second, third = recorder.seen
     for transition, s_tm1, r_t, s_t in ((first, 1000, 201, 101), (second, 101, 202, 102)):
@@ -404,9 +415,10 @@ def test_frames_are_agent_steps_times_the_frame_skip(pong: Make, train: Train) -
 
 def test_weights_that_are_not_finite_are_never_committed(cartpole: Make, tmp_path: Path) -> None:
     with Agent(create(tmp_path / "run", cartpole()), observation_shape=(4,), n_actions=2) as agent:
-        variable = agent.online.model.trainables[0]
-        variable.load(np.full(variable.shape.as_list(), np.nan, np.float32), agent.online.session)
-        agent.updates = 50
+        online = agent.learners.first.online
+        variable = online.model.trainables[0]
+        variable.load(np.full(variable.shape.as_list(), np.nan, np.float32), online.session)
+        agent.tally.updates = 50
         with pytest.raises(DivergedError, match=r"not finite after update 50; the last good snapshot is 000000-"):
             agent.commit()
         assert len(agent.store.snapshots) == 1
@@ -486,27 +498,27 @@ def test_the_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
 def test_the_needs_of_a_training_are_measured_and_checked(pong: Make, tmp_path: Path) -> None:
     settings = pong(replay__capacity_steps=1_000_000)
     env = envs.make(settings.env, count=1)
-    needed = needs.measure(settings, env, tmp_path / "not" / "there" / "yet")
+    needed = resources.measure(settings, env, tmp_path / "not" / "there" / "yet")
     by_workers = [
-        needs.measure(pong(workers__count=16, replay__capacity_steps=1_000_000), env, tmp_path, elsewhere=elsewhere)
+        resources.measure(pong(workers__count=16, replay__capacity_steps=1_000_000), env, tmp_path, elsewhere=elsewhere)
         for elsewhere in (False, True)
     ]
     env.close()
-    assert by_workers[0].memory > needed.replay + 17 * needs.PROCESS_BYTES
-    assert by_workers[1].memory < 2 * needs.PROCESS_BYTES
+    assert by_workers[0].memory > needed.replay + 17 * resources.PROCESS_BYTES
+    assert by_workers[1].memory < 2 * resources.PROCESS_BYTES
     # 84 x 84 bytes a frame, plus action, reward, two flags and age.
     assert needed.replay == 1_000_000 * (84 * 84 + 18)
-    needs.check(needed)
+    resources.check(needed)
     with pytest.raises(TwinGraphError, match=r"too little memory: .* 8\.4 GB .* lower replay\.capacity_steps"):
-        needs.check(needed._replace(memory_free=8_000_000_000))
+        resources.check(needed._replace(memory_free=8_000_000_000))
     with pytest.raises(TwinGraphError, match="too little disk"):
-        needs.check(needed._replace(disk_free=1_000))
+        resources.check(needed._replace(disk_free=1_000))
 
 
 def test_the_disk_that_was_asked_for_is_enough_and_not_far_too_much(cartpole: Make, train: Train) -> None:
     run = train(cartpole(evaluate__episodes=0))
     env = envs.make(run.settings.env, count=1)
-    asked = needs.measure(run.settings, env, run.folder).disk
+    asked = resources.measure(run.settings, env, run.folder).disk
     env.close()
     written = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
     assert written < asked < 3 * written
@@ -539,7 +551,7 @@ def test_an_agent_in_a_loop_of_ones_own_learns_what_pays(cartpole: Make, tmp_pat
             agent.observe(Transition(state, a_tm1, a_tm1.astype(np.float32), end, end, state))
             losses += agent.learn()
         assert agent.updates == len(losses) == (1_000 - 100) // 4
-        assert agent.episodes == 1_000
+        assert agent.tally.episodes == 1_000
         assert agent.q_values(state)[0] == pytest.approx([0, 1], abs=0.1)
 
 
@@ -558,7 +570,7 @@ def test_a_training_asked_to_stop_while_it_evaluates_stops_and_records_no_half_e
         if progress.note:
             progress.stop.set()
     env.close()
-    assert progress.agent.agent_steps == 600
+    assert progress.agent_steps == 600
     assert list(run.evaluations()) == []
     assert run.state() == "stopped"
 
@@ -567,7 +579,7 @@ def test_epsilon_decays_linearly_by_agent_steps(cartpole: Make, tmp_path: Path) 
     settings = cartpole(act__epsilon_decay_steps=1000, act__epsilon_end=0.1)
     with Agent(create(tmp_path / "run", settings), observation_shape=(4,), n_actions=2) as agent:
         for steps, epsilon in ((0, 1.0), (500, 0.55), (1000, 0.1), (5000, 0.1)):
-            agent.agent_steps = steps
+            agent.tally.agent_steps = steps
             assert agent.epsilon == pytest.approx(epsilon)
 
 
@@ -577,7 +589,7 @@ def test_random_actions_are_as_frequent_as_epsilon_and_all_actions_occur(pong: M
         observations = np.ones((2, 4), np.float32)
         greedy = agent.q_values(observations).argmax(axis=1)[0]
         actions = []
-        for agent.agent_steps in range(0, 4000, 2):
+        for agent.tally.agent_steps in range(0, 4000, 2):
             actions += list(agent.act(observations))
     counts = np.bincount(actions, minlength=6) / len(actions)
     assert counts[greedy] == pytest.approx(0.7 + 0.05, abs=0.03)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from twin_graph.agent import Agent as Agent
+    from twin_graph.checkpoint import newest_point as newest_point
     from twin_graph.config import Settings as Settings
     from twin_graph.config import load as load
     from twin_graph.errors import TwinGraphError as TwinGraphError
     from twin_graph.replay import Transition as Transition
-    from twin_graph.resume import newest_point as newest_point
     from twin_graph.snapshots.run import create as create
     from twin_graph.snapshots.run import find as find
 
@@ -30,7 +30,7 @@ _HOMES = {
     "create": "twin_graph.snapshots.run",
     "find": "twin_graph.snapshots.run",
     "load": "twin_graph.config",
-    "newest_point": "twin_graph.resume",
+    "newest_point": "twin_graph.checkpoint",
 }
 __all__ = ["Agent", "Settings", "Transition", "TwinGraphError", "create", "find", "load", "newest_point"]
 

@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -266,6 +266,11 @@ class ResumeSettings(_Section):
         50_000, "a resume point is committed, and the environments are reset, each", unit="agent steps", ge=1
     )
 
+    @property
+    def schedule(self) -> "Schedule":
+        """When a resume point is committed."""
+        return Schedule("steps", self.every_steps)
+
 
 class EvaluateSettings(_Section):
     every_steps: int = _setting(50_000, "the newest snapshot plays for its true score each", unit="agent steps", ge=1)
@@ -284,6 +289,11 @@ class EvaluateSettings(_Section):
         ge=0,
         le=1,
     )
+
+    @property
+    def schedule(self) -> "Schedule":
+        """When the newest snapshot is evaluated."""
+        return Schedule("steps", self.every_steps)
 
 
 class TwinSettings(_Section):
@@ -305,6 +315,11 @@ class LogSettings(_Section):
         False,
         "with each line, TensorBoard also gets statistics and histograms of variables and of activations",
     )
+
+    @property
+    def schedule(self) -> "Schedule":
+        """When metrics are logged."""
+        return Schedule("steps", self.every_steps)
 
 
 class Schedule(NamedTuple):
@@ -328,8 +343,26 @@ class Schedule(NamedTuple):
             raise ValueError(" and ".join(f"{stem}_{schedule.unit}" for schedule in found) + " are both set; keep one")
         return found[0] if found else None
 
+    def due(self, since: "Counted", now: "Counted") -> bool:
+        """Whether a multiple of the period was reached or passed between the two."""
+        counter = "agent_steps" if self.unit == "steps" else self.unit
+        return bool(getattr(now, counter) // self.every > getattr(since, counter) // self.every)
+
     def __str__(self) -> str:
         return f"every {self.every:,} {'agent steps' if self.unit == 'steps' else self.unit}"
+
+
+class Counted(Protocol):
+    """How far a run has come."""
+
+    @property
+    def agent_steps(self) -> int: ...
+
+    @property
+    def updates(self) -> int: ...
+
+    @property
+    def episodes(self) -> int: ...
 
 
 _UNITS = ("updates", "steps", "episodes")

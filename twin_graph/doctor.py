@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import psutil
 
-from twin_graph import config, cpu, envs, needs, training, tuning
+from twin_graph import config, cpu, envs, resources, training, tuning
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec
 from twin_graph.snapshots.run import RUNS, VERSIONED, create
@@ -50,17 +50,17 @@ def _findings() -> Iterator[Finding]:
     settings = config.load("pong")
     env = envs.make(settings.env, count=settings.env.count)
     try:
-        needed = needs.measure(settings, env, RUNS)
+        needed = resources.measure(settings, env, RUNS)
         yield Finding(
             "memory",
             needed.memory <= needed.memory_free,
-            f"{needs.gigabytes(needed.memory_free)} free; pong needs {needs.gigabytes(needed.memory)}",
+            f"{resources.gigabytes(needed.memory_free)} free; pong needs {resources.gigabytes(needed.memory)}",
             "close other programs, or lower replay.capacity_steps",
         )
         yield Finding(
             "disk",
             needed.disk <= needed.disk_free,
-            f"{needs.gigabytes(needed.disk_free)} free; pong needs {needs.gigabytes(needed.disk)}",
+            f"{resources.gigabytes(needed.disk_free)} free; pong needs {resources.gigabytes(needed.disk)}",
             "make room, or choose another --run-dir",
         )
         spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
@@ -90,11 +90,11 @@ def rate(env: envs.VectorEnv, settings: config.Settings) -> float:
         run = create(folder / "run", config.replace(settings, short.items()), env.protocol)
         began, before = math.nan, 0
         for progress in training.train(run, env):
-            if math.isnan(began) and progress.agent.agent_steps >= start + _MEASURED_STEPS // 4:
+            if math.isnan(began) and progress.agent_steps >= start + _MEASURED_STEPS // 4:
                 # The first updates, slower, are left out.
-                began, before = time.perf_counter(), progress.agent.agent_steps
+                began, before = time.perf_counter(), progress.agent_steps
         if progress.stop.is_set():
             raise KeyboardInterrupt
-        return (progress.agent.agent_steps - before) / (time.perf_counter() - began)
+        return (progress.agent_steps - before) / (time.perf_counter() - began)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,23 +1,23 @@
 """A learner: an online twin, a target, and the snapshots by which one becomes the other."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin_graph import mutual
-from twin_graph.bootstrap import Bootstrap
-from twin_graph.config import TrainSettings
 from twin_graph.errors import DivergedError, TwinMismatchError
-from twin_graph.model import Model, ModelSpec
+from twin_graph.model import ModelSpec
+from twin_graph.mutual import Turns
+from twin_graph.prepared import feeds
 from twin_graph.replay import Batch
-from twin_graph.snapshots.ledger import BY_HAND, ONLY_LEARNER, UNDO, Commit, Counters, Health, Swap, utc_now
+from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, Health, Swap, utc_now
 from twin_graph.snapshots.points import LearnerState
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import SnapshotStore, VariableRecord
 from twin_graph.stopwatch import Stopwatch
+from twin_graph.target_twins import Target
 from twin_graph.targets import Choice, Policy
 from twin_graph.twin import Twin, weights_sha256
 
@@ -45,7 +45,7 @@ class Learner:
 
     Attributes:
       online: the twin that trains.
-      bootstrap: the target.
+      target: supplies bootstrap values.
       lineage: where its snapshots go.
       source: the lineage from which its target comes.
       updates: its own.
@@ -67,18 +67,19 @@ class Learner:
         settings = run.settings
         threads, at_once, precision = settings.twin.threads, settings.ops_at_once, settings.twin.precision
         self.name = name
-        self.lineage, self.source = mutual.lineage(settings, name), mutual.source(settings, name)
+        turns = Turns(settings)
+        self.lineage, self.source, self._whose = turns.lineage(name), turns.source(name), turns.whose(name)
         self.updates = 0
-        self._whose = "" if name == ONLY_LEARNER else f" of learner {name}"
         self.newest: Commit | None = None
         self._run = run
         self._store = store
         self._stopwatch = stopwatch
         self._settings_sha256 = settings.sha256()
         self._train, self._seed, self._check = settings.train, settings.seed, settings.twin.check
+        self._acts_by_target = settings.act.with_ == "target"
         self.online = Twin(name, spec, seed=seed, threads=threads, at_once=at_once, precision=precision, like=like)
         try:
-            self.bootstrap = Bootstrap(
+            self.target = Target(
                 spec,
                 threads=threads,
                 at_once=at_once,
@@ -93,15 +94,16 @@ class Learner:
 
     def close(self) -> None:
         """Ends the sessions."""
-        self.bootstrap.close()
+        self.target.close()
         self.online.close()
 
-    def train(self, update: int, minibatches: Sequence[Mapping[Any, np.ndarray]]) -> Losses:
+    def train(self, update: int, batch: Batch, q_target_t: np.ndarray | None) -> Losses:
         """One optimizer step.
 
         Args:
           update: its number in the run, from 0.
-          minibatches: what to feed for each whose gradients it adds up.
+          batch: `train.examples` transitions.
+          q_target_t: the target's Q values at their `s_t`, float32 `[examples, A]`; None without `train.target_q`.
 
         Raises:
           DivergedError: the loss is NaN or infinite.
@@ -109,13 +111,13 @@ class Learner:
         model = self.online.model
         fed: dict[Any, Any] = {model.learning_rate: self._train.learning_rate_at(update)}
         losses, q_means, td_errors = [], [], []
+        parts = feeds(model, self._train, batch, q_target_t)
         with self._stopwatch.phase("train"):
-            for i, minibatch in enumerate(minibatches):
-                op = model.train_op if i == len(minibatches) - 1 else model.accumulate_op
-                fed[model.dropout_seed] = self._seed, update * len(minibatches) + i
-                _, loss, q_mean, td_error = self.online.run(
-                    (op, model.loss, model.q_mean, model.td_error), {**minibatch, **fed}
-                )
+            for i, part in enumerate(parts):
+                op = model.train_op if i == len(parts) - 1 else model.accumulate_op
+                fed[model.dropout_seed] = self._seed, update * len(parts) + i
+                wanted = op, model.loss, model.q_mean, model.td_error
+                _, loss, q_mean, td_error = self.online.run(wanted, {**part, **fed})
                 losses.append(loss)
                 q_means.append(q_mean)
                 td_errors.append(td_error)
@@ -173,11 +175,11 @@ class Learner:
     def swap(
         self, snapshots: Sequence[Commit], counters: Counters, *, into: str, hold: bool, request: str, undo: bool
     ) -> Swap:
-        """Restores what a person chose, and records it; see `Agent.swap`."""
+        """Restores what a person chose, and records it; see `Keeper.swap`."""
         policy, reason = (UNDO, "undone by hand") if undo else (BY_HAND, "by hand")
         candidates = tuple(snapshot.id for snapshot in snapshots)
         if into == "target":
-            self.bootstrap.held = hold
+            self.target.held = hold
             return self._restore_target(
                 snapshots, counters, policy=policy, candidates=candidates, reason=reason, request=request, hold=hold
             )
@@ -198,10 +200,10 @@ class Learner:
 
     def _restore_target(self, snapshots: Sequence[Commit], counters: Counters, *, policy: str, **fields: Any) -> Swap:
         with self._stopwatch.phase("refresh"):
-            previous = self.bootstrap.snapshots
-            self.bootstrap.restore(snapshots, self._store)
-            self.bootstrap.since, self.bootstrap.policy = counters, policy
-            restored = {"into": "target", "snapshots": self.bootstrap.snapshots, "previous": previous}
+            previous = self.target.snapshots
+            self.target.restore(snapshots, self._store)
+            self.target.since, self.target.policy = counters, policy
+            restored = {"into": "target", "snapshots": self.target.snapshots, "previous": previous}
             return self._record(counters, policy=policy, **restored, **fields)
 
     def _record(self, counters: Counters, **fields: object) -> Swap:
@@ -220,13 +222,19 @@ class Learner:
 
     def check(self, when: str) -> None:
         """With `twin.check`: raises `TwinMismatchError` if a target twin holds other weights than its snapshot."""
-        if self._check and (wrong := self.bootstrap.check(self._store)):
+        if self._check and (wrong := self.target.check(self._store)):
             raise TwinMismatchError(f"the target twin of {wrong} holds other weights, {when}")
+
+    def act(self, observations: np.ndarray, *, frozen: bool) -> np.ndarray:
+        """Q values by which to act, float32 `[B, A]`: the online twin's, or with `act.with` the target's."""
+        if self._acts_by_target:
+            return self.target.q_values(observations)
+        return self.online.q_values(observations, frozen=frozen)
 
     def telemetry(self, probe: np.ndarray) -> dict[str, float]:
         """How far the target is from the online twin, on these observations."""
-        ours, theirs = self.online.q_values(probe), self.bootstrap.q_values(probe)
-        online, target = self.online.weights(), self.bootstrap.weights()
+        ours, theirs = self.online.q_values(probe), self.target.q_values(probe)
+        online, target = self.online.weights(), self.target.weights()
         return {
             "target/q_distance": float(np.abs(ours - theirs).mean()),
             "target/greedy_agreement": greedy_agreement(ours, theirs),
@@ -236,7 +244,7 @@ class Learner:
     @property
     def state(self) -> LearnerState:
         """What a resume point keeps of it, beside the variables."""
-        return LearnerState(name=self.name, updates=self.updates, target=self.bootstrap.state)
+        return LearnerState(name=self.name, updates=self.updates, target=self.target.state)
 
     def restore(self, state: LearnerState, variables: Path, policy: Policy) -> bool:
         """Goes back to a resume point.
@@ -256,55 +264,9 @@ class Learner:
         target = state.target
         if target.policy not in (policy.text, BY_HAND, UNDO) or len(target.snapshots) > policy.members:
             return False
-        self.bootstrap.restore([self._store.find(i) for i in target.snapshots], self._store)
-        self.bootstrap.since, self.bootstrap.policy, self.bootstrap.held = target.since, target.policy, target.held
+        self.target.restore([self._store.find(i) for i in target.snapshots], self._store)
+        self.target.since, self.target.policy, self.target.held = target.since, target.policy, target.held
         return True
-
-
-def minibatches(
-    model: Model, train: TrainSettings, batch: Batch, q_target_t: np.ndarray | None
-) -> list[dict[Any, np.ndarray]]:
-    """What to feed for each minibatch of one update.
-
-    Args:
-      model: of the twin that trains.
-      train: settings.
-      batch: the update's transitions, `train.examples` of them.
-      q_target_t: the target's Q values at their `s_t`, float32 `[examples, A]`; None without `train.target_q`.
-    """
-    fed = []
-    for first in range(0, train.examples, train.batch_size):
-        rows = slice(first, first + train.batch_size)
-        feed = {
-            model.s_tm1: batch.s_tm1[rows],
-            model.a_tm1: batch.a_tm1[rows],
-            model.r_t: batch.r_t[rows],
-            model.discount_t: batch.discount_t[rows],
-            model.weight: batch.weight[rows],
-        }
-        if q_target_t is not None:
-            feed[model.q_target_t] = q_target_t[rows]
-        if train.double or not train.target_q:
-            feed[model.s_t] = batch.s_t[rows]
-        fed.append(feed)
-    return fed
-
-
-def epsilon_greedy(
-    q_values: Callable[[], np.ndarray], epsilon: float, random: np.random.Generator, environments: int, n_actions: int
-) -> np.ndarray:
-    """Actions, int64 `[E]`: a share `epsilon` at random, else the greedy one; Q values are asked for only if need be.
-
-    Args:
-      q_values: gives float32 `[E, A]`.
-      epsilon: share of random actions.
-      random: the draws of this step, as many whatever comes of them.
-      environments: E.
-      n_actions: A.
-    """
-    explore = random.random(environments) < epsilon
-    actions = random.integers(0, n_actions, size=environments)
-    return actions if explore.all() else np.where(explore, actions, q_values().argmax(axis=1))
 
 
 def greedy_agreement(q: np.ndarray, other_q: np.ndarray) -> float:

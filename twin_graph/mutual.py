@@ -1,4 +1,4 @@
-"""Who is who in `mode=mutual`: functions of settings and counters, for the trainer and for those who read its records.
+"""Who is who in `mode=mutual`, for the trainer and for those who read its records.
 
 Learners are told apart by their names: `online` where there is one, `a` and `b` where there are two.
 """
@@ -8,52 +8,57 @@ from twin_graph.config import Settings
 SHARED = "shared"
 
 
-def learners(settings: Settings) -> tuple[str, ...]:
-    """Their names."""
-    return ("a", "b") if settings.mode == "mutual" else ("online",)
+class Turns:
+    """Who acts, who learns, and from whose snapshots: all of it follows from settings and counters.
 
+    Args:
+      settings: of the run.
 
-def lineage(settings: Settings, learner: str) -> str:
-    """Where a learner's snapshots are committed."""
-    return SHARED if settings.store.shared else learner
+    Attributes:
+      learners: their names.
+      per_minibatch: updates that learn from one minibatch: two where each learner does.
+    """
 
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.learners: tuple[str, ...] = ("a", "b") if settings.mode == "mutual" else ("online",)
+        self.per_minibatch = 2 if settings.mode == "mutual" and settings.mutual.learn == "both" else 1
 
-def source(settings: Settings, learner: str) -> str:
-    """The lineage from which a learner's target is restored: the other's, if there is one."""
-    names = learners(settings)
-    return lineage(settings, names[names.index(learner) - 1])
+    def lineage(self, learner: str) -> str:
+        """Where a learner's snapshots are committed."""
+        return SHARED if self._settings.store.shared else learner
 
+    def source(self, learner: str) -> str:
+        """The lineage from which a learner's target is restored: the other's, if there is one."""
+        return self.lineage(self.learners[self.learners.index(learner) - 1])
 
-def updates_of_minibatch(settings: Settings) -> int:
-    """How many updates learn from one minibatch: two where each learner does."""
-    return 2 if settings.mode == "mutual" and settings.mutual.learn == "both" else 1
+    def whose(self, learner: str) -> str:
+        """For messages, after a noun: ` of learner a`; nothing where there is one."""
+        return f" of learner {learner}" if len(self.learners) > 1 else ""
 
+    def learns(self, update: int) -> str:
+        """Whose update that is, counted from 0."""
+        mutual = self._settings.mutual
+        if len(self.learners) == 1:
+            return self.learners[0]
+        if mutual.learn == "alternate":
+            return self.learners[update // mutual.turn_updates % 2]
+        if mutual.learn == "random":
+            return self.learners[self._lot("WHO_LEARNS", update)]
+        return self.learners[update % 2]
 
-def learns(settings: Settings, update: int) -> str:
-    """Whose update that is, counted from 0."""
-    names, mutual = learners(settings), settings.mutual
-    if len(names) == 1:
-        return names[0]
-    if mutual.learn == "alternate":
-        return names[update // mutual.turn_updates % 2]
-    if mutual.learn == "random":
-        return names[_lot(settings, "WHO_LEARNS", update)]
-    return names[update % 2]
+    def act(self, agent_step: int, update: int) -> tuple[str, ...]:
+        """Whose Q values choose the actions of a vector step, after this many agent steps and updates."""
+        mutual = self._settings.mutual
+        if len(self.learners) == 1 or mutual.act == "both":
+            return self.learners
+        if mutual.act == "alternate":
+            return (self.learners[update // mutual.turn_updates % 2],)
+        if mutual.act == "random":
+            return (self.learners[self._lot("WHO_ACTS", agent_step)],)
+        return (mutual.act,)
 
+    def _lot(self, purpose: str, counter: int) -> int:
+        from twin_graph.streams import Purpose, stream  # NumPy: commands that read records need not wait for it
 
-def act(settings: Settings, agent_step: int, update: int) -> tuple[str, ...]:
-    """Whose Q values choose the actions of a vector step: after so many agent steps, with so many updates made."""
-    names, mutual = learners(settings), settings.mutual
-    if len(names) == 1 or mutual.act == "both":
-        return names
-    if mutual.act == "alternate":
-        return (names[update // mutual.turn_updates % 2],)
-    if mutual.act == "random":
-        return (names[_lot(settings, "WHO_ACTS", agent_step)],)
-    return (mutual.act,)
-
-
-def _lot(settings: Settings, purpose: str, counter: int) -> int:
-    from twin_graph.streams import Purpose, stream  # NumPy: commands that read records need not wait for it
-
-    return int(stream(settings.seed, Purpose[purpose], counter).integers(2))
+        return int(stream(self._settings.seed, Purpose[purpose], counter).integers(2))

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from twin_graph import mutual
 from twin_graph.config import ReplaySettings, Settings
+from twin_graph.mutual import Turns
 from twin_graph.replay import Batch, Observations, Replay
 from twin_graph.streams import Purpose, stream
 
@@ -81,7 +81,7 @@ class Prioritized(Uniform):
     def __init__(self, replay: Replay, settings: Settings) -> None:
         super().__init__(replay, settings)
         self._settings: ReplaySettings = settings.replay
-        self._updates_of_minibatch = mutual.updates_of_minibatch(settings)
+        self._updates_of_minibatch = Turns(settings).per_minibatch
         self._environments = settings.env.count
         self._tree = SumTree(replay.length * self._environments)
         self._largest = 1.0

@@ -9,9 +9,9 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from twin_graph import config, cpu
-from twin_graph.bootstrap import blocks
 from twin_graph.config import Settings
 from twin_graph.model import ModelSpec
+from twin_graph.target_twins import blocks
 from twin_graph.twin import Twin
 
 _ROUNDS = 3
@@ -22,7 +22,7 @@ _CHUNK_UPDATES = 8  # at most; more of them would take longer than a round
 _MARGIN = 1.1
 
 
-class Choice(NamedTuple):
+class Timing(NamedTuple):
     """How sessions are set up, and the updates per second measured with it."""
 
     threads: int
@@ -34,7 +34,7 @@ class Choice(NamedTuple):
         return f"{threads}, {self.precision}: {self.updates_per_second:.0f} updates/s"
 
 
-def fix(settings: Settings, spec: ModelSpec, *, elsewhere: bool = False) -> tuple[Settings, list[Choice]]:
+def fix(settings: Settings, spec: ModelSpec, *, elsewhere: bool = False) -> tuple[Settings, list[Timing]]:
     """The settings with threads and precision decided, and what `measure` gave.
 
     Workers share the cores evenly, or, if they are `elsewhere`, have machines like this one to themselves.
@@ -43,13 +43,13 @@ def fix(settings: Settings, spec: ModelSpec, *, elsewhere: bool = False) -> tupl
         sharing = 1 if elsewhere else settings.workers.count
         threads = settings.twin.threads or max(1, cpu.describe().cores // sharing)
         return config.change(settings, [("twin.threads", threads), ("twin.precision", "fp32")]), []
-    choices = measure(settings, spec)
-    threads, precision = choices[0][:2] if choices else _possible(settings)[0]
-    return config.change(settings, [("twin.threads", threads), ("twin.precision", precision)]), choices
+    timings = measure(settings, spec)
+    threads, precision = timings[0][:2] if timings else _possible(settings)[0]
+    return config.change(settings, [("twin.threads", threads), ("twin.precision", precision)]), timings
 
 
-def measure(settings: Settings, spec: ModelSpec) -> list[Choice]:
-    """Times what the settings leave open, on random minibatches; the choice comes first, nothing if there is none.
+def measure(settings: Settings, spec: ModelSpec) -> list[Timing]:
+    """Times what the settings leave open, on random minibatches; the fastest comes first, nothing if there is none.
 
     Targets are evaluated in the blocks of the training, and beside the updates if they are there; the environments are
     left out.
@@ -58,16 +58,16 @@ def measure(settings: Settings, spec: ModelSpec) -> list[Choice]:
     if len(possible) == 1:
         return []
     with contextlib.ExitStack() as trials:
-        rates = {choice: (trials.enter_context(_Trial(settings, spec, *choice)), list[float]()) for choice in possible}
+        rates = {timing: (trials.enter_context(_Trial(settings, spec, *timing)), list[float]()) for timing in possible}
         for _ in range(_ROUNDS):  # interleaved, so that a disturbance meets all of them
             for trial, measured in rates.values():
                 measured.append(trial.rate())
-    choices = [Choice(*choice, statistics.median(measured)) for choice, (_, measured) in rates.items()]
-    fastest = max(choices, key=lambda choice: choice.updates_per_second)
-    if fastest.updates_per_second > _MARGIN * choices[0].updates_per_second:
-        choices.remove(fastest)
-        choices.insert(0, fastest)
-    return choices
+    timings = [Timing(*timing, statistics.median(measured)) for timing, (_, measured) in rates.items()]
+    fastest = max(timings, key=lambda timing: timing.updates_per_second)
+    if fastest.updates_per_second > _MARGIN * timings[0].updates_per_second:
+        timings.remove(fastest)
+        timings.insert(0, fastest)
+    return timings
 
 
 def has_bf16() -> bool:

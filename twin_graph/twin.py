@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from twin_graph import cpu
-from twin_graph.calls import Calls
 from twin_graph.errors import DamagedError, TwinMismatchError
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
+from twin_graph.session_calls import SessionCalls
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.store import SnapshotStore
 
@@ -88,7 +88,7 @@ class Twin:
             check_same_variables(like, self)
         config = session_config(threads, at_once, gpu_memory_fraction)
         self.session = tf.Session(graph=self.graph, config=config)
-        self._calls = Calls(self.session, f"twin {name!r}")
+        self._calls = SessionCalls(self.session, f"twin {name!r}")
         self._in_order, self._forward_in_order = threads == 1, config.intra_op_parallelism_threads == 1
         self.session.run(initialize)
 
@@ -103,7 +103,7 @@ class Twin:
         self._calls.close()
 
     def run(self, fetches: Any, feed: Mapping[Any, Any] | None = None) -> Any:
-        """Runs something of this twin's graph in its session; see `Calls.run`."""
+        """Runs something of this twin's graph in its session; see `SessionCalls.run`."""
         return self._calls.run(fetches, feed, in_this_thread=self._in_order)
 
     def q_values(self, observations: np.ndarray, *, frozen: bool = False) -> np.ndarray:

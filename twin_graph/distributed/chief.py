@@ -1,27 +1,29 @@
-"""The chief: an agent whose steps and updates are made by workers, on variables that lie on parameter servers."""
+"""The chief: keeps the run whose steps and updates workers make, on variables that are on parameter servers."""
 
 import contextlib
-import functools
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
-from twin_graph import training
-from twin_graph.agent import PROBE_SIZE, Agent
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.shared import CHIEF, Counts, Shared, named
 from twin_graph.distributed.supervisor import Supervisor
-from twin_graph.envs import VectorEnv, VectorStep
+from twin_graph.envs import VectorEnv
 from twin_graph.errors import DivergedError, TwinGraphError
 from twin_graph.graph_mode import tf
+from twin_graph.keeper import Keeper
+from twin_graph.loop import Stepper
+from twin_graph.model import ModelSpec
+from twin_graph.probe import PROBE_SIZE
+from twin_graph.progress import Progress
 from twin_graph.snapshots.files import make_folder
-from twin_graph.snapshots.ledger import Commit, Swap
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.workers import CLUSTER, FOLDER, GIVEN_UP, SILENT_SECONDS, own_status, statuses, write_status
-from twin_graph.streams import Purpose, stream
+from twin_graph.streams import Purpose, environment_seeds, stream
+from twin_graph.tally import Tally
+from twin_graph.training import run_to_its_end, stop_requests
 
 _TICK_SECONDS = 0.2
 _PROBE_EVERY = 20  # vector steps
@@ -30,66 +32,87 @@ _WORKERS_END_SECONDS = 60.0  # for the last updates
 _WORKERS_STOP_SECONDS = 4.0  # what they then have not sent is not waited for
 
 
-class Chief(Agent):
-    """Owns the run's folder; its online twin is a mirror of the shared variables, renewed whenever it is looked at.
+class Chief(Stepper):
+    """Follows what workers do; the keeper's online twin is a mirror of the shared variables, renewed before it is used.
 
     Args:
-      run: see `Agent`, and for `agent`.
+      keeper: of the run.
+      env: gives the observations on which twins are compared, since the replays are the workers'.
       cluster: who trains.
       supervisor: of the cluster's processes, if they are this one's children.
 
     Attributes:
-      workers: what they last said of themselves.
       supervisor: as given.
     """
 
-    def __init__(self, run: Run, *, cluster: Cluster, supervisor: Supervisor | None, **agent: Any) -> None:
-        self._cluster = cluster
-        self._shared: Shared | None = None
+    def __init__(self, keeper: Keeper, env: VectorEnv, cluster: Cluster, supervisor: Supervisor | None) -> None:
+        self._keeper, self._env, self._cluster = keeper, env, cluster
+        self._run, self._tally = keeper.run, keeper.tally
+        [self._learner] = keeper.learners
         self._taken: dict[tuple[str, int], int] = {}  # episodes of each worker's process whose returns were taken
         self._looked = 0.0
         self._lost = False
+        self._since = self._tally.counters
         self.supervisor = supervisor
-        super().__init__(run, **agent)
+        online = self._learner.online
+        self._shared = Shared(cluster, online, keeper.settings.vector_steps)
         try:
-            self._shared = Shared(cluster, self.online, self.settings.vector_steps)
-            self._owned.callback(self._release, self._shared)
-            counts = Counts(self.agent_steps // self._environments, self.updates, self.episodes)
-            self._shared.begin(self.online.all_variables(), counts, attempt=self._run.attempt, between=self._supervise)
-        except BaseException as error:
-            self.__exit__(type(error), error, None)
+            counts = Counts(self._tally.agent_steps // env.count, self._tally.updates, self._tally.episodes)
+            self._shared.begin(online.all_variables(), counts, attempt=self._run.attempt, between=self._supervise)
+        except BaseException:
+            self.close()
             raise
 
-    def _release(self, shared: Shared) -> None:
+    def close(self) -> None:
         """Lets servers go when the last worker does, of those that are left; nothing where a server is lost."""
         if not self._lost:
             going = self._going()
             gone = [worker for worker in range(self._cluster.workers) if worker not in going]
             with contextlib.suppress(tf.errors.OpError):
-                shared.ask_to_stop()
-                shared.put_tokens([*gone, CHIEF])
-        shared.close()
+                self._shared.ask_to_stop()
+                self._shared.put_tokens([*gone, CHIEF])
+        self._shared.close()
 
-    def follow(self, env: VectorEnv) -> Iterator[list[VectorStep]]:
-        """In place of the run loop: looks at what the workers have done, commits and refreshes what is due."""
-        if self._probe is None:
-            self._probe = self._seen_at_random(env)
-        while True:
-            time.sleep(_TICK_SECONDS)
-            self.meanwhile()
-            yield []
+    def begin(self) -> None:
+        if self._keeper.probe.observations is None:
+            self._keeper.probe.observations = self._seen_at_random()
+        if self._learner.online.holds:  # a person has just put a snapshot there
+            with self._speaking():
+                self._shared.push(self._learner.online.all_variables())
+
+    def advance(self) -> list[float]:
+        time.sleep(_TICK_SECONDS)
+        self.meanwhile()
+        return self._returns()
 
     def meanwhile(self) -> None:
+        """Looks at what the workers have done, commits and refreshes what is due."""
+        settings = self._keeper.settings
         with self._speaking():
             self._count()
-        self.commit_if_due()
-        self._refresh_if_due()
+        looking = settings.save_schedule, settings.log.schedule, settings.resume.schedule
+        if any(schedule.due(self._since, self._tally) for schedule in looking):
+            self._renew()
+        self._since = self._tally.counters
+        self._keeper.commit_if_due()
+        self._keeper.refresh_if_due()
         self._look_at_workers()
 
-    def _seen_at_random(self, env: VectorEnv) -> np.ndarray:
-        """Observations `[PROBE_SIZE, ...]` of random play, to compare twins on: the chief has no replay."""
-        random = stream(self.settings.seed, Purpose.PROBE, 0)
-        observations = [env.reset(self.environment_seeds())]
+    def settle(self) -> None:
+        self._renew()
+
+    def end(self) -> None:
+        with self._speaking():
+            self._shared.ask_to_stop()
+        self._wait_for_workers()
+        self._renew()
+
+    def _seen_at_random(self) -> np.ndarray:
+        """Observations `[PROBE_SIZE, ...]` of random play."""
+        env, seed = self._env, self._keeper.settings.seed
+        random = stream(seed, Purpose.PROBE, 0)
+        seeds = environment_seeds(seed, Purpose.ENVIRONMENT, self._tally.agent_steps, env.count)
+        observations = [env.reset(seeds)]
         while len(observations) * env.count < PROBE_SIZE:
             for _ in range(_PROBE_EVERY):
                 newest = env.step(random.integers(0, env.n_actions, size=env.count)).s_next
@@ -97,55 +120,47 @@ class Chief(Agent):
         return np.concatenate(observations)[:PROBE_SIZE]
 
     def _count(self) -> None:
-        if self._shared:
-            counts = self._shared.counts()
-            self.agent_steps = counts.vector_steps * self._environments
-            self.updates, self.episodes = counts.updates, counts.episodes
+        counts = self._shared.counts()
+        self._tally.agent_steps = counts.vector_steps * self._env.count
+        self._tally.updates, self._tally.episodes = counts.updates, counts.episodes
 
     def _renew(self) -> None:
         """Brings counters and online twin up to what the servers hold; counters first, so that they are not ahead."""
-        if self._shared:
-            with self._speaking():
-                self._count()
-                values = self._shared.pull()
-            self.online.load_all(values)
-            self.learners[0].updates = self.updates
+        with self._speaking():
+            self._count()
+            values = self._shared.pull()
+        self._learner.online.load_all(values)
+        self._learner.online.holds = ""
+        self._learner.updates = self._tally.updates
 
     def _look_at_workers(self) -> None:
         if time.monotonic() - self._looked < _LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        self.workers = statuses(self._run.folder, self._run.attempt)
-        for worker in self.workers:
+        workers = statuses(self._run.folder, self._run.attempt)
+        restarted = self.supervisor.restarted if self.supervisor else [0] * self._cluster.workers
+        self.workers = [(worker, restarted[worker.index]) for worker in workers]
+        for worker in workers:
             if worker.state == "failed":
                 raise DivergedError(f"{worker.name}: {worker.message}")
-        self._reward_limit = max([self._reward_limit, *(worker.reward_limit for worker in self.workers)])
-        if losses := [worker.loss for worker in self.workers if worker.loss is not None]:
-            self.last_loss = sum(losses) / len(losses)
-            self.last_q = sum(worker.q_mean or 0.0 for worker in self.workers) / len(losses)
+        tally = self._tally
+        tally.reward_limit = max([tally.reward_limit, *(worker.reward_limit for worker in workers)])
+        if losses := [worker.loss for worker in workers if worker.loss is not None]:
+            tally.loss = sum(losses) / len(losses)
+            tally.q_mean = sum(worker.q_mean or 0.0 for worker in workers) / len(losses)
 
-    def take_returns(self) -> list[float]:
+    def _returns(self) -> list[float]:
+        """True scores of episodes that ended; each is returned once."""
         returns: list[float] = []
-        for worker in self.workers:
+        for worker, _ in self.workers:
             key = worker.name, worker.pid
             new = worker.episodes - self._taken.get(key, 0)
             self._taken[key] = worker.episodes
             returns += worker.returns[-new:] if new else ()
         return returns
 
-    def restarts(self, worker: int) -> int:
-        """How often a worker was started again."""
-        return self.supervisor.restarted[worker] if self.supervisor else 0
-
-    def end(self) -> None:
-        if self._shared:
-            with self._speaking():
-                self._shared.ask_to_stop()
-            self._wait_for_workers()
-        super().end()
-
     def _wait_for_workers(self) -> None:
-        all_made = self.agent_steps >= self.settings.train.steps
+        all_made = self._tally.agent_steps >= self._keeper.settings.train.steps
         deadline = time.monotonic() + (_WORKERS_END_SECONDS if all_made else _WORKERS_STOP_SECONDS)
         while self._going() and time.monotonic() < deadline:
             self._supervise()
@@ -160,29 +175,6 @@ class Chief(Agent):
         said = statuses(self._run.folder, self._run.attempt)
         return {w.index for w in said if w.state == "training" and time.time() - w.time < SILENT_SECONDS}
 
-    def commit(self) -> list[Commit]:
-        self._renew()
-        return super().commit()
-
-    def commit_point(self, returns: Sequence[float] = ()) -> PointState:
-        self._renew()
-        return super().commit_point(returns)
-
-    def telemetry(self) -> dict[str, float]:
-        self._renew()
-        measured = super().telemetry()
-        for worker in self.workers:
-            measured[f"workers/{worker.name}/agent_steps_per_second"] = worker.agent_steps_per_second
-            measured[f"workers/{worker.name}/staleness"] = worker.staleness
-        return measured
-
-    def swap(self, snapshots: Sequence[Commit], *, into: str, **fields: Any) -> Swap:
-        swap = super().swap(snapshots, into=into, **fields)
-        if into == "online" and self._shared:
-            with self._speaking():
-                self._shared.push(self.online.all_variables())
-        return swap
-
     @contextlib.contextmanager
     def _speaking(self) -> Iterator[None]:
         """With the servers. Raises `TwinGraphError` if one is lost."""
@@ -191,10 +183,10 @@ class Chief(Agent):
             yield
         except tf.errors.OpError as error:
             self._lost = True
-            self._supervise()  # knows better what happened
+            self._supervise()  # says more about what happened
             raise TwinGraphError(
                 f"a parameter server does not answer ({named(error)}); "
-                "`twin-graph resume` goes on from the last resume point"
+                "`twin-graph resume` continues from the last resume point"
             ) from None
 
     def _supervise(self) -> None:
@@ -210,7 +202,7 @@ class Chief(Agent):
 
 def train(
     run: Run, env: VectorEnv, point: PointState | None = None, *, cluster: Cluster | None = None
-) -> Iterator[training.Progress]:
+) -> Iterator[Progress]:
     """Like `training.train`, by the workers of a cluster; by default one of child processes on this machine."""
     folder = run.folder / FOLDER
     make_folder(folder)
@@ -221,8 +213,9 @@ def train(
             workers = run.settings.workers
             cluster = Cluster.on_this_machine(run.folder, workers=workers.count, servers=workers.servers)
             cluster.write(folder / CLUSTER)
-            supervisor = open_.enter_context(
-                contextlib.closing(Supervisor(folder / CLUSTER, cluster, workers.restarts))
-            )
-        make = functools.partial(Chief, cluster=cluster, supervisor=supervisor)
-        yield from training.train(run, env, point, make_agent=make, loop=Chief.follow)
+            supervisor = Supervisor(folder / CLUSTER, cluster, workers.restarts)
+            open_.enter_context(contextlib.closing(supervisor))
+        stop = open_.enter_context(stop_requests())
+        spec = ModelSpec.of(run.settings, env.observation_shape, env.observation_dtype, env.n_actions)
+        keeper = open_.enter_context(Keeper(run, spec, Tally(env.frames_per_step), None, point))
+        yield from run_to_its_end(Progress(keeper, env.count, stop), Chief(keeper, env, cluster, supervisor))

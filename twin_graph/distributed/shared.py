@@ -158,7 +158,7 @@ class _Part:
             self.put_token = done_queue().enqueue(self.token)
         graph.finalize()
         config = tf.ConfigProto(operation_timeout_in_ms=_ANSWER_MILLISECONDS)
-        # Not `Calls`: what these look up is given back at the end, which takes for ever if the server is gone.
+        # Not `SessionCalls`: what these look up is given back at the end, which takes for ever if the server is gone.
         self.run = ServerSession(f"grpc://{address}", graph=graph, config=config).run
 
     def assign(self, values: Mapping[str, Any]) -> None:

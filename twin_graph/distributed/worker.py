@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from twin_graph import envs, sampling, targets
-from twin_graph.bootstrap import Bootstrap
+from twin_graph import envs, targets
+from twin_graph.actor import Actor
 from twin_graph.config import Settings
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.copy import Applied, Copy
@@ -18,16 +18,18 @@ from twin_graph.distributed.shared import Shared
 from twin_graph.envs import VectorEnv
 from twin_graph.errors import DivergedError, TwinGraphError
 from twin_graph.graph_mode import tf
-from twin_graph.learner import epsilon_greedy, minibatches
 from twin_graph.model import ModelSpec
-from twin_graph.replay import Batch, Replay, Transition
+from twin_graph.prepared import feeds
+from twin_graph.progress import RECENT_EPISODES, Scores
+from twin_graph.replay import Batch, Transition
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Swap, is_target_of, utc_now
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.workers import FOLDER, UpdateLog, name_of, own_status, write_status
-from twin_graph.streams import Purpose, environment_seeds, stream
+from twin_graph.streams import Purpose, environment_seeds
+from twin_graph.tally import Tally
+from twin_graph.target_twins import Target
 from twin_graph.twin import Twin
 
-RECENT_EPISODES = 20
 _STATUS_SECONDS = 1.0
 _CHIEF_SECONDS = 600.0
 
@@ -47,18 +49,18 @@ class Worker:
     def __init__(self, run: Run, index: int, settings: Settings, env: VectorEnv, shared: Shared, copy: Copy) -> None:
         self._run, self._env, self._settings = run, env, settings
         self._shared, self._copy = shared, copy
-        self._replay = Replay(
-            capacity_steps=settings.replay.capacity_steps,
-            environments=env.count,
+        self._tally = Tally(env.frames_per_step)
+        self._actor = Actor(
+            settings,
+            self._tally,
             observation_shape=env.observation_shape,
-            dtype=env.observation_dtype,
+            observation_dtype=env.observation_dtype,
             stack=env.stack,
-            n_step=settings.train.n_step,
-            discount=settings.train.discount,
+            n_actions=env.n_actions,
+            environments=env.count,
         )
-        self._sampler = sampling.of(self._replay, settings)
         policy = targets.parse(settings.target.policy)
-        self._target = Bootstrap(
+        self._target = Target(
             copy.twin.spec,
             threads=settings.twin.threads,
             precision="fp32",
@@ -69,11 +71,9 @@ class Worker:
         self._log = UpdateLog(run.folder, self._status.name, run.attempt)
         self._followed: Swap | None = None
         self._recorded: Swap | None = None
-        self._made = self._applied = self._episodes = 0
         self._staleness = deque[int](maxlen=100)
         self._returns = deque[float](maxlen=RECENT_EPISODES)
-        self._scores = np.zeros(env.count)
-        self._r_max, self._reward_limit = 1.0, 0.0
+        self._scores = Scores(env.count)
         self._marked = time.monotonic(), 0
 
     def close(self) -> None:
@@ -97,9 +97,11 @@ class Worker:
                 if s_tm1 is None:
                     s_tm1 = self._env.reset(self._seeds(step))
                 s_tm1 = self._make(step, s_tm1)
-                for update in self._due():
+                for update in self._actor.due(self._tally.updates):
                     swap = self._follow_target()
-                    batch, q_target_t = self._prepare(update)
+                    batch = self._actor.sample(range(update, update + 1))
+                    q_target_t = self._target.in_blocks(batch.s_t) if self._settings.train.target_q else None
+                    self._tally.updates += 1
                     if applying:
                         self._record(*applying)
                     else:
@@ -114,32 +116,14 @@ class Worker:
         return environment_seeds(self._settings.seed, Purpose.ENVIRONMENT, step, self._env.count)
 
     def _make(self, step: int, s_tm1: np.ndarray) -> np.ndarray:
-        """One vector step, by the copy's Q values; gives the next observations."""
-        random = stream(self._settings.seed, Purpose.ACT, step)
-        epsilon = self._settings.act.epsilon_at(step * self._env.count)
-        actions = epsilon_greedy(
-            lambda: self._copy.twin.q_values(s_tm1), epsilon, random, self._env.count, self._env.n_actions
-        )
-        answer = self._env.step(actions)
-        self._replay.add(Transition(s_tm1, actions, answer.r_t, answer.terminal_t, answer.last_t, answer.s_t))
-        self._sampler.added()
-        self._made += self._env.count
-        self._r_max = max(self._r_max, float(answer.r_t.max()))
-        self._reward_limit = max(self._reward_limit, float(np.abs(answer.r_t).max()))
-        self._scores += answer.score_t
-        if ended := int(answer.last_t.sum()):
-            self._returns.extend(float(score) for score in self._scores[answer.last_t])
-            self._scores[answer.last_t] = 0
-            self._episodes += ended
-            self._shared.count_episodes(ended)
+        """One vector step, by the copy's Q values; returns the next observations."""
+        a_tm1 = self._actor.act(lambda: self._copy.twin.q_values(s_tm1), step * self._env.count)
+        answer = self._env.step(a_tm1)
+        self._actor.observe(Transition(s_tm1, a_tm1, answer.r_t, answer.terminal_t, answer.last_t, answer.s_t))
+        if ended := self._scores.add(answer):
+            self._returns.extend(ended)
+            self._shared.count_episodes(len(ended))
         return answer.s_next
-
-    def _due(self) -> range:
-        """The numbers, among its own, of the updates that are due."""
-        train = self._settings.train
-        due = max(0, (self._made - train.start_steps) // train.every_steps)
-        first, self._applied = self._applied, max(self._applied, due)
-        return range(first, self._applied)
 
     def _follow_target(self) -> Swap | None:
         """Restores what the run's target was last refreshed with, if that has changed; gives that refresh."""
@@ -152,20 +136,12 @@ class Worker:
             self._followed = newest
         return self._followed
 
-    def _prepare(self, update: int) -> tuple[Batch, np.ndarray | None]:
-        batch = self._sampler.sample(range(update, update + 1))
-        if self._settings.train.rescale_r:
-            batch = batch._replace(r_t=batch.r_t / np.float32(self._r_max))
-        if not self._settings.train.target_q:
-            return batch, None
-        return batch, self._target.in_blocks(batch.s_t)
-
     def _apply(self, batch: Batch, q_target_t: np.ndarray | None) -> Applied:
         """Gradients to the servers, then the renewed variables back; meanwhile the worker acts."""
         model, train = self._copy.twin.model, self._settings.train
         fed = {model.dropout_seed: (self._run.settings.seed, self._copy.version)}
         learning_rate = train.learning_rate_at(self._copy.version)
-        applied = self._copy.apply(minibatches(model, train, batch, q_target_t), fed, learning_rate)
+        applied = self._copy.apply(feeds(model, train, batch, q_target_t), fed, learning_rate)
         self._copy.pull()
         return applied
 
@@ -184,7 +160,7 @@ class Worker:
             self._run.ledger.append(swap.model_copy(update=own))
             self._recorded = swap
         self._log.append(applied.update)
-        self._sampler.learnt(batch, applied.td_error)
+        self._actor.sampler.learnt(batch, applied.td_error)
         self._staleness.append(applied.staleness)
         self._status = self._status.model_copy(
             update={"loss": applied.loss, "q_mean": applied.q_mean, "updates": self._status.updates + 1}
@@ -195,19 +171,19 @@ class Worker:
             )
 
     def _tell(self, state: str = "training") -> None:
-        then, made = self._marked
+        then, steps = self._marked
         elapsed = time.monotonic() - then
         if elapsed < _STATUS_SECONDS and state == "training":
             return
-        self._marked = time.monotonic(), self._made
+        self._marked = time.monotonic(), self._tally.agent_steps
         self._status = self._status.model_copy(
             update={
                 "state": state,
                 "time": time.time(),
-                "agent_steps": self._made,
-                "episodes": self._episodes,
-                "reward_limit": self._reward_limit,
-                "agent_steps_per_second": (self._made - made) / elapsed,
+                "agent_steps": self._tally.agent_steps,
+                "episodes": self._tally.episodes,
+                "reward_limit": self._tally.reward_limit,
+                "agent_steps_per_second": (self._tally.agent_steps - steps) / elapsed,
                 "staleness": float(np.mean(self._staleness)) if self._staleness else 0.0,
                 "target": self._target.snapshots,
                 "returns": tuple(self._returns),

@@ -178,7 +178,7 @@ def _services(run: Run, events: Sequence[Event], updates: int) -> Iterator[Servi
     committed = {event.snapshot: event.updates for event in events if isinstance(event, Commit)}
     if not run.settings.train.target_q:
         return
-    for learner in mutual.learners(run.settings):
+    for learner in mutual.Turns(run.settings).learners:
         swaps = target_swaps(events, learner=learner)
         ends = [swap.first_update - 1 for swap in swaps[1:]] + [updates]
         for swap, last in zip(swaps, ends, strict=True):

@@ -56,14 +56,14 @@ def run(settings: Sequence[config.Settings]) -> Trial:
 
 
 def _main() -> None:
-    from twin_graph import doctor, envs, needs, tuning
+    from twin_graph import doctor, envs, resources, tuning
     from twin_graph.model import ModelSpec
 
     every = [config.validate(tree) for tree in json.load(sys.stdin)]
     rate, startup, disk, memory = 0.0, 0.0, [], 0
     for settings in every:
         with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
-            needed = needs.measure(settings, env, Path())
+            needed = resources.measure(settings, env, Path())
             disk.append(needed.disk)
             memory = max(memory, needed.memory)
             if not rate:

@@ -81,7 +81,7 @@ def _newest_swaps(run: Run) -> tuple[list[Swap], list[Counters]]:
                 counters.append(event.counters)
             if event.into == "target" and not event.worker:
                 newest.setdefault(event.learner, event)
-        if committed and len(newest) == len(mutual.learners(run.settings)):
+        if committed and len(newest) == len(mutual.Turns(run.settings).learners):
             break
     return sorted(newest.values(), key=lambda swap: swap.learner), counters
 
@@ -205,7 +205,7 @@ def explain(run: Run, update: int) -> dict[str, Any]:
     summary = _status(run, store, {})
     if not 1 <= update <= summary["updates"]:
         raise UsageError(f"update {update:,}: the records know of updates 1 to {summary['updates']:,}")
-    learner, worker = mutual.learns(run.settings, update - 1), ""
+    learner, worker = mutual.Turns(run.settings).learns(update - 1), ""
     if run.settings.workers.count:
         found = worker_records.who_applied(run.folder, run.ledger.events(Start), update - 1)
         if found is None:

@@ -13,7 +13,7 @@ from twin_graph.graph_mode import CallableOptions, tf
 _OWNERS = weakref.WeakKeyDictionary[Any, str]()
 
 
-class Calls:
+class SessionCalls:
     """`session.run` that looks at what it is to run, and at what is fed, the first time only.
 
     `session.run` does so each time, in Python, which takes longer than a small network: an update of the CartPole
@@ -80,7 +80,7 @@ class _Call:
     """
 
     def __init__(self, session: Any, fetches: Sequence[Any], feeds: Sequence[Any], in_this_thread: bool) -> None:
-        # `Calls` knows both by their ids: they must live as long as this does.
+        # `SessionCalls` finds both by their ids: they must live as long as this does.
         self._fetches, self._feeds = fetches, feeds
         self._fed = [(feed.name, feed.dtype.as_numpy_dtype, tuple(feed.shape.as_list())) for feed in feeds]
         elements = [session.graph.as_graph_element(fetch) for fetch in fetches]

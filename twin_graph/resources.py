@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from twin_graph import cpu, mutual, targets
+from twin_graph.checkpoint import SEGMENT_BYTES
 from twin_graph.config import Settings
 from twin_graph.envs import VectorEnv
 from twin_graph.errors import TwinGraphError
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
 from twin_graph.replay import Replay
-from twin_graph.resume import SEGMENT_BYTES
 
 # TensorFlow, three twins of the nature network with their activations, and the emulators.
 PROCESS_BYTES = 1_300_000_000
@@ -63,9 +63,10 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
         model = build_model(spec)
     weights = sum(4 * variable.shape.num_elements() for variable in model.trainables)
     train, save = settings.train, settings.save
-    learners = len(mutual.learners(settings))
+    turns = mutual.Turns(settings)
+    learners = len(turns.learners)
     minibatches = max(0, train.steps - train.start_steps) // train.every_steps
-    updates = minibatches * mutual.updates_of_minibatch(settings)
+    updates = minibatches * turns.per_minibatch
     # Episodes are at least one agent step long.
     units = {"updates": updates, "steps": train.steps, "episodes": train.steps}
     snapshots = learners * (units[settings.save_schedule.unit] // settings.save_schedule.every + 2)

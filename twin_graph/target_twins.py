@@ -1,4 +1,4 @@
-"""What supplies the bootstrap values: one target twin, or the members of an ensemble."""
+"""A target: the twin that supplies bootstrap values, or the twins of an ensemble."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,12 +14,12 @@ TARGET_BATCH = 128  # observations
 
 
 def blocks(observations: np.ndarray) -> Iterator[np.ndarray]:
-    """These observations by blocks of `TARGET_BATCH`: larger ones are no faster, and need more memory."""
+    """These observations in blocks of `TARGET_BATCH`: larger ones are no faster, and need more memory."""
     return (observations[i : i + TARGET_BATCH] for i in range(0, len(observations), TARGET_BATCH))
 
 
-class Bootstrap:
-    """Owns the target twins and knows which snapshot each holds; closed by `close()`.
+class Target:
+    """Owns the target twins and records which snapshot each holds; closed by `close()`.
 
     Args:
       spec, threads, at_once, precision: of the twins; see `Twin`.

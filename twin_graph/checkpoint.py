@@ -1,15 +1,123 @@
-"""What a resume point keeps of a replay, and which point a run goes on from."""
+"""Resume points: what a run is continued from, bit for bit; how one is made, put back, and found.
 
-from typing import NamedTuple
+`twin_graph.snapshots.points` has what they look like on disk.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.replay import STORED, Replay
 from twin_graph.snapshots.files import read_lines
-from twin_graph.snapshots.ledger import Commit, Swap
+from twin_graph.snapshots.ledger import Commit, Counters, Swap, utc_now
 from twin_graph.snapshots.points import PointState, PointStore, Segment
 from twin_graph.snapshots.run import Run
 
+if TYPE_CHECKING:  # those who only look for a point need not import TensorFlow
+    from twin_graph.actor import Actor
+    from twin_graph.learner import Learner
+    from twin_graph.learners import Learners
+    from twin_graph.probe import Probe
+    from twin_graph.tally import Tally
+    from twin_graph.targets import Policy
+
 SEGMENT_BYTES = 16_000_000
+_PROBE = "probe"
+
+
+class Checkpoints:
+    """Makes resume points of a run that is being trained, and puts one back.
+
+    Args:
+      run: whose.
+      tally, learners, probe: what a point is of.
+      actor: with the replay; None where others act.
+
+    Attributes:
+      newest: the point made or put back last; None before the first.
+    """
+
+    def __init__(self, run: Run, tally: "Tally", learners: "Learners", probe: "Probe", actor: "Actor | None") -> None:
+        self._run = run
+        self._tally, self._learners, self._probe, self._actor = tally, learners, probe, actor
+        self._points = run.points()
+        self._points.remove_leftovers()
+        self._log = ReplayLog(self._points, actor.replay) if actor else None
+        self.newest: PointState | None = None
+
+    def replay_grew(self) -> None:
+        """Streams what is new in the replay to disk once there is enough of it, so that a point need not write it."""
+        if self._log:
+            self._log.write_if_full(self._run.attempt)
+
+    def commit(self, saved: Counters, returns: Sequence[float]) -> PointState:
+        """Makes all that is needed to resume from here durable, and ends every episode.
+
+        Args:
+          saved: counters when the save schedule last fired.
+          returns: of the newest training episodes.
+
+        Returns:
+          The oldest point that is kept.
+
+        Raises:
+          OSError: the disk is full or failed; the point before stays the newest.
+        """
+        from twin_graph.twin import weights_sha256
+
+        learners, tally = self._learners, self._tally
+        arrays = {} if self._probe.observations is None else {_PROBE: self._probe.observations}
+        if self._actor:
+            self._actor.replay.cut()
+            arrays |= self._actor.sampler.state()
+        state = PointState(
+            number=self._points.next_number(),
+            attempt=self._run.attempt,
+            time=utc_now(),
+            counters=tally.counters,
+            weights_sha256=weights_sha256(learners.weights()),
+            learners=tuple(learner.state for learner in learners),
+            saved=saved,
+            reward_limit=tally.reward_limit,
+            r_max=tally.r_max,
+            returns=tuple(returns),
+            known_bytes=self._run.known_bytes(),
+            segments=self._log.write_rest(self._run.attempt) if self._log else (),
+        )
+
+        def save(folder: Path) -> None:
+            for learner in learners:
+                learner.online.save(folder / learner.name, optimizer=True)
+
+        self._points.commit(state, save, arrays)
+        chain = [self.newest, state] if self.newest else [state]
+        self.newest = state
+        return self._points.retain(chain)[0]
+
+    def restore(self, point: PointState, policy: "Policy") -> list[tuple["Learner", str]]:
+        """Goes back to a resume point; the ledger already says so.
+
+        Args:
+          point: which.
+          policy: of the present settings.
+
+        Returns:
+          The learners whose target another policy had chosen, which is to be refreshed, and that policy.
+        """
+        arrays = self._points.arrays(point)
+        self._tally.restore(point)
+        self._probe.observations = arrays.get(_PROBE)
+        if self._actor and self._log:
+            self._log.restore(point.segments)
+            self._actor.sampler.restore(arrays)
+        self.newest = point
+        folder = self._points.path(point.number)
+        return [
+            (learner, state.target.policy)
+            for learner, state in zip(self._learners, point.learners, strict=True)
+            if not learner.restore(state, folder / learner.name, policy)
+        ]
 
 
 class ReplayLog:

@@ -1,0 +1,109 @@
+"""The actor: chooses actions, puts what follows into the replay, and samples minibatches from it."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from twin_graph import sampling
+from twin_graph.config import Settings
+from twin_graph.envs import check_finite
+from twin_graph.mutual import Turns
+from twin_graph.replay import Batch, Observations, Replay, Transition
+from twin_graph.streams import Purpose, stream
+from twin_graph.tally import Tally
+
+
+class Actor:
+    """Owns the replay of E environments that somebody else steps.
+
+    Args:
+      settings: of the run.
+      tally: counts the steps made here.
+      observation_shape, observation_dtype, stack: of one observation; see `Agent`.
+      n_actions: A.
+      environments: E.
+
+    Attributes:
+      replay: all that was observed.
+      sampler: which of it minibatches are made of.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tally: Tally,
+        *,
+        observation_shape: tuple[int, ...],
+        observation_dtype: np.typing.DTypeLike,
+        stack: int,
+        n_actions: int,
+        environments: int,
+    ) -> None:
+        self._settings = settings
+        self._tally = tally
+        self._n_actions = n_actions
+        self._environments = environments
+        self._per_minibatch = Turns(settings).per_minibatch
+        self._rooms: list[Observations | None] = [None, None]
+        self._observation = observation_shape, observation_dtype
+        self.replay = Replay(
+            capacity_steps=settings.replay.capacity_steps,
+            environments=environments,
+            observation_shape=observation_shape,
+            dtype=observation_dtype,
+            stack=stack,
+            n_step=settings.train.n_step,
+            discount=settings.train.discount,
+        )
+        self.sampler = sampling.of(self.replay, settings)
+
+    def act(self, q_values: Callable[[], np.ndarray], agent_step: int) -> np.ndarray:
+        """Epsilon-greedy actions, int64 `[E]`, after this many agent steps.
+
+        Args:
+          q_values: returns float32 `[E, A]`; not called where all actions are random.
+          agent_step: gives epsilon and the random draws, as many whatever comes of them.
+        """
+        random = stream(self._settings.seed, Purpose.ACT, agent_step)
+        explore = random.random(self._environments) < self._settings.act.epsilon_at(agent_step)
+        actions = random.integers(0, self._n_actions, size=self._environments)
+        return actions if explore.all() else np.where(explore, actions, q_values().argmax(axis=1))
+
+    def observe(self, transition: Transition) -> None:
+        """Puts one step of all E environments into the replay.
+
+        Raises:
+          ForeignError: a reward or an observation is NaN or infinite.
+        """
+        check_finite(self._settings.env.id, "reward", transition.r_t)
+        check_finite(self._settings.env.id, "observation", transition.s_t)
+        self.replay.add(transition)
+        self.sampler.added()
+        tally = self._tally
+        tally.agent_steps += self._environments
+        tally.episodes += int(transition.last_t.sum())
+        tally.reward_limit = max(tally.reward_limit, float(np.abs(transition.r_t).max()))
+        tally.r_max = max(tally.r_max, float(transition.r_t.max()))
+
+    def due(self, first: int) -> range:
+        """The numbers, from `first` on, of the updates that are due at this agent step."""
+        train = self._settings.train
+        minibatches = (self._tally.agent_steps - train.start_steps) // train.every_steps
+        return range(first, max(first, minibatches * self._per_minibatch))
+
+    def sample(self, updates: range) -> Batch:
+        """The minibatches of these updates, one after the other. They are overwritten by the second call after this."""
+        train, share = self._settings.train, self._per_minibatch
+        minibatches = range(updates.start // share, updates.stop // share)
+        batch = self.sampler.sample(minibatches, self._room(len(minibatches) * train.examples))
+        return batch._replace(r_t=batch.r_t / np.float32(self._tally.r_max)) if train.rescale_r else batch
+
+    def _room(self, transitions: int) -> Observations:
+        """Arrays for this many observations, in turn from two places: one is trained on while the other is filled."""
+        self._rooms.reverse()
+        room = self._rooms[0]
+        if room is None or len(room[0]) < transitions:
+            shape, dtype = self._observation
+            room = np.empty((transitions, *shape), dtype), np.empty((transitions, *shape), dtype)
+            self._rooms[0] = room
+        return room[0][:transitions], room[1][:transitions]

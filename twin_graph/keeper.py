@@ -1,0 +1,229 @@
+"""The keeper of a run while it is trained: its learners, snapshots, refreshes, resume points and records."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from twin_graph import retention, targets
+from twin_graph.actor import Actor
+from twin_graph.checkpoint import Checkpoints
+from twin_graph.errors import UsageError
+from twin_graph.events import EventFile
+from twin_graph.learner import Learner
+from twin_graph.learners import Learners
+from twin_graph.matches import Matches
+from twin_graph.model import ModelSpec
+from twin_graph.mutual import Turns
+from twin_graph.probe import Probe
+from twin_graph.snapshots.ledger import Commit, Counters, End, Swap, utc_now
+from twin_graph.snapshots.points import PointState
+from twin_graph.snapshots.run import Run
+from twin_graph.stopwatch import Stopwatch
+from twin_graph.streams import Purpose, stream
+from twin_graph.tally import Tally
+
+
+class Keeper:
+    """Owns the run's lock, learners and records, closed by `close()` or `with`.
+
+    To make one takes the lock and records a start in the ledger, to close it an end.
+
+    Args:
+      run: in whose folder everything is.
+      spec: of the twins.
+      tally: counters of whoever acts.
+      actor: with the replay that resume points keep; None where others act.
+      point: where to continue; None for the beginning.
+
+    Attributes:
+      run, settings, tally: as given.
+      store: the run's snapshots.
+      learners: one, or two in `mode=mutual`.
+      probe: observations on which they are measured.
+      checkpoints: its resume points.
+      matches: its scheduled evaluations.
+      stopwatch: where the time goes.
+
+    Raises:
+      InUseError: another process has the run.
+      UsageError: the run was trained already, and there is no `point`.
+    """
+
+    def __init__(self, run: Run, spec: ModelSpec, tally: Tally, actor: Actor | None, point: PointState | None) -> None:
+        self.run, self.settings, self.tally = run, run.settings, tally
+        self.stopwatch = Stopwatch()
+        self._policy = targets.parse(run.settings.target.policy)
+        self._policy.check(run.settings)
+        self._saved = tally.counters
+        self._closed = False
+        with contextlib.ExitStack() as building:
+            building.enter_context(run.lock("train"))
+            self.store = run.store()
+            self.learners = self._build_learners(spec, building)
+            if self.store.snapshots and point is None:
+                raise UsageError(f"{run.folder} was trained already; `twin-graph resume` continues it")
+            self.store.remove_leftovers()
+            self.probe = Probe(run.settings.train.discount, tally)
+            self.checkpoints = Checkpoints(run, tally, self.learners, self.probe, actor)
+            run.record_start(point)
+            self._owned = building.pop_all()
+        try:
+            resumed_at = point.counters.agent_steps if point else None
+            graph = self.learners.first.online.graph
+            self._events = self._owned.enter_context(EventFile(run.events, graph, resumed_at=resumed_at))
+            self.matches = Matches(run)
+            if point is None:
+                self.commit()
+                self.refresh("start")
+            else:
+                self._restore(point)
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+
+    def _build_learners(self, spec: ModelSpec, building: contextlib.ExitStack) -> Learners:
+        turns, built = Turns(self.settings), list[Learner]()
+        for i, name in enumerate(turns.learners):
+            # Apart from those of runs with seeds near. (TensorFlow takes seeds modulo 2**31 - 1.)
+            seed = self.settings.seed + i * 2**30
+            like = built[0].online if built else None
+            learner = Learner(name, self.run, self.store, spec, self._policy, self.stopwatch, seed=seed, like=like)
+            building.callback(learner.close)
+            built.append(learner)
+        return Learners(built, turns, self.tally, self.stopwatch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+        else:
+            by_hand = isinstance(error, KeyboardInterrupt | GeneratorExit)
+            with contextlib.suppress(OSError):  # a full disk, perhaps: the error itself matters more
+                self.close("stopped" if by_hand else "failed", str(error) or type(error).__name__)
+
+    def close(self, state: str = "finished", reason: str = "") -> None:
+        """Ends the sessions and records in the ledger how it ended; what was committed stays.
+
+        Args:
+          state: `finished`, `stopped` or `failed`.
+          reason: for people.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with self._owned:
+            end = {"attempt": self.run.attempt, "time": utc_now(), "state": state, "reason": reason}
+            self.run.ledger.append(End.model_validate(end))
+
+    @property
+    def at_point(self) -> bool:
+        """Whether the newest resume point was made at this very step."""
+        point = self.checkpoints.newest
+        return point is not None and point.counters.agent_steps == self.tally.agent_steps
+
+    def commit_if_due(self) -> None:
+        """Commits a snapshot if the schedule says so."""
+        if self.settings.save_schedule.due(self._saved, self.tally):
+            self.commit()
+
+    def commit(self) -> list[Commit]:
+        """Saves each learner's online twin as a snapshot, durable when this returns; see `Learner.commit`.
+
+        Raises:
+          OSError: the disk is full or failed.
+          DivergedError: a weight is NaN or infinite.
+        """
+        self._saved = self.tally.counters
+        return [learner.commit(self._saved, self.probe.health(learner)) for learner in self.learners]
+
+    def refresh_if_due(self) -> None:
+        """Refreshes each target that is not held if the schedule says so."""
+        schedule = self.settings.refresh_schedule
+        for learner in self.learners:
+            if not learner.target.held and schedule.due(learner.target.since, self.tally):
+                self._refresh(learner, str(schedule))
+
+    def refresh(self, reason: str) -> None:
+        """Restores what the target policy chooses into each learner's target, and records it."""
+        for learner in self.learners:
+            self._refresh(learner, reason)
+
+    def _refresh(self, learner: Learner, reason: str) -> None:
+        random = stream(self.settings.seed, Purpose.TARGET, self.tally.updates)
+        choice = self._policy.choose(self._history(learner.source), random)
+        learner.refresh(choice, self.tally.counters, policy=self._policy.text, reason=reason)
+
+    def rival(self, learner: Learner) -> Commit | None:
+        """The snapshot that the newest has to beat at the next scheduled evaluation, if the policy wants one."""
+        rival = self._policy.rival(self._history(learner.lineage))
+        return self.store.find(rival) if rival else None
+
+    def _history(self, lineage: str) -> targets.History:
+        """What a target policy may look at now."""
+        snapshots = [snapshot for snapshot in self.store.available if snapshot.lineage == lineage]
+        return targets.History(self.tally.updates, snapshots, self.matches.played)
+
+    def swap(
+        self, snapshots: Sequence[Commit], *, learner: str, into: str, hold: bool, request: str, undo: bool = False
+    ) -> Swap:
+        """Restores what a person chose, and records it.
+
+        Into the online twin the present weights are committed first, and the optimizer begins anew.
+
+        Args:
+          snapshots: one, but for the undoing of a swap of an ensemble.
+          learner: its name.
+          into: `target` or `online`.
+          hold: no refreshes by the schedule until it is undone.
+          request: the person's, for the ledger.
+          undo: whether this takes back another swap.
+
+        Returns:
+          The ledger's record.
+        """
+        if into == "online":
+            self.commit()
+        whose = self.learners[learner]
+        return whose.swap(snapshots, self.tally.counters, into=into, hold=hold, request=request, undo=undo)
+
+    def log(self, values: Mapping[str, Any], counters: Counters | None = None) -> None:
+        """Writes values, with counters, to `metrics.jsonl`, and those that are numbers to TensorBoard.
+
+        Args:
+          values: by name; a name with a slash is in TensorBoard's section before it.
+          counters: to which they belong; by default those of now.
+
+        Raises:
+          OSError: the disk is full or failed.
+        """
+        counters = counters or self.tally.counters
+        self.run.record_metrics({**values, **counters.model_dump()})
+        numbers = {name: float(value) for name, value in values.items() if isinstance(value, int | float | np.number)}
+        self._events.write(counters.agent_steps, numbers)
+
+    def log_variables(self) -> None:
+        """Writes statistics and histograms to TensorBoard: of trainable variables, and of activations on the probe."""
+        self._events.write_histograms(self.tally.agent_steps, dict(self.probe.arrays(self.learners)))
+
+    def commit_point(self, returns: Sequence[float] = ()) -> PointState:
+        """Makes a resume point, and removes weights that nobody needs any more; see `Checkpoints.commit`."""
+        with self.stopwatch.phase("resume point"):
+            oldest = self.checkpoints.commit(self._saved, returns)
+        with self.stopwatch.phase("prune"):
+            self.store.remove_weights(
+                lambda: retention.removable(self.run, self.store, oldest, self._policy, self.settings.save),
+                attempt=self.run.attempt,
+            )
+        assert self.checkpoints.newest is not None
+        return self.checkpoints.newest
+
+    def _restore(self, point: PointState) -> None:
+        self._saved = point.saved
+        self.store.reload()
+        for learner, policy in self.checkpoints.restore(point, self._policy):
+            self._refresh(learner, f"the policy was {policy}")

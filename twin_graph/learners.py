@@ -1,0 +1,128 @@
+"""The learners of a run: one, or the two of `mode=mutual`, and what they do together."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from twin_graph.errors import UsageError
+from twin_graph.learner import Learner
+from twin_graph.mutual import Turns
+from twin_graph.prepared import Prepared
+from twin_graph.replay import Batch
+from twin_graph.stopwatch import Stopwatch
+from twin_graph.tally import Tally
+
+
+class Trained(NamedTuple):
+    """What came of prepared updates: the loss of each, and TD errors, float32 `[B]`, of the rows of their batch."""
+
+    losses: list[float]
+    batch: Batch
+    td_error: np.ndarray
+
+
+class Learners:
+    """Behaves as one, whichever of them acts or learns.
+
+    Args:
+      learners: one, or two.
+      turns: whose turn it is.
+      tally: counts their updates.
+      stopwatch: measures phases.
+    """
+
+    def __init__(self, learners: Sequence[Learner], turns: Turns, tally: Tally, stopwatch: Stopwatch) -> None:
+        self._learners = {learner.name: learner for learner in learners}
+        self._turns = turns
+        self._tally = tally
+        self._stopwatch = stopwatch
+        self._frozen_at = 0
+
+    def __iter__(self) -> Iterator[Learner]:
+        return iter(self._learners.values())
+
+    def __len__(self) -> int:
+        return len(self._learners)
+
+    def __getitem__(self, name: str) -> Learner:
+        """The learner of this name. Raises `UsageError` if there is none."""
+        if name not in self._learners:
+            raise UsageError(f"there is no learner {name!r}; there is {' and '.join(self._learners)}")
+        return self._learners[name]
+
+    @property
+    def first(self) -> Learner:
+        """The only one, or `a`."""
+        return next(iter(self))
+
+    @property
+    def held(self) -> list[tuple[str, ...]]:
+        """The snapshots that each one's target holds."""
+        return [learner.target.snapshots for learner in self]
+
+    @property
+    def target_age(self) -> int:
+        """Updates made since a target was restored; of two, since the older one was."""
+        return self._tally.updates - min(learner.target.since.updates for learner in self)
+
+    def q_values(self, observations: np.ndarray) -> np.ndarray:
+        """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`; of two learners, their mean."""
+        return _mean([learner.online.q_values(observations) for learner in self])
+
+    def freeze(self) -> None:
+        """Keeps the weights of now, and whose turn it is to act, for `act(..., frozen=True)`."""
+        for learner in self:
+            learner.online.freeze()
+        self._frozen_at = self._tally.updates
+
+    def act(self, observations: np.ndarray, *, frozen: bool) -> np.ndarray:
+        """Q values by which to act now, float32 `[E, A]`, of those whose turn it is."""
+        update = self._frozen_at if frozen else self._tally.updates
+        acting = self._turns.act(self._tally.agent_steps, update)
+        return _mean([self[name].act(observations, frozen=frozen) for name in acting])
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The online twin's trainable weights by name; of two learners, by `a/` or `b/` and the name."""
+        if len(self) == 1:
+            return self.first.online.weights()
+        return {f"{learner.name}/{n}": w for learner in self for n, w in learner.online.weights().items()}
+
+    def prepare(self, updates: range, batch: Batch, *, target_q: bool) -> Prepared:
+        """The minibatches of these updates with what the targets of now say of them.
+
+        Args:
+          updates: their numbers, from 0.
+          batch: their minibatches, one after the other.
+          target_q: whether targets supply bootstrap values.
+        """
+        prepared = Prepared(updates, self._turns.per_minibatch, batch, self.held, None)
+        if not target_q:
+            return prepared
+        q = []
+        with self._stopwatch.phase("target"):
+            for name, turn in itertools.groupby(updates, self._turns.learns):
+                first, *others = turn
+                last = others[-1] if others else first
+                s_t = batch.s_t[prepared.rows(first).start : prepared.rows(last).stop]
+                q.append(self[name].target.in_blocks(s_t))
+        return prepared._replace(q_target_t=np.concatenate(q))
+
+    def train(self, prepared: Prepared) -> Trained:
+        """Makes prepared updates. Raises `DivergedError` if a loss is NaN or infinite."""
+        td_error = np.zeros(len(prepared.batch.step), np.float32)
+        losses = []
+        for update in prepared.updates:
+            made = self[self._turns.learns(update)].train(update, *prepared.of(update))
+            self._tally.updates += 1
+            self._tally.loss, self._tally.q_mean = made.loss, made.q_mean
+            losses.append(made.loss)
+            td_error[prepared.rows(update)] = made.td_error
+        for learner in self:
+            learner.check(f"by update {self._tally.updates}")
+        return Trained(losses, prepared.batch, td_error)
+
+
+def _mean(q: list[np.ndarray]) -> np.ndarray:
+    return q[0] if len(q) == 1 else np.mean(q, axis=0)

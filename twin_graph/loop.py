@@ -1,0 +1,203 @@
+"""The run loop: everything that happens in a run, in the order in which it happens. See docs/schedule.md."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import numpy as np
+
+from twin_graph.agent import Agent
+from twin_graph.config import Schedule
+from twin_graph.envs import VectorEnv, VectorStep
+from twin_graph.prepared import Prepared
+from twin_graph.progress import Progress, Scores
+from twin_graph.replay import Transition
+from twin_graph.snapshots.workers import WorkerStatus
+from twin_graph.swap_requests import SwapRequests
+
+
+class Stepper:
+    """What makes a run's steps and updates, with the commits and refreshes between them; closed by `close()`.
+
+    Attributes:
+      workers: what each last reported and how often it was restarted, where others make them.
+    """
+
+    workers: Sequence[tuple[WorkerStatus, int]] = ()
+
+    def begin(self) -> None:
+        """Begins episodes: at the start, and after each resume point."""
+        raise NotImplementedError
+
+    def advance(self) -> list[float]:
+        """Makes one vector step or more, and updates; returns the true scores of the episodes that ended."""
+        raise NotImplementedError
+
+    def meanwhile(self) -> None:
+        """Called while an evaluation is played."""
+
+    def settle(self) -> None:
+        """Makes the updates that are prepared, so that the run can be resumed from what there is."""
+
+    def end(self) -> None:
+        """The same, where no step will follow."""
+        self.settle()
+
+    def close(self) -> None:
+        """Ends what it began."""
+
+
+def loop(
+    stepper: Stepper, progress: Progress, requests: SwapRequests, evaluate: Callable[[], Iterator[Progress]]
+) -> Iterator[Progress]:
+    """Trains until all steps are made, or `progress.stop` is set.
+
+    Args:
+      stepper: makes the steps.
+      progress: yielded after each advance, and while an evaluation is played.
+      requests: of people, carried out between two advances.
+      evaluate: plays the newest snapshot, and yields on its way.
+    """
+    keeper, settings = progress.keeper, progress.keeper.settings
+    log, evaluation, point = settings.log.schedule, settings.evaluate.schedule, settings.resume.schedule
+    if keeper.checkpoints.newest is None:
+        keeper.commit_point()
+    elif evaluation.due(since=keeper.matches.last, now=progress.counters):  # it was interrupted
+        yield from evaluate()
+    requests.carry_out(at_point=True)
+    if progress.agent_steps >= progress.total_steps:
+        return
+    stepper.begin()
+    since = progress.counters
+    while True:
+        progress.returns.extend(stepper.advance())
+        progress.workers = stepper.workers
+        now = progress.counters  # looked at once: where workers make the steps, they go on while this one writes
+        done = now.agent_steps >= progress.total_steps
+        if done:
+            stepper.end()
+            keeper.commit()
+        if done or log.due(since, now):
+            keeper.log(progress.metrics())
+            if settings.log.variables:
+                keeper.log_variables()
+        yield progress
+        if done or evaluation.due(since, now):
+            for _ in evaluate():
+                yield progress
+                stepper.meanwhile()
+        ends = done or progress.stop.is_set()  # looked at once: a signal may come at any moment
+        if ends:
+            stepper.end()
+            keeper.commit()
+        needs_point = requests.carry_out(at_point=False)
+        if ends or needs_point or point.due(since, now):
+            stepper.settle()
+            keeper.commit_point(progress.returns)
+            requests.carry_out(at_point=True)
+            if ends:
+                return
+            stepper.begin()
+        since = now
+
+
+class StepByStep(Stepper):
+    """The classic loop of Mnih et al. 2015, algorithm 1: one vector step, then the updates that are due."""
+
+    def __init__(self, agent: Agent, env: VectorEnv) -> None:
+        self._agent = agent
+        self._play = Play(agent, env)
+
+    def begin(self) -> None:
+        self._play.begin()
+
+    def advance(self) -> list[float]:
+        ended = self._play.step(frozen=False)
+        self._agent.learn()
+        return ended
+
+
+class InChunks(Stepper):
+    """Acts to the end of a chunk, and prepares what is due then, while what the chunk before prepared is trained.
+
+    Neither side reads what the other writes, so that it does not matter which is faster, or whether they overlap at
+    all: the actor has frozen weights, environments, replay and target, the trainer the online weights.
+    """
+
+    def __init__(self, agent: Agent, env: VectorEnv) -> None:
+        self._agent = agent
+        self._play = Play(agent, env)
+        self._prepared: Prepared | None = None
+        self._actor = ThreadPoolExecutor(1, "actor")
+
+    def begin(self) -> None:
+        self._play.begin()
+
+    def advance(self) -> list[float]:
+        agent = self._agent
+        ready = self._ready()
+        agent.learners.freeze()
+        collecting = self._actor.submit(self._collect, ready.updates.stop if ready else agent.updates)
+        if not agent.settings.twin.overlap:
+            wait([collecting])
+        try:
+            trained = agent.learners.train(ready) if ready else None
+        finally:  # where training fails, too: nobody may close environments that are being stepped
+            with agent.keeper.stopwatch.phase("wait"):
+                wait([collecting])
+        if trained:
+            agent.actor.sampler.learnt(trained.batch, trained.td_error)
+        ended, self._prepared = collecting.result()
+        agent.keeper.commit_if_due()
+        return ended
+
+    def settle(self) -> None:
+        if ready := self._ready():
+            trained = self._agent.learners.train(ready)
+            self._agent.actor.sampler.learnt(trained.batch, trained.td_error)
+
+    def close(self) -> None:
+        self._actor.shutdown()
+
+    def _ready(self) -> Prepared | None:
+        """What was prepared, by the target of now. Where anything fails after this, a resumed run prepares it again."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is None:
+            return None
+        agent = self._agent
+        agent.keeper.refresh_if_due()
+        if prepared.snapshots == agent.learners.held:
+            return prepared
+        return agent.learners.prepare(prepared.updates, prepared.batch, target_q=prepared.q_target_t is not None)
+
+    def _collect(self, first: int) -> tuple[list[float], Prepared | None]:
+        """Steps to the chunk's end, and prepares the updates, from `first` on, that are due then."""
+        agent, train = self._agent, self._agent.settings.train
+        chunk, began, ended = Schedule("steps", train.chunk_steps), agent.tally.counters, self._play.step(frozen=True)
+        while agent.agent_steps < train.steps and not chunk.due(began, agent.tally):
+            ended += self._play.step(frozen=True)
+        due = agent.actor.due(first)
+        return ended, agent.prepare(due) if due else None
+
+
+class Play:
+    """An agent's episodes in its environments."""
+
+    def __init__(self, agent: Agent, env: VectorEnv) -> None:
+        self._agent, self._env = agent, env
+        self._scores = Scores(env.count)
+        self._s_tm1 = np.empty(0)
+
+    def begin(self) -> None:
+        """Begins an episode in every environment; those that were being played have no score."""
+        self._s_tm1 = self._env.reset(self._agent.environment_seeds())
+        self._scores = Scores(self._env.count)
+
+    def step(self, *, frozen: bool) -> list[float]:
+        """One vector step; returns the true scores of the episodes that ended."""
+        s_tm1, agent = self._s_tm1, self._agent
+        a_tm1 = agent.act(s_tm1, frozen=frozen)
+        with agent.keeper.stopwatch.phase("environment"):
+            step: VectorStep = self._env.step(a_tm1)
+        agent.observe(Transition(s_tm1, a_tm1, step.r_t, step.terminal_t, step.last_t, step.s_t))
+        self._s_tm1 = step.s_next
+        return self._scores.add(step)

@@ -1,0 +1,45 @@
+"""The scheduled evaluations of a run, as target policies such as `best` see them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from twin_graph import targets
+from twin_graph.snapshots.ledger import Commit, Counters
+from twin_graph.snapshots.run import Run
+
+
+class Matches:
+    """Reads and records them.
+
+    Args:
+      run: whose.
+
+    Attributes:
+      played: oldest first.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._records = list(run.evaluations())
+        self.played = targets.matches(self._records)
+
+    def record(self, snapshot: Commit, result: Mapping[str, Any], *, challenger: Commit, played_at: Counters) -> None:
+        """Adds a scheduled evaluation.
+
+        Args:
+          snapshot: which played.
+          result: see `twin_graph.evaluation.Evaluation.summary`.
+          challenger: the newest snapshot, which played the same games.
+          played_at: counters of now.
+        """
+        self._records.append(
+            self._run.record_evaluation(snapshot, result, played_at=played_at, challenger=challenger.id)
+        )
+        self.played = targets.matches(self._records)
+
+    @property
+    def last(self) -> Counters:
+        """Counters at the newest; zero before the first."""
+        at = [line["played_at"] for line in self._records if line["scheduled"]]
+        zero = Counters(agent_steps=0, updates=0, frames=0, episodes=0)
+        return max(map(Counters.model_validate, at), key=lambda counters: counters.agent_steps, default=zero)

@@ -1,0 +1,63 @@
+"""The probe: observations that stay the same for the whole run, on which twins are compared."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from twin_graph.learner import Learner, greedy_agreement
+from twin_graph.learners import Learners
+from twin_graph.snapshots.ledger import Health
+from twin_graph.tally import Tally
+
+PROBE_SIZE = 32
+
+
+class Probe:
+    """Measures learners.
+
+    Args:
+      discount: per agent step.
+      tally: has the largest reward.
+
+    Attributes:
+      observations: `[PROBE_SIZE, *observation_shape]`; None until they are chosen, when nothing is measured.
+    """
+
+    def __init__(self, discount: float, tally: Tally) -> None:
+        self._horizon = 1 - discount
+        self._tally = tally
+        self.observations: np.ndarray | None = None
+
+    def health(self, learner: Learner) -> Health | None:
+        """The size of its Q values, and what no return can exceed."""
+        if self.observations is None:
+            return None
+        q_abs = np.abs(learner.online.q_values(self.observations))
+        finite = bool(np.isfinite(q_abs).all())
+        largest = self._tally.reward_limit
+        return Health(
+            q_abs_mean=float(q_abs.mean()) if finite else None,
+            q_abs_max=float(q_abs.max()) if finite else None,
+            q_limit=largest / self._horizon if self._horizon and largest else None,
+        )
+
+    def telemetry(self, learners: Learners) -> dict[str, float]:
+        """How far each target is from its online twin, and two learners from each other."""
+        if self.observations is None:
+            return {}
+        first, *others = learners
+        measured = first.telemetry(self.observations)
+        for other in others:
+            measured |= {f"{name}/{other.name}": value for name, value in other.telemetry(self.observations).items()}
+            ours, theirs = (learner.online.q_values(self.observations) for learner in (first, other))
+            measured["learners/q_distance"] = float(np.abs(ours - theirs).mean())
+            measured["learners/greedy_agreement"] = greedy_agreement(ours, theirs)
+        return measured
+
+    def arrays(self, learners: Learners) -> Iterator[tuple[str, np.ndarray]]:
+        """What TensorBoard draws histograms of: trainable variables, and activations on these observations."""
+        for name, value in learners.weights().items():
+            yield f"variables/{name}", value
+        if self.observations is not None:
+            for name, value in learners.first.online.activations(self.observations).items():
+                yield f"activations/{name}", value

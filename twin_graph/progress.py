@@ -1,0 +1,157 @@
+"""Where a run stands, for `metrics.jsonl`, TensorBoard and the terminal alike."""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from twin_graph.envs import VectorStep
+from twin_graph.evaluation import Evaluation
+from twin_graph.keeper import Keeper
+from twin_graph.snapshots.ledger import Counters
+from twin_graph.snapshots.workers import WorkerStatus
+from twin_graph.stopwatch import PHASES
+
+RECENT_EPISODES = 20
+
+
+class Progress:
+    """What `train` yields; the terminal shows it and asks nothing else.
+
+    Args:
+      keeper: of the run.
+      environments: E.
+      stop: set by whoever wants training to end after its next vector step, or chunk.
+
+    Attributes:
+      keeper, stop: as given.
+      total_steps: agent steps of the whole run.
+      returns: true scores of the newest training episodes.
+      evaluation: the newest, with its snapshot's id; None before the first.
+      note: what is being done when it is not training, for people.
+      latest: what `metrics()` last returned; empty before.
+      workers: what each worker last reported, and how often it was restarted, in asynchronous training.
+    """
+
+    def __init__(self, keeper: Keeper, environments: int, stop: threading.Event) -> None:
+        self.keeper = keeper
+        self.stop = stop
+        self.total_steps = keeper.settings.vector_steps * environments
+        point = keeper.checkpoints.newest
+        self.returns = deque(point.returns if point else (), maxlen=RECENT_EPISODES)
+        self.evaluation: tuple[str, Evaluation] | None = None
+        self.note = ""
+        self.latest: dict[str, Any] = {}
+        self.workers: Sequence[tuple[WorkerStatus, int]] = ()
+        self._marked = time.perf_counter()
+        self._mark = self._so_far()  # a resumed run has steps that this process did not make
+
+    @property
+    def agent_steps(self) -> int:
+        return self.keeper.tally.agent_steps
+
+    @property
+    def updates(self) -> int:
+        return self.keeper.tally.updates
+
+    @property
+    def counters(self) -> Counters:
+        return self.keeper.tally.counters
+
+    @property
+    def epsilon(self) -> float:
+        """The share of random actions at this agent step."""
+        return self.keeper.settings.act.epsilon_at(self.agent_steps)
+
+    @property
+    def loss(self) -> float:
+        """Of the newest update; NaN before the first."""
+        return self.keeper.tally.loss
+
+    @property
+    def q_mean(self) -> float:
+        """Mean of max_a Q in the newest update; NaN before the first."""
+        return self.keeper.tally.q_mean
+
+    @property
+    def target(self) -> tuple[str, ...]:
+        """The snapshots that supply bootstrap values."""
+        return tuple(snapshot for held in self.keeper.learners.held for snapshot in held)
+
+    @property
+    def target_age(self) -> int:
+        """Updates made since a target was restored."""
+        return self.keeper.learners.target_age
+
+    @property
+    def target_held(self) -> bool:
+        """Whether a person has suspended refreshes."""
+        return any(learner.target.held for learner in self.keeper.learners)
+
+    @property
+    def newest_snapshot(self) -> str:
+        return self.keeper.store.newest.id
+
+    @property
+    def weights_sha256(self) -> str:
+        """Of the newest resume point; empty before the first."""
+        point = self.keeper.checkpoints.newest
+        return point.weights_sha256 if point else ""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was asked to stop before it had all its steps."""
+        return self.stop.is_set() and self.agent_steps < self.total_steps
+
+    def metrics(self) -> dict[str, Any]:
+        """Everything there is to log; rates and times are those since this was last called."""
+        with self.keeper.stopwatch.phase("telemetry"):
+            telemetry = self.keeper.probe.telemetry(self.keeper.learners)
+        for worker, _ in self.workers:
+            telemetry[f"workers/{worker.name}/agent_steps_per_second"] = worker.agent_steps_per_second
+            telemetry[f"workers/{worker.name}/staleness"] = worker.staleness
+        now = time.perf_counter()
+        elapsed = now - self._marked
+        (steps, updates, seconds, calls), so_far = self._mark, self._so_far()
+        metrics: dict[str, Any] = {
+            **self.counters.model_dump(),
+            "epsilon": self.epsilon,
+            "loss": self.loss,
+            "q_mean": self.q_mean,
+            "train_return": sum(self.returns) / len(self.returns) if self.returns else math.nan,
+            "target_snapshots": self.target,
+            "target_age_updates": self.target_age,
+            **telemetry,
+            "agent_steps_per_second": (so_far[0] - steps) / elapsed,
+            "updates_per_second": (so_far[1] - updates) / elapsed,
+            "seconds": elapsed,
+        }
+        for phase in PHASES:
+            spent = so_far[2][phase] - seconds[phase]
+            metrics[f"time_share/{phase}"] = spent / elapsed
+            metrics[f"milliseconds/{phase}"] = 1000 * spent / max(1, so_far[3][phase] - calls[phase])
+        self._marked, self._mark, self.latest = now, so_far, metrics
+        return metrics
+
+    def _so_far(self) -> tuple[int, int, dict[str, float], dict[str, int]]:
+        stopwatch = self.keeper.stopwatch
+        return self.agent_steps, self.updates, dict(stopwatch.seconds), dict(stopwatch.calls)
+
+
+class Scores:
+    """Adds up the true scores of the episodes that E environments play."""
+
+    def __init__(self, environments: int) -> None:
+        self._scores = [0.0] * environments
+
+    def add(self, step: VectorStep) -> list[float]:
+        """The scores of the episodes that ended in this step."""
+        ended = []
+        for e, score in enumerate(step.score_t):
+            self._scores[e] += float(score)
+            if step.last_t[e]:
+                ended.append(self._scores[e])
+                self._scores[e] = 0.0
+        return ended
