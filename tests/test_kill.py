@@ -1,4 +1,4 @@
-"""`benchmarks/kill.py` in short: trainings that are killed lose nothing, and end as if they had not been."""
+"""`tests/crash/kill.py` in short: trainings that are killed lose nothing, and end as if they had not been."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ from types import ModuleType
 import psutil
 import pytest
 
-KILL = Path(__file__).parents[1] / "benchmarks" / "kill.py"
+KILL = Path(__file__).parent / "crash" / "kill.py"
 
 
 @pytest.fixture(scope="module")

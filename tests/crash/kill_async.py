@@ -1,6 +1,6 @@
 r"""Kills workers and launchers of an asynchronous training at random moments, and checks what is left.
 
-    python benchmarks/kill_async.py [--kills 50] [--output benchmarks/results/kill_async.json]
+    python tests/crash/kill_async.py [--kills 50] [--output tests/crash/results/kill_async.json]
 
 Two workers train CartPole. At random moments a worker or, in one case of four, the launcher gets SIGKILL. After a
 launcher's death no process of the cluster may be left after 5 seconds, `verify` must find nothing, and `resume` goes

@@ -1,6 +1,6 @@
 r"""Kills experiments with SIGKILL at random moments, and compares what comes of them with one that nobody killed.
 
-    python benchmarks/kill_experiment.py [--kills 20] [--seed 1] [--json benchmarks/results/kill_experiment.json]
+    python tests/crash/kill_experiment.py [--kills 20] [--seed 1] [--json tests/crash/results/kill_experiment.json]
 
 An experiment of two policies and two seeds, two runs at a time. At a random moment `experiment run` gets the signal,
 or one of its trainings, or all of them; then the same command again, until the experiment is done; then a new one,

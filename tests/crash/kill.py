@@ -1,6 +1,6 @@
 """Kills trainings with SIGKILL, a thousand times, and looks at what is left each time.
 
-    python benchmarks/kill.py [--kills 1000] [--fresh 50] [--network 5] [--seed 0] [--json FILE]
+    python tests/crash/kill.py [--kills 1000] [--fresh 50] [--network 5] [--seed 0] [--json FILE]
 
 After every kill each file of the run is verified, and the newest resume point that had been committed must be the one
 from which the training would go on. Then it goes on. At its end its weights must be, bit for bit, those of a training
@@ -42,8 +42,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from twin_graph import config, cpu
+from twin_graph.checkpoint import newest_point
 from twin_graph.errors import DamagedError, TwinGraphError, UsageError
-from twin_graph.resume import newest_point
 from twin_graph.snapshots.ledger import Ledger
 from twin_graph.snapshots.points import PointStore
 from twin_graph.snapshots.run import Run, create
