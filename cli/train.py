@@ -11,7 +11,9 @@ from typing import Any
 import click
 
 from twin_graph import config
+from twin_graph.cross_checks import check_that_it_learns
 from twin_graph.errors import UsageError
+from twin_graph.settings import EVALUATION_MAX_STEPS
 from twin_graph.snapshots.report import restored
 from twin_graph.snapshots.run import Run, check_new_folder, create, default_folder, find
 from twin_graph.snapshots.workers import GIVEN_UP
@@ -101,7 +103,7 @@ def train(
     named = {"env.id": env_id, "train.steps": steps, "seed": seed, "workers.count": workers, "workers.servers": ps}
     overrides += [(key, value) for key, value in named.items() if value is not None]
     settings = config.load(preset, overrides)
-    settings.check_that_it_learns()
+    check_that_it_learns(settings)
     folder = run_dir or default_folder(settings)
     check_new_folder(folder)
 
@@ -118,7 +120,7 @@ def train(
         say(f"{folder}  (seed {settings.seed}; watch it with: {shlex.join(['tensorboard', '--logdir', str(folder)])})")
         say(protocol_line(env.protocol))
         if env.time_limit is None:
-            limit = settings.evaluate.max_steps or config.EVALUATION_MAX_STEPS
+            limit = settings.evaluate.max_steps or EVALUATION_MAX_STEPS
             say(f"no time limit: games of evaluations are cut after {limit:,} agent steps (evaluate.max_steps)")
         say(needed.words())
         _train(run, env, None, as_json, described, verbose)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from twin_graph import mutual
-from twin_graph.config import Settings
 from twin_graph.errors import UsageError
+from twin_graph.settings import Settings
 from twin_graph.snapshots import report
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.verify import verify

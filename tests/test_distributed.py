@@ -20,13 +20,14 @@ import numpy as np
 import pytest
 from test_learners import feed, minibatch, spec
 
-from twin_graph.config import Settings, change
+from twin_graph.config import change
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.copy import Copy
 from twin_graph.distributed.shared import CHIEF, Counts, Shared, placement, start_server
 from twin_graph.distributed.task import parse
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.graph_mode import tf
+from twin_graph.settings import Settings
 from twin_graph.snapshots import report
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run

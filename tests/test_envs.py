@@ -12,10 +12,10 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from twin_graph import envs
-from twin_graph.config import EnvSettings, Settings
 from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.evaluation import evaluate
+from twin_graph.settings import EnvSettings, Settings
 
 SEEDS = np.array([11, 12, 13])
 

@@ -11,11 +11,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util import tensor_util
 
 from twin_graph import envs, resources
-from twin_graph.config import Settings
 from twin_graph.events import EventFile
 from twin_graph.exchange import spec_of
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec
+from twin_graph.settings import Settings
 from twin_graph.snapshots.run import Run
 from twin_graph.twin import Twin
 

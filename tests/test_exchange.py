@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from twin_graph import envs, training
-from twin_graph.config import Settings
 from twin_graph.errors import UsageError
 from twin_graph.exchange import diff, export, import_checkpoint, spec_of
 from twin_graph.graph_mode import tf
+from twin_graph.settings import Settings
 from twin_graph.snapshots.run import Run, create, locate
 from twin_graph.twin import Twin
 

@@ -9,12 +9,12 @@ import pytest
 from test_resume import attempt, end
 
 from twin_graph import config
-from twin_graph.config import Settings
 from twin_graph.errors import UsageError
 from twin_graph.learner import Learner, Losses
 from twin_graph.model import ModelSpec
 from twin_graph.prepared import feeds
 from twin_graph.replay import Batch
+from twin_graph.settings import Settings
 from twin_graph.snapshots import report
 from twin_graph.snapshots.run import create
 from twin_graph.twin import Twin

@@ -19,7 +19,7 @@ from test_cli import TINY
 from twin_graph_cli import display
 
 from twin_graph import envs, training
-from twin_graph.config import Settings
+from twin_graph.settings import Settings
 from twin_graph.snapshots.run import create
 from twin_graph.words import command, counted
 

@@ -11,12 +11,12 @@ from test_resume import attempt, end
 
 from twin_graph import config, envs, mutual
 from twin_graph.agent import Agent
-from twin_graph.config import Settings
 from twin_graph.errors import UsageError
 from twin_graph.learner import Learner, Losses
 from twin_graph.model import ModelSpec
 from twin_graph.replay import Batch, Replay, Transition
 from twin_graph.retention import prune
+from twin_graph.settings import Settings
 from twin_graph.snapshots import control, report
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run, create

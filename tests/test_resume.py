@@ -23,10 +23,10 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 from twin_graph import config, envs, training
 from twin_graph.checkpoint import newest_point
-from twin_graph.config import Settings
 from twin_graph.errors import DamagedError, ForeignError, InUseError, UsageError
 from twin_graph.learners import Learners, Trained
 from twin_graph.prepared import Prepared
+from twin_graph.settings import Settings
 from twin_graph.snapshots import control, report
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run, create

@@ -20,6 +20,7 @@ import pytest
 from twin_graph import config
 from twin_graph.errors import InUseError, UsageError
 from twin_graph.retention import oldest_point, prune, removable
+from twin_graph.settings import SaveSettings
 from twin_graph.snapshots import control, store
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.ledger import BY_HAND, IMPORT, Commit, Counters, Health, Pin, Prune, Swap
@@ -107,7 +108,7 @@ def play(run: Run, updates: int, returns: dict[Commit, list[float]], protocol: d
 
 def removed(run: Run, policy: str = "latest", *, keep_last: int = 1, keep_every: int = 0) -> list[int | None]:
     """Numbers of the snapshots that retention gives up."""
-    save = config.SaveSettings(keep_last=keep_last, keep_every=keep_every)
+    save = SaveSettings(keep_last=keep_last, keep_every=keep_every)
     store = run.store()
     numbers = {s.id: s.number for s in [*store.snapshots, *store.abandoned]}
     return [numbers[i] for i in removable(run, store, oldest_point(run), parse(policy), save)]

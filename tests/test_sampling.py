@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twin_graph.config import Settings
 from twin_graph.replay import Batch, Replay, Transition
 from twin_graph.sampling import Prioritized, Rollouts, SumTree, Uniform
+from twin_graph.settings import Settings
 
 Make = Callable[..., Settings]
 ENVIRONMENTS = 3

@@ -11,12 +11,12 @@ from test_resume import attempt, end
 
 from twin_graph import envs, training
 from twin_graph.agent import Agent
-from twin_graph.config import Settings
 from twin_graph.errors import DivergedError
 from twin_graph.learners import Learners, Trained
 from twin_graph.model import ModelSpec
 from twin_graph.prepared import Prepared
 from twin_graph.replay import Batch, Replay, Transition
+from twin_graph.settings import Settings
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run, create
 from twin_graph.streams import Purpose, environment_seeds, stream

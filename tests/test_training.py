@@ -16,7 +16,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from twin_graph import envs, resources, training
 from twin_graph.agent import Agent
-from twin_graph.config import Settings
 from twin_graph.errors import DamagedError, DivergedError, ForeignError, TwinGraphError, TwinMismatchError, UsageError
 from twin_graph.evaluation import Evaluation, evaluate, play
 from twin_graph.keeper import Keeper
@@ -25,6 +24,7 @@ from twin_graph.loop import StepByStep, Stepper
 from twin_graph.model import ModelSpec
 from twin_graph.progress import Progress
 from twin_graph.replay import Transition
+from twin_graph.settings import Settings
 from twin_graph.snapshots import report
 from twin_graph.snapshots.ledger import End, Swap
 from twin_graph.snapshots.points import PointState

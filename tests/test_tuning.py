@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from twin_graph import cpu, tuning
-from twin_graph.config import Settings
 from twin_graph.model import ModelSpec
+from twin_graph.settings import Settings
 from twin_graph.twin import Twin
 
 Make = Callable[..., Settings]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from twin_graph import cpu_layers, envs, layers, networks
-from twin_graph.config import Settings
 from twin_graph.errors import DamagedError, TwinMismatchError, UsageError, WrongGraphError
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
+from twin_graph.settings import Settings
 from twin_graph.twin import Twin, weights_sha256
 
 

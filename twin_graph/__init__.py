@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from twin_graph.agent import Agent as Agent
     from twin_graph.checkpoint import newest_point as newest_point
-    from twin_graph.config import Settings as Settings
     from twin_graph.config import load as load
     from twin_graph.errors import TwinGraphError as TwinGraphError
     from twin_graph.replay import Transition as Transition
+    from twin_graph.settings import Settings as Settings
     from twin_graph.snapshots.run import create as create
     from twin_graph.snapshots.run import find as find
 
 # Looked up when first used: importing the agent imports TensorFlow, which takes seconds.
 _HOMES = {
     "Agent": "twin_graph.agent",
-    "Settings": "twin_graph.config",
+    "Settings": "twin_graph.settings",
     "Transition": "twin_graph.replay",
     "TwinGraphError": "twin_graph.errors",
     "create": "twin_graph.snapshots.run",

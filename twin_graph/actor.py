@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 
 from twin_graph import sampling
-from twin_graph.config import Settings
 from twin_graph.envs import check_finite
 from twin_graph.mutual import Turns
 from twin_graph.replay import Batch, Observations, Replay, Transition
+from twin_graph.settings import Settings
 from twin_graph.streams import Purpose, stream
 from twin_graph.tally import Tally
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from twin_graph import envs
-from twin_graph.config import EVALUATION_MAX_STEPS, Settings
+from twin_graph.settings import EVALUATION_MAX_STEPS, Settings
 from twin_graph.streams import Purpose, environment_seeds, stream
 from twin_graph.words import counted
 

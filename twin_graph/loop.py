@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import numpy as np
 
 from twin_graph.agent import Agent
-from twin_graph.config import Schedule
 from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.prepared import Prepared
 from twin_graph.progress import Progress, Scores
 from twin_graph.replay import Transition
+from twin_graph.settings import Schedule
 from twin_graph.snapshots.workers import WorkerStatus
 from twin_graph.swap_requests import SwapRequests
 

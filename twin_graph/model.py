@@ -10,9 +10,9 @@ import numpy as np
 
 from twin_graph import cpu_layers, losses, networks, optimizers
 from twin_graph import layers as plain_layers
-from twin_graph.config import Settings
 from twin_graph.errors import UsageError
 from twin_graph.graph_mode import tf
+from twin_graph.settings import Settings
 
 Tensor = Any
 

@@ -3,7 +3,7 @@
 Learners are told apart by their names: `online` where there is one, `a` and `b` where there are two.
 """
 
-from twin_graph.config import Settings
+from twin_graph.settings import Settings
 
 SHARED = "shared"
 

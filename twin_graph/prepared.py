@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin_graph.config import TrainSettings
 from twin_graph.model import Model
 from twin_graph.replay import Batch
+from twin_graph.settings import TrainSettings
 
 
 class Prepared(NamedTuple):

@@ -9,12 +9,12 @@ import numpy as np
 
 from twin_graph import cpu, mutual, targets
 from twin_graph.checkpoint import SEGMENT_BYTES
-from twin_graph.config import Settings
 from twin_graph.envs import VectorEnv
 from twin_graph.errors import TwinGraphError
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
 from twin_graph.replay import Replay
+from twin_graph.settings import Settings
 
 # TensorFlow, three twins of the nature network with their activations, and the emulators.
 PROCESS_BYTES = 1_300_000_000

@@ -1,7 +1,8 @@
 """Which snapshots may lose their weight files."""
 
-from twin_graph.config import SaveSettings, change
+from twin_graph.config import change
 from twin_graph.errors import UsageError
+from twin_graph.settings import SaveSettings
 from twin_graph.snapshots import control
 from twin_graph.snapshots.ledger import BY_REQUEST, Swap
 from twin_graph.snapshots.points import PointState

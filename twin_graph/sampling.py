@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from twin_graph.config import ReplaySettings, Settings
 from twin_graph.mutual import Turns
 from twin_graph.replay import Batch, Observations, Replay
+from twin_graph.settings import ReplaySettings, Settings
 from twin_graph.streams import Purpose, stream
 
 PRIORITIES, LARGEST = "priorities", "largest_priority"

@@ -24,8 +24,9 @@ import numpy as np
 import pydantic
 from pydantic import Field, TypeAdapter
 
-from twin_graph.config import Settings, nearest
+from twin_graph.config import nearest
 from twin_graph.errors import UsageError, foreign_error
+from twin_graph.settings import Settings
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.words import what_is_wrong
 

@@ -9,8 +9,8 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from twin_graph import config, cpu
-from twin_graph.config import Settings
 from twin_graph.model import ModelSpec
+from twin_graph.settings import Settings
 from twin_graph.target_twins import blocks
 from twin_graph.twin import Twin
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from twin_graph import envs, targets
 from twin_graph.actor import Actor
-from twin_graph.config import Settings
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.copy import Applied, Copy
 from twin_graph.distributed.shared import Shared
@@ -22,6 +21,7 @@ from twin_graph.model import ModelSpec
 from twin_graph.prepared import feeds
 from twin_graph.progress import RECENT_EPISODES, Scores
 from twin_graph.replay import Batch, Transition
+from twin_graph.settings import Settings
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Swap, is_target_of, utc_now
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.workers import FOLDER, UpdateLog, name_of, own_status, write_status

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from twin_graph.config import EnvSettings
 from twin_graph.errors import ForeignError, UsageError
+from twin_graph.settings import EnvSettings
 
 
 class VectorStep(NamedTuple):

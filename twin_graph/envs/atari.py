@@ -8,9 +8,10 @@ import numpy as np
 from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 
-from twin_graph.config import EnvSettings, nearest
+from twin_graph.config import nearest
 from twin_graph.envs import VectorStep
 from twin_graph.errors import UsageError
+from twin_graph.settings import EnvSettings
 
 gymnasium.register_envs(ale_py)
 

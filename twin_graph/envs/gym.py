@@ -13,9 +13,10 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation
 
 import twin_graph.envs.blob  # noqa: F401 - registers the environment
-from twin_graph.config import EVALUATION_MAX_STEPS, EnvSettings, nearest
+from twin_graph.config import nearest
 from twin_graph.envs import VectorStep, check_finite
 from twin_graph.errors import ForeignError, UsageError, foreign_error, place
+from twin_graph.settings import EVALUATION_MAX_STEPS, EnvSettings
 from twin_graph.words import counted
 
 

@@ -13,8 +13,10 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
 from twin_graph import config, targets
-from twin_graph.config import FREE, Settings, nearest, nearest_setting
+from twin_graph.config import FREE, nearest, nearest_setting
+from twin_graph.cross_checks import check_that_it_learns
 from twin_graph.errors import UsageError
+from twin_graph.settings import Settings
 from twin_graph.words import what_is_wrong
 
 #: Lowest and highest score by environment, for what a file does not say: the range of what a game can score.
@@ -254,7 +256,7 @@ def _check_disjoint(common: Pairs, levels: Sequence[Sequence[_Level]]) -> None:
 def _run(file: _File, common: Pairs, combination: Sequence[_Level], seed: int) -> PlannedRun:
     overrides = (*common, *(pair for level in combination for pair in level.settings))
     settings = config.load(file.preset, [*overrides, ("train.steps", file.steps), ("seed", seed)])
-    settings.check_that_it_learns()
+    check_that_it_learns(settings)
     condition = ", ".join(level.label for level in combination if level.factor != _TASK) or file.preset
     name = ",".join([*(_slug(level.label) for level in combination), f"seed={seed}"])
     return PlannedRun(name, condition, settings.env.id, seed, overrides, settings)

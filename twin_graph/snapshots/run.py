@@ -24,8 +24,9 @@ import filelock
 import psutil
 
 from twin_graph import cpu
-from twin_graph.config import Settings, validate
+from twin_graph.config import validate
 from twin_graph.errors import DamagedError, InUseError, UsageError
+from twin_graph.settings import Settings
 from twin_graph.snapshots.files import (
     GrowingLines,
     Line,

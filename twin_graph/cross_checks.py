@@ -1,0 +1,101 @@
+"""What settings have to do with each other: each check says in one sentence what to change."""
+
+import math
+from typing import TYPE_CHECKING
+
+from twin_graph.errors import UsageError
+
+if TYPE_CHECKING:
+    from twin_graph.settings import Settings
+
+
+def check(settings: "Settings") -> None:
+    """Raises ValueError for the first contradiction."""
+    train, env, replay, store = settings.train, settings.env, settings.replay, settings.store
+    policy = settings.target.policy
+    if settings.network == "pooled80" and settings.model.dueling:
+        raise ValueError("model.dueling=true splits the last hidden layer: pooled80 has no hidden layer to split")
+    if train.rescale_r and settings.loss != "dqn3":
+        raise ValueError(f"train.rescale_r is of loss=dqn3 and has no meaning with loss={settings.loss}")
+    if train.double and not train.target_q:
+        raise ValueError("train.double needs a target whose values the online twin chooses from: train.target_q=true")
+    if not train.target_q and settings.act.with_ == "target":
+        raise ValueError("act.with=target needs a target: train.target_q=true")
+    if not train.target_q and policy != "latest":
+        raise ValueError(f"target.policy={policy} chooses nothing: train.target_q=false uses no target")
+    if train.rollout_steps:
+        _check_rollouts(settings)
+    if settings.mode == "mutual" and not train.target_q:
+        raise ValueError("mode=mutual needs targets, which are all that its learners know of each other")
+    if store.shared and settings.mode != "mutual":
+        raise ValueError("store.shared=true is of mode=mutual; one learner has its snapshots to itself")
+    if store.shared and policy != "latest":
+        raise ValueError(
+            f"store.shared=true permits target.policy=latest only, not {policy}: in one place for both "
+            "learners there is nothing but the latest"
+        )
+    reach = env.count * (train.n_step + env.stack + 1)
+    if replay.capacity_steps < max(reach, train.start_steps):
+        raise ValueError(
+            f"replay.capacity_steps={replay.capacity_steps} is too small: it must hold train.start_steps="
+            f"{train.start_steps} and, for {env.count} environments, at least {reach} agent steps"
+        )
+    if settings.workers.count:
+        _check_workers(settings, reach)
+    if train.start_steps < reach:
+        raise ValueError(
+            f"train.start_steps={train.start_steps} is too small: {env.count} environments need {reach} "
+            "agent steps before one n-step transition of each is complete"
+        )
+
+
+def _check_workers(settings: "Settings", reach: int) -> None:
+    if settings.mode == "mutual":
+        raise ValueError("mode=mutual trains in one process; workers.count must be 0")
+    if settings.act.with_ == "target":
+        raise ValueError("act.with=target acts by one target; workers act by the shared variables")
+    if settings.twin.precision == "bf16":
+        raise ValueError("twin.precision=bf16 is not made for workers; leave it out")
+    if settings.train.rescale_r and not settings.env.clip_rewards:
+        raise ValueError("train.rescale_r needs env.clip_rewards here: each worker has met another largest reward")
+    own = settings.of_worker(0)
+    if own.replay.capacity_steps < max(reach, own.train.start_steps):
+        raise ValueError(
+            f"replay.capacity_steps={settings.replay.capacity_steps} is too small for {settings.workers.count} "
+            f"workers, which share it: each needs {max(reach, own.train.start_steps)}"
+        )
+
+
+def _check_rollouts(settings: "Settings") -> None:
+    """Says all the numbers that belong to the length of a rollout at once."""
+    train, environments = settings.train, settings.env.count
+    steps = train.rollout_steps * environments
+    if settings.replay.prioritized:
+        raise ValueError("replay.prioritized has no meaning with train.rollout_steps, which takes each step once")
+    if settings.mode == "mutual" and settings.mutual.learn == "both":
+        raise ValueError("mutual.learn=both has no meaning with train.rollout_steps, which takes each step once")
+    fits = (
+        train.examples == train.every_steps == steps
+        and train.n_step == train.rollout_steps
+        and train.start_steps % environments == 0
+    )
+    if not fits:
+        start = math.ceil(train.start_steps / environments) * environments
+        raise ValueError(
+            f"train.rollout_steps={train.rollout_steps} of {environments} environments needs "
+            f"train.n_step={train.rollout_steps}, train.every_steps={steps}, train.start_steps={start} and "
+            f"train.batch_size={steps} (or a part of it, with train.accumulate as many)"
+        )
+    if settings.replay.capacity_steps < 2 * (steps + train.chunk_steps):
+        raise ValueError(f"replay.capacity_steps must hold two rollouts: {2 * (steps + train.chunk_steps)}")
+
+
+def check_that_it_learns(settings: "Settings") -> None:
+    """Raises `UsageError` if no update would become due until the end."""
+    train = settings.train
+    first = train.start_steps + train.every_steps
+    if settings.vector_steps * settings.env.count < first:
+        raise UsageError(
+            f"this run would make no update: the first is due after {first:,} agent steps and train.steps="
+            f"{train.steps:,}; raise --steps, or lower train.start_steps={train.start_steps:,}"
+        )

@@ -1,0 +1,440 @@
+"""Every setting, once: its type, default, range, unit and source.
+
+Settings have dotted names (`train.batch_size`), the same in `--set`, in preset files and in `run.json`.
+"""
+
+import hashlib
+import json
+import math
+import typing
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from twin_graph.cross_checks import check
+
+NATURE = "Mnih et al. 2015"
+DQN3 = "DQN 3.0, the Lua code of Mnih et al. 2015"
+DOUBLE = "van Hasselt et al. 2016"
+DUELING = "Wang et al. 2016"
+PRIORITIZED = "Schaul et al. 2016, DQN Zoo"
+ASYNC = "Mnih et al. 2016"
+TWO_LEARNERS = "after van Hasselt 2010"
+PEERS = "Stable-Baselines3 and CleanRL"
+
+
+def _setting(default: Any, meaning: str, *, unit: str = "", source: str = "", **limits: Any) -> Any:
+    return Field(default, description=meaning, json_schema_extra={"unit": unit, "source": source}, **limits)
+
+
+class _Section(BaseModel):
+    # Built when first used: commands that read records need few of them, and answer sooner.
+    model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True, defer_build=True)
+
+
+class EnvSettings(_Section):
+    id: str = _setting(
+        "", "Gymnasium id: ALE/Pong-v5, CartPole-v1, module:Id; discrete actions", source="ale-py, Gymnasium"
+    )
+    actions: list[int] | None = _setting(
+        None, "numbers of the game's own actions that the agent may take, such as [0, 2, 3]; null for all (Atari)"
+    )
+    kwargs: dict[str, JsonValue] = _setting(
+        {}, "arguments of the environment, each as env.kwargs.NAME=VALUE (Gymnasium, not Atari)"
+    )
+    vectorization: Literal["sync", "async"] = _setting(
+        "sync", "async: each environment in a process of its own, for slow ones; same results (Gymnasium, not Atari)"
+    )
+    count: int = _setting(8, "environments that advance together", unit="environments", ge=1, le=1024)
+    frame_skip: int = _setting(
+        4, "frames for which an action is repeated (Atari; 1 elsewhere)", unit="frames", source=NATURE, ge=1, le=60
+    )
+    sticky: float = _setting(
+        0.0,
+        "probability that the emulator repeats the last action instead (Atari; 0.25 is v5's default)",
+        source="NoFrameskip-v4, " + PEERS,
+        ge=0,
+        le=1,
+    )
+    noop_max: int = _setting(
+        30, "a game begins with up to this many frames without action (Atari)", unit="frames", source=NATURE, ge=0
+    )
+    fire_reset: bool = _setting(False, "press FIRE after a reset, in training only (Atari)", source="off in 2015")
+    life_loss: bool = _setting(
+        True, "a lost life ends the bootstrap, in training only; the game goes on (Atari)", source=NATURE
+    )
+    clip_rewards: bool = _setting(True, "clip rewards to -1..1, in training only (Atari)", source=NATURE)
+    max_frames: int = _setting(
+        108_000,
+        "a game is cut after this many frames (Atari)",
+        unit="frames",
+        source="NoFrameskip-v4",
+        ge=1,
+    )
+    image_height: int = _setting(84, "of the scaled screen (Atari)", unit="pixels", source=NATURE, ge=8, le=210)
+    image_width: int = _setting(84, "of the scaled screen (Atari)", unit="pixels", source=NATURE, ge=8, le=160)
+    stack: int = _setting(4, "newest frames in one observation (Atari)", unit="frames", source=NATURE, ge=1, le=16)
+
+
+class ModelSettings(_Section):
+    dueling: bool = _setting(
+        False, "a value of the state and advantages of the actions, each from a layer of its own", source=DUELING
+    )
+    padding: Literal["VALID", "SAME"] = _setting("VALID", "padding of the convolutions of `nature`", source=NATURE)
+    hidden_units: list[Annotated[int, Field(ge=1, le=8192)]] = _setting(
+        [256, 256],
+        "widths of the layers of `mlp`",
+        unit="units",
+        source="RL Baselines3 Zoo",
+        min_length=1,
+        max_length=8,
+    )
+
+
+class TrainSettings(_Section):
+    steps: int = _setting(
+        1_000_000, "length of the training, rounded up to whole vector steps", unit="agent steps", ge=1
+    )
+    start_steps: int = _setting(10_000, "steps collected before the first update", unit="agent steps", ge=1)
+    every_steps: int = _setting(4, "one update for this many", unit="agent steps", source=NATURE, ge=1)
+    chunk_steps: int = _setting(
+        0,
+        "acting goes on with weights frozen at the chunk's start while the updates of the chunk before are made; "
+        "0 for the classic loop, in which nothing overlaps",
+        unit="agent steps",
+        source="after fast-dqn, Daley and Amato 2021",
+        ge=0,
+    )
+    batch_size: int = _setting(32, "transitions of one update", unit="transitions", source=NATURE, ge=1, le=65_536)
+    n_step: int = _setting(1, "rewards before the bootstrap value", unit="agent steps", source=NATURE, ge=1, le=1000)
+    rollout_steps: int = _setting(
+        0,
+        "each update learns from the newest so many steps of each environment, once, with returns to their end; "
+        "0 for minibatches from the replay",
+        unit="agent steps an environment",
+        source="5 in " + ASYNC,
+        ge=0,
+        le=1000,
+    )
+    discount: float = _setting(0.99, "of the value one agent step later", source=NATURE, ge=0, le=1)
+    double: bool = _setting(False, "the online twin chooses the action that is bootstrapped from", source=DOUBLE)
+    target_q: bool = _setting(
+        True, "a target supplies bootstrap values; if false, the online twin of that moment does", source=DQN3
+    )
+    clip_delta: float | None = _setting(1.0, "TD errors are clipped to plus and minus this in dqn3", source=DQN3, gt=0)
+    rescale_r: bool = _setting(False, "dqn3: rewards are divided by the largest seen so far", source=DQN3)
+    accumulate: int = _setting(
+        1, "minibatches whose gradients, summed in the graph, make up one update", unit="minibatches", ge=1, le=1024
+    )
+    gradient_clip_norm: float | None = _setting(
+        None, "norm of all gradients together is at most this; null for any", source="10 in Stable-Baselines3", gt=0
+    )
+    optimizer: Literal["adam", "rmsprop", "rmsprop_dqn3"] = _setting(
+        "adam", "TensorFlow's Adam or RMSProp, or the centered RMSProp of DQN 3.0, whose moments start at zero"
+    )
+    learning_rate: float = _setting(1e-4, "of the optimizer, at the beginning", source=PEERS, gt=0, le=1)
+    learning_rate_schedule: Literal["constant", "linear", "staircase"] = _setting(
+        "constant", "linear: to learning_rate_end in learning_rate_updates; staircase: times learning_rate_decay each"
+    )
+    learning_rate_end: float = _setting(0.0, "of linear; never below it", ge=0, le=1)
+    learning_rate_decay: float = _setting(0.96, "of staircase", gt=0, le=1)
+    learning_rate_updates: int = _setting(100_000, "length of linear, of one stair", unit="updates", ge=1)
+    adam_epsilon: float = _setting(1e-8, "of Adam", source="Kingma and Ba 2015", gt=0, le=1)
+    rmsprop_epsilon: float = _setting(1e-10, "of RMSProp, inside the root", source="TensorFlow", gt=0, le=1)
+    rmsprop_decay: float = _setting(0.99, "of RMSProp's mean square", source="Mnih et al. 2016", ge=0, lt=1)
+
+    @property
+    def examples(self) -> int:
+        """Transitions of one update."""
+        return self.batch_size * self.accumulate
+
+    def learning_rate_at(self, update: int) -> float:
+        """The learning rate of an update, from 0."""
+        if self.learning_rate_schedule == "staircase":
+            return self.learning_rate * self.learning_rate_decay ** (update // self.learning_rate_updates)
+        if self.learning_rate_schedule == "linear":
+            left = max(0.0, 1 - update / self.learning_rate_updates)
+            return self.learning_rate_end + left * (self.learning_rate - self.learning_rate_end)
+        return self.learning_rate
+
+
+class ReplaySettings(_Section):
+    capacity_steps: int = _setting(100_000, "newest steps kept", unit="agent steps", source="RL Baselines3 Zoo", ge=1)
+    prioritized: bool = _setting(False, "steps with large TD errors are sampled more often", source=PRIORITIZED)
+    priority_exponent: float = _setting(0.6, "0 samples uniformly, 1 by |TD error|", source=PRIORITIZED, ge=0, le=1)
+    uniform_share: float = _setting(0.001, "of steps sampled uniformly all the same", source="DQN Zoo", ge=0, le=1)
+    importance_start: float = _setting(
+        0.4, "exponent of the importance weights at the start", source=PRIORITIZED, ge=0, le=1
+    )
+    importance_end: float = _setting(1.0, "the same after importance_updates", source=PRIORITIZED, ge=0, le=1)
+    importance_updates: int = _setting(250_000, "length of the linear change between them", unit="updates", ge=1)
+
+    def importance_at(self, update: int) -> float:
+        """The exponent of the importance weights of an update, from 0."""
+        progress = min(1.0, update / self.importance_updates)
+        return self.importance_start + progress * (self.importance_end - self.importance_start)
+
+
+class ActSettings(_Section):
+    with_: Literal["online", "target"] = _setting(
+        "online",
+        "whose weights choose actions; the target's freeze behaviour under policies such as best and pinned",
+        source="target in fast-dqn, Daley and Amato 2021",
+        alias="with",
+    )
+    epsilon_start: float = _setting(1.0, "share of random actions at the start", source=NATURE, ge=0, le=1)
+    epsilon_end: float = _setting(0.01, "share of random actions after the decay", source=PEERS, ge=0, le=1)
+    epsilon_decay_steps: int = _setting(100_000, "length of the linear decay", unit="agent steps", ge=1)
+
+    def epsilon_at(self, agent_step: int) -> float:
+        """The share of random actions after so many agent steps."""
+        progress = min(1.0, agent_step / self.epsilon_decay_steps)
+        return self.epsilon_start + progress * (self.epsilon_end - self.epsilon_start)
+
+
+def _every(unit: str, meaning: str) -> Any:
+    return _setting(None, f"{meaning} each; set one unit only", unit=unit, ge=1)
+
+
+class TargetSettings(_Section):
+    policy: str = _setting(
+        "latest",
+        "which snapshot a refresh restores: latest, best, lag(updates), window(n), mix(p, n), pinned(id), rollback, "
+        "ensemble(k, min|mean), module:function",
+        source="latest in " + NATURE,
+    )
+    refresh_every_updates: int | None = _setting(
+        None, "the target is refreshed each; set one unit only", unit="updates", source="10,000 in " + NATURE, ge=1
+    )
+    refresh_every_steps: int | None = _every("agent steps", "the target is refreshed")
+    refresh_every_episodes: int | None = _every("episodes", "the target is refreshed")
+
+
+class MutualSettings(_Section):
+    act: Literal["alternate", "random", "both", "a", "b"] = _setting(
+        "both", "who acts: by turns, by lot at each vector step, the mean of both Q values, one", source=TWO_LEARNERS
+    )
+    learn: Literal["alternate", "random", "both"] = _setting(
+        "random", "who learns from a minibatch: by turns, by lot, each of them, in two updates", source=TWO_LEARNERS
+    )
+    turn_updates: int = _setting(1_000, "length of a turn of alternate", unit="updates", ge=1)
+
+
+class StoreSettings(_Section):
+    shared: bool = _setting(
+        False, "mutual: one line of snapshots for both, so that a target is the latest of whoever wrote last"
+    )
+
+
+class WorkersSettings(_Section):
+    count: int = _setting(
+        0,
+        "processes that train asynchronously on shared variables; 0 for this one alone",
+        unit="workers",
+        ge=0,
+        le=1024,
+    )
+    servers: int = _setting(1, "parameter servers, which hold the shared variables", unit="processes", ge=1, le=64)
+    restarts: int = _setting(3, "a worker that died is started again so many times", ge=0)
+    pin: bool = _setting(False, "each worker runs on one core of its own, by turns")
+    gpu_memory_fraction: float | None = _setting(
+        None, "of each GPU, for each worker; null for as much as it needs", gt=0, le=1
+    )
+
+
+class SaveSettings(_Section):
+    every_updates: int | None = _every("updates", "a snapshot is committed (null: when the target is refreshed)")
+    every_steps: int | None = _every("agent steps", "a snapshot is committed")
+    every_episodes: int | None = _every("episodes", "a snapshot is committed")
+    keep_last: int = _setting(50, "weights of the newest so many snapshots are kept", unit="snapshots", ge=1)
+    keep_every: int = _setting(
+        20, "of the older ones, each so-manieth keeps its weights; 0 for none", unit="snapshots", ge=0
+    )
+
+
+class ResumeSettings(_Section):
+    every_steps: int = _setting(
+        50_000, "a resume point is committed, and the environments are reset, each", unit="agent steps", ge=1
+    )
+
+    @property
+    def schedule(self) -> "Schedule":
+        """When a resume point is committed."""
+        return Schedule("steps", self.every_steps)
+
+
+class EvaluateSettings(_Section):
+    every_steps: int = _setting(50_000, "the newest snapshot plays for its true score each", unit="agent steps", ge=1)
+    episodes: int = _setting(10, "length of such an evaluation; 0 for none", unit="episodes", ge=0, le=100_000)
+    max_steps: int | None = _setting(
+        None,
+        "a game of an evaluation is cut after this many; null is 27,000 where the environment has no limit of its own",
+        unit="agent steps",
+        source="108,000 frames at frame skip 4, NoFrameskip-v4",
+        ge=1,
+    )
+    epsilon: float | None = _setting(
+        None,
+        "share of random actions while evaluated; null is 0.001 on Atari and 0 elsewhere",
+        source="Rainbow, Dopamine; 0.05 in 2015",
+        ge=0,
+        le=1,
+    )
+
+    @property
+    def schedule(self) -> "Schedule":
+        """When the newest snapshot is evaluated."""
+        return Schedule("steps", self.every_steps)
+
+
+class TwinSettings(_Section):
+    check: bool = _setting(
+        False, "debug: after a refresh the twins are bit-equal, and the target never changes between two"
+    )
+    threads: int = _setting(
+        0, "TensorFlow's threads, per twin; 0 is measured when a training begins", unit="threads", ge=0
+    )
+    precision: Literal["auto", "fp32", "bf16"] = _setting(
+        "auto", "of products in the network; auto is bf16 where the processor has it and it was measured to be faster"
+    )
+    overlap: bool = _setting(True, "with chunks: two threads, one of which acts while the other trains; same weights")
+
+
+class LogSettings(_Section):
+    every_steps: int = _setting(2_000, "a line of metrics each", unit="agent steps", ge=1)
+    variables: bool = _setting(
+        False,
+        "with each line, TensorBoard also gets statistics and histograms of variables and of activations",
+    )
+
+    @property
+    def schedule(self) -> "Schedule":
+        """When metrics are logged."""
+        return Schedule("steps", self.every_steps)
+
+
+class Schedule(NamedTuple):
+    """How often something happens.
+
+    Attributes:
+      unit: `updates`, `steps` (agent steps) or `episodes`.
+      every: of these.
+    """
+
+    unit: str
+    every: int
+
+    @classmethod
+    def of(cls, settings: "Settings", stem: str) -> "Schedule | None":
+        """The schedule that `stem_updates`, `stem_steps` or `stem_episodes` gives, for example `save.every`."""
+        section, name = stem.split(".")
+        values = {unit: getattr(getattr(settings, section), f"{name}_{unit}") for unit in UNITS}
+        found = [cls(unit, every) for unit, every in values.items() if every is not None]
+        if len(found) > 1:
+            raise ValueError(" and ".join(f"{stem}_{schedule.unit}" for schedule in found) + " are both set; keep one")
+        return found[0] if found else None
+
+    def due(self, since: "Counted", now: "Counted") -> bool:
+        """Whether a multiple of the period was reached or passed between the two."""
+        counter = "agent_steps" if self.unit == "steps" else self.unit
+        return bool(getattr(now, counter) // self.every > getattr(since, counter) // self.every)
+
+    def __str__(self) -> str:
+        return f"every {self.every:,} {'agent steps' if self.unit == 'steps' else self.unit}"
+
+
+class Counted(Protocol):
+    """How far a run has come."""
+
+    @property
+    def agent_steps(self) -> int: ...
+
+    @property
+    def updates(self) -> int: ...
+
+    @property
+    def episodes(self) -> int: ...
+
+
+UNITS = ("updates", "steps", "episodes")
+#: Agent steps of a game in an evaluation where neither the environment nor `evaluate.max_steps` has a limit.
+EVALUATION_MAX_STEPS = 27_000
+_REFRESH_DEFAULT = Schedule("updates", 1_000)
+
+
+class Settings(_Section):
+    """All settings of a run."""
+
+    preset: str = _setting("", "name of the preset that the others started from")
+    seed: int = _setting(1, "of everything random in a run", ge=0, lt=2**31)
+    network: Literal["nature", "pooled80", "blob", "mlp"] = _setting("nature", "which Q network", source=NATURE)
+    mode: Literal["plain", "mutual"] = _setting(
+        "plain", "mutual: two learners, a and b, each of which bootstraps from snapshots of the other"
+    )
+    loss: Literal["huber", "mse", "mse_all", "dqn3"] = _setting(
+        "huber", "of the TD errors; dqn3 propagates them back from the output layer, summed and clipped", source=NATURE
+    )
+    env: EnvSettings = EnvSettings()
+    model: ModelSettings = ModelSettings()
+    train: TrainSettings = TrainSettings()
+    replay: ReplaySettings = ReplaySettings()
+    act: ActSettings = ActSettings()
+    target: TargetSettings = TargetSettings()
+    mutual: MutualSettings = MutualSettings()
+    store: StoreSettings = StoreSettings()
+    workers: WorkersSettings = WorkersSettings()
+    save: SaveSettings = SaveSettings()
+    resume: ResumeSettings = ResumeSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()
+    twin: TwinSettings = TwinSettings()
+    log: LogSettings = LogSettings()
+
+    @property
+    def ops_at_once(self) -> int:
+        """How many ops of a twin share `twin.threads`.
+
+        By chunks two: both twins work at the same time, and with one thread an op each keeps to its part of the cores.
+        """
+        return 2 if self.train.chunk_steps else 1
+
+    @property
+    def vector_steps(self) -> int:
+        """Of the whole training: enough for `train.steps` agent steps."""
+        return math.ceil(self.train.steps / self.env.count)
+
+    @property
+    def refresh_schedule(self) -> Schedule:
+        """When the target is refreshed."""
+        return Schedule.of(self, "target.refresh_every") or _REFRESH_DEFAULT
+
+    @property
+    def save_schedule(self) -> Schedule:
+        """When a snapshot is committed."""
+        return Schedule.of(self, "save.every") or self.refresh_schedule
+
+    @pydantic.model_validator(mode="after")
+    def _fit_together(self) -> typing.Self:
+        _ = self.refresh_schedule, self.save_schedule
+        check(self)
+        return self
+
+    def of_worker(self, index: int) -> "Settings":
+        """With which one of several workers trains: random numbers of its own, its part of the replay."""
+        workers, environments = self.workers.count, self.env.count
+        start = math.ceil(self.train.start_steps / workers / environments) * environments
+        replay = {
+            "capacity_steps": self.replay.capacity_steps // workers,
+            "importance_updates": max(1, self.replay.importance_updates // workers),  # it counts its own
+        }
+        return self.model_copy(
+            update={
+                "seed": self.seed + (1 + index) * 2**31,
+                "train": self.train.model_copy(update={"start_steps": start}),
+                "replay": self.replay.model_copy(update=replay),
+            }
+        )
+
+    def sha256(self) -> str:
+        """Hash of all settings, for manifests."""
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
