@@ -126,28 +126,28 @@ def measure(network: str, seconds: float) -> Figures:
     import numpy as np
 
     from twin_graph import envs, sampling
-    from twin_graph.learner import minibatches
     from twin_graph.model import ModelSpec
+    from twin_graph.prepared import feeds
     from twin_graph.replay import Replay, Transition
     from twin_graph.twin import Twin, Variable
 
     settings = settings_of(network)
     with contextlib.ExitStack() as open_:
         env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=ENVIRONMENTS)))
-        shape, dtype = env.observation_shape, env.observation_dtype
+        shape, dtype = env.spec.observation_shape, env.spec.observation_dtype
         if network != NATURE:
             shape, dtype = (settings.model.hidden_units[0],), np.dtype(np.float32)
-        spec = ModelSpec.of(settings, shape, dtype, env.n_actions)
+        spec = ModelSpec.of(settings, env.spec)
         shared, copy, server = open_.enter_context(cluster_of_one(spec))
         model, random = copy.twin.model, np.random.default_rng(0)
 
         def minibatch(size: int) -> dict[Any, np.ndarray]:
             return {
                 model.s_tm1: random.integers(0, 256, (size, *shape)).astype(dtype),
-                model.a_tm1: random.integers(0, env.n_actions, size),
+                model.a_tm1: random.integers(0, env.spec.n_actions, size),
                 model.r_t: random.normal(size=size),
                 model.discount_t: np.full(size, 0.99),
-                model.q_target_t: random.normal(size=(size, env.n_actions)),
+                model.q_target_t: random.normal(size=(size, env.spec.n_actions)),
             }
 
         def gradient(size: int) -> Callable[[], object]:
@@ -171,14 +171,14 @@ def measure(network: str, seconds: float) -> Figures:
             environments=ENVIRONMENTS,
             observation_shape=shape,
             dtype=dtype,
-            stack=env.stack,
+            stack=env.spec.stack,
             n_step=settings.train.n_step,
             discount=settings.train.discount,
         )
         now = [env.reset(np.arange(ENVIRONMENTS))]
 
         def step() -> None:
-            actions = random.integers(0, env.n_actions, ENVIRONMENTS)
+            actions = random.integers(0, env.spec.n_actions, ENVIRONMENTS)
             answer = env.step(actions)
             replay.add(Transition(now[0], actions, answer.r_t, answer.terminal_t, answer.last_t, answer.s_t))
             now[0] = answer.s_next
@@ -197,7 +197,7 @@ def measure(network: str, seconds: float) -> Figures:
 
             def sample(sampler: Any = sampler, own: Any = own) -> None:
                 batch = sampler.sample(range(7, 8))
-                minibatches(model, own.train, batch, np.zeros((len(batch.r_t), env.n_actions), np.float32))
+                feeds(model, own.train, batch, np.zeros((len(batch.r_t), env.spec.n_actions), np.float32))
 
             figures[f"sample {accumulate}"] = timed(sample, seconds, server)
             figures[f"target {accumulate}"] = timed(lambda fed=fed: target.q_values(fed), seconds, server)

@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from twin_graph import config
-from twin_graph.envs import blob
+from twin_graph.envs import EnvSpec, blob
 from twin_graph.model import ModelSpec
 from twin_graph.twin import Twin
 
@@ -28,7 +28,7 @@ def main(updates: int, assignments: tuple[str, ...]) -> None:
     """Prints a line each 250 updates."""
     settings = config.load("blob", [config.parse_assignment(text) for text in assignments])
     actions, size = len(blob.MOVES), settings.train.batch_size
-    spec = ModelSpec.of(settings, (blob.SIZE, blob.SIZE, 3), np.uint8, actions)
+    spec = ModelSpec.of(settings, EnvSpec((blob.SIZE, blob.SIZE, 3), actions, "uint8"))
     random = np.random.default_rng(0)
     test = draw(random, 500)
     values = np.stack([value(test, np.full(500, a), settings.train.discount) for a in range(actions)], axis=1)

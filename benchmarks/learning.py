@@ -117,7 +117,7 @@ def train_twin_graph(where: Path, seed: int, steps: int) -> None:
         point = newest_point(run).point
         run.change_settings(config.change(run.settings, [("train.steps", steps)]))
     else:
-        spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
+        spec = ModelSpec.of(settings, env.spec)
         run = create(where, tuning.fix(settings, spec)[0], env.protocol)
     evaluation = None
     for progress in training.train(run, env, point):

@@ -222,7 +222,7 @@ def _tuned(settings: config.Settings, env: Any, elsewhere: bool) -> config.Setti
     from twin_graph import tuning
     from twin_graph.model import ModelSpec
 
-    spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
+    spec = ModelSpec.of(settings, env.spec)
     settings, choices = tuning.fix(settings, spec, elsewhere=elsewhere)
     if choices:
         best, *others = choices

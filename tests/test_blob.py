@@ -10,7 +10,7 @@ from test_resume import attempt, end
 
 from twin_graph import config
 from twin_graph.agent import Agent
-from twin_graph.envs import blob
+from twin_graph.envs import EnvSpec, blob
 from twin_graph.errors import UsageError
 from twin_graph.model import ModelSpec
 from twin_graph.snapshots.run import create
@@ -104,7 +104,7 @@ def test_its_preset_learns_when_the_replay_is_full_and_resumes_exactly(tmp_path:
 def test_get_qs_gives_the_online_twins_values_of_one_observation(env: gymnasium.Env, tmp_path: Path) -> None:
     run = create(tmp_path / "run", config.load("blob", [("twin.threads", 1)]))
     boards = np.stack([env.reset(seed=seed)[0] for seed in range(3)])
-    with Agent(run, observation_shape=(10, 10, 3), n_actions=9, observation_dtype=np.uint8) as agent:
+    with Agent(run, EnvSpec((10, 10, 3), 9, "uint8")) as agent:
         q = agent.q_values(boards)
         for board, values in zip(boards, q, strict=True):
             one = agent.get_qs(board)
@@ -116,4 +116,4 @@ def test_get_qs_gives_the_online_twins_values_of_one_observation(env: gymnasium.
 def test_its_network_refuses_what_is_no_image() -> None:
     settings = config.load("cartpole", [("network", "blob")])
     with pytest.raises(UsageError, match="network=blob needs images"):
-        ModelSpec.of(settings, (4,), np.float32, 2)
+        ModelSpec.of(settings, EnvSpec((4,), 2))

@@ -20,6 +20,7 @@ from twin_graph_cli.main import COMMANDS, cli
 
 from twin_graph import config
 from twin_graph.agent import Agent
+from twin_graph.envs import EnvSpec
 from twin_graph.snapshots.run import create
 
 TINY = [
@@ -370,7 +371,7 @@ def test_the_example_of_a_loop_of_ones_own(trained: Path) -> None:
 
 
 def test_a_run_of_ones_own_loop_without_points_is_told_how_to_make_them(trained: Path) -> None:
-    with Agent(create(trained / "pointless", config.load("cartpole")), observation_shape=(4,), n_actions=2) as agent:
+    with Agent(create(trained / "pointless", config.load("cartpole")), EnvSpec((4,), 2)) as agent:
         agent.tally.agent_steps = 700
         agent.keeper.refresh("by myself")
     refused = twin_graph("resume", "pointless", cwd=trained)

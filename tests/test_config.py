@@ -1,12 +1,15 @@
 """Settings: presets, overrides, and one line for whatever is wrong."""
 
-import typing
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from twin_graph import config
 from twin_graph.errors import UsageError
 from twin_graph.losses import LOSSES
+from twin_graph.networks import NETWORKS
+from twin_graph.optimizers import OPTIMIZERS
 
 
 def load(*assignments: str, preset: str = "pong") -> config.Settings:
@@ -75,7 +78,10 @@ def test_the_last_assignment_wins() -> None:
         ("train.batch_size=0", "train.batch_size=0: must be at least 1 (transitions)"),
         ("train.batch_size=many", "train.batch_size=many: must be a whole number (transitions)"),
         ("env.sticky=1.5", "env.sticky=1.5: must be at most 1"),
-        ("loss=hubert", "loss=hubert: must be 'huber', 'mse', 'mse_all' or 'dqn3'; did you mean 'huber'?"),
+        (
+            "loss=hubert",
+            "loss=hubert: must be 'huber', 'mse', 'mse_all', 'dqn3' or module:function; did you mean 'huber'?",
+        ),
         ("replay.size=3", "unknown setting 'replay.size'; did you mean 'replay.capacity_steps'?"),
         ("train.gamma=3", "unknown setting 'train.gamma'; did you mean 'train.discount'?"),
         ("learning_starts=3", "did you mean 'train.start_steps'?"),
@@ -107,8 +113,18 @@ def test_every_setting_says_what_it_means() -> None:
         assert setting.unit or not counted, f"{setting.key} counts something: say what"
 
 
-def test_every_loss_can_be_chosen() -> None:
-    assert set(typing.get_args(config.Settings.model_fields["loss"].annotation)) == {*LOSSES, "dqn3"}
+@pytest.mark.parametrize(
+    ("key", "table"),
+    [("loss", LOSSES), ("network", NETWORKS), ("train.optimizer", OPTIMIZERS)],
+    ids=["loss", "network", "optimizer"],
+)
+def test_everything_in_a_table_can_be_chosen_and_one_of_ones_own(key: str, table: Mapping[str, Any]) -> None:
+    [setting] = [setting for setting in config.describe(config.Settings()) if setting.key == key]
+    assert setting.type == " | ".join([*table, "module:function"])
+    for name in (*table, "my_module:mine"):
+        load(f"{key}={name}")
+    with pytest.raises(UsageError, match=f"{key}=my_module: must be .* or module:function"):
+        load(f"{key}=my_module")
 
 
 def test_the_hash_of_settings_sees_every_change() -> None:

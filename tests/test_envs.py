@@ -23,7 +23,7 @@ SEEDS = np.array([11, 12, 13])
 def play(env: VectorEnv, steps: int, seeds: np.ndarray = SEEDS) -> tuple[np.ndarray, list[VectorStep]]:
     random = np.random.default_rng(3)
     first = env.reset(seeds)
-    return first, [env.step(random.integers(0, env.n_actions, size=env.count)) for _ in range(steps)]
+    return first, [env.step(random.integers(0, env.spec.n_actions, size=env.count)) for _ in range(steps)]
 
 
 @pytest.mark.parametrize("environment", ["ALE/Pong-v5", "CartPole-v1"])
@@ -206,7 +206,7 @@ def test_chosen_actions_are_what_the_emulator_gets(evaluation: bool) -> None:
     chosen = [3, 0, 2]
     some = envs.make(EnvSettings(id="ALE/Pong-v5", actions=chosen), count=3, evaluation=evaluation)
     every = envs.make(EnvSettings(id="ALE/Pong-v5"), count=3, evaluation=evaluation)
-    assert (some.n_actions, every.n_actions) == (3, 6)
+    assert (some.spec.n_actions, every.spec.n_actions) == (3, 6)
     random = np.random.default_rng(0)
     np.testing.assert_array_equal(some.reset(SEEDS), every.reset(SEEDS))
     for _ in range(150):
@@ -335,7 +335,7 @@ def test_atari_games_are_cut_by_an_evaluations_limit_too() -> None:
 def test_arguments_reach_the_environment_and_wrong_ones_get_one_line() -> None:
     frozen = EnvSettings(id="FrozenLake-v1", kwargs={"is_slippery": False, "map_name": "8x8"})
     with contextlib.closing(envs.make(frozen, count=2)) as env:
-        assert env.observation_shape == (64,)
+        assert env.spec.observation_shape == (64,)
         assert env.protocol["arguments"] == "is_slippery=False, map_name='8x8'"
         s_0 = env.reset(np.array([1, 2]))
         for action in (2, 2, 1):

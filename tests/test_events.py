@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util import tensor_util
 
 from twin_graph import envs, resources
+from twin_graph.envs import EnvSpec
 from twin_graph.events import EventFile
 from twin_graph.exchange import spec_of
 from twin_graph.graph_mode import tf
@@ -111,7 +112,7 @@ def test_a_training_shows_the_online_twins_variables_if_it_is_asked_to(
 
 
 def test_activations_are_those_of_the_layers_written_down(cartpole: Callable[..., Settings]) -> None:
-    spec = ModelSpec.of(cartpole(), (4,), np.float32, 2)
+    spec = ModelSpec.of(cartpole(), EnvSpec((4,), 2))
     observations = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
     with Twin("any", spec, seed=3) as twin:
         weights = twin.weights()
@@ -122,7 +123,7 @@ def test_activations_are_those_of_the_layers_written_down(cartpole: Callable[...
 
 def test_activations_of_the_image_network_are_of_all_examples(pong: Callable[..., Settings]) -> None:
     """It computes them in halves."""
-    spec = ModelSpec.of(pong(), (4, 84, 84), np.uint8, 6)
+    spec = ModelSpec.of(pong(), EnvSpec((4, 84, 84), 6, "uint8"))
     images = np.random.default_rng(0).integers(0, 255, (6, 4, 84, 84), np.uint8)
     shapes = {"conv1": (6, 20, 20, 32), "conv2": (6, 9, 9, 64), "conv3": (6, 7, 7, 64), "fc1": (6, 512)}
     with Twin("any", spec, seed=3) as twin, Twin("plain", spec, plain=True) as plain:

@@ -1,6 +1,5 @@
 """Optimizers, accumulated gradients and duelling heads, against NumPy."""
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,12 +8,13 @@ import pytest
 from test_resume import attempt, end
 
 from twin_graph import config
+from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
 from twin_graph.learner import Learner, Losses
 from twin_graph.model import ModelSpec
 from twin_graph.prepared import feeds
 from twin_graph.replay import Batch
-from twin_graph.settings import Settings
+from twin_graph.settings import ModelSettings, Settings
 from twin_graph.snapshots import report
 from twin_graph.snapshots.run import create
 from twin_graph.twin import Twin
@@ -25,9 +25,13 @@ Make = Callable[..., Settings]
 Arrays = dict[str, np.ndarray]
 
 
-def spec(**changes: object) -> ModelSpec:
-    return dataclasses.replace(
-        ModelSpec.of(config.load("cartpole", [("model.hidden_units", [8])]), (4,), np.float32, 3), **changes
+def spec(loss: str = "huber", *, dueling: bool = False, **train: object) -> ModelSpec:
+    return ModelSpec(
+        EnvSpec((4,), 3),
+        network="mlp",
+        loss=loss,
+        model=ModelSettings(hidden_units=[8], dueling=dueling),
+        train=config.load("cartpole").train.model_copy(update=train),
     )
 
 
@@ -81,7 +85,7 @@ def test_the_optimizer_of_dqn3_steps_as_the_lua_code_does_from_zero_moments() ->
 
 
 def test_tensorflows_own_rmsprop_is_the_uncentered_one() -> None:
-    chosen = spec(loss="mse", optimizer="rmsprop", learning_rate=0.01, optimizer_epsilon=0.1, rmsprop_decay=0.9)
+    chosen = spec(loss="mse", optimizer="rmsprop", learning_rate=0.01, rmsprop_epsilon=0.1, rmsprop_decay=0.9)
     with Twin("online", chosen, seed=1, threads=1) as twin:
         w, square = twin.weights(), {}
         for step in range(4):
@@ -178,7 +182,7 @@ def test_settings_that_make_no_sense_together_are_refused(
 
 def test_dropout_follows_from_its_seed_and_is_off_without_one() -> None:
     settings = config.load("cartpole", [("network", "blob")])
-    blob = ModelSpec.of(settings, (10, 10, 3), np.uint8, 9)
+    blob = ModelSpec.of(settings, EnvSpec((10, 10, 3), 9, "uint8"))
     random = np.random.default_rng(0)
     batch = {
         "s_tm1": random.integers(0, 256, (64, 10, 10, 3), np.uint8),

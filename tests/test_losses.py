@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from twin_graph.envs import EnvSpec
 from twin_graph.graph_mode import tf
 from twin_graph.losses import LOSSES, dqn3_gradients, q_learning_target
 from twin_graph.model import ModelSpec
+from twin_graph.settings import ModelSettings, TrainSettings
 from twin_graph.twin import Twin
 
 B, A = 64, 5
@@ -43,7 +45,7 @@ def test_huber_has_the_clipped_error_as_its_gradient(random: np.random.Generator
     delta = (3 * random.normal(size=B)).astype(np.float32)
 
     def loss_and_gradient(x: object) -> list[object]:
-        loss = tf.reduce_mean(LOSSES["huber"](x, A))
+        loss = tf.reduce_mean(LOSSES["huber"].of_examples(x, A))
         return [loss, tf.gradients(loss, x)[0]]
 
     loss, gradient = evaluate(loss_and_gradient, delta)
@@ -54,7 +56,7 @@ def test_huber_has_the_clipped_error_as_its_gradient(random: np.random.Generator
 
 def test_mse_is_the_mean_square(random: np.random.Generator) -> None:
     delta = random.normal(size=B).astype(np.float32)
-    [loss] = evaluate(lambda x: [LOSSES["mse"](x, A)], delta)
+    [loss] = evaluate(lambda x: [LOSSES["mse"].of_examples(x, A)], delta)
     np.testing.assert_allclose(loss, delta**2, rtol=1e-6)
 
 
@@ -65,7 +67,7 @@ def test_mse_all_is_what_classic_code_computes_over_all_actions(random: np.rando
     y = random.normal(size=B).astype(np.float32)
     labels = q.copy()
     labels[np.arange(B), a] = y
-    [loss] = evaluate(lambda x: [LOSSES["mse_all"](x, A)], y - q[np.arange(B), a])
+    [loss] = evaluate(lambda x: [LOSSES["mse_all"].of_examples(x, A)], y - q[np.arange(B), a])
     np.testing.assert_allclose(loss.mean(), ((labels - q) ** 2).mean(), rtol=1e-6)
 
 
@@ -123,23 +125,11 @@ def test_dqn3_propagates_back_what_the_lua_code_does(
     """On the whole graph that `build_model` makes: the gradient of each weight, by TensorFlow and by hand."""
     random = np.random.default_rng(seed)
     spec = ModelSpec(
-        observation_shape=(3,),
-        observation_dtype="float32",
-        n_actions=A,
+        EnvSpec((3,), A),
         network="mlp",
-        hidden_units=(7,),
-        padding="VALID",
-        dueling=False,
         loss="dqn3",
-        clip_delta=clip_delta,
-        double=False,
-        target_q=target_q,
-        optimizer="adam",
-        learning_rate=0.5,
-        optimizer_epsilon=1e-8,
-        rmsprop_decay=0.9,
-        gradient_clip_norm=None,
-        accumulate=2,  # so that the gradients can be looked at
+        model=ModelSettings(hidden_units=[7]),
+        train=TrainSettings(clip_delta=clip_delta, target_q=target_q, learning_rate=0.5, accumulate=2),  # see gradients
     )
     s, s2 = (random.normal(size=(B, 3)).astype(np.float32) for _ in range(2))
     a, term = random.integers(0, A, B), random.integers(0, 2, B).astype(np.float32)
@@ -181,8 +171,9 @@ def test_dqn3_is_the_huber_loss_but_for_the_sum_where_deltas_are_clipped_at_one(
 
     def both(q: object, y: object) -> list[object]:
         td_error = y - tf.reduce_sum(q * tf.one_hot(a, A), axis=1)
-        huber = tf.gradients(tf.reduce_mean(LOSSES["huber"](td_error, A)), q)[0]
-        by_clip = [dqn3_gradients(tf.identity(q), a, td_error, tf.ones([1]), [q], clip)[0] for clip in (1.0, 0.5, None)]
+        huber = tf.gradients(tf.reduce_mean(LOSSES["huber"].of_examples(td_error, A)), q)[0]
+        clipped = [TrainSettings(clip_delta=clip) for clip in (1.0, 0.5, None)]
+        by_clip = [dqn3_gradients(tf.identity(q), a, td_error, tf.ones([1]), [q], train)[0] for train in clipped]
         return [huber, *by_clip]
 
     huber, at_one, at_half, unclipped = evaluate(both, q, y)

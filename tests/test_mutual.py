@@ -11,6 +11,7 @@ from test_resume import attempt, end
 
 from twin_graph import config, envs, mutual
 from twin_graph.agent import Agent
+from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
 from twin_graph.learner import Learner, Losses
 from twin_graph.model import ModelSpec
@@ -39,13 +40,13 @@ def reference(settings: Settings) -> tuple[str, list[tuple[int, str]]]:
     """
     train, period = settings.train, settings.refresh_schedule.every
     env = envs.make(settings.env, count=settings.env.count)
-    spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
+    spec = ModelSpec.of(settings, env.spec)
     replay = Replay(
         capacity_steps=settings.replay.capacity_steps,
         environments=env.count,
-        observation_shape=env.observation_shape,
-        dtype=env.observation_dtype,
-        stack=env.stack,
+        observation_shape=env.spec.observation_shape,
+        dtype=env.spec.observation_dtype,
+        stack=env.spec.stack,
         n_step=train.n_step,
         discount=train.discount,
     )
@@ -84,7 +85,7 @@ def reference(settings: Settings) -> tuple[str, list[tuple[int, str]]]:
             epsilon = settings.act.epsilon_start + decay * (settings.act.epsilon_end - settings.act.epsilon_start)
             random = stream(settings.seed, Purpose.ACT, steps)
             explore = random.random(env.count) < epsilon
-            actions = random.integers(0, env.n_actions, size=env.count)
+            actions = random.integers(0, env.spec.n_actions, size=env.count)
             actions = np.where(explore, actions, q_values(s_tm1).argmax(axis=1))
             answer = env.step(actions)
             replay.add(Transition(s_tm1, actions, answer.r_t, answer.terminal_t, answer.last_t, answer.s_t))
@@ -189,7 +190,7 @@ def test_no_learner_starts_as_one_of_the_next_seed_does(cartpole: Make, tmp_path
     starts = []
     for seed in (1, 2):
         run = create(tmp_path / str(seed), cartpole(**MUTUAL, seed=seed))
-        with Agent(run, observation_shape=(4,), n_actions=2, environments=run.settings.env.count) as agent:
+        with Agent(run, EnvSpec((4,), 2), environments=run.settings.env.count) as agent:
             starts += [learner.online.weights_sha256() for learner in agent.learners]
     assert len(set(starts)) == 4
 

@@ -9,6 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_resume import attempt, end
 
 from twin_graph import config, envs
+from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
 from twin_graph.model import ModelSpec
 from twin_graph.snapshots.run import Run, create
@@ -35,7 +36,7 @@ def reference(images: np.ndarray, w: dict[str, np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("stack", [1, 3])
 def test_its_values_are_those_of_numpy(stack: int) -> None:
-    spec = ModelSpec.of(load(), (stack, 80, 80), np.uint8, 3)
+    spec = ModelSpec.of(load(), EnvSpec((stack, 80, 80), 3, "uint8"))
     random = np.random.default_rng(stack)
     images = random.integers(0, 256, (5, stack, 80, 80), np.uint8)
     with Twin("online", spec, threads=1) as twin:
@@ -54,7 +55,7 @@ def test_its_values_are_those_of_numpy(stack: int) -> None:
 
 
 def test_its_weights_begin_as_those_before_a_rectifier_and_of_a_read_out() -> None:
-    spec = ModelSpec.of(load(), (1, 80, 80), np.uint8, 6)
+    spec = ModelSpec.of(load(), EnvSpec((1, 80, 80), 6, "uint8"))
     with Twin("online", spec, seed=1, threads=1) as twin:
         weights = twin.weights()
     for name, limit in (("conv1/weights", (6 / 64) ** 0.5), ("q/weights", 3200**-0.5)):
@@ -81,8 +82,8 @@ def test_one_frame_is_a_whole_observation() -> None:
     first = env.reset(np.array([1, 2]))
     step = env.step(np.array([0, 0]))
     env.close()
-    assert env.stack == 1
-    assert env.observation_shape == (1, 80, 80)
+    assert env.spec.stack == 1
+    assert env.spec.observation_shape == (1, 80, 80)
     assert first.shape == step.s_t.shape == step.s_next.shape == (2, 1, 80, 80)
     assert first.any()
 
@@ -105,7 +106,7 @@ def test_it_has_no_duelling_head() -> None:
 def test_other_observations_are_refused_with_what_to_set(environment: str, shape: tuple[int, ...], advice: str) -> None:
     settings = load(env__id=environment)
     with pytest.raises(UsageError, match="network=pooled80 needs images") as error:
-        ModelSpec.of(settings, shape, np.uint8, 2)
+        ModelSpec.of(settings, EnvSpec(shape, 2, "uint8", stack=4 if environment.startswith("ALE/") else 1))
     assert advice in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -35,14 +35,14 @@ def reference(settings: Settings, folder: Path) -> tuple[str, list[int]]:
     """
     train, chunk = settings.train, settings.train.chunk_steps
     env = envs.make(settings.env, count=settings.env.count)
-    shape, dtype = env.observation_shape, env.observation_dtype
-    spec = ModelSpec.of(settings, shape, dtype, env.n_actions)
+    shape, dtype = env.spec.observation_shape, env.spec.observation_dtype
+    spec = ModelSpec.of(settings, env.spec)
     replay = Replay(
         capacity_steps=settings.replay.capacity_steps,
         environments=env.count,
         observation_shape=shape,
         dtype=dtype,
-        stack=env.stack,
+        stack=env.spec.stack,
         n_step=train.n_step,
         discount=train.discount,
     )
@@ -83,7 +83,7 @@ def reference(settings: Settings, folder: Path) -> tuple[str, list[int]]:
                 decay = min(1.0, steps / act.epsilon_decay_steps)
                 random = stream(settings.seed, Purpose.ACT, steps)
                 explore = random.random(env.count) < act.epsilon_start + decay * (act.epsilon_end - act.epsilon_start)
-                drawn = random.integers(0, env.n_actions, size=env.count)
+                drawn = random.integers(0, env.spec.n_actions, size=env.count)
                 actions = np.where(explore, drawn, behaviour.q_values(s_tm1).argmax(axis=1))
                 answer = env.step(actions)
                 replay.add(Transition(s_tm1, actions, answer.r_t, answer.terminal_t, answer.last_t, answer.s_t))

@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from twin_graph import envs, resources, training
 from twin_graph.agent import Agent
+from twin_graph.envs import EnvSpec
 from twin_graph.errors import DamagedError, DivergedError, ForeignError, TwinGraphError, TwinMismatchError, UsageError
 from twin_graph.evaluation import Evaluation, evaluate, play
 from twin_graph.keeper import Keeper
@@ -173,7 +174,7 @@ def test_nan_in_a_loop_of_ones_own_is_no_matter_of_the_learning_rate(
     getattr(step, field)[1] = np.nan
     run = create(tmp_path / "run", cartpole())
     with (
-        Agent(run, observation_shape=(4,), n_actions=2, environments=2) as agent,
+        Agent(run, EnvSpec((4,), 2), environments=2) as agent,
         pytest.raises(ForeignError, match=f"CartPole-v1, environment 1: the {what} is nan, and must be finite"),
     ):
         agent.observe(step)
@@ -232,10 +233,10 @@ def test_an_agent_that_cannot_begin_is_recorded_as_failed(
     run = create(tmp_path / "run", cartpole())
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
         patched.setattr(Twin, "save", full)
-        Agent(run, observation_shape=(4,), n_actions=2)
+        Agent(run, EnvSpec((4,), 2))
     assert run.state() == "failed"
     assert not run.store().snapshots
-    Agent(run, observation_shape=(4,), n_actions=2).close()
+    Agent(run, EnvSpec((4,), 2)).close()
     assert run.state() == "finished"
 
 
@@ -328,7 +329,7 @@ def test_what_is_due_is_done_also_where_steps_are_made_meanwhile(
     monkeypatch.setattr(Keeper, "commit_point", counted_point)
     settings = cartpole(train__steps=2_000, log__every_steps=200, evaluate__every_steps=200, resume__every_steps=200)
     run = create(tmp_path / "run", settings)
-    with Agent(run, observation_shape=(4,), n_actions=2, environments=8) as agent:
+    with Agent(run, EnvSpec((4,), 2), environments=8) as agent:
         for _ in training.run_to_its_end(Progress(agent.keeper, 8, threading.Event()), Followed()):
             pass
     due = list(range(11))
@@ -339,7 +340,7 @@ def test_what_is_due_is_done_also_where_steps_are_made_meanwhile(
 def test_what_is_evaluated_is_the_snapshot(cartpole: Make, train: Train) -> None:
     run = train(cartpole(evaluate__episodes=5))
     store = run.store()
-    spec = ModelSpec.of(run.settings, (4,), np.float32, 2)
+    spec = ModelSpec.of(run.settings, EnvSpec((4,), 2))
     returns = []
     for snapshot in (store.resolve("@update:100", {}), store.newest, store.snapshots[0]):
         with Twin("again", spec, threads=1) as twin:
@@ -414,7 +415,7 @@ def test_frames_are_agent_steps_times_the_frame_skip(pong: Make, train: Train) -
 
 
 def test_weights_that_are_not_finite_are_never_committed(cartpole: Make, tmp_path: Path) -> None:
-    with Agent(create(tmp_path / "run", cartpole()), observation_shape=(4,), n_actions=2) as agent:
+    with Agent(create(tmp_path / "run", cartpole()), EnvSpec((4,), 2)) as agent:
         online = agent.learners.first.online
         variable = online.model.trainables[0]
         variable.load(np.full(variable.shape.as_list(), np.nan, np.float32), online.session)
@@ -543,7 +544,7 @@ def test_an_agent_in_a_loop_of_ones_own_learns_what_pays(cartpole: Make, tmp_pat
     """A bandit: action 1 pays 1, action 0 nothing, and every step ends the episode."""
     settings = cartpole(env__count=1, train__start_steps=100, train__learning_rate=0.01, train__n_step=1)
     state = np.ones((1, 4), np.float32)
-    with Agent(create(tmp_path / "run", settings), observation_shape=(4,), n_actions=2) as agent:
+    with Agent(create(tmp_path / "run", settings), EnvSpec((4,), 2)) as agent:
         losses: list[float] = []
         end = np.array([True])
         for _ in range(1_000):
@@ -558,7 +559,7 @@ def test_an_agent_in_a_loop_of_ones_own_learns_what_pays(cartpole: Make, tmp_pat
 def test_an_agent_does_not_begin_anew_in_a_run_that_was_trained(cartpole: Make, train: Train) -> None:
     run = train(cartpole())
     with pytest.raises(UsageError, match="was trained already"):
-        Agent(run, observation_shape=(4,), n_actions=2)
+        Agent(run, EnvSpec((4,), 2))
 
 
 def test_a_training_asked_to_stop_while_it_evaluates_stops_and_records_no_half_evaluation(
@@ -577,7 +578,7 @@ def test_a_training_asked_to_stop_while_it_evaluates_stops_and_records_no_half_e
 
 def test_epsilon_decays_linearly_by_agent_steps(cartpole: Make, tmp_path: Path) -> None:
     settings = cartpole(act__epsilon_decay_steps=1000, act__epsilon_end=0.1)
-    with Agent(create(tmp_path / "run", settings), observation_shape=(4,), n_actions=2) as agent:
+    with Agent(create(tmp_path / "run", settings), EnvSpec((4,), 2)) as agent:
         for steps, epsilon in ((0, 1.0), (500, 0.55), (1000, 0.1), (5000, 0.1)):
             agent.tally.agent_steps = steps
             assert agent.epsilon == pytest.approx(epsilon)
@@ -585,7 +586,7 @@ def test_epsilon_decays_linearly_by_agent_steps(cartpole: Make, tmp_path: Path) 
 
 def test_random_actions_are_as_frequent_as_epsilon_and_all_actions_occur(pong: Make, tmp_path: Path) -> None:
     settings = pong(act__epsilon_start=0.3, act__epsilon_end=0.3, network="mlp", **{"model__hidden_units": [4]})
-    with Agent(create(tmp_path / "run", settings), observation_shape=(4,), n_actions=6, environments=2) as agent:
+    with Agent(create(tmp_path / "run", settings), EnvSpec((4,), 6), environments=2) as agent:
         observations = np.ones((2, 4), np.float32)
         greedy = agent.q_values(observations).argmax(axis=1)[0]
         actions = []

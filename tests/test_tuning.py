@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from twin_graph import cpu, tuning
+from twin_graph.envs import EnvSpec
 from twin_graph.model import ModelSpec
 from twin_graph.settings import Settings
 from twin_graph.twin import Twin
@@ -15,7 +16,7 @@ Make = Callable[..., Settings]
 
 
 def spec_of(settings: Settings) -> ModelSpec:
-    return ModelSpec.of(settings, (4,), np.float32, 2)
+    return ModelSpec.of(settings, EnvSpec((4,), 2))
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *features: str) -> None:
@@ -101,7 +102,7 @@ def test_the_usual_choice_gives_way_to_one_that_is_clearly_faster(
 @pytest.mark.parametrize("given", [{"threads": 1}, {"threads": 2, "at_once": 2}])
 def test_a_session_has_the_threads_it_was_given_whatever_came_before(pong: Make, given: dict[str, int]) -> None:
     """The first session of a process once decided for all."""
-    spec = ModelSpec.of(pong(), (4, 84, 84), np.uint8, 6)
+    spec = ModelSpec.of(pong(), EnvSpec((4, 84, 84), 6, "uint8"))
     observations = np.zeros((32, 4, 84, 84), np.uint8)
     with Twin("first", spec, threads=2), Twin("second", spec, **given) as second:
         second.q_values(observations)

@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 from twin_graph import cpu_layers, envs, layers, networks
+from twin_graph.envs import EnvSpec
 from twin_graph.errors import DamagedError, TwinMismatchError, UsageError, WrongGraphError
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
-from twin_graph.settings import Settings
+from twin_graph.settings import ModelSettings, Settings
 from twin_graph.twin import Twin, weights_sha256
 
 
 @pytest.fixture
 def spec(cartpole: Callable[..., Settings]) -> ModelSpec:
-    return ModelSpec.of(cartpole(), (4,), np.float32, 2)
+    return ModelSpec.of(cartpole(), EnvSpec((4,), 2))
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_weights_that_are_missing_damaged_or_of_another_network_are_refused(
     before = target.weights_sha256()
     with pytest.raises(DamagedError, match="nothing cannot be restored"):
         target.restore(tmp_path / "nothing")
-    with Twin("other", dataclasses.replace(spec, hidden_units=(32,))) as other:
+    with Twin("other", dataclasses.replace(spec, model=ModelSettings(hidden_units=[32]))) as other:
         other.save(tmp_path / "other")
     with pytest.raises(DamagedError, match="other cannot be restored"):
         target.restore(tmp_path / "other")
@@ -119,8 +120,8 @@ def test_a_save_that_cannot_be_written_is_an_oserror(pair: tuple[Twin, Twin], tm
 
 
 def test_twins_that_differ_are_refused_and_the_message_says_where(spec: ModelSpec) -> None:
-    wider = dataclasses.replace(spec, hidden_units=(32,))
-    deeper = dataclasses.replace(spec, hidden_units=(16, 16))
+    wider = dataclasses.replace(spec, model=ModelSettings(hidden_units=[32]))
+    deeper = dataclasses.replace(spec, model=ModelSettings(hidden_units=[16, 16]))
     with Twin("online", spec) as online:
         with pytest.raises(
             TwinMismatchError, match=r"fc1/weights is float32\[4, 16\] in 'online' and float32\[4, 32\] in 'target'"
@@ -165,7 +166,7 @@ def test_initial_weights_are_uniform_within_their_limits(spec: ModelSpec, pong: 
     for layer, fan_in in (("fc1", 4), ("q", 16)):
         for name in ("weights", "bias"):
             assert 0.1 * fan_in**-0.5 < abs(weights[f"{layer}/{name}"]).max() <= fan_in**-0.5
-    with Twin("images", ModelSpec.of(pong(), (4, 84, 84), np.uint8, 6), seed=1) as images:
+    with Twin("images", ModelSpec.of(pong(), EnvSpec((4, 84, 84), 6, "uint8")), seed=1) as images:
         weights = images.weights()
     fan_in = {"conv1": 256, "conv2": 512, "conv3": 576, "fc1": 3136}
     for layer, limit in [(layer, (6 / n) ** 0.5) for layer, n in fan_in.items()] + [("q", 512**-0.5)]:
@@ -181,7 +182,7 @@ def test_the_untrained_network_tells_pong_screens_apart(pong: Callable[..., Sett
     for _ in range(60):
         screens = env.step(np.arange(8) % 6).s_t
     env.close()
-    with Twin("online", ModelSpec.of(settings, (4, 84, 84), np.uint8, 6), seed=1) as online:
+    with Twin("online", ModelSpec.of(settings, EnvSpec((4, 84, 84), 6, "uint8")), seed=1) as online:
         spread = online.q_values(screens).std(axis=0)
     assert spread.min() > 0.002
 
@@ -195,7 +196,7 @@ def test_the_nature_network_flattens_to_the_sizes_of_its_sources(
 ) -> None:
     """7x7x64 stands in the 2015 paper's released code, 14x10x64 in the question that this project comes from."""
     settings = pong(model__padding=padding)
-    spec = ModelSpec.of(settings, (4, *image), np.uint8, 6)
+    spec = ModelSpec.of(settings, EnvSpec((4, *image), 6, "uint8"))
     with tf.Graph().as_default():
         model = build_model(spec)
     shapes = {v.op.name: tuple(v.shape.as_list()) for v in model.trainables}
@@ -214,14 +215,14 @@ def test_the_nature_network_flattens_to_the_sizes_of_its_sources(
 
 
 def test_an_image_too_small_for_the_network_is_refused(pong: Callable[..., Settings]) -> None:
-    spec = ModelSpec.of(pong(), (4, 20, 84), np.uint8, 6)
+    spec = ModelSpec.of(pong(), EnvSpec((4, 20, 84), 6, "uint8"))
     with tf.Graph().as_default(), pytest.raises(UsageError, match="conv3 has a 3x3 kernel and gets 1x9"):
         build_model(spec)
 
 
 def test_the_image_network_refuses_vectors(pong: Callable[..., Settings]) -> None:
     with pytest.raises(UsageError, match="use --set network=mlp"):
-        ModelSpec.of(pong(), (4,), np.float32, 2)
+        ModelSpec.of(pong(), EnvSpec((4,), 2))
 
 
 @pytest.mark.parametrize("shape", [(84, 84, 3), (64, 64, 1), (96, 72, 4), (50, 60)])
@@ -231,8 +232,8 @@ def test_images_with_channels_last_and_grey_ones_give_what_frames_of_the_same_pi
     images = np.random.default_rng(1).integers(0, 255, (5, *shape), np.uint8)
     frames = np.moveaxis(images, -1, 1) if len(shape) == 3 else images[:, None]
     with (
-        Twin("last", ModelSpec.of(pong(), shape, np.uint8, 6), seed=1) as last,
-        Twin("first", ModelSpec.of(pong(), frames.shape[1:], np.uint8, 6), like=last) as first,
+        Twin("last", ModelSpec.of(pong(), EnvSpec(shape, 6, "uint8")), seed=1) as last,
+        Twin("first", ModelSpec.of(pong(), EnvSpec(frames.shape[1:], 6, "uint8")), like=last) as first,
     ):
         first.load(last.weights())
         np.testing.assert_allclose(last.q_values(images), first.q_values(frames), rtol=1e-4, atol=1e-5)
@@ -245,7 +246,7 @@ def test_frames_are_not_taken_for_images_with_channels_last(shape: tuple[int, ..
 
 def test_bytes_are_scaled_and_numbers_are_not(spec: ModelSpec) -> None:
     with (
-        Twin("bytes", dataclasses.replace(spec, observation_dtype="uint8"), seed=1) as of_bytes,
+        Twin("bytes", dataclasses.replace(spec, env=spec.env._replace(observation_dtype="uint8")), seed=1) as of_bytes,
         Twin("floats", spec, seed=1) as of_floats,
     ):
         observations = np.array([[0, 51, 102, 255]], np.uint8)
@@ -290,10 +291,13 @@ def test_the_nature_network_and_its_gradients_are_those_of_plain_convolutions(
     with tf.Graph().as_default(), tf.Session() as session:
         tf.set_random_seed(1)
         observation = tf.placeholder(numbers, [None, *shape])
-        options = {"padding": padding, "dueling": False, "dtype": tf.as_dtype(dtype)}
-        fast = networks.nature(observation, 6, layers=cpu_layers, **options)
+        fast_build, plain_build = (
+            networks.Build(ModelSettings(padding=padding), tf.as_dtype(dtype), computed_with, tf.constant([-1, -1]))
+            for computed_with in (cpu_layers, layers)
+        )
+        fast = networks.nature(observation, 6, fast_build)
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-            plain = networks.nature(observation, 6, layers=layers, **options)
+            plain = networks.nature(observation, 6, plain_build)
         weights = {v.op.name: v for v in tf.trainable_variables()}
         # In bfloat16 the plain ones, with TensorFlow's own gradients, are further off than the fast.
         every = [nature_as_written(observation, weights, padding), fast, *([plain] if dtype == "float32" else [])]
@@ -316,7 +320,9 @@ def off(value: np.ndarray, expected: np.ndarray) -> float:
 
 def test_training_moves_q_toward_the_target(spec: ModelSpec) -> None:
     """One state, one action, target 1 + 0.5 * 4 = 3: the taken action's value gets there, by Adam at 0.01."""
-    with Twin("online", dataclasses.replace(spec, learning_rate=0.01), seed=1) as online:
+    with Twin(
+        "online", dataclasses.replace(spec, train=spec.train.model_copy(update={"learning_rate": 0.01})), seed=1
+    ) as online:
         model = online.model
         feed = {
             model.s_tm1: np.ones((1, 4), np.float32),

@@ -2,7 +2,7 @@
 
     settings = twin_graph.load("cartpole", [("train.batch_size", 64)])
     run = twin_graph.create("checkpoints/mine", settings)
-    with twin_graph.Agent(run, observation_shape=(4,), n_actions=2) as agent:
+    with twin_graph.Agent(run, twin_graph.EnvSpec(observation_shape=(4,), n_actions=2)) as agent:
         ...
 
 `examples/own_loop.py` is a whole program.
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from twin_graph.agent import Agent as Agent
     from twin_graph.checkpoint import newest_point as newest_point
     from twin_graph.config import load as load
+    from twin_graph.envs import EnvSpec as EnvSpec
     from twin_graph.errors import TwinGraphError as TwinGraphError
     from twin_graph.replay import Transition as Transition
     from twin_graph.settings import Settings as Settings
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # Looked up when first used: importing the agent imports TensorFlow, which takes seconds.
 _HOMES = {
     "Agent": "twin_graph.agent",
+    "EnvSpec": "twin_graph.envs",
     "Settings": "twin_graph.settings",
     "Transition": "twin_graph.replay",
     "TwinGraphError": "twin_graph.errors",
@@ -32,7 +34,7 @@ _HOMES = {
     "load": "twin_graph.config",
     "newest_point": "twin_graph.checkpoint",
 }
-__all__ = ["Agent", "Settings", "Transition", "TwinGraphError", "create", "find", "load", "newest_point"]
+__all__ = ["Agent", "EnvSpec", "Settings", "Transition", "TwinGraphError", "create", "find", "load", "newest_point"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from twin_graph import sampling
-from twin_graph.envs import check_finite
+from twin_graph.envs import EnvSpec, check_finite
 from twin_graph.mutual import Turns
 from twin_graph.replay import Batch, Observations, Replay, Transition
 from twin_graph.settings import Settings
@@ -19,8 +19,7 @@ class Actor:
     Args:
       settings: of the run.
       tally: counts the steps made here.
-      observation_shape, observation_dtype, stack: of one observation; see `Agent`.
-      n_actions: A.
+      env: observations and actions of one environment.
       environments: E.
 
     Attributes:
@@ -28,30 +27,19 @@ class Actor:
       sampler: which of it minibatches are made of.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        tally: Tally,
-        *,
-        observation_shape: tuple[int, ...],
-        observation_dtype: np.typing.DTypeLike,
-        stack: int,
-        n_actions: int,
-        environments: int,
-    ) -> None:
+    def __init__(self, settings: Settings, tally: Tally, env: EnvSpec, environments: int) -> None:
         self._settings = settings
         self._tally = tally
-        self._n_actions = n_actions
+        self._env = env
         self._environments = environments
         self._per_minibatch = Turns(settings).per_minibatch
         self._rooms: list[Observations | None] = [None, None]
-        self._observation = observation_shape, observation_dtype
         self.replay = Replay(
             capacity_steps=settings.replay.capacity_steps,
             environments=environments,
-            observation_shape=observation_shape,
-            dtype=observation_dtype,
-            stack=stack,
+            observation_shape=env.observation_shape,
+            dtype=env.observation_dtype,
+            stack=env.stack,
             n_step=settings.train.n_step,
             discount=settings.train.discount,
         )
@@ -66,7 +54,7 @@ class Actor:
         """
         random = stream(self._settings.seed, Purpose.ACT, agent_step)
         explore = random.random(self._environments) < self._settings.act.epsilon_at(agent_step)
-        actions = random.integers(0, self._n_actions, size=self._environments)
+        actions = random.integers(0, self._env.n_actions, size=self._environments)
         return actions if explore.all() else np.where(explore, actions, q_values().argmax(axis=1))
 
     def observe(self, transition: Transition) -> None:
@@ -103,7 +91,7 @@ class Actor:
         self._rooms.reverse()
         room = self._rooms[0]
         if room is None or len(room[0]) < transitions:
-            shape, dtype = self._observation
-            room = np.empty((transitions, *shape), dtype), np.empty((transitions, *shape), dtype)
+            shape, dtype = (transitions, *self._env.observation_shape), self._env.observation_dtype
+            room = np.empty(shape, dtype), np.empty(shape, dtype)
             self._rooms[0] = room
         return room[0][:transitions], room[1][:transitions]

@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from twin_graph.actor import Actor
+from twin_graph.envs import EnvSpec
 from twin_graph.keeper import Keeper
 from twin_graph.model import ModelSpec
 from twin_graph.mutual import Turns
@@ -29,12 +30,8 @@ class Agent:
 
     Args:
       run: the folder in which snapshots are committed and refreshes recorded; its settings are the agent's.
-      observation_shape: of one observation; `(stack, H, W)` for images, newest frame last.
-      n_actions: A.
+      env: observations and actions of one environment.
       environments: E.
-      observation_dtype: NumPy type of observations, `uint8` or `float32`.
-      stack: frames on an observation's first axis; 1 where an observation is to be stored whole.
-      frames_per_step: emulator frames in one agent step, for the counter of frames alone.
       point: where to continue; None for the beginning. Its environments must be reset, with `environment_seeds()`.
 
     Attributes:
@@ -51,30 +48,17 @@ class Agent:
     def __init__(
         self,
         run: Run,
+        env: EnvSpec,
         *,
-        observation_shape: tuple[int, ...],
-        n_actions: int,
         environments: int = 1,
-        observation_dtype: np.typing.DTypeLike = np.float32,
-        stack: int = 1,
-        frames_per_step: int = 1,
         point: PointState | None = None,
     ) -> None:
         self.settings = run.settings
-        self.tally = Tally(frames_per_step)
+        self.tally = Tally(env.frames_per_step)
         self._environments = environments
         self._per_minibatch = Turns(run.settings).per_minibatch
-        self.actor = Actor(
-            run.settings,
-            self.tally,
-            observation_shape=observation_shape,
-            observation_dtype=observation_dtype,
-            stack=stack,
-            n_actions=n_actions,
-            environments=environments,
-        )
-        spec = ModelSpec.of(run.settings, observation_shape, observation_dtype, n_actions)
-        self.keeper = Keeper(run, spec, self.tally, self.actor, point)
+        self.actor = Actor(run.settings, self.tally, env, environments)
+        self.keeper = Keeper(run, ModelSpec.of(run.settings, env), self.tally, self.actor, point)
         self.learners, self.store = self.keeper.learners, self.keeper.store
 
     def __enter__(self) -> Self:

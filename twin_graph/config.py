@@ -15,7 +15,7 @@ import pydantic
 from pydantic import BaseModel
 
 from twin_graph.errors import UsageError
-from twin_graph.settings import UNITS
+from twin_graph.settings import UNITS, Named
 from twin_graph.settings import Settings as Settings  # for those who load them
 from twin_graph.words import what_is_wrong
 
@@ -51,7 +51,7 @@ def describe(settings: BaseModel, prefix: str = "") -> Iterator[Description]:
         extra = typing.cast(dict[str, str], field.json_schema_extra)
         yield Description(
             key=prefix + (field.alias or name),
-            type=_type_name(field.annotation),
+            type=_type_name(field.annotation, field.metadata),
             value=value,
             range=_range(field.metadata),
             unit=extra["unit"],
@@ -238,7 +238,9 @@ def _read_preset(name: str) -> dict[str, Any]:
     return tomllib.loads((_preset_folder() / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-def _type_name(annotation: Any) -> str:
+def _type_name(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    if named := next((one for one in metadata if isinstance(one, Named)), None):
+        return " | ".join([*named.names, "module:function"])
     if typing.get_origin(annotation) is Literal:
         return " | ".join(typing.get_args(annotation))
     if isinstance(annotation, types.GenericAlias):

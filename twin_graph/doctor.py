@@ -63,7 +63,7 @@ def _findings() -> Iterator[Finding]:
             f"{resources.gigabytes(needed.disk_free)} free; pong needs {resources.gigabytes(needed.disk)}",
             "make room, or choose another --run-dir",
         )
-        spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
+        spec = ModelSpec.of(settings, env.spec)
         settings, choices = tuning.fix(settings, spec)
         yield Finding("threads, precision", True, "; ".join(map(str, choices)) or "no choice: 1 thread, fp32")
         speed = rate(env, settings)

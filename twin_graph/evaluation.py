@@ -121,14 +121,14 @@ def play(
     max_steps = settings.evaluate.max_steps or EVALUATION_MAX_STEPS
     epsilon = env.evaluation_epsilon if settings.evaluate.epsilon is None else settings.evaluate.epsilon
     protocol = {**env.protocol, "epsilon": epsilon}
-    clip = settings.env.clip_rewards and settings.env.id.startswith("ALE/")
+    clip = env.spec.reward_clip
     try:
         s_tm1 = env.reset(seeds)
         while (playing < episodes).any():
             explore = random.random(count) < epsilon
             q = q_values(s_tm1)
-            step = env.step(np.where(explore, random.integers(0, env.n_actions, size=count), q.argmax(axis=1)))
-            r_t = np.clip(step.score_t, -1, 1) if clip else step.score_t
+            step = env.step(np.where(explore, random.integers(0, env.spec.n_actions, size=count), q.argmax(axis=1)))
+            r_t = step.score_t if clip is None else np.clip(step.score_t, -clip, clip)
             for e, game in enumerate(now):
                 game.add(float(step.score_t[e]), float(r_t[e]), float(q[e].max()), settings.train.discount)
                 if step.last_t[e]:

@@ -30,7 +30,7 @@ def spec_of(run: Run) -> ModelSpec:
     """The model of a run; makes one of its environments to see the shapes."""
     settings = run.settings
     with contextlib.closing(envs.make(settings.env, count=1, evaluation=True)) as env:
-        return ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
+        return ModelSpec.of(settings, env.spec)
 
 
 class Difference(NamedTuple):

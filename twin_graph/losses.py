@@ -1,8 +1,12 @@
 """TD errors, losses and their gradients, as tensors. B examples, A actions."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+from twin_graph import named
+from twin_graph.errors import foreign_error
 from twin_graph.graph_mode import tf
+from twin_graph.settings import TrainSettings
 
 Tensor = Any
 
@@ -52,18 +56,14 @@ def mse_all(td_error: Tensor, n_actions: int) -> Tensor:
     return tf.square(td_error) / n_actions
 
 
-#: Losses of single examples, float32 `[B]`; their weighted mean over the minibatch is what is minimized.
-LOSSES = {"huber": huber, "mse": mse, "mse_all": mse_all}
-
-
 def dqn3_gradients(
-    q_tm1: Tensor, a_tm1: Tensor, td_error: Tensor, weight: Tensor, variables: list[Tensor], clip_delta: float | None
+    q_tm1: Tensor, a_tm1: Tensor, td_error: Tensor, weight: Tensor, variables: list[Tensor], train: TrainSettings
 ) -> list[Tensor]:
     """What DQN 3.0 hands its optimizer, negated: the TD errors, propagated back from the output layer.
 
     Its author's Lua code has no loss. `getQUpdate` clips the TD errors, puts each at its action among zeros, and
-    `network:backward` takes that for the gradient of the output. There it is summed over the minibatch, where `LOSSES`
-    are averaged: with a batch of B these gradients are B times those of `huber`, if `clip_delta` is 1.
+    `network:backward` takes that for the gradient of the output. There it is summed over the minibatch, where other
+    losses are averaged: with a batch of B these gradients are B times those of `huber`, if `train.clip_delta` is 1.
 
     Args:
       q_tm1: Q values at `s_tm1`, float32 `[B, A]`.
@@ -71,13 +71,56 @@ def dqn3_gradients(
       td_error: target minus Q of the action taken, float32 `[B]`.
       weight: of each example, float32 `[B]`.
       variables: by which is differentiated.
-      clip_delta: TD errors are clipped to plus and minus this; None for not.
+      train: TD errors are clipped to plus and minus `train.clip_delta`; None for not.
 
     Returns:
       One gradient a variable, to be descended.
     """
-    if clip_delta is not None:
-        td_error = tf.clip_by_value(td_error, -clip_delta, clip_delta)
+    if train.clip_delta is not None:
+        td_error = tf.clip_by_value(td_error, -train.clip_delta, train.clip_delta)
     targets = tf.one_hot(a_tm1, int(q_tm1.shape[1])) * (weight * td_error)[:, None]
     gradients: list[Tensor] = tf.gradients(q_tm1, variables, grad_ys=-tf.stop_gradient(targets))
     return gradients
+
+
+class Loss(NamedTuple):
+    """What is minimized.
+
+    Attributes:
+      of_examples: TD errors, float32 `[B]`, and A, to the loss of each example, float32 `[B]`. Their weighted mean over
+        the minibatch is what is shown, and minimized unless there are `gradients`.
+      gradients: in place of TensorFlow's own; takes what `dqn3_gradients` takes.
+    """
+
+    of_examples: Callable[[Tensor, int], Tensor]
+    gradients: Callable[[Tensor, Tensor, Tensor, Tensor, list[Tensor], TrainSettings], list[Tensor]] | None = None
+
+
+LOSSES = {
+    "huber": Loss(huber),
+    "mse": Loss(mse),
+    "mse_all": Loss(mse_all),
+    "dqn3": Loss(huber, dqn3_gradients),
+}
+
+
+def find_loss(name: str) -> Loss:
+    """The loss of this name, or one of a person's own, `module:function`: a function like `huber`.
+
+    Raises:
+      UsageError: there is none.
+      ForeignError: when it is used and fails.
+    """
+    found = named.find("loss", name, LOSSES)
+    if isinstance(found, Loss):
+        return found
+
+    def of_examples(td_error: Tensor, n_actions: int) -> Tensor:
+        try:
+            loss = found(td_error, n_actions)
+            loss.shape.assert_is_compatible_with(td_error.shape)
+        except Exception as error:
+            raise foreign_error(f"loss={name}", error) from error
+        return loss
+
+    return Loss(of_examples)

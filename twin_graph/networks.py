@@ -1,12 +1,16 @@
 """Q networks, as their papers have them.
 
-Each takes the type in which its layers multiply, `dtype`, float32 or bfloat16, and the layers to compute with: those of
-`layers`, which are plain, or of `cpu_layers`.
+Each takes observations `[B, *observation_shape]`, the number of actions A, and a `Build`; it returns Q values, float32
+`[B, A]`. One of a person's own does the same: `module:function` names it. Its variables come from `tf.get_variable`, or
+from the functions of `twin_graph.layers`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from twin_graph import named
+from twin_graph.envs import EnvSpec
+from twin_graph.errors import UsageError, foreign_error
 from twin_graph.graph_mode import tf
 from twin_graph.layers import (
     Start,
@@ -22,6 +26,7 @@ from twin_graph.layers import (
     relu,
     torch,
 )
+from twin_graph.settings import ModelSettings
 
 
 class Layers(Protocol):
@@ -40,7 +45,23 @@ class Layers(Protocol):
     def in_parts(self, layers: Callable[[Tensor], Tensor], x: Tensor) -> Tensor: ...
 
 
-def nature(observation: Tensor, n_actions: int, *, padding: str, dueling: bool, dtype: Any, layers: Layers) -> Tensor:
+class Build(NamedTuple):
+    """How a network is built.
+
+    Attributes:
+      model: its settings.
+      dtype: in which its layers multiply, float32 or bfloat16.
+      layers: to compute with: those of `layers`, which are plain, or of `cpu_layers`.
+      dropout_seed: int32 `[2]`, from which masks of dropout follow; without dropout if the first is negative.
+    """
+
+    model: ModelSettings
+    dtype: Any
+    layers: Layers
+    dropout_seed: Tensor
+
+
+def nature(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     """The network of Mnih et al. 2015: three convolutions, 512 units.
 
     Layers before a rectifier start uniform in +-sqrt(6/fan_in) (He et al. 2015), the read-out in +-1/sqrt(fan_in),
@@ -53,90 +74,66 @@ def nature(observation: Tensor, n_actions: int, *, padding: str, dueling: bool, 
       observation: uint8 `[B, stack, H, W]`, frames first, as Gymnasium stacks them (4x84x84 in the paper), or images
         with channels last, `[B, H, W, C]`, or grey ones, `[B, H, W]`.
       n_actions: A.
-      padding: `VALID` (the paper) or `SAME`, for every convolution.
-      dueling: see `_read_out`.
-      dtype: in which it multiplies.
-      layers: see this module's text.
-
-    Returns:
-      Q values, float32 `[B, A]`.
+      build: with `model.padding`, of every convolution, and `model.dueling`, see `_read_out`.
     """
+    layers, padding = build.layers, build.model.padding
 
     def convolutions(image: Tensor) -> Tensor:
-        x = relu("conv1", _first_convolution(image, padding, dtype, layers))
+        x = relu("conv1", _first_convolution(image, padding, build))
         x = relu("conv2", layers.convolution("conv2", x, 4, 64, 2, padding, he))
         x = relu("conv3", layers.convolution("conv3", x, 3, 64, 1, padding, he))
         return flatten(x)
 
     x = layers.in_parts(convolutions, observation)
-    return _read_out("fc1", x, 512, n_actions, dueling, (he, linear), layers)
+    return _read_out("fc1", x, 512, n_actions, (he, linear), build)
 
 
-def pooled80(observation: Tensor, n_actions: int, *, dtype: Any, layers: Layers) -> Tensor:
+def pooled80(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     """One convolution of 32 filters and a 2x2 maximum: 3200 numbers, from which Q is read out without a hidden layer.
 
-    Layers start as those of `nature`.
-
-    Args:
-      observation: uint8 `[B, stack, 80, 80]`, frames first.
-      n_actions: A.
-      dtype: in which it multiplies.
-      layers: see this module's text.
-
-    Returns:
-      Q values, float32 `[B, A]`.
+    Takes uint8 `[B, stack, 80, 80]`, frames first. Layers start as those of `nature`.
     """
-    x = relu("conv1", _first_convolution(observation, "SAME", dtype, layers))
+    x = relu("conv1", _first_convolution(observation, "SAME", build))
     return q_values("q", flatten(tf.nn.max_pool2d(x, 2, 2, "SAME")), n_actions, linear)
 
 
-def mlp(
-    observation: Tensor, n_actions: int, *, hidden_units: Sequence[int], dueling: bool, dtype: Any, layers: Layers
-) -> Tensor:
-    """Fully connected layers of `hidden_units` with rectifiers, for vectors: float32 `[B, D]` to Q `[B, A]`.
+def mlp(observation: Tensor, n_actions: int, build: Build) -> Tensor:
+    """Fully connected layers of `model.hidden_units` with rectifiers, for vectors: float32 `[B, D]` to Q `[B, A]`.
 
     Everything starts uniform in +-1/sqrt(fan_in), as in Torch. Biases at zero would let every unit bend at the origin,
     which is where the few numbers of a task like CartPole stay.
     """
-    x = flatten(numbers(observation, dtype))
-    *shared, last = hidden_units
+    x = flatten(numbers(observation, build.dtype))
+    *shared, last = build.model.hidden_units
     for i, units in enumerate(shared, start=1):
         x = relu(f"fc{i}", dense(f"fc{i}", x, units, torch))
-    return _read_out(f"fc{len(hidden_units)}", x, last, n_actions, dueling, (torch, torch), layers)
+    return _read_out(f"fc{len(shared) + 1}", x, last, n_actions, (torch, torch), build)
 
 
-def blob(observation: Tensor, n_actions: int, *, dropout_seed: Tensor, dtype: Any, layers: Layers) -> Tensor:
+def blob(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     """The network of the Blob tutorial: two blocks of 256 3x3 filters, pooling and dropout, 64 units, Q values.
 
     The 64 units have no activation, so that they and the read-out are one linear map of rank 64. Weights start as
     Keras' do, uniform in +-sqrt(6/(fan_in + fan_out)) (Glorot and Bengio 2010).
 
-    Args:
-      observation: uint8 `[B, 10, 10, 3]`.
-      n_actions: A.
-      dropout_seed: int32 `[2]`, from which the masks follow; without dropout if the first is negative.
-      dtype: in which it multiplies.
-      layers: see this module's text.
-
-    Returns:
-      Q values, float32 `[B, A]`.
+    Takes uint8 `[B, 10, 10, 3]`.
     """
-    x = numbers(observation, dtype)
+    x = numbers(observation, build.dtype)
     for block in (1, 2):
-        x = relu(f"conv{block}", layers.convolution(f"conv{block}", x, 3, 256, 1, "VALID", glorot))
+        x = relu(f"conv{block}", build.layers.convolution(f"conv{block}", x, 3, 256, 1, "VALID", glorot))
         x = tf.nn.max_pool2d(x, 2, 2, "VALID")
-        x = dropout(x, 0.2, tf.stack([dropout_seed[0], 2 * dropout_seed[1] + block]))
+        x = dropout(x, 0.2, tf.stack([build.dropout_seed[0], 2 * build.dropout_seed[1] + block]))
     x = dense("fc1", flatten(x), 64, glorot)
     return q_values("q", x, n_actions, glorot)
 
 
-def _first_convolution(image: Tensor, padding: str, dtype: Any, layers: Layers) -> Tensor:
+def _first_convolution(image: Tensor, padding: str, build: Build) -> Tensor:
     """32 filters, 8x8 with stride 4, of frames `[B, stack, H, W]` or images `[B, H, W, C]`, `[B, H, W]`."""
     if image.shape.rank == 3:
         image = image[..., None]
     if channels_last(image.shape[1:].as_list()):
-        return layers.convolution("conv1", numbers(image, dtype), 8, 32, 4, padding, he)
-    return layers.convolution_of_frames("conv1", image, 32, padding, he, dtype)
+        return build.layers.convolution("conv1", numbers(image, build.dtype), 8, 32, 4, padding, he)
+    return build.layers.convolution_of_frames("conv1", image, 32, padding, he, build.dtype)
 
 
 def channels_last(shape: Sequence[int]) -> bool:
@@ -144,21 +141,67 @@ def channels_last(shape: Sequence[int]) -> bool:
     return len(shape) == 3 and shape[2] in (1, 3, 4) and shape[2] < shape[0]
 
 
-def _read_out(
-    name: str, x: Tensor, units: int, n_actions: int, dueling: bool, starts: tuple[Start, Start], layers: Layers
-) -> Tensor:
+def _read_out(name: str, x: Tensor, units: int, n_actions: int, starts: tuple[Start, Start], build: Build) -> Tensor:
     """The last hidden layer and the Q values.
 
-    With `dueling` there are two of that layer, one for the value of the state and one for the advantages of actions:
-    Q = V + A - mean(A) (Wang et al. 2016, equation 9).
+    With `model.dueling` there are two of that layer, one for the value of the state and one for the advantages of
+    actions: Q = V + A - mean(A) (Wang et al. 2016, equation 9).
     """
     before_rectifier, before_nothing = starts
 
     def stream(prefix: str, read_out: str, outputs: int) -> Tensor:
-        x_hidden = relu(prefix + name, layers.hidden(prefix + name, x, units, before_rectifier))
+        x_hidden = relu(prefix + name, build.layers.hidden(prefix + name, x, units, before_rectifier))
         return q_values(read_out, x_hidden, outputs, before_nothing)
 
-    if not dueling:
+    if not build.model.dueling:
         return stream("", "q", n_actions)
     advantage = stream("advantage_", "advantage", n_actions)
     return stream("value_", "value", 1) + advantage - tf.reduce_mean(advantage, axis=1, keepdims=True)
+
+
+class Network(NamedTuple):
+    """A network and what it takes: the shape of observations in words, and as a check."""
+
+    function: Callable[[Tensor, int, Build], Tensor]
+    takes: str
+    fits: Callable[[EnvSpec], bool]
+
+
+def _is_image(env: EnvSpec) -> bool:
+    return len(env.observation_shape) == 3 or (len(env.observation_shape) == 2 and env.observation_dtype == "uint8")
+
+
+NETWORKS = {
+    "nature": Network(nature, "images [stack, H, W] or [H, W, channels]", _is_image),
+    "pooled80": Network(pooled80, "images [stack, 80, 80]", lambda env: env.observation_shape[1:] == (80, 80)),
+    "blob": Network(blob, "images [H, W, channels]", lambda env: len(env.observation_shape) == 3),
+    "mlp": Network(mlp, "numbers", lambda env: True),  # noqa: ARG005
+}
+
+
+def check(name: str, env_id: str, env: EnvSpec) -> None:
+    """Raises `UsageError` if there is no network of this name, or it does not take this environment's observations."""
+    network = named.find("network", name, NETWORKS)
+    if not isinstance(network, Network) or network.fits(env):
+        return
+    shape = env.observation_shape
+    other = "network=" + ("blob" if channels_last(shape) else "nature" if len(shape) == 3 else "mlp")
+    if network.function is pooled80 and env.stack > 1:
+        other = "env.image_height=80 --set env.image_width=80"
+    raise UsageError(
+        f"network={name} needs {network.takes} and {env_id} gives observations of shape {list(shape)}; "
+        f"use --set {other}"
+    )
+
+
+def q_network(name: str, observation: Tensor, n_actions: int, build: Build) -> Tensor:
+    """Q values, float32 `[B, A]`, by the network of this name. Raises `ForeignError` if a person's own fails."""
+    network = named.find("network", name, NETWORKS)
+    if isinstance(network, Network):
+        return network.function(observation, n_actions, build)
+    try:
+        q = tf.cast(network(observation, n_actions, build), tf.float32)
+        q.shape.assert_is_compatible_with([None, n_actions])
+    except Exception as error:
+        raise foreign_error(f"network={name}", error) from error
+    return q

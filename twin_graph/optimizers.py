@@ -3,21 +3,15 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from twin_graph import named
+from twin_graph.errors import foreign_error
 from twin_graph.graph_mode import tf
+from twin_graph.settings import TrainSettings
 
 Tensor = Any
 
 # DQN 3.0's own numbers (NeuralQLearner.lua); RMSProp's decay in Mnih et al. 2015 and 2016.
 _DQN3_DECAY, _DQN3_MINIMUM = 0.95, 0.01
-
-
-def optimizer(name: str, learning_rate: Tensor, epsilon: float, decay: float) -> Any:
-    """An object with `apply_gradients`; `decay` is of RMSProp's mean square."""
-    if name == "adam":
-        return tf.train.AdamOptimizer(learning_rate, epsilon=epsilon)
-    if name == "rmsprop":
-        return tf.train.RMSPropOptimizer(learning_rate, decay=decay, epsilon=epsilon)
-    return Dqn3RmsProp(learning_rate)
 
 
 class Dqn3RmsProp(tf.train.Optimizer):  # type: ignore[misc]
@@ -49,6 +43,30 @@ class Dqn3RmsProp(tf.train.Optimizer):  # type: ignore[misc]
             spread = tf.maximum(g2.read_value() - tf.square(g.read_value()), 0)
             root = tf.sqrt(spread + _DQN3_MINIMUM)
             return variable.assign_sub(self._learning_rate * gradient / root, read_value=False)
+
+
+#: By name, what makes an optimizer of a learning rate, a scalar tensor, and the settings of training.
+OPTIMIZERS: dict[str, Callable[[Tensor, TrainSettings], Any]] = {
+    "adam": lambda rate, train: tf.train.AdamOptimizer(rate, epsilon=train.adam_epsilon),
+    "rmsprop": lambda rate, train: tf.train.RMSPropOptimizer(
+        rate, decay=train.rmsprop_decay, epsilon=train.rmsprop_epsilon
+    ),
+    "rmsprop_dqn3": lambda rate, train: Dqn3RmsProp(rate),  # noqa: ARG005 - its numbers are DQN 3.0's
+}
+
+
+def optimizer(learning_rate: Tensor, train: TrainSettings) -> Any:
+    """What `train.optimizer` names: an object with `apply_gradients`.
+
+    Raises:
+      UsageError: there is none.
+      ForeignError: a person's own failed.
+    """
+    make = named.find("train.optimizer", train.optimizer, OPTIMIZERS)
+    try:
+        return make(learning_rate, train)
+    except Exception as error:
+        raise foreign_error(f"train.optimizer={train.optimizer}", error) from error
 
 
 def accumulate(

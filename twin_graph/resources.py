@@ -58,7 +58,7 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
     """
     policy = targets.parse(settings.target.policy)
     policy.check(settings)
-    spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
+    spec = ModelSpec.of(settings, env.spec)
     with tf.Graph().as_default():
         model = build_model(spec)
     weights = sum(4 * variable.shape.num_elements() for variable in model.trainables)
@@ -74,12 +74,12 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
     # Between two resume points nothing is removed, and two points are kept beside the one that is being written.
     prepared = max(1, math.ceil(train.chunk_steps / train.every_steps)) * train.batch_size * train.accumulate
     children = settings.workers.count + settings.workers.servers if settings.workers.count and not elsewhere else 0
-    observation = int(np.prod(env.observation_shape)) * np.dtype(env.observation_dtype).itemsize
+    observation = int(np.prod(env.spec.observation_shape)) * np.dtype(env.spec.observation_dtype).itemsize
     recent = 2 * settings.resume.every_steps * snapshots // train.steps
     capacity = settings.replay.capacity_steps
     replay = 0
     if not elsewhere:
-        replay = Replay.bytes_needed(capacity, env.observation_shape, env.observation_dtype, env.stack)
+        replay = Replay.bytes_needed(capacity, env.spec.observation_shape, env.spec.observation_dtype, env.spec.stack)
     stored = replay * min(capacity, train.steps) // capacity
     between_points = replay * min(settings.resume.every_steps, train.steps) // capacity
     shown = len(model.trainables) + len(model.activations)

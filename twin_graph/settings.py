@@ -6,11 +6,13 @@ Settings have dotted names (`train.batch_size`), the same in `--set`, in preset 
 import hashlib
 import json
 import math
+import re
 import typing
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic_core import PydanticKnownError, core_schema
 
 from twin_graph.cross_checks import check
 
@@ -26,6 +28,25 @@ PEERS = "Stable-Baselines3 and CleanRL"
 
 def _setting(default: Any, meaning: str, *, unit: str = "", source: str = "", **limits: Any) -> Any:
     return Field(default, description=meaning, json_schema_extra={"unit": unit, "source": source}, **limits)
+
+
+class Named:
+    """Of a setting: one of these names, or `module:function` for something of one's own.
+
+    What the names stand for is in a table of the module that needs them; importing it would import TensorFlow.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: pydantic.GetCoreSchemaHandler) -> Any:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, value: str) -> str:
+        if value not in self.names and not re.fullmatch(r"[\w.]+:\w+", value):
+            expected = ", ".join(f"'{name}'" for name in self.names)
+            raise PydanticKnownError("literal_error", {"expected": f"{expected} or module:function"})
+        return value
 
 
 class _Section(BaseModel):
@@ -130,8 +151,10 @@ class TrainSettings(_Section):
     gradient_clip_norm: float | None = _setting(
         None, "norm of all gradients together is at most this; null for any", source="10 in Stable-Baselines3", gt=0
     )
-    optimizer: Literal["adam", "rmsprop", "rmsprop_dqn3"] = _setting(
-        "adam", "TensorFlow's Adam or RMSProp, or the centered RMSProp of DQN 3.0, whose moments start at zero"
+    optimizer: Annotated[str, Named("adam", "rmsprop", "rmsprop_dqn3")] = _setting(
+        "adam",
+        "TensorFlow's Adam or RMSProp, or the centered RMSProp of DQN 3.0, whose moments start at zero; "
+        "module:function for your own",
     )
     learning_rate: float = _setting(1e-4, "of the optimizer, at the beginning", source=PEERS, gt=0, le=1)
     learning_rate_schedule: Literal["constant", "linear", "staircase"] = _setting(
@@ -368,12 +391,17 @@ class Settings(_Section):
 
     preset: str = _setting("", "name of the preset that the others started from")
     seed: int = _setting(1, "of everything random in a run", ge=0, lt=2**31)
-    network: Literal["nature", "pooled80", "blob", "mlp"] = _setting("nature", "which Q network", source=NATURE)
+    network: Annotated[str, Named("nature", "pooled80", "blob", "mlp")] = _setting(
+        "nature", "which Q network; module:function for your own", source=NATURE
+    )
     mode: Literal["plain", "mutual"] = _setting(
         "plain", "mutual: two learners, a and b, each of which bootstraps from snapshots of the other"
     )
-    loss: Literal["huber", "mse", "mse_all", "dqn3"] = _setting(
-        "huber", "of the TD errors; dqn3 propagates them back from the output layer, summed and clipped", source=NATURE
+    loss: Annotated[str, Named("huber", "mse", "mse_all", "dqn3")] = _setting(
+        "huber",
+        "of the TD errors; dqn3 propagates them back from the output layer, summed and clipped; module:function for "
+        "your own",
+        source=NATURE,
     )
     env: EnvSettings = EnvSettings()
     model: ModelSettings = ModelSettings()

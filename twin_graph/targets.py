@@ -6,29 +6,28 @@ that a resumed run chooses as the uninterrupted one would have. To add one, writ
     def mine(history: History, random: np.random.Generator, period: int) -> Choice: ...
 
 and name it as `--set target.policy='my_module:mine(3)'`, or add it to `POLICIES`. Parameters need annotations; they are
-checked when the settings are read.
+checked when the settings are read. One that chooses several snapshots says how many before its function,
+`@needs(members=3)`; their Q values are averaged, or where it has a parameter `combine` with the value `min`, the least.
 
 What a policy calls its candidates decides what retention keeps: they must be all the present snapshots that it could
 choose now, or later when only newer ones have come.
 """
 
 import functools
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pydantic
 from pydantic import Field, TypeAdapter
 
-from twin_graph.config import nearest
+from twin_graph import named
 from twin_graph.errors import UsageError, foreign_error
 from twin_graph.settings import Settings
 from twin_graph.snapshots.ledger import Commit
-from twin_graph.words import what_is_wrong
+from twin_graph.words import counted, what_is_wrong
 
 ENSEMBLE_LIMIT = 8
 #: The fewest games from which the test of `best` is to be believed.
@@ -38,6 +37,7 @@ _RESAMPLES = 10_000
 #: the percentile bootstrap of so few games is too sure of itself for a level of 5%.
 _LEVEL = 0.01
 
+F = TypeVar("F", bound=Callable[..., Any])
 Count = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
@@ -98,6 +98,32 @@ class Choice(NamedTuple):
     candidates: Sequence[Commit]
     reason: str
     draw: float | None = None
+
+
+class Needs(NamedTuple):
+    """What a policy needs beside its arguments.
+
+    Each function takes the policy's own parameters, by name, after what is said here.
+
+    Attributes:
+      members: the largest number of snapshots it chooses at once, or a function that returns it.
+      rival: takes the history; returns the snapshot that the newest has to beat in scheduled evaluations, or None.
+      check: takes the settings; returns in words what it needs of them and does not have, or nothing.
+    """
+
+    members: int | Callable[..., int] = 1
+    rival: Callable[..., str | None] = lambda history, **_: None  # noqa: ARG005
+    check: Callable[..., str] = lambda settings, **_: ""  # noqa: ARG005
+
+
+def needs(**what: Any) -> Callable[[F], F]:
+    """Says what a policy needs, before its function: `@needs(members=3)`; see `Needs`."""
+
+    def remember(function: F) -> F:
+        function.needs = Needs(**what)  # type: ignore[attr-defined]
+        return function
+
+    return remember
 
 
 def latest(history: History, random: np.random.Generator) -> Choice:  # noqa: ARG001
@@ -183,6 +209,7 @@ def rollback(history: History, random: np.random.Generator, limit: Annotated[flo
     return Choice([fallback], [fallback, newest], reason)
 
 
+@needs(members=lambda size, combine: size)  # noqa: ARG005
 def ensemble(
     history: History,
     random: np.random.Generator,  # noqa: ARG001
@@ -196,34 +223,6 @@ def ensemble(
     """
     last = history.snapshots[-size:]
     return Choice(last, last, f"the last {len(last)}")
-
-
-def best(
-    history: History,
-    random: np.random.Generator,  # noqa: ARG001
-    rule: Literal["test", "mean"] = "test",
-    stall: Count = 3,
-) -> Choice:
-    """The best snapshot so far by scheduled evaluations; the newest until one was evaluated.
-
-    `test`: at each evaluation the newest snapshot and the incumbent play the same fresh games, and the newest takes
-    its place only if a paired bootstrap test of the difference says so, since the highest of many means is luck.
-    `mean`: the highest mean return, as most trainers keep it. After `stall` evaluations without a change the newest is
-    chosen instead, until the incumbent changes: values learnt from one target for ever converge to its own, and then
-    no challenger can come of them.
-
-    Source: keeping the best network, DQN's own Lua code (Mnih et al. 2015); the percentile bootstrap, Efron 1979.
-    """
-    newest = history.snapshots[-1]
-    champion = incumbent(history, rule)
-    held = next((s for s in history.snapshots if champion and s.id == champion.snapshot), None)
-    if champion is None or held is None:
-        return Choice([newest], [newest], "the newest: none was evaluated yet")
-    candidates = [held] if held is newest else [held, newest]
-    if champion.stood >= stall:
-        reason = f"the newest: {held.id} has been best for {champion.stood} evaluations, the limit is {stall}"
-        return Choice([newest], candidates, reason)
-    return Choice([held], candidates, champion.reason)
 
 
 class Incumbent(NamedTuple):
@@ -288,6 +287,49 @@ def chance_of_luck(challenger: tuple[float, ...], incumbent: tuple[float, ...]) 
     return float((means <= 0).mean())
 
 
+def _rival_of_best(history: History, rule: str, stall: int) -> str | None:  # noqa: ARG001
+    held = incumbent(history) if rule == "test" else None
+    return held.snapshot if held and held.snapshot != history.snapshots[-1].id else None
+
+
+def _check_best(settings: Settings, rule: str, stall: int) -> str:  # noqa: ARG001
+    evaluate = settings.evaluate
+    if not evaluate.episodes or evaluate.every_steps >= settings.train.steps:
+        return "scheduled evaluations: lower evaluate.every_steps"
+    if rule == "test" and evaluate.episodes < TEST_EPISODES:
+        return f"evaluate.episodes={TEST_EPISODES} or more, or best(mean)"
+    return ""
+
+
+@needs(rival=_rival_of_best, check=_check_best)
+def best(
+    history: History,
+    random: np.random.Generator,  # noqa: ARG001
+    rule: Literal["test", "mean"] = "test",
+    stall: Count = 3,
+) -> Choice:
+    """The best snapshot so far by scheduled evaluations; the newest until one was evaluated.
+
+    `test`: at each evaluation the newest snapshot and the incumbent play the same fresh games, and the newest takes
+    its place only if a paired bootstrap test of the difference says so, since the highest of many means is luck.
+    `mean`: the highest mean return, as most trainers keep it. After `stall` evaluations without a change the newest is
+    chosen instead, until the incumbent changes: values learnt from one target for ever converge to its own, and then
+    no challenger can come of them.
+
+    Source: keeping the best network, DQN's own Lua code (Mnih et al. 2015); the percentile bootstrap, Efron 1979.
+    """
+    newest = history.snapshots[-1]
+    champion = incumbent(history, rule)
+    held = next((s for s in history.snapshots if champion and s.id == champion.snapshot), None)
+    if champion is None or held is None:
+        return Choice([newest], [newest], "the newest: none was evaluated yet")
+    candidates = [held] if held is newest else [held, newest]
+    if champion.stood >= stall:
+        reason = f"the newest: {held.id} has been best for {champion.stood} evaluations, the limit is {stall}"
+        return Choice([newest], candidates, reason)
+    return Choice([held], candidates, champion.reason)
+
+
 POLICIES: dict[str, Callable[..., Choice]] = {
     function.__name__: function for function in (latest, best, lag, window, mix, pinned, rollback, ensemble)
 }
@@ -302,15 +344,8 @@ class Policy(NamedTuple):
 
     def check(self, settings: Settings) -> None:
         """Raises `UsageError` if the other settings do not let this policy work."""
-        if self.function is not best:
-            return
-        evaluate = settings.evaluate
-        if not evaluate.episodes or evaluate.every_steps >= settings.train.steps:
-            raise UsageError(f"target.policy={self.text} needs scheduled evaluations: lower evaluate.every_steps")
-        if self.arguments["rule"] == "test" and evaluate.episodes < TEST_EPISODES:
-            raise UsageError(
-                f"target.policy={self.text} needs evaluate.episodes={TEST_EPISODES} or more, or best(mean)"
-            )
+        if wrong := self._needs.check(settings, **self.arguments):
+            raise UsageError(f"target.policy={self.text} needs {wrong}")
 
     def choose(self, history: History, random: np.random.Generator) -> Choice:
         """Raises `UsageError` if a user's own policy does not answer with snapshots it was shown."""
@@ -325,13 +360,17 @@ class Policy(NamedTuple):
         ):
             raise UsageError(f"target.policy={self.text} must return a Choice among history.snapshots, not {choice!r}")
         if len(choice.snapshots) > self.members:
-            raise UsageError(f"target.policy={self.text} chose {len(choice.snapshots)} snapshots; only ensemble may")
+            raise UsageError(
+                f"target.policy={self.text} chose {len(choice.snapshots)} snapshots and has "
+                f"{counted(self.members, 'target twin')}: `@needs(members=...)` before the function says how many"
+            )
         return choice
 
     @property
     def members(self) -> int:
         """The largest number of snapshots it chooses at once: so many target twins are needed."""
-        return int(self.arguments["size"]) if self.function is ensemble else 1
+        members = self._needs.members
+        return int(members(**self.arguments) if callable(members) else members)
 
     @property
     def combine(self) -> str:
@@ -340,10 +379,11 @@ class Policy(NamedTuple):
 
     def rival(self, history: History) -> str | None:
         """The snapshot that the newest has to beat in the next scheduled evaluation, if there is one."""
-        if self.function is not best or self.arguments["rule"] != "test":
-            return None
-        held = incumbent(history)
-        return held.snapshot if held and held.snapshot != history.snapshots[-1].id else None
+        return self._needs.rival(history, **self.arguments)
+
+    @property
+    def _needs(self) -> Needs:
+        return getattr(self.function, "needs", Needs())
 
 
 def parse(text: str) -> Policy:
@@ -356,12 +396,7 @@ def parse(text: str) -> Policy:
     if not form:
         raise UsageError(f"target.policy={text}: write it as a name with its parameters, for example 'mix(0.8, 8)'")
     name, inside = form[1], (form[2] or "").strip()
-    function = _import(name) if ":" in name else POLICIES.get(name)
-    if function is None:
-        raise UsageError(
-            f"target.policy={text}: unknown policy {name!r}{nearest(name, POLICIES)}; there are {', '.join(POLICIES)}, "
-            "and your own as module:function"
-        )
+    function = named.find("target.policy", name, POLICIES)
     values = [value.strip() for value in inside.split(",")] if inside else []
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
     usage = f"{name}({', '.join(p.name if p.default is p.empty else f'{p.name}={p.default}' for p in parameters)})"
@@ -377,16 +412,3 @@ def parse(text: str) -> Policy:
             wrong = what_is_wrong(error.errors()[0])
             raise UsageError(f"target.policy={text}: {parameter.name}={value}: {wrong}; it takes {usage}") from None
     return Policy(text, function, arguments)
-
-
-def _import(name: str) -> Callable[..., Choice]:
-    module, _, function = name.partition(":")
-    try:
-        found: Callable[..., Choice] = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        where = f"; modules are looked for in {Path.cwd()} and among the installed packages"
-        hint = where if isinstance(error, ModuleNotFoundError) else ""
-        raise UsageError(f"target.policy={name}: {error}{hint}") from None
-    if not callable(found):
-        raise UsageError(f"target.policy={name} is no function")
-    return found

@@ -38,16 +38,7 @@ def train(run: Run, env: VectorEnv, point: PointState | None = None) -> Iterator
     """
     with (
         stop_requests() as stop,
-        Agent(
-            run,
-            observation_shape=env.observation_shape,
-            observation_dtype=env.observation_dtype,
-            n_actions=env.n_actions,
-            environments=env.count,
-            stack=env.stack,
-            frames_per_step=env.frames_per_step,
-            point=point,
-        ) as agent,
+        Agent(run, env.spec, environments=env.count, point=point) as agent,
     ):
         stepper = InChunks(agent, env) if run.settings.train.chunk_steps else StepByStep(agent, env)
         yield from run_to_its_end(Progress(agent.keeper, env.count, stop), stepper)

@@ -97,8 +97,8 @@ class _Trial:
             for name in ("online", "target")
         )
         random = np.random.default_rng(0)
-        shape = self._updates * size, *spec.observation_shape
-        observations = random.integers(0, 256, shape).astype(spec.observation_dtype)
+        shape = self._updates * size, *spec.env.observation_shape
+        observations = random.integers(0, 256, shape).astype(spec.env.observation_dtype)
         self._blocks = list(blocks(observations)) if train.target_q else []
         model = self._online.model
         self._feed = {
@@ -106,7 +106,7 @@ class _Trial:
             model.a_tm1: np.zeros(size, np.int32),
             model.r_t: np.zeros(size, np.float32),
             model.discount_t: np.ones(size, np.float32),
-            model.q_target_t: np.zeros((size, spec.n_actions), np.float32),
+            model.q_target_t: np.zeros((size, spec.env.n_actions), np.float32),
             model.s_t: observations[:size],
         }
         self._chunk()  # the first runs are slow

@@ -115,7 +115,7 @@ class Chief(Stepper):
         observations = [env.reset(seeds)]
         while len(observations) * env.count < PROBE_SIZE:
             for _ in range(_PROBE_EVERY):
-                newest = env.step(random.integers(0, env.n_actions, size=env.count)).s_next
+                newest = env.step(random.integers(0, env.spec.n_actions, size=env.count)).s_next
             observations.append(newest.copy())
         return np.concatenate(observations)[:PROBE_SIZE]
 
@@ -216,6 +216,6 @@ def train(
             supervisor = Supervisor(folder / CLUSTER, cluster, workers.restarts)
             open_.enter_context(contextlib.closing(supervisor))
         stop = open_.enter_context(stop_requests())
-        spec = ModelSpec.of(run.settings, env.observation_shape, env.observation_dtype, env.n_actions)
-        keeper = open_.enter_context(Keeper(run, spec, Tally(env.frames_per_step), None, point))
+        spec = ModelSpec.of(run.settings, env.spec)
+        keeper = open_.enter_context(Keeper(run, spec, Tally(env.spec.frames_per_step), None, point))
         yield from run_to_its_end(Progress(keeper, env.count, stop), Chief(keeper, env, cluster, supervisor))

@@ -49,16 +49,8 @@ class Worker:
     def __init__(self, run: Run, index: int, settings: Settings, env: VectorEnv, shared: Shared, copy: Copy) -> None:
         self._run, self._env, self._settings = run, env, settings
         self._shared, self._copy = shared, copy
-        self._tally = Tally(env.frames_per_step)
-        self._actor = Actor(
-            settings,
-            self._tally,
-            observation_shape=env.observation_shape,
-            observation_dtype=env.observation_dtype,
-            stack=env.stack,
-            n_actions=env.n_actions,
-            environments=env.count,
-        )
+        self._tally = Tally(env.spec.frames_per_step)
+        self._actor = Actor(settings, self._tally, env.spec, env.count)
         policy = targets.parse(settings.target.policy)
         self._target = Target(
             copy.twin.spec,
@@ -206,7 +198,7 @@ def work(cluster: Cluster, index: int) -> None:
         os.sched_setaffinity(0, {cores[index % len(cores)]})
     with contextlib.ExitStack() as open_:
         env = open_.enter_context(contextlib.closing(envs.make(whole.env, count=whole.env.count)))
-        spec = ModelSpec.of(whole, env.observation_shape, env.observation_dtype, env.n_actions)
+        spec = ModelSpec.of(whole, env.spec)
         fraction = whole.workers.gpu_memory_fraction
         twin = open_.enter_context(Twin(name_of(index), spec, threads=whole.twin.threads, gpu_memory_fraction=fraction))
         shared = open_.enter_context(contextlib.closing(Shared(cluster, twin, whole.vector_steps)))

@@ -4,12 +4,33 @@ Both reset an environment in the step in which its episode ends (`SAME_STEP`), s
 `count` agent steps and none has to be masked.
 """
 
+import importlib
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.settings import EnvSettings
+
+
+class EnvSpec(NamedTuple):
+    """What everything else has to know of an environment.
+
+    Attributes:
+      observation_shape: of one observation: `(stack, H, W)` for stacked frames, `(H, W, C)` for images, `(D,)`.
+      n_actions: A; actions are the integers below it.
+      observation_dtype: NumPy type of observations, `uint8` or `float32`.
+      stack: newest frames on the observation's first axis; 1 where observations are whole.
+      frames_per_step: emulator frames in one agent step.
+      reward_clip: rewards are clipped to plus and minus this in training; None where they are not.
+    """
+
+    observation_shape: tuple[int, ...]
+    n_actions: int
+    observation_dtype: str = "float32"
+    stack: int = 1
+    frames_per_step: int = 1
+    reward_clip: float | None = None
 
 
 class VectorStep(NamedTuple):
@@ -51,21 +72,14 @@ class VectorEnv(Protocol):
 
     Attributes:
       count: E.
-      n_actions: actions are the integers below it.
-      observation_shape, observation_dtype: of one observation.
-      stack: newest frames on the observation's first axis; 1 where observations are whole.
-      frames_per_step: emulator frames in one agent step.
+      spec: of each.
       time_limit: agent steps after which a game is cut; None where it may last for ever.
       evaluation_epsilon: share of random actions while evaluated, where the settings do not say.
       protocol: what a score depends on, in words for people; stands beside every score.
     """
 
     count: int
-    n_actions: int
-    observation_shape: tuple[int, ...]
-    observation_dtype: np.dtype
-    stack: int
-    frames_per_step: int
+    spec: EnvSpec
     time_limit: int | None
     evaluation_epsilon: float
     protocol: dict[str, str | int | float | bool]
@@ -83,6 +97,19 @@ class VectorEnv(Protocol):
         ...
 
 
+class Kind(Protocol):
+    """What makes environments of one kind; see `make`."""
+
+    def __call__(
+        self, settings: EnvSettings, *, count: int, evaluation: bool, max_steps: int | None = None
+    ) -> VectorEnv: ...
+
+
+#: Kinds of environments by the namespace of their ids; "" is for all others. Imported when one is made, since ALE takes
+#: half a second.
+KINDS = {"ALE/": "twin_graph.envs.atari:Atari", "": "twin_graph.envs.gym:Gym"}
+
+
 def make(settings: EnvSettings, *, count: int, evaluation: bool = False, max_steps: int | None = None) -> VectorEnv:
     """`count` environments of `settings.id`; for evaluation with true rewards, whole games and no help at the start.
 
@@ -97,11 +124,7 @@ def make(settings: EnvSettings, *, count: int, evaluation: bool = False, max_ste
     """
     if not settings.id:
         raise UsageError("no environment: give one with --env, for example --env ALE/Breakout-v5")
-    # Imported here because ALE takes half a second, which commands that only read records need not pay.
-    if settings.id.startswith("ALE/"):
-        from twin_graph.envs.atari import Atari
-
-        return Atari(settings, count=count, evaluation=evaluation, max_steps=max_steps)
-    from twin_graph.envs.gym import Gym
-
-    return Gym(settings, count=count, evaluation=evaluation, max_steps=max_steps)
+    namespace = settings.id.partition("/")[0] + "/"
+    module, _, name = KINDS.get(namespace, KINDS[""]).partition(":")
+    kind: Kind = getattr(importlib.import_module(module), name)
+    return kind(settings, count=count, evaluation=evaluation, max_steps=max_steps)

@@ -9,11 +9,13 @@ from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 
 from twin_graph.config import nearest
-from twin_graph.envs import VectorStep
+from twin_graph.envs import EnvSpec, VectorStep
 from twin_graph.errors import UsageError
 from twin_graph.settings import EnvSettings
 
 gymnasium.register_envs(ale_py)
+
+_REWARD_CLIP = 1.0  # Mnih et al. 2015
 
 
 class Atari:
@@ -53,17 +55,20 @@ class Atari:
         meanings = [action.name for action in self._env.ale.get_action_set()]
         self._actions = _actions(settings, meanings)
         self.count = count
-        self.n_actions = len(self._actions)
-        self.observation_shape: tuple[int, ...] = (settings.stack, settings.image_height, settings.image_width)
-        self.observation_dtype = np.dtype(np.uint8)
-        self.stack = settings.stack
-        self.frames_per_step = settings.frame_skip
+        self.spec = EnvSpec(
+            observation_shape=(settings.stack, settings.image_height, settings.image_width),
+            n_actions=len(self._actions),
+            observation_dtype="uint8",
+            stack=settings.stack,
+            frames_per_step=settings.frame_skip,
+            reward_clip=_REWARD_CLIP if settings.clip_rewards else None,
+        )
         self.time_limit: int | None = math.ceil(max_frames / settings.frame_skip)
         self.evaluation_epsilon = 0.001
         self.protocol: dict[str, str | int | float | bool] = {
             "environment": settings.id,
             "environments": count,
-            "actions": " ".join(meanings[i] for i in self._actions) if settings.actions else self.n_actions,
+            "actions": " ".join(meanings[i] for i in self._actions) if settings.actions else self.spec.n_actions,
             "frame skip": settings.frame_skip,
             "sticky actions": settings.sticky,
             "no-ops up to": settings.noop_max,
@@ -91,7 +96,7 @@ class Atari:
         score_t = score_t.astype(np.float32)
         return VectorStep(
             s_t=s_t,
-            r_t=np.clip(score_t, -1, 1) if self._clip else score_t,
+            r_t=np.clip(score_t, -_REWARD_CLIP, _REWARD_CLIP) if self._clip else score_t,
             terminal_t=terminated | life_lost if self._life_loss else terminated,
             last_t=last_t,
             s_next=s_next,

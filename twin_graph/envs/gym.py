@@ -14,7 +14,7 @@ from gymnasium.wrappers import FlattenObservation
 
 import twin_graph.envs.blob  # noqa: F401 - registers the environment
 from twin_graph.config import nearest
-from twin_graph.envs import VectorStep, check_finite
+from twin_graph.envs import EnvSpec, VectorStep, check_finite
 from twin_graph.errors import ForeignError, UsageError, foreign_error, place
 from twin_graph.settings import EVALUATION_MAX_STEPS, EnvSettings
 from twin_graph.words import counted
@@ -58,16 +58,13 @@ class Gym:
         assert isinstance(declared.actions, spaces.Discrete)
         self._first_action = int(declared.actions.start)
         self.count = count
-        self.n_actions = int(declared.actions.n)
-        self.observation_shape = box.shape
-        self.observation_dtype = np.dtype(np.uint8 if box.dtype == np.uint8 else np.float32)
-        self.stack = 1
-        self.frames_per_step = 1
+        dtype = "uint8" if box.dtype == np.uint8 else "float32"
+        self.spec = EnvSpec(box.shape, int(declared.actions.n), dtype)
         self.evaluation_epsilon = 0.0
         self.protocol: dict[str, str | int | float | bool] = {
             "environment": settings.id,
             "environments": count,
-            "actions": self.n_actions,
+            "actions": self.spec.n_actions,
             "time limit, steps": self.time_limit or "none",
         }
         if settings.kwargs:
@@ -99,7 +96,7 @@ class Gym:
 
     def _checked(self, observations: np.ndarray) -> np.ndarray:
         # A copy: Gymnasium may hand out a buffer that its next step overwrites.
-        observations = np.array(observations, self.observation_dtype)
+        observations = np.array(observations, self.spec.observation_dtype)
         check_finite(self._id, "observation", observations)
         return observations
 

@@ -67,7 +67,7 @@ def _main() -> None:
             disk.append(needed.disk)
             memory = max(memory, needed.memory)
             if not rate:
-                spec = ModelSpec.of(settings, env.observation_shape, env.observation_dtype, env.n_actions)
+                spec = ModelSpec.of(settings, env.spec)
                 tuned, _ = tuning.fix(settings, spec)
                 startup = time.time() - psutil.Process().create_time()
                 rate = doctor.rate(env, tuned)

@@ -1,0 +1,115 @@
+"""What people write themselves and name as `module:function`: a loss, a network, a target policy."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_resume import attempt, end
+
+from twin_graph.envs import EnvSpec
+from twin_graph.errors import ForeignError, UsageError
+from twin_graph.graph_mode import tf
+from twin_graph.model import ModelSpec, build_model
+from twin_graph.settings import Settings
+from twin_graph.snapshots.ledger import Swap
+from twin_graph.snapshots.run import Run, create
+from twin_graph.twin import Twin
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+Make = Callable[..., Settings]
+Train = Callable[[Settings], Run]
+
+WRONG = """
+def of_another_shape(td_error, n_actions):
+    return td_error[:, None] * [[1.0, 2.0]]
+
+def that_fails(observation, n_actions, build):
+    raise RuntimeError("no idea")
+
+def one_value(observation, n_actions, build):
+    return observation[:, :1]
+"""
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "wrong.py").write_text(WRONG)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in ("wrong", "own_loss", "own_network", "own_ensemble"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", ["own_loss", "own_network", "own_ensemble"])
+def test_the_examples_are_short(name: str) -> None:
+    code = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()
+    assert len(code) <= 30
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"loss": "own_loss:log_cosh"},
+        {"network": "own_network:residual", "model__hidden_units": [16]},
+        {"target__policy": "own_ensemble:spread(min)", "save__every_updates": 20, "save__keep_last": 100},
+    ],
+    ids=lambda chosen: next(iter(chosen.values())),
+)
+def test_each_example_trains_and_resumes_exactly(
+    cartpole: Make, train: Train, tmp_path: Path, chosen: dict[str, object]
+) -> None:
+    settings = cartpole(evaluate__episodes=0, **chosen)
+    whole, killed = train(settings), create(tmp_path / "killed", settings)
+    attempt(killed, 840)
+    attempt(killed)
+    assert end(killed) == end(whole)
+    assert end(whole) != end(train(cartpole(evaluate__episodes=0)))
+
+
+def test_a_policy_of_ones_own_restores_three_snapshots(cartpole: Make, train: Train) -> None:
+    run = train(cartpole(evaluate__episodes=0, target__policy="own_ensemble:spread(min)", save__every_updates=20))
+    swaps = [event for event in run.ledger.events() if isinstance(event, Swap)]
+    assert [len(swap.snapshots) for swap in swaps][-1] == 3
+    first, *_, last = swaps[-1].candidates
+    assert (swaps[-1].snapshots[0], swaps[-1].snapshots[-1]) == (first, last)
+
+
+def test_log_cosh_is_what_it_says() -> None:
+    log_cosh = importlib.import_module("own_loss").log_cosh
+    error = np.array([-3.0, -0.5, 0.0, 0.1, 20.0], np.float32)
+    with tf.Graph().as_default(), tf.Session() as session:
+        loss = session.run(log_cosh(tf.constant(error), 2))
+    np.testing.assert_allclose(loss, np.log(np.cosh(error.astype(np.float64))), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "error", "message"),
+    [
+        ({"loss": "wrong:of_another_shape"}, ForeignError, r"loss=wrong:of_another_shape: ValueError: .*incompatible"),
+        ({"network": "wrong:one_value"}, ForeignError, r"network=wrong:one_value: ValueError: .*incompatible"),
+        ({"network": "wrong:that_fails"}, ForeignError, r"no idea \(.*wrong\.py:6, in that_fails\)"),
+        ({"network": "wrong:not_there"}, UsageError, "network=wrong:not_there: .*no attribute 'not_there'"),
+        ({"loss": "nowhere:mine"}, UsageError, "loss=nowhere:mine: .*; modules are looked for in"),
+        ({"train__optimizer": "wrong:WRONG"}, UsageError, "train.optimizer=wrong:WRONG: .*no attribute"),
+    ],
+)
+def test_what_does_not_work_is_said_before_anything_is_written(
+    cartpole: Make, chosen: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with tf.Graph().as_default(), pytest.raises(error, match=message):
+        build_model(ModelSpec.of(cartpole(**chosen), EnvSpec((4,), 2)))
+
+
+def test_a_network_of_ones_own_is_a_twin_like_others(cartpole: Make, tmp_path: Path) -> None:
+    settings = cartpole(network="own_network:residual", model__hidden_units=[16])
+    spec = ModelSpec.of(settings, EnvSpec((4,), 2))
+    with Twin("online", spec, seed=1) as online, Twin("target", spec, seed=2, like=online) as target:
+        online.save(tmp_path / "model")
+        target.restore(tmp_path / "model")
+        observations = np.eye(4, dtype=np.float32)
+        np.testing.assert_array_equal(online.q_values(observations), target.q_values(observations))
+        assert online.q_values(observations).shape == (4, 2)
