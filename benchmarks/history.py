@@ -65,16 +65,14 @@ def trainer(folder: Path, changes: dict[str, Any]) -> Iterator[Any]:
 def grow(folder: Path, count: int) -> None:
     """Makes a run with so many snapshots, of which the newest `KEPT` have weights."""
     from twin_graph.snapshots.files import write_new
-    from twin_graph.snapshots.store import SnapshotStore, VariableRecord
+    from twin_graph.snapshots.store import SnapshotStore
 
     os.fsync = lambda descriptor: None  # noqa: ARG005
     with trainer(folder, {"save.keep_last": KEPT, "save.keep_every": 0, "seed": 1}) as keeper:
         [learner], store = keeper.learners, keeper.store
         first, sha256 = store.prefix(store.newest.id).parent, store.newest.weights_sha256
         weights = [(path.suffix, path.read_bytes()) for path in first.glob("model.*")]
-        variables = [
-            VariableRecord(**v._asdict()) for v in learner.online.variables if v.name in learner.online.weights()
-        ]
+        variables = [v for v in learner.online.variables if v.name in learner.online.weights()]
 
         def save(prefix: Path) -> None:
             for suffix, content in weights:

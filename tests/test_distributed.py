@@ -31,8 +31,9 @@ from twin_graph.settings import Settings
 from twin_graph.snapshots import report
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.store import Variable
 from twin_graph.snapshots.verify import verify
-from twin_graph.twin import Twin, Variable, session_config
+from twin_graph.twin import Twin, session_config
 
 Make = Callable[..., Settings]
 
@@ -41,7 +42,10 @@ Make = Callable[..., Settings]
 
 
 def test_variables_are_spread_by_size() -> None:
-    variables = [Variable(name, (size,), "float32") for name, size in (("a", 100), ("b", 60), ("c", 50), ("d", 5))]
+    variables = [
+        Variable(name=name, shape=(size,), dtype="float32")
+        for name, size in (("a", 100), ("b", 60), ("c", 50), ("d", 5))
+    ]
     assert [[v.name for v in held] for held in placement(variables, 2)] == [["a", "d"], ["b", "c"]]
     assert placement(variables[::-1], 2) == placement(variables, 2)
     assert placement(variables, 1) == [variables]

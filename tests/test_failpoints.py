@@ -28,7 +28,7 @@ from twin_graph.snapshots.files import write_new
 from twin_graph.snapshots.ledger import Commit, Counters, utc_now
 from twin_graph.snapshots.points import LearnerState, PointState, TargetState
 from twin_graph.snapshots.run import Run, create
-from twin_graph.snapshots.store import VariableRecord
+from twin_graph.snapshots.store import Variable
 from twin_graph.snapshots.verify import verify
 
 #: `open` counts where it creates a file.
@@ -123,7 +123,7 @@ class Training:
             counters=self.counters,
             settings_sha256="0" * 64,
             weights_sha256=f"{self.replay.written:08x}" * 8,
-            variables=[VariableRecord(name="w", shape=(2,), dtype="float32")],
+            variables=[Variable(name="w", shape=(2,), dtype="float32")],
         )
 
     def commit_point(self) -> None:

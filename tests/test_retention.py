@@ -26,7 +26,7 @@ from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.ledger import BY_HAND, IMPORT, Commit, Counters, Health, Pin, Prune, Swap
 from twin_graph.snapshots.points import LearnerState, PointState, TargetState
 from twin_graph.snapshots.run import Run, create
-from twin_graph.snapshots.store import SnapshotStore, VariableRecord
+from twin_graph.snapshots.store import SnapshotStore, Variable
 from twin_graph.targets import parse
 
 PROTOCOL = {"epsilon": 0.0}
@@ -48,7 +48,7 @@ def commit(run: Run, updates: int, *, health: Health | None = None, lineage: str
         counters=counters(updates),
         settings_sha256="0" * 64,
         weights_sha256=f"{updates:08x}" * 8,
-        variables=[VariableRecord(name="w", shape=(2,), dtype="float32")],
+        variables=[Variable(name="w", shape=(2,), dtype="float32")],
         health=health,
     )
 
@@ -546,7 +546,7 @@ import os, sys, time
 from pathlib import Path
 from twin_graph.snapshots.ledger import Counters
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.store import VariableRecord
+from twin_graph.snapshots.store import Variable
 run = Run(Path(sys.argv[1]))
 store, commits, removals = run.store(), 0, 0
 print("writing", flush=True)
@@ -560,7 +560,7 @@ with run.lock("train"):
         store.commit(
             save, lineage="online", attempt=1, settings_sha256="", weights_sha256=os.urandom(32).hex(),
             counters=Counters(agent_steps=commits, updates=commits, frames=0, episodes=0),
-            variables=[VariableRecord(name="w", shape=(2,), dtype="float32")],
+            variables=[Variable(name="w", shape=(2,), dtype="float32")],
         )
         commits += 1
         removals += len(store.remove_weights(lambda: [s.id for s in store.available[:-2]], attempt=1))

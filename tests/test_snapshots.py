@@ -19,7 +19,7 @@ from twin_graph.snapshots import files
 from twin_graph.snapshots.files import append_line, checked, read_lines, unchecked
 from twin_graph.snapshots.ledger import Commit, Counters, End, Ledger, Start
 from twin_graph.snapshots.run import Run, create, find
-from twin_graph.snapshots.store import SnapshotStore, VariableRecord
+from twin_graph.snapshots.store import SnapshotStore, Variable
 
 
 def open_store(folder: Path) -> SnapshotStore:
@@ -38,7 +38,7 @@ def commit(store: SnapshotStore, updates: int, save: Callable[[Path], None] | No
         counters=Counters(agent_steps=4 * updates, updates=updates, frames=16 * updates, episodes=updates // 10),
         settings_sha256="0" * 64,
         weights_sha256=f"{updates:08x}" * 8,
-        variables=[VariableRecord(name="w", shape=(2,), dtype="float32")],
+        variables=[Variable(name="w", shape=(2,), dtype="float32")],
     )
 
 

@@ -20,7 +20,7 @@ from twin_graph.model import ModelSpec, build_model
 from twin_graph.snapshots.files import fsync
 from twin_graph.snapshots.ledger import IMPORT, Commit, Counters
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.store import SnapshotStore, VariableRecord
+from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.twin import Twin, weights_sha256
 
 Format = Literal["tf1", "savedmodel", "npz"]
@@ -206,7 +206,7 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
             counters=Counters(agent_steps=0, updates=0, frames=0, episodes=0),
             settings_sha256=run.settings.sha256(),
             weights_sha256=weights_sha256(weights),
-            variables=[VariableRecord(**v._asdict()) for v in twin.variables if v.name in weights],
+            variables=[v for v in twin.variables if v.name in weights],
             origin=str(prefix.absolute()),
         )
     used = {old for old, new in names.items() if new in weights}

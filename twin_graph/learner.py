@@ -15,7 +15,7 @@ from twin_graph.replay import Batch
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, Health, Swap, utc_now
 from twin_graph.snapshots.points import LearnerState
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.store import SnapshotStore, VariableRecord
+from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.stopwatch import Stopwatch
 from twin_graph.target_twins import Target
 from twin_graph.targets import Choice, Policy
@@ -156,7 +156,7 @@ class Learner:
                 counters=counters,
                 settings_sha256=self._settings_sha256,
                 weights_sha256=sha256,
-                variables=[VariableRecord(**v._asdict()) for v in self.online.variables if v.name in weights],
+                variables=[v for v in self.online.variables if v.name in weights],
                 health=health,
             )
             return self.newest

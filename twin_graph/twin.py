@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,19 +17,7 @@ from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
 from twin_graph.session_calls import SessionCalls
 from twin_graph.snapshots.ledger import Commit
-from twin_graph.snapshots.store import SnapshotStore
-
-
-class Variable(NamedTuple):
-    """Name, shape and type of a variable, as a manifest records it."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    @classmethod
-    def of(cls, variable: Any) -> Self:
-        return cls(variable.op.name, tuple(variable.shape.as_list()), variable.dtype.base_dtype.name)
+from twin_graph.snapshots.store import SnapshotStore, Variable
 
 
 class Twin:

@@ -18,7 +18,8 @@ from twin_graph.distributed.loopback import accept_loopback_only
 from twin_graph.errors import TwinGraphError
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec
-from twin_graph.twin import Twin, Variable, setters, to_set
+from twin_graph.snapshots.store import Variable
+from twin_graph.twin import Twin, setters, to_set
 
 _COUNTERS = ("vector_steps", "updates", "episodes", "stop", "attempt")
 _NO_LIMIT = 2**62

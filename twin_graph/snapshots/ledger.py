@@ -93,19 +93,17 @@ class End(_Event):
     reason: str
 
 
-class Commit(_Event):
-    """A snapshot was committed: all that lists of snapshots and policies need of its manifest.
+class SnapshotRecord(_Event):
+    """What a snapshot's manifest and its line in the ledger have in common.
 
     Attributes:
-      snapshot: its id.
       number: its place in the order of its learner's snapshots; None for lineage `import`.
       parent: the lineage's snapshot before it; None for the first.
       learner: whose weights these are; `learner_updates` are its own, `counters` the run's.
+      weights_sha256: see `twin_graph.twin.weights_sha256`.
       health: None before there is a probe batch.
     """
 
-    event: Literal["commit"] = "commit"
-    snapshot: str
     number: int | None = Field(ge=0)
     lineage: str
     parent: str | None
@@ -113,8 +111,20 @@ class Commit(_Event):
     learner_updates: int | None = None
     counters: Counters
     weights_sha256: str
-    bytes: int = Field(ge=0)
     health: Health | None = None
+
+
+class Commit(SnapshotRecord):
+    """A snapshot was committed: all that lists of snapshots and policies need of its manifest.
+
+    Attributes:
+      snapshot: its id.
+      bytes: of its files.
+    """
+
+    event: Literal["commit"] = "commit"
+    snapshot: str
+    bytes: int = Field(ge=0)
 
     @property
     def id(self) -> str:

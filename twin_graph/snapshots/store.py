@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field
 
@@ -40,6 +40,7 @@ from twin_graph.snapshots.ledger import (
     Place,
     Prune,
     Record,
+    SnapshotRecord,
     utc_now,
 )
 from twin_graph.words import counted
@@ -52,12 +53,17 @@ ID = re.compile(r"\d{6,}-[0-9a-f]{8}|import-[0-9a-f]{12}")
 _WAIT_FOR_READERS_SECONDS = 2.0
 
 
-class VariableRecord(Record):
-    """One variable in the files."""
+class Variable(Record):
+    """Name, shape and type of a variable, in a twin or in the files of one."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+
+    @classmethod
+    def of(cls, variable: Any) -> Self:
+        """Of TensorFlow's."""
+        return cls(name=variable.op.name, shape=tuple(variable.shape.as_list()), dtype=variable.dtype.base_dtype.name)
 
 
 class FileRecord(Record):
@@ -87,36 +93,20 @@ class FileRecord(Record):
             raise DamagedError(f"{path} is damaged: its size or sha256 is not the one recorded")
 
 
-class Manifest(Record):
+class Manifest(SnapshotRecord):
     """All that is known of a snapshot when it is committed.
 
     Attributes:
       id: number and first eight digits of `weights_sha256`; `import-` and twelve digits for lineage `import`.
-      parent: the lineage's snapshot before this one; None for the first.
-      learner: whose weights these are; `learner_updates` are its own, `counters` the run's.
-      attempt: the process life of the run that wrote the files, from 1.
-      time: UTC, ISO 8601.
       settings_sha256: hash of the run's settings.
-      weights_sha256: see `twin_graph.twin.weights_sha256`.
-      health: None before there is a probe batch.
       origin: the path from which it was imported.
     """
 
     format: Literal[1] = FORMAT
     id: str
-    number: int | None = Field(ge=0)
-    lineage: str
-    parent: str | None
-    learner: str = ONLY_LEARNER
-    learner_updates: int | None = None
-    attempt: int = Field(ge=1)
-    time: str
-    counters: Counters
     settings_sha256: str
-    weights_sha256: str
-    health: Health | None
     origin: str | None
-    variables: tuple[VariableRecord, ...]
+    variables: tuple[Variable, ...]
     files: tuple[FileRecord, ...]
 
     @property
@@ -280,7 +270,7 @@ class SnapshotStore:
         counters: Counters,
         settings_sha256: str,
         weights_sha256: str,
-        variables: Sequence[VariableRecord],
+        variables: Sequence[Variable],
         learner: str = ONLY_LEARNER,
         learner_updates: int | None = None,
         health: Health | None = None,
@@ -301,21 +291,25 @@ class SnapshotStore:
             parent = next((s.id for s in reversed(self.snapshots) if s.lineage == lineage), None)
             name = f"{number:06d}-{weights_sha256[:8]}"
 
+        record: dict[str, Any] = {
+            "attempt": attempt,
+            "number": number,
+            "lineage": lineage,
+            "parent": parent,
+            "learner": learner,
+            "learner_updates": learner_updates,
+            "counters": counters,
+            "weights_sha256": weights_sha256,
+            "health": health,
+        }
+
         def fill(folder: Path) -> Manifest:
             save(folder / MODEL_PREFIX)
             manifest = Manifest(
-                id=name,
-                number=number,
-                lineage=lineage,
-                parent=parent,
-                learner=learner,
-                learner_updates=learner_updates,
-                attempt=attempt,
+                **record,
                 time=utc_now(),
-                counters=counters,
+                id=name,
                 settings_sha256=settings_sha256,
-                weights_sha256=weights_sha256,
-                health=health,
                 origin=origin,
                 variables=tuple(variables),
                 files=tuple(FileRecord.of(path) for path in sorted(folder.iterdir())),
@@ -327,20 +321,7 @@ class SnapshotStore:
         manifest = self._adoptable(name, weights_sha256) if (self.folder / name).exists() else None
         if manifest is None:
             manifest = commit_folder(self.folder / name, fill)
-        snapshot = Commit(
-            attempt=attempt,
-            time=utc_now(),
-            snapshot=name,
-            number=number,
-            lineage=lineage,
-            parent=parent,
-            learner=learner,
-            learner_updates=learner_updates,
-            counters=counters,
-            weights_sha256=weights_sha256,
-            bytes=manifest.bytes,
-            health=health,
-        )
+        snapshot = Commit(**record, time=utc_now(), snapshot=name, bytes=manifest.bytes)
         self._ledger.append(snapshot)
         self.reload()
         return snapshot
