@@ -278,7 +278,8 @@ class Ledger:
 
     def append(self, event: Event) -> None:
         """Durable when this returns. Raises OSError."""
-        append_line(self.path, event.model_dump(mode="json"))
+        beginning = {"attempt": event.attempt, "time": event.time, "event": event.event}  # by which `_BEGINNING` sees it
+        append_line(self.path, beginning | event.model_dump(mode="json"))
 
     @overload
     def events(self, *, upto: int | None = None) -> list[Event]: ...
