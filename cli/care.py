@@ -15,8 +15,8 @@ from .params import json_option, print_json, run_argument, say, stdout
 def verify(run: str, as_json: bool) -> None:
     """Check every file of RUN against what was recorded when it was written.
 
-    Names what is damaged (exit code 3), what a process that died left unfinished, and what does not belong to a run;
-    changes nothing.
+    Lists what is damaged (exit code 3), what a process that died left unfinished, and what does not belong to the run.
+    Changes nothing.
 
     \b
     Example:
@@ -37,7 +37,7 @@ def verify(run: str, as_json: bool) -> None:
             say(f"damaged: {line}")
         raise DamagedError(findings.damage[0] + more)
     if not as_json:
-        stdout.print(f"{counted(findings.files, 'file')}, {findings.bytes / 1e6:,.1f} MB: all as they were written")
+        stdout.print(f"{counted(findings.files, 'file')}, {findings.bytes / 1e6:,.1f} MB: all exactly as written")
 
 
 def _pin(run: str, ref: str, *, keep: bool) -> None:
@@ -51,7 +51,7 @@ def _pin(run: str, ref: str, *, keep: bool) -> None:
 @run_argument
 @click.argument("ref")
 def pin(run: str, ref: str) -> None:
-    """Keep the weights of snapshot REF of RUN, whatever retention says.
+    """Keep the weights of snapshot REF of RUN, regardless of retention.
 
     \b
     Example:
@@ -64,7 +64,7 @@ def pin(run: str, ref: str) -> None:
 @run_argument
 @click.argument("ref")
 def unpin(run: str, ref: str) -> None:
-    """Release snapshot REF of RUN, so that retention may remove its weights.
+    """Let retention remove the weights of snapshot REF of RUN again.
 
     \b
     Example:
@@ -77,12 +77,12 @@ def unpin(run: str, ref: str) -> None:
 @run_argument
 @click.option("--keep-last", type=click.IntRange(min=1), help="Instead of save.keep_last.")
 @click.option("--keep-every", type=click.IntRange(min=0), help="Instead of save.keep_every.")
-@click.option("--dry-run", is_flag=True, help="List only what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @json_option
 def prune(run: str, keep_last: int | None, keep_every: int | None, dry_run: bool, as_json: bool) -> None:
-    """Remove the weights of RUN's snapshots that retention does not keep. Manifests stay.
+    """Remove the weights of RUN's snapshots that retention would not keep. Manifests stay.
 
-    A training does this by itself at each resume point.
+    Training does this by itself at each resume point.
 
     \b
     Example:

@@ -10,32 +10,30 @@ from twin_graph.errors import UsageError
 from .params import say
 
 WARNING = (
-    "TensorFlow's servers take orders from everyone who can reach them: no password, no encryption, and whoever sends "
-    "a graph can read and write files as you. Use a network where that is nobody else."
+    "TensorFlow's servers obey everyone who can reach them: there is no password and no encryption, and whoever sends "
+    "them a graph can read and write files as you. Use a network that only you can reach."
 )
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--task", required=True, metavar="JOB:N", help="Which: ps:0, worker:0, worker:1 ...")
-@click.option(
-    "--listen", metavar="ADDRESS", help="The address of this server in FILE, if other machines are to reach it."
-)
-@click.option("--insecure-network", is_flag=True, help="Yes, everyone who can reach that address may do anything.")
+@click.option("--task", required=True, metavar="JOB:N", help="Which task: ps:0, worker:0, worker:1 ...")
+@click.option("--listen", metavar="ADDRESS", help="This server's address in FILE, if other machines are to reach it.")
+@click.option("--insecure-network", is_flag=True, help="I trust everyone who can reach that address.")
 def cluster(file: Path, task: str, listen: str | None, insecure_network: bool) -> None:
-    """Be one task of the cluster that FILE describes: a parameter server or a worker.
+    """Run one task of the cluster described in FILE: a parameter server or a worker.
 
-    FILE names the run's folder, on storage that all machines see, where each server listens, and how many workers there
-    are, which listen nowhere:
+    FILE gives the run's folder, on storage shared by all machines, the address of each server, and the number of
+    workers:
 
     \b
       run = "/shared/checkpoints/pong"
       ps = ["10.0.0.1:4000"]
       workers = 2
 
-    The training itself is started by `twin-graph train PRESET --cluster FILE`, before or after the tasks; they end with
-    it. Addresses beyond this machine need --listen and --insecure-network: TensorFlow's servers take orders from
-    everyone who can reach them, without a password, and whoever sends a graph can read and write files as you.
+    `twin-graph train PRESET --cluster FILE` starts the run, before or after its tasks; they end with it. Addresses
+    beyond this machine need --listen and --insecure-network: TensorFlow's servers obey everyone who can reach them,
+    without a password, and whoever sends them a graph can read and write files as you.
 
     \b
     Examples:
@@ -56,6 +54,6 @@ def cluster(file: Path, task: str, listen: str | None, insecure_network: bool) -
                 f"{task} is at {address}, beyond this machine: give --listen {host} --insecure-network. {WARNING}"
             )
     elif listen:
-        raise UsageError(f"{task} listens nowhere: leave out --listen {listen}")
-    say(f"{task} of {described.run}{listening}; ends with the training")
+        raise UsageError(f"{task} does not listen; leave out --listen {listen}")
+    say(f"{task} of {described.run}{listening}; ends with the run")
     run_task(described, task)

@@ -1,4 +1,4 @@
-"""How a training looks on stderr: a live panel on a terminal, plain lines elsewhere."""
+"""How a run looks on stderr: a live panel on a terminal, plain lines elsewhere."""
 
 import math
 import time

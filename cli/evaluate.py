@@ -15,14 +15,13 @@ _BY_HAND = 2**31
 @run_argument
 @click.argument("ref", default="latest")
 @click.option("--episodes", type=click.IntRange(min=1), default=30, show_default=True, help="Games to play.")
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of the games.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
 @json_option
 def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> None:
     """Measure the true score of snapshot REF of RUN, and record it.
 
-    Whole games in an environment of its own, rewards not clipped. REF is an id or a unique beginning of one, latest,
-    latest~3, best, @update:12000, or RUN:REF. The games differ from those of the scheduled evaluations; they steer
-    nothing.
+    Plays whole games with unclipped rewards. REF is an id or the beginning of one, latest, latest~3, best,
+    @update:12000, or RUN:REF. The games are not those of scheduled evaluations, and never influence a target policy.
 
     \b
     Example:

@@ -18,7 +18,7 @@ from .params import json_option, print_json, run_argument, say, stdout
 @click.argument("second")
 @json_option
 def diff(run: str, first: str, second: str, as_json: bool) -> None:
-    """Compare snapshots FIRST and SECOND of RUN, variable by variable. RUN:REF means another run's.
+    """Compare snapshots FIRST and SECOND of RUN, variable by variable. RUN:REF names one of another run.
 
     \b
     Examples:
@@ -52,13 +52,13 @@ def diff(run: str, first: str, second: str, as_json: bool) -> None:
     type=click.Choice(["tf1", "savedmodel", "npz"]),
     default="tf1",
     show_default=True,
-    help="Of PATH.",
+    help="Format of PATH.",
 )
 def export(run: str, ref: str, path: Path, form: str) -> None:
     """Write snapshot REF of RUN to PATH for other programs.
 
-    tf1 is what `tf.train.import_meta_graph` and `Saver.restore` read (PATH.meta, PATH.index, PATH.data-...), to act by
-    q_tm1 or to train on by train_op; savedmodel is a folder with a signature from observations to q_values; npz has the
+    tf1 is for `tf.train.import_meta_graph` and `Saver.restore` (PATH.meta, PATH.index, PATH.data-...): act with q_tm1,
+    or keep training with train_op. savedmodel is a folder with a signature from observations to q_values. npz holds the
     variables by name.
 
     \b
@@ -78,13 +78,17 @@ def export(run: str, ref: str, path: Path, form: str) -> None:
 @run_argument
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
-    "--map", "renames", multiple=True, metavar="OLD=NEW", help="A name in PATH, and its name here. Repeatable."
+    "--map",
+    "renames",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="Rename a variable: its name in PATH, and its name here. Repeatable.",
 )
 def import_(run: str, path: Path, renames: tuple[str, ...]) -> None:
-    """Bring the Saver checkpoint PATH into RUN as a snapshot, which `swap` can then use.
+    """Import the Saver checkpoint PATH into RUN as a snapshot, for `swap`.
 
-    PATH is what was given to Saver.save, without an ending. Names and shapes have to fit; --map renames, and wins over
-    a variable that has the name already. An imported snapshot is never `latest`.
+    PATH is what was given to Saver.save, without an extension. Names and shapes must match; --map renames, and wins
+    over a variable that already has the name. An imported snapshot is never `latest`.
 
     \b
     Example:

@@ -44,23 +44,23 @@ def experiment() -> None:
 @click.option("--out", type=click.Path(path_type=Path), help=f"The experiment's folder.  [default: {EXPERIMENTS}/NAME]")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs that train at a time.")
 @click.option(
-    "--retries", type=click.IntRange(min=0), default=1, show_default=True, help="Further tries of a run that fails."
+    "--retries", type=click.IntRange(min=0), default=1, show_default=True, help="How often to retry a run that fails."
 )
 @click.option(
     "--executor",
     type=click.Choice(["local", "ray"]),
     default="local",
     show_default=True,
-    help="Where runs train: on this machine, or where Ray puts them.",
+    help="Where to train: on this machine, or where Ray schedules it.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the plan, with time and disk; train nothing, write nothing.")
 @json_option
 def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dry_run: bool, as_json: bool) -> None:
-    """Train all runs that FILE asks for; again, and it goes on where it ended.
+    """Train all runs of the experiment in FILE. Run it again to continue where it stopped.
 
-    FILE is TOML: name, preset, steps, seeds, [factors] and, if need be, [settings] and [scores]; docs/experiments.md
-    describes it. Runs that are done are skipped, those that were cut off are resumed, those that failed are tried
-    again. Ctrl-C makes all trainings save and end.
+    FILE is TOML: name, preset, steps, seeds, [factors] and, optionally, [settings] and [scores]; see
+    docs/experiments.md. Finished runs are skipped, interrupted ones are resumed, failed ones are tried again. Ctrl-C
+    makes all runs save and stop.
 
     With --executor ray (pip install '.[ray]') runs train on the machines of the Ray cluster at RAY_ADDRESS, HOST:PORT,
     with storage that all share; without an address, on a Ray of this machine alone, which is started and ended.
@@ -80,7 +80,7 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
     plan = plans.read(file)
     plans.check_policies(plan)
     folder = out or EXPERIMENTS / plan.name
-    with stderr.status("looking at the runs, then training for a few seconds to measure the rate"):
+    with stderr.status("checking the runs, then training for a few seconds to measure the rate"):
         found = Experiment.prepare(plan, folder, jobs, trial.run)
     states = runner.look(found)
     _check_room(found, states, jobs if executor == "local" else 1)
@@ -126,9 +126,9 @@ def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, int
 def report(folder: Path, as_json: bool) -> None:
     """Compare the runs of the experiment in FOLDER, finished or not.
 
-    FOLDER may also be a name under checkpoints/experiments/. Writes FOLDER/report/index.html, which needs nothing else
-    and no network, and the same as report.md, CSV files and PNG pictures. Needs an extra: pip install
-    '.[experiments]' in the repository.
+    FOLDER may also be a name under checkpoints/experiments/. Writes FOLDER/report/index.html, a single file that works
+    offline, and the same as report.md, CSV files and PNG pictures. Needs an extra: pip install '.[experiments]' in the
+    repository.
 
     \b
     Example:
@@ -229,7 +229,7 @@ def _summary(found: Experiment, states: list[State], jobs: int) -> dict[str, Any
 
 
 class ExperimentDisplay:
-    """Shows a `Runner` on stderr: a bar for each training and for all on a terminal, plain lines elsewhere."""
+    """Shows a `Runner` on stderr: a bar for each run and for all of them on a terminal, plain lines elsewhere."""
 
     def __init__(self, found: Experiment) -> None:
         self._steps = found.plan.steps

@@ -53,13 +53,13 @@ def presets(preset: str | None, as_json: bool) -> None:
 @click.command()
 @json_option
 def doctor(as_json: bool) -> None:
-    """Look at what this machine can do, and how long `train pong` would take on it. Takes about half a minute.
+    """Check this machine, and estimate how long `train pong` takes on it. Needs about half a minute.
 
     \b
     Example:
       twin-graph doctor
     """
-    with stderr.status("looking at the machine, then training for a few seconds"):
+    with stderr.status("checking the machine, then training for a few seconds"):
         from twin_graph import doctor as library
 
         findings = library.examine()

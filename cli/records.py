@@ -60,7 +60,7 @@ def status(run: str, as_json: bool) -> None:
     for request in summary["requests"]:
         hold = ", held" if request["hold"] else ""
         whose = "the" if request["learner"] == ONLY_LEARNER else f"{request['learner']}'s"
-        table.add_row("asked for", f"{request['kind']} {request['snapshot']} into {whose} {request['into']} twin{hold}")
+        table.add_row("requested", f"{request['kind']} {request['snapshot']} into {whose} {request['into']} twin{hold}")
     if point := summary["resume_point"]:
         table.add_row("resume point", f"{point['number']}, at {point['agent_steps']:,} agent steps")
     if summary["agent_steps_per_second"]:
@@ -112,7 +112,7 @@ def runs(folder: Path, as_json: bool) -> None:
 @click.command()
 @run_argument
 @click.option("-n", "count", type=click.IntRange(min=1), help="Only the newest N.")
-@click.option("--all", "abandoned", is_flag=True, help="Also what a crash left behind the point it resumed from.")
+@click.option("--all", "abandoned", is_flag=True, help="Also those that a resumed run abandoned.")
 @json_option
 def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
     """List the snapshots of RUN, newest first, with their scores.
@@ -142,7 +142,7 @@ def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
 def show(run: str, ref: str, as_json: bool) -> None:
     """Show one snapshot of RUN: counters, scores, when it was the target, variables.
 
-    REF is an id or a unique beginning of one, latest, latest~3, best, or @update:12000.
+    REF is an id or the beginning of one, latest, latest~3, best, or @update:12000.
 
     \b
     Example:
@@ -171,12 +171,14 @@ def show(run: str, ref: str, as_json: bool) -> None:
     for evaluation in details["evaluations"]:
         low, high = evaluation["interval_95"]
         table.add_row(
-            "score" if evaluation["scheduled"] else "score, by hand",
+            "score" if evaluation["scheduled"] else "score, by `evaluate`",
             f"{evaluation['mean']:.2f}  (95% interval {low:.2f} to {high:.2f}, "
             f"{counted(evaluation['episodes'], 'episode')})",
         )
     for swap in details["swaps"]:
-        table.add_row(f"went into {swap['into']}", f"from update {swap['first_update']:,}  ({escape(swap['reason'])})")
+        table.add_row(
+            f"restored into {swap['into']}", f"from update {swap['first_update']:,}  ({escape(swap['reason'])})"
+        )
     stdout.print(table)
     stdout.print(_variables(manifest["variables"]))
 
@@ -186,7 +188,7 @@ def show(run: str, ref: str, as_json: bool) -> None:
 @click.option("--update", required=True, type=click.IntRange(min=1), help="Which update, counted from 1.")
 @json_option
 def explain(run: str, update: int, as_json: bool) -> None:
-    """Say which snapshot bootstrapped an update of RUN, and why it was chosen.
+    """Show which snapshot bootstrapped an update of RUN, and why it was chosen.
 
     \b
     Example:

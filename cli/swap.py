@@ -21,12 +21,16 @@ _PATIENCE_SECONDS = 120.0  # an evaluation or a resume point may be under way
 @run_argument
 @click.argument("ref", required=False)
 @click.option(
-    "--into", type=click.Choice(["target", "online"]), default="target", show_default=True, help="Which twin takes it."
+    "--into",
+    type=click.Choice(["target", "online"]),
+    default="target",
+    show_default=True,
+    help="Which twin to restore it into.",
 )
-@click.option("--learner", type=click.Choice(["a", "b"]), help="Whose, in mode=mutual.")
-@click.option("--hold", is_flag=True, help="Keep it: no refresh by the schedule until --undo.")
-@click.option("--undo", is_flag=True, help="Take back the last swap by hand, and release --hold.")
-@click.option("--dry-run", is_flag=True, help="Check only whether it could be done.")
+@click.option("--learner", type=click.Choice(["a", "b"]), help="Whose twin, in mode=mutual.")
+@click.option("--hold", is_flag=True, help="Suspend scheduled refreshes until --undo.")
+@click.option("--undo", is_flag=True, help="Undo the last manual swap, and end --hold.")
+@click.option("--dry-run", is_flag=True, help="Only check whether it is possible.")
 @json_option
 def swap(
     run: str,
@@ -38,11 +42,11 @@ def swap(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Put snapshot REF into a twin of RUN, while it trains or at rest.
+    """Restore snapshot REF into a twin of RUN, whether or not RUN is training.
 
-    While it trains, the swap is made at the next agent step, and the answer names the first update whose targets used
-    it. At rest it is recorded, and in force when the run resumes. Into the online twin, the present weights and a
-    resume point are committed first, and the optimizer begins anew.
+    While RUN trains, the swap happens at the next agent step, and the answer names the first update that used it.
+    Otherwise it is recorded, and takes effect when RUN is resumed. A swap into the online twin first commits its
+    weights and a resume point, and resets the optimizer.
 
     \b
     Examples:
@@ -51,14 +55,14 @@ def swap(
     """
     found = find(run)
     if undo == (ref is not None):
-        raise UsageError("give REF, or --undo to take back the last swap")
+        raise UsageError("give REF, or --undo to undo the last swap")
     if hold and (undo or into == "online"):
-        raise UsageError("--hold goes with a swap into the target")
+        raise UsageError("--hold is only for a swap into the target")
     names = mutual.Turns(found.settings).learners
     if not undo and (learner or names[0]) not in names:
         raise UsageError(f"{found.folder} has one learner; leave out --learner")
     if not undo and not learner and len(names) > 1:
-        raise UsageError(f"{found.folder} has two learners; say whose twin takes it with --learner a or --learner b")
+        raise UsageError(f"{found.folder} has two learners; choose one with --learner a or --learner b")
     if undo:
         _undo(found, dry_run, as_json)
         return
@@ -80,29 +84,29 @@ def _undo(run: Run, dry_run: bool, as_json: bool) -> None:
         last = waiting[-1]
         what = f"{last.kind} {last.snapshot}".strip()
         if not dry_run:
-            control.answer(run.control, last, Answer(done=False, message="taken back before it was in force"))
-        say(f"{'would take back' if dry_run else 'took back'} {what}, which had not been in force yet")
+            control.answer(run.control, last, Answer(done=False, message="undone before it took effect"))
+        say(f"{'would undo' if dry_run else 'undone'}: {what}, which had not taken effect yet")
         return
     if not run.ledger.events(Swap, text=BY_REQUEST):
-        raise UsageError(f"there is no swap by hand to undo in {run.folder}")
+        raise UsageError(f"there is no manual swap to undo in {run.folder}")
     if dry_run:
-        say("there is a swap by hand; nothing was changed")
+        say("there is a manual swap to undo; nothing was changed")
         return
     _wait(run, control.ask(run.control, "undo"), as_json)
 
 
 def _wait(run: Run, request: Request, as_json: bool) -> None:
     if run.state() != "running":
-        say("recorded: nothing trains here now; it is in force when the run resumes. `swap --undo` takes it back")
+        say("recorded: the run is not training; it takes effect when the run is resumed. `swap --undo` undoes it")
         if as_json:
             print_json({"request": request.id, "done": False, "message": "recorded"})
         return
     answer = control.wait(run.control, request, lambda: run.state() == "running", _PATIENCE_SECONDS)
     if answer is None:
         gone = run.state() != "running"
-        why = "the trainer ended without an answer" if gone else "the trainer has not answered yet"
+        why = "the run ended without an answer" if gone else "the run has not answered yet"
         raise TwinGraphError(
-            f"{why}; the request stays recorded, and `{command('swap', run.folder, '--undo')}` takes it back"
+            f"{why}; the request stays recorded, and `{command('swap', run.folder, '--undo')}` undoes it"
         )
     if as_json:
         print_json({"request": request.id, **answer.model_dump()})

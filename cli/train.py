@@ -40,28 +40,32 @@ def cluster_options(command: Any) -> Any:
     file = click.option(
         "--cluster",
         type=click.Path(path_type=Path),
-        help="Train on the workers and servers that this file describes; see `twin-graph cluster --help`.",
+        help="Train on the workers and servers described in this file; see `twin-graph cluster --help`.",
     )
-    insecure = click.option("--insecure-network", is_flag=True, help="The cluster's network is trusted.")
+    insecure = click.option(
+        "--insecure-network", is_flag=True, help="I trust everyone who can reach the cluster's network."
+    )
     return file(insecure(command))
 
 
 @click.command()
 @click.argument("preset", shell_complete=complete_preset)
-@click.option("--env", "env_id", metavar="ID", help="Another environment, e.g. ALE/Breakout-v5 or CartPole-v1.")
-@click.option("--steps", type=click.IntRange(min=1), help="Length of the training in agent steps.")
-@click.option("--seed", type=int, help="Of everything random.  [default: 1]")
+@click.option(
+    "--env", "env_id", metavar="ID", help="Gymnasium id of another environment, e.g. ALE/Breakout-v5 or CartPole-v1."
+)
+@click.option("--steps", type=click.IntRange(min=1), help="Length of the run in agent steps.")
+@click.option("--seed", type=int, help="Seed of everything random.  [default: 1]")
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
-    help="Train asynchronously, by so many processes on shared variables.  [default: by this process alone]",
+    help="Train asynchronously, with this many worker processes.  [default: none]",
 )
-@click.option("--ps", type=click.IntRange(min=1), help="Parameter servers for them.  [default: 1]")
+@click.option("--ps", type=click.IntRange(min=1), help="Parameter servers for the workers.  [default: 1]")
 @cluster_options
 @click.option(
     "--run-dir",
     type=click.Path(path_type=Path),
-    help="The run's folder, which must not exist yet.  [default: checkpoints/PRESET-seedS-N]",
+    help="Folder of the run, which must not exist yet.  [default: checkpoints/PRESET-seedS-N]",
 )
 @set_option
 @verbose_option
@@ -82,8 +86,8 @@ def train(
 ) -> None:
     """Train an agent from a PRESET; `twin-graph presets` lists them.
 
-    Progress goes to stderr. Ctrl-C ends it after committing a snapshot and a resume point; `twin-graph resume` goes on,
-    also after a crash.
+    Progress goes to stderr. Ctrl-C stops after committing a snapshot and a resume point. `twin-graph resume` continues
+    a run that was stopped, killed or lost in a crash.
 
     \b
     Examples:
@@ -97,7 +101,7 @@ def train(
     if described:
         if workers or ps or run_dir:
             raise UsageError(
-                f"{cluster} says what workers, servers and folder there are: leave out the options for them"
+                f"{cluster} already gives workers, servers and folder; leave out --workers, --ps and --run-dir"
             )
         workers, ps, run_dir = described.workers, len(described.ps), described.run
     named = {"env.id": env_id, "train.steps": steps, "seed": seed, "workers.count": workers, "workers.servers": ps}
@@ -108,7 +112,7 @@ def train(
     check_new_folder(folder)
 
     with contextlib.ExitStack() as open_:
-        with _starting_up("the run began; nothing was written"):
+        with _starting_up("the run started; nothing was written"):
             from twin_graph import envs, resources, training  # noqa: F401 - takes seconds
 
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
@@ -121,14 +125,14 @@ def train(
         say(protocol_line(env.protocol))
         if env.time_limit is None:
             limit = settings.evaluate.max_steps or EVALUATION_MAX_STEPS
-            say(f"no time limit: games of evaluations are cut after {limit:,} agent steps (evaluate.max_steps)")
+            say(f"no time limit: evaluations cut games after {limit:,} agent steps (evaluate.max_steps)")
         say(needed.words())
         _train(run, env, None, as_json, described, verbose)
 
 
 @click.command()
 @run_argument
-@click.option("--steps", type=click.IntRange(min=1), help="Agent steps in all.  [default: those it was to have]")
+@click.option("--steps", type=click.IntRange(min=1), help="Total length in agent steps.  [default: as before]")
 @cluster_options
 @set_option
 @verbose_option
@@ -142,10 +146,10 @@ def resume(
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Go on with the training of RUN from its newest resume point.
+    """Continue RUN from its newest resume point.
 
-    Weights, optimizer, replay, counters, random streams, target and swaps by hand are what they were: a training that
-    was killed ends with the weights of one that was not. Settings may change, except those that the stored weights and
+    Weights, optimizer, replay, counters, random streams, target and manual swaps are restored: a run that was killed
+    ends with the same weights as an uninterrupted one. Settings may change, except those that the stored weights and
     replay depend on.
 
     \b
@@ -174,10 +178,10 @@ def resume(
 
             point, damage = newest_point(found)
             for reason in damage:
-                say(f"passed over: {reason}")
+                say(f"skipped: {reason}")
             if point.counters.agent_steps >= settings.train.steps:
                 raise UsageError(
-                    f"{found.folder} has its {point.counters.agent_steps:,} agent steps; give more with --steps"
+                    f"{found.folder} is complete at {point.counters.agent_steps:,} agent steps; give more with --steps"
                 )
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
             needed = resources.measure(settings, env, found.folder, elsewhere=_elsewhere(described))
@@ -195,7 +199,7 @@ def resume(
 
 @contextlib.contextmanager
 def _starting_up(before: str) -> Iterator[None]:
-    """While TensorFlow is imported and threads are measured, a signal ends the command with a line on what is true."""
+    """While TensorFlow is imported and threads are measured, a signal ends the command with one line."""
     signalled = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
@@ -256,7 +260,7 @@ def _train(run: Run, env: Any, point: Any, as_json: bool, cluster: Any, verbose:
         from twin_graph.distributed import chief
 
         progresses = chief.train(run, env, point, cluster=cluster)
-        say("asynchronous: weights depend on timing, so that two trainings with one seed end differently")
+        say("asynchronous: weights depend on timing, so two runs with the same seed end differently")
     else:
         progresses = training.train(run, env, point)
     progress = None

@@ -422,7 +422,7 @@ def test_a_swap_by_hand_while_it_trains_names_the_update_and_explain_agrees(tmp_
         undone = json.loads(twin_graph("swap", "run", "--undo", "--json", cwd=tmp_path).stdout)
         assert undone["first_update"] > answer["first_update"]
         again = twin_graph("swap", "run", "--undo", cwd=tmp_path)
-        assert (again.returncode, again.stderr) == (1, "Error: there is no swap by hand to undo\n")
+        assert (again.returncode, again.stderr) == (1, "Error: there is no manual swap to undo\n")
         into = json.loads(twin_graph("swap", "run", "latest~1", "--into=online", "--json", cwd=tmp_path).stdout)
         assert into["done"], into
     finally:
@@ -434,8 +434,8 @@ def test_a_swap_by_hand_while_it_trains_names_the_update_and_explain_agrees(tmp_
         assert explained["held"]
     dead = twin_graph("swap", "run", "000002", cwd=tmp_path)
     assert dead.returncode == 0
-    assert "recorded: nothing trains here now" in dead.stderr
+    assert "recorded: the run is not training" in dead.stderr
     status = json.loads(twin_graph("status", "run", "--json", cwd=tmp_path).stdout)
     assert status["requests"][0]["snapshot"].startswith("000002-")
-    assert "took back swap 000002-" in twin_graph("swap", "run", "--undo", cwd=tmp_path).stderr
+    assert "undone: swap 000002-" in twin_graph("swap", "run", "--undo", cwd=tmp_path).stderr
     assert twin_graph("verify", "run", cwd=tmp_path).returncode == 0

@@ -69,16 +69,21 @@ def test_what_lies_on_the_servers_is_what_a_twin_has_without_its_sums(optimizer:
 Sharing = tuple[list[Shared], list[subprocess.Popen[bytes]]]
 
 
+def leashed(launcher: int, cluster: Path, task: str) -> list[str]:
+    """The command of a task that ends with its launcher."""
+    return [sys.executable, "-m", "twin_graph.leash", str(launcher), "twin_graph.distributed", str(cluster), task]
+
+
 @contextlib.contextmanager
 def sharing(servers: int, workers: int, twin: Twin, vector_steps: int, folder: Path) -> Iterator[Sharing]:
     """Servers, and a client of theirs for the chief and for each worker."""
     cluster = Cluster.on_this_machine(folder, workers=workers, servers=servers)
     cluster.write(folder / "cluster.json")
-    command = [sys.executable, "-m", "twin_graph.distributed", str(folder / "cluster.json")]
     with contextlib.ExitStack() as open_:
         processes = []
         for i in range(servers):
-            processes.append(open_.enter_context(subprocess.Popen([*command, f"ps:{i}", str(os.getpid())])))
+            server = subprocess.Popen(leashed(os.getpid(), folder / "cluster.json", f"ps:{i}"))
+            processes.append(open_.enter_context(server))
             open_.callback(processes[i].kill)
         clients = [Shared(cluster, twin, vector_steps) for _ in range(1 + workers)]
         for client in clients:
@@ -163,8 +168,8 @@ def test_a_task_ends_whose_launcher_was_killed_before_it_began(tmp_path: Path) -
     launcher = subprocess.Popen([sys.executable, "-c", ""])
     launcher.wait()
     Cluster.on_this_machine(tmp_path, workers=1, servers=1).write(tmp_path / "cluster.json")
-    command = [sys.executable, "-m", "twin_graph.distributed", str(tmp_path / "cluster.json"), "ps:0"]
-    assert subprocess.run([*command, str(launcher.pid)], timeout=60, check=False).returncode == 1
+    command = leashed(launcher.pid, tmp_path / "cluster.json", "ps:0")
+    assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGKILL
 
 
 def test_the_share_of_gpu_memory_reaches_a_workers_session_and_servers_take_none() -> None:
@@ -244,7 +249,7 @@ def test_tasks_have_names_that_must_be_there() -> None:
     [
         ({"mode": "mutual"}, "mode=mutual trains in one process"),
         ({"act__with": "target"}, "act.with=target"),
-        ({"twin__precision": "bf16"}, "bf16 is not made for workers"),
+        ({"twin__precision": "bf16"}, "bf16 does not work with workers"),
         ({"replay__capacity_steps": 240}, "too small for 4 workers"),
         ({"loss": "dqn3", "train__rescale_r": True, "env__clip_rewards": False}, "rescale_r needs env.clip_rewards"),
     ],
@@ -428,12 +433,12 @@ with tf.Graph().as_default():
     fed = tf.placeholder(tf.float32, [2])
     doubled = 2 * fed
     with ServerSession(server.target) as session:
-        for _ in range(400):
+        for _ in range(100):
             session.run(doubled, {fed: np.frombuffer(b"[[as:0 x", np.float32)})
 assert ValueError in refused, refused
-print(len(refused), "refused")
 """
-    ran = with_request_numbers_that_meet(tmp_path, [sys.executable, "-c", script], seed_bytes=2)
+    # 256 possible seeds for 100 requests: that no two meet happens once in a billion runs.
+    ran = with_request_numbers_that_meet(tmp_path, [sys.executable, "-c", script], seed_bytes=1)
     assert ran.returncode == 0, ran.stderr
 
 
@@ -510,7 +515,7 @@ def test_ctrl_c_ends_a_server_that_a_person_started(tmp_path: Path) -> None:
 
 def test_a_run_does_not_change_between_workers_and_none(cartpole: Make) -> None:
     for before, after in ((0, 2), (2, 0)):
-        with pytest.raises(UsageError, match="goes on with workers if it began with them"):
+        with pytest.raises(UsageError, match="began with workers continues with workers"):
             change(cartpole(workers__count=before), [("workers.count", after)])
     assert change(cartpole(workers__count=2), [("workers.count", 3)]).workers.count == 3
 

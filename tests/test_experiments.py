@@ -137,7 +137,7 @@ def test_every_value_survives_the_command_line(key: str, value: Any) -> None:
         (changed("target.policy =", "targets ="), "unknown setting 'targets'"),
         (changed("log.every_steps = 100", "train.steps = 100"), "train.steps has its own place in the file: steps"),
         (changed("[1, 2]", "[]"), "seeds=[]: must be a list of at least 1"),
-        (changed("[1, 2]", "[1, 1]"), "one stands there twice"),
+        (changed("[1, 2]", "[1, 1]"), "one of them is repeated"),
         (changed("[1, 2]", "[1, -2]"), "seed=-2: must be at least 0"),
         (changed("steps = 600", "steps = 0"), "steps=0: must be at least 1"),
         (changed('["latest", "lag(40)"]', "[]"), "factors.target.policy has no values: the grid is empty"),

@@ -168,7 +168,7 @@ def test_learning_rates_follow_their_schedules(cartpole: Make) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"train__rescale_r": True}, "of loss=dqn3"),
+        ({"train__rescale_r": True}, "needs loss=dqn3"),
         ({"train__double": True, "train__target_q": False}, "needs a target"),
         ({"train__target_q": False, "target__policy": "best"}, "chooses nothing"),
     ],

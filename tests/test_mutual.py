@@ -270,8 +270,8 @@ def test_references_name_a_lineage(cartpole: Make, train: Train) -> None:
     ("changes", "reason"),
     [
         ({"mode": "mutual", "train__target_q": False}, "mode=mutual needs targets"),
-        ({"store__shared": True}, r"store.shared=true is of mode=mutual"),
-        ({"mode": "mutual", "store__shared": True, "target__policy": "lag(5)"}, "permits target.policy=latest only"),
+        ({"store__shared": True}, r"store.shared=true needs mode=mutual"),
+        ({"mode": "mutual", "store__shared": True, "target__policy": "lag(5)"}, "needs target.policy=latest"),
     ],
 )
 def test_what_makes_no_sense_is_refused(cartpole: Make, changes: dict[str, Any], reason: str) -> None:

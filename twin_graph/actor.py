@@ -50,7 +50,7 @@ class Actor:
 
         Args:
           q_values: returns float32 `[E, A]`; not called where all actions are random.
-          agent_step: gives epsilon and the random draws, as many whatever comes of them.
+          agent_step: determines epsilon and the random draws; their number never varies.
         """
         random = stream(self._settings.seed, Purpose.ACT, agent_step)
         explore = random.random(self._environments) < self._settings.act.epsilon_at(agent_step)

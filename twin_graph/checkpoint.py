@@ -13,6 +13,7 @@ from twin_graph.snapshots.files import read_lines
 from twin_graph.snapshots.ledger import Commit, Counters, Swap, utc_now
 from twin_graph.snapshots.points import PointState, PointStore, Segment
 from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.store import Snapshots
 
 if TYPE_CHECKING:  # those who only look for a point need not import TensorFlow
     from twin_graph.actor import Actor
@@ -139,7 +140,7 @@ class ReplayLog:
             self._write(attempt, range(self._stop, self._replay.written - 1))
 
     def write_rest(self, attempt: int) -> tuple[Segment, ...]:
-        """Writes all that is new; gives the segments that make up the replay."""
+        """Writes all that is new; returns the segments that make up the replay."""
         self._begun = True
         oldest = self._replay.kept.start
         if self._replay.written > self._stop:
@@ -167,7 +168,7 @@ class ReplayLog:
 
 
 class Found(NamedTuple):
-    """Where a run can go on.
+    """Where a run can continue.
 
     Attributes:
       point: the newest that is whole.
@@ -179,7 +180,7 @@ class Found(NamedTuple):
 
 
 def newest_point(run: Run) -> Found:
-    """The newest resume point of which every file, and every record before it, is what was written.
+    """The newest resume point whose files, and the records before it, are exactly what was written.
 
     Raises:
       UsageError: none was ever made.
@@ -213,11 +214,11 @@ def check_records(run: Run, point: PointState) -> None:
     for name, known in point.known_bytes.items():
         path = run.folder / name
         if known and (not path.exists() or path.stat().st_size < known):
-            raise DamagedError(f"{path} is damaged: it is shorter than resume point {point.number} knew it")
+            raise DamagedError(f"{path} is damaged: it is shorter than when resume point {point.number} was made")
         for line in read_lines(path):
             if line.start < known and not line.is_whole:
                 raise DamagedError(f"{path} is damaged: line {line.number} is not what was written")
     run.ledger.check(upto=point.known_bytes[run.ledger.path.name])
-    store = run.store(upto=point.known_bytes[run.ledger.path.name])
+    store = Snapshots(run.store_folder, run.ledger, upto=point.known_bytes[run.ledger.path.name])
     for snapshot_id in point.targets:
         store.check_files(snapshot_id)

@@ -93,7 +93,7 @@ def load(preset: str, overrides: Iterable[tuple[str, Any]] = ()) -> Settings:
 
 
 def change(settings: Settings, overrides: Iterable[tuple[str, Any]]) -> Settings:
-    """The settings with which a run that has begun goes on.
+    """The settings with which a run continues.
 
     Raises:
       UsageError: as `load`, and where a change would make what was stored meaningless.
@@ -101,15 +101,17 @@ def change(settings: Settings, overrides: Iterable[tuple[str, Any]]) -> Settings
     overrides = list(overrides)
     for key, _ in overrides:
         if key.startswith(FIXED):
-            raise UsageError(f"{key} cannot change in a run that has begun; train a new one")
+            raise UsageError(f"{key} cannot change in a run that has started; train a new one")
     changed = replace(settings, overrides)
     if bool(changed.workers.count) != bool(settings.workers.count):
-        raise UsageError("a run goes on with workers if it began with them, and without if not; train a new one")
+        raise UsageError(
+            "a run that began with workers continues with workers, and one without continues without; train a new one"
+        )
     return changed
 
 
 def replace(settings: Settings, overrides: Iterable[tuple[str, Any]]) -> Settings:
-    """Settings of which some are others. Raises `UsageError`, as `load`."""
+    """A copy of settings with some changed. Raises `UsageError`, as `load`."""
     return validate(_changed(settings.model_dump(), list(overrides)))
 
 

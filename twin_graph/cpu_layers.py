@@ -12,7 +12,7 @@ from twin_graph.layers import Start, Tensor, check_size, convolution_weights, de
 
 
 def in_parts(layers: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """What `layers` make of `x`: of half of the examples at a time.
+    """`layers(x)`, for half of the examples at a time.
 
     One layer has to wait for another, there and back, but one half does not wait for the other: two cores can have one
     each, where threads that share one op would wait for each other at its end.
@@ -94,7 +94,7 @@ def _weights_by_dilation(convolution: Any, gradient: Tensor) -> tuple[Tensor, Te
 
 @tf.RegisterGradient(_FASTER_GRADIENTS["BiasAdd"])  # type: ignore[untyped-decorator]
 def _bias_in_float32(addition: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """TensorFlow adds up in bfloat16, where oneDNN does not do it beside its own gradient of the weights."""
+    """In float32: TensorFlow adds up in bfloat16 where oneDNN does not compute it with the weights' gradient."""
     of_bias = tf.reduce_sum(tf.cast(gradient, tf.float32), axis=[0, 1, 2])
     return gradient, tf.cast(of_bias, addition.inputs[1].dtype)
 
@@ -112,7 +112,7 @@ _WEIGHTS_LAST = "WeightsLast"
 def _weights_last(product: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of a product; the weights' is there when the inputs' is.
 
-    TensorFlow's own come in any order. An optimizer that is told of the weights' while the inputs' is still reading
+    TensorFlow's own come in any order. An optimizer that gets the weights' while the inputs' is still reading
     them changes a copy, and in the network of 2015 this layer has nine tenths of all weights.
     """
     x, weights = product.inputs

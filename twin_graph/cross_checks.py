@@ -16,7 +16,7 @@ def check(settings: "Settings") -> None:
     if settings.network == "pooled80" and settings.model.dueling:
         raise ValueError("model.dueling=true splits the last hidden layer: pooled80 has no hidden layer to split")
     if train.rescale_r and settings.loss != "dqn3":
-        raise ValueError(f"train.rescale_r is of loss=dqn3 and has no meaning with loss={settings.loss}")
+        raise ValueError(f"train.rescale_r needs loss=dqn3, and does nothing with loss={settings.loss}")
     if train.double and not train.target_q:
         raise ValueError("train.double needs a target whose values the online twin chooses from: train.target_q=true")
     if not train.target_q and settings.act.with_ == "target":
@@ -26,13 +26,13 @@ def check(settings: "Settings") -> None:
     if train.rollout_steps:
         _check_rollouts(settings)
     if settings.mode == "mutual" and not train.target_q:
-        raise ValueError("mode=mutual needs targets, which are all that its learners know of each other")
+        raise ValueError("mode=mutual needs targets, which are all that its learners see of each other")
     if store.shared and settings.mode != "mutual":
-        raise ValueError("store.shared=true is of mode=mutual; one learner has its snapshots to itself")
+        raise ValueError("store.shared=true needs mode=mutual: a single learner shares nothing")
     if store.shared and policy != "latest":
         raise ValueError(
-            f"store.shared=true permits target.policy=latest only, not {policy}: in one place for both "
-            "learners there is nothing but the latest"
+            f"store.shared=true needs target.policy=latest, not {policy}: learners that share one place "
+            "can only take what is latest there"
         )
     reach = env.count * (train.n_step + env.stack + 1)
     if replay.capacity_steps < max(reach, train.start_steps):
@@ -51,13 +51,13 @@ def check(settings: "Settings") -> None:
 
 def _check_workers(settings: "Settings", reach: int) -> None:
     if settings.mode == "mutual":
-        raise ValueError("mode=mutual trains in one process; workers.count must be 0")
+        raise ValueError("mode=mutual trains in one process: set workers.count=0")
     if settings.act.with_ == "target":
         raise ValueError("act.with=target acts by one target; workers act by the shared variables")
     if settings.twin.precision == "bf16":
-        raise ValueError("twin.precision=bf16 is not made for workers; leave it out")
+        raise ValueError("twin.precision=bf16 does not work with workers; leave it out")
     if settings.train.rescale_r and not settings.env.clip_rewards:
-        raise ValueError("train.rescale_r needs env.clip_rewards here: each worker has met another largest reward")
+        raise ValueError("train.rescale_r needs env.clip_rewards here: each worker sees a different largest reward")
     own = settings.of_worker(0)
     if own.replay.capacity_steps < max(reach, own.train.start_steps):
         raise ValueError(
@@ -71,9 +71,9 @@ def _check_rollouts(settings: "Settings") -> None:
     train, environments = settings.train, settings.env.count
     steps = train.rollout_steps * environments
     if settings.replay.prioritized:
-        raise ValueError("replay.prioritized has no meaning with train.rollout_steps, which takes each step once")
+        raise ValueError("replay.prioritized does not work with train.rollout_steps, which uses each step once")
     if settings.mode == "mutual" and settings.mutual.learn == "both":
-        raise ValueError("mutual.learn=both has no meaning with train.rollout_steps, which takes each step once")
+        raise ValueError("mutual.learn=both does not work with train.rollout_steps, which uses each step once")
     fits = (
         train.examples == train.every_steps == steps
         and train.n_step == train.rollout_steps
@@ -96,6 +96,6 @@ def check_that_it_learns(settings: "Settings") -> None:
     first = train.start_steps + train.every_steps
     if settings.vector_steps * settings.env.count < first:
         raise UsageError(
-            f"this run would make no update: the first is due after {first:,} agent steps and train.steps="
+            f"this run would never learn: the first update is due after {first:,} agent steps and train.steps="
             f"{train.steps:,}; raise --steps, or lower train.start_steps={train.start_steps:,}"
         )

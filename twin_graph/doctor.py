@@ -1,4 +1,4 @@
-"""What this machine can do, and what a training would need on it."""
+"""What this machine can do, and what a run needs on it."""
 
 import math
 import os
@@ -76,7 +76,7 @@ def _findings() -> Iterator[Finding]:
 
 
 def rate(env: envs.VectorEnv, settings: config.Settings) -> float:
-    """Agent steps per second of a training once it learns and acts by the network; without evaluations."""
+    """Agent steps per second once a run learns and acts by its network, without evaluations."""
     start = min(settings.train.start_steps, math.ceil(_MEASURED_FROM / env.count) * env.count)
     short = {
         "train.start_steps": start,

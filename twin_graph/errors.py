@@ -1,4 +1,4 @@
-"""Every error that a person can cause or meet, with the exit code that the command line gives it."""
+"""Every error that users can cause or run into, with its exit code on the command line."""
 
 import sysconfig
 import traceback

@@ -24,8 +24,8 @@ class Evaluation(NamedTuple):
       returns: the undiscounted, unclipped sum of rewards of each episode.
       seeds: of the environments; the k-th plays episodes k, k + len(seeds), ...
       protocol: what the score depends on.
-      q_start: of each episode, the largest Q value of its first observation: what the snapshot expects of it.
-      discounted: of each episode, what came of that: the discounted sum of rewards, clipped where the training clips.
+      q_start: the largest Q value at the first observation of each episode: what the snapshot expects.
+      discounted: the discounted return of each episode, of rewards clipped as in training.
       cut: games that `evaluate.max_steps` ended; they count with the score that they had.
     """
 

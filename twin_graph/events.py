@@ -17,12 +17,12 @@ _HISTOGRAM_BUCKETS = 30
 
 
 class EventFile:
-    """Owns one event file, for the whole life of a training; `with` closes it.
+    """Owns one event file, for the whole life of a run; `with` closes it.
 
     Args:
       folder: made if need be; TensorBoard's `--logdir`, or below it.
       graph: what TensorBoard shows as the graph.
-      resumed_at: agent steps from which an attempt goes on.
+      resumed_at: agent steps from which an attempt continues.
 
     Raises:
       OSError: the disk is full or cannot be written; so do the methods.

@@ -233,7 +233,7 @@ def _fitting(
 
 
 def _is_slot(name: str, outside: Mapping[str, np.ndarray]) -> bool:
-    """Whether it is an optimizer's moment of another variable: `conv1/bias/Adam` beside `conv1/bias`, of its shape."""
+    """Whether it is an optimizer's moment of another variable, for example `conv1/bias/Adam`, of the same shape."""
     variable = name.rpartition("/")[0]
     return variable in outside and outside[variable].shape == outside[name].shape
 

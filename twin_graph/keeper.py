@@ -173,7 +173,7 @@ class Keeper:
     ) -> Swap:
         """Restores what a person chose, and records it.
 
-        Into the online twin the present weights are committed first, and the optimizer begins anew.
+        Into the online twin the current weights are committed first, and the optimizer is reset.
 
         Args:
           snapshots: one, but for the undoing of a swap of an ensemble.

@@ -49,7 +49,7 @@ def hidden(name: str, x: Tensor, units: int, start: Start) -> Tensor:
 
 
 def in_parts(layers: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """What `layers` make of `x`: here of all examples at once."""
+    """`layers(x)`, for all examples at once."""
     return layers(x)
 
 

@@ -23,7 +23,7 @@ from twin_graph.twin import Twin, weights_sha256
 
 
 class Losses(NamedTuple):
-    """What an update tells of itself: loss and max_a Q, means over its minibatches, and TD errors, float32 `[B]`."""
+    """What an update reports: loss and max_a Q, means over its minibatches, and TD errors, float32 `[B]`."""
 
     loss: float
     q_mean: float
@@ -131,7 +131,7 @@ class Learner:
         return Losses(loss, float(np.mean(q_means)), np.concatenate(td_errors))
 
     def commit(self, counters: Counters, health: Health | None) -> Commit:
-        """Saves the online twin as a snapshot, durable when this returns; gives the newest if nothing was learnt since.
+        """Saves the online twin as a durable snapshot, or returns the newest one if nothing was learnt since.
 
         Raises:
           OSError: the disk is full or failed; nothing was committed.
@@ -243,11 +243,11 @@ class Learner:
 
     @property
     def state(self) -> LearnerState:
-        """What a resume point keeps of it, beside the variables."""
+        """What a resume point keeps of it, apart from the variables."""
         return LearnerState(name=self.name, updates=self.updates, target=self.target.state)
 
     def restore(self, state: LearnerState, variables: Path, policy: Policy) -> bool:
-        """Goes back to a resume point.
+        """Returns to a resume point.
 
         Args:
           state: of this learner.

@@ -71,7 +71,7 @@ def loop(
     while True:
         progress.returns.extend(stepper.advance())
         progress.workers = stepper.workers
-        now = progress.counters  # looked at once: where workers make the steps, they go on while this one writes
+        now = progress.counters  # looked at once: where workers make the steps, they continue while this one writes
         done = now.agent_steps >= progress.total_steps
         if done:
             stepper.end()

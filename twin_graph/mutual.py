@@ -1,6 +1,6 @@
-"""Who is who in `mode=mutual`, for the trainer and for those who read its records.
+"""Who acts and who learns, in `mode=mutual` too, for the trainer and for those who read its records.
 
-Learners are told apart by their names: `online` where there is one, `a` and `b` where there are two.
+Learners are identified by their names: `online` where there is one, `a` and `b` where there are two.
 """
 
 from twin_graph.settings import Settings

@@ -1,4 +1,4 @@
-"""Where a run stands, for `metrics.jsonl`, TensorBoard and the terminal alike."""
+"""How far a run has come, for `metrics.jsonl`, TensorBoard and the terminal alike."""
 
 import math
 import threading

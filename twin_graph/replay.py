@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: Arrays that make up a part of the ring, beside the frames after cuts.
+#: Arrays that make up a part of the ring, apart from the frames after cuts.
 STORED = ("frames", "actions", "rewards", "terminal", "last", "age")
 
 

@@ -1,4 +1,4 @@
-"""What a training will need of memory and disk, known before its first step."""
+"""How much memory and disk a run needs, known before its first step."""
 
 import math
 import shutil
@@ -25,7 +25,7 @@ _VARIABLE_BYTES = 1_000  # of such an event, with log.variables
 
 
 class Needs(NamedTuple):
-    """In bytes: what a training will need, and what is free now; `members` are target twins, for each learner."""
+    """In bytes: what a run needs, and what is free now; `members` counts the target twins of each learner."""
 
     replay: int
     memory: int
@@ -45,10 +45,10 @@ class Needs(NamedTuple):
 
 
 def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool = False) -> Needs:
-    """The needs of a training of these settings in a run folder that may not exist yet.
+    """What a run with these settings needs; its folder may not exist yet.
 
     Args:
-      settings: of the training.
+      settings: of the run.
       env: its environments.
       folder: of the run.
       elsewhere: workers and servers, and the replay with them, are on other machines.
@@ -71,7 +71,7 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
     units = {"updates": updates, "steps": train.steps, "episodes": train.steps}
     snapshots = learners * (units[settings.save_schedule.unit] // settings.save_schedule.every + 2)
     kept = min(snapshots, learners * save.keep_last + (snapshots // save.keep_every if save.keep_every else 0))
-    # Between two resume points nothing is removed, and two points are kept beside the one that is being written.
+    # Between two resume points nothing is removed, and two points are kept while a third is being written.
     prepared = max(1, math.ceil(train.chunk_steps / train.every_steps)) * train.batch_size * train.accumulate
     children = settings.workers.count + settings.workers.servers if settings.workers.count and not elsewhere else 0
     observation = int(np.prod(env.spec.observation_shape)) * np.dtype(env.spec.observation_dtype).itemsize
@@ -110,13 +110,13 @@ def check(needed: Needs) -> None:
     """Raises `TwinGraphError` if memory or disk will not suffice."""
     if needed.memory > needed.memory_free:
         raise TwinGraphError(
-            f"too little memory: this training needs about {gigabytes(needed.memory)} "
+            f"too little memory: this run needs about {gigabytes(needed.memory)} "
             f"({gigabytes(needed.replay)} of it for the replay) and {gigabytes(needed.memory_free)} are free; "
             "lower replay.capacity_steps"
         )
     if needed.disk > needed.disk_free:
         raise TwinGraphError(
-            f"too little disk: this training needs about {gigabytes(needed.disk)} for snapshots and resume points and "
+            f"too little disk: this run needs about {gigabytes(needed.disk)} for snapshots and resume points and "
             f"{gigabytes(needed.disk_free)} are free; lower save.keep_last, or choose another --run-dir"
         )
 

@@ -16,7 +16,7 @@ def removable(run: Run, store: SnapshotStore, oldest: PointState, policy: Policy
     """Ids of the snapshots whose weights nobody needs.
 
     Kept are each learner's newest `save.keep_last`, each `save.keep_every`-th, all that is pinned or best, and all
-    that a training which goes on from the oldest resume point could want: its target, what its policy could choose,
+    that a run resumed from the oldest resume point could want: its target, what its policy could choose,
     what was committed later, and what people asked for.
 
     Args:
@@ -38,7 +38,7 @@ def removable(run: Run, store: SnapshotStore, oldest: PointState, policy: Policy
         if swap.first_update > then:
             kept.update(swap.snapshots)
     for swap, holds in run.ledger.with_abandoned(Swap, text=BY_REQUEST):
-        if not holds:  # it is made again when the training comes to it
+        if not holds:  # it is repeated when the run gets there
             kept.update(swap.snapshots)
         kept.update(swap.previous)  # `swap --undo` may want these
 

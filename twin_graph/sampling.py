@@ -1,6 +1,6 @@
-"""Which steps of the replay an update learns from: any, those of large TD errors, or those of one rollout.
+"""Which steps of the replay an update learns from: any, those with large TD errors, or those of one rollout.
 
-A sampler is told of each step that was added and of the TD errors that came of what it sampled. It has
+A sampler is told about every step that was added, and about the TD errors of what it sampled. It has
 
     added()                       a vector step was added to the replay
     sample(minibatches, into)     the minibatches of these numbers, one after the other, in one Batch
@@ -150,7 +150,7 @@ class Prioritized(Uniform):
 class SumTree:
     """Numbers above which sums are kept, so that one can be drawn in proportion to its size in logarithmic time.
 
-    Each call works on many at once. A sum is always that of its two parts, added anew, so that no error piles up.
+    Each call works on many at once. Each sum is recomputed from its two parts, so that no rounding error accumulates.
 
     Args:
       size: how many numbers; all begin at zero.
@@ -170,7 +170,7 @@ class SumTree:
         return numbers
 
     def set(self, index: np.ndarray, value: np.ndarray) -> None:
-        """Changes the numbers at `index` `[N]`; where one stands there twice, the last value counts."""
+        """Changes the numbers at `index` `[N]`; for an index that occurs twice, the last value counts."""
         if not len(index):
             return
         node = self._leaves + index

@@ -59,53 +59,54 @@ class EnvSettings(_Section):
         "", "Gymnasium id: ALE/Pong-v5, CartPole-v1, module:Id; discrete actions", source="ale-py, Gymnasium"
     )
     actions: list[int] | None = _setting(
-        None, "numbers of the game's own actions that the agent may take, such as [0, 2, 3]; null for all (Atari)"
+        None, "which of the game's actions the agent may take, by number, for example [0, 2, 3]; null for all (Atari)"
     )
     kwargs: dict[str, JsonValue] = _setting(
-        {}, "arguments of the environment, each as env.kwargs.NAME=VALUE (Gymnasium, not Atari)"
+        {}, "arguments of the environment, each set as env.kwargs.NAME=VALUE (Gymnasium, not Atari)"
     )
     vectorization: Literal["sync", "async"] = _setting(
-        "sync", "async: each environment in a process of its own, for slow ones; same results (Gymnasium, not Atari)"
+        "sync",
+        "async: each environment in its own process, for slow ones; results are the same (Gymnasium, not Atari)",
     )
-    count: int = _setting(8, "environments that advance together", unit="environments", ge=1, le=1024)
+    count: int = _setting(8, "environments stepped together", unit="environments", ge=1, le=1024)
     frame_skip: int = _setting(
-        4, "frames for which an action is repeated (Atari; 1 elsewhere)", unit="frames", source=NATURE, ge=1, le=60
+        4, "how many frames each action is repeated for (Atari; 1 elsewhere)", unit="frames", source=NATURE, ge=1, le=60
     )
     sticky: float = _setting(
         0.0,
-        "probability that the emulator repeats the last action instead (Atari; 0.25 is v5's default)",
+        "probability that the emulator repeats the previous action instead (Atari; 0.25 in ALE v5)",
         source="NoFrameskip-v4, " + PEERS,
         ge=0,
         le=1,
     )
     noop_max: int = _setting(
-        30, "a game begins with up to this many frames without action (Atari)", unit="frames", source=NATURE, ge=0
+        30, "each game starts with up to this many no-op frames (Atari)", unit="frames", source=NATURE, ge=0
     )
-    fire_reset: bool = _setting(False, "press FIRE after a reset, in training only (Atari)", source="off in 2015")
+    fire_reset: bool = _setting(False, "press FIRE after each reset, in training only (Atari)", source="off in 2015")
     life_loss: bool = _setting(
-        True, "a lost life ends the bootstrap, in training only; the game goes on (Atari)", source=NATURE
+        True, "treat a lost life as terminal, in training only; the game continues (Atari)", source=NATURE
     )
-    clip_rewards: bool = _setting(True, "clip rewards to -1..1, in training only (Atari)", source=NATURE)
+    clip_rewards: bool = _setting(True, "clip rewards to [-1, 1], in training only (Atari)", source=NATURE)
     max_frames: int = _setting(
         108_000,
-        "a game is cut after this many frames (Atari)",
+        "time limit of a game (Atari)",
         unit="frames",
         source="NoFrameskip-v4",
         ge=1,
     )
-    image_height: int = _setting(84, "of the scaled screen (Atari)", unit="pixels", source=NATURE, ge=8, le=210)
-    image_width: int = _setting(84, "of the scaled screen (Atari)", unit="pixels", source=NATURE, ge=8, le=160)
-    stack: int = _setting(4, "newest frames in one observation (Atari)", unit="frames", source=NATURE, ge=1, le=16)
+    image_height: int = _setting(84, "height of the resized screen (Atari)", unit="pixels", source=NATURE, ge=8, le=210)
+    image_width: int = _setting(84, "width of the resized screen (Atari)", unit="pixels", source=NATURE, ge=8, le=160)
+    stack: int = _setting(4, "frames stacked in one observation (Atari)", unit="frames", source=NATURE, ge=1, le=16)
 
 
 class ModelSettings(_Section):
     dueling: bool = _setting(
-        False, "a value of the state and advantages of the actions, each from a layer of its own", source=DUELING
+        False, "separate streams for the value of the state and the advantages of the actions", source=DUELING
     )
-    padding: Literal["VALID", "SAME"] = _setting("VALID", "padding of the convolutions of `nature`", source=NATURE)
+    padding: Literal["VALID", "SAME"] = _setting("VALID", "padding of the convolutions in `nature`", source=NATURE)
     hidden_units: list[Annotated[int, Field(ge=1, le=8192)]] = _setting(
         [256, 256],
-        "widths of the layers of `mlp`",
+        "widths of the hidden layers in `mlp`",
         unit="units",
         source="RL Baselines3 Zoo",
         min_length=1,
@@ -114,58 +115,63 @@ class ModelSettings(_Section):
 
 
 class TrainSettings(_Section):
-    steps: int = _setting(
-        1_000_000, "length of the training, rounded up to whole vector steps", unit="agent steps", ge=1
-    )
-    start_steps: int = _setting(10_000, "steps collected before the first update", unit="agent steps", ge=1)
-    every_steps: int = _setting(4, "one update for this many", unit="agent steps", source=NATURE, ge=1)
+    steps: int = _setting(1_000_000, "length of the run, rounded up to whole vector steps", unit="agent steps", ge=1)
+    start_steps: int = _setting(10_000, "steps collected before learning starts", unit="agent steps", ge=1)
+    every_steps: int = _setting(4, "one update every this many steps", unit="agent steps", source=NATURE, ge=1)
     chunk_steps: int = _setting(
         0,
-        "acting goes on with weights frozen at the chunk's start while the updates of the chunk before are made; "
-        "0 for the classic loop, in which nothing overlaps",
+        "act with weights frozen at the start of each chunk while the previous chunk's updates are made; 0 for the "
+        "classic loop, in which nothing overlaps",
         unit="agent steps",
         source="after fast-dqn, Daley and Amato 2021",
         ge=0,
     )
-    batch_size: int = _setting(32, "transitions of one update", unit="transitions", source=NATURE, ge=1, le=65_536)
-    n_step: int = _setting(1, "rewards before the bootstrap value", unit="agent steps", source=NATURE, ge=1, le=1000)
+    batch_size: int = _setting(32, "transitions in one update", unit="transitions", source=NATURE, ge=1, le=65_536)
+    n_step: int = _setting(1, "rewards summed before bootstrapping", unit="agent steps", source=NATURE, ge=1, le=1000)
     rollout_steps: int = _setting(
         0,
-        "each update learns from the newest so many steps of each environment, once, with returns to their end; "
-        "0 for minibatches from the replay",
-        unit="agent steps an environment",
+        "learn from the newest n steps of each environment, once, with returns up to their end; 0 to sample from the "
+        "replay",
+        unit="agent steps per environment",
         source="5 in " + ASYNC,
         ge=0,
         le=1000,
     )
-    discount: float = _setting(0.99, "of the value one agent step later", source=NATURE, ge=0, le=1)
-    double: bool = _setting(False, "the online twin chooses the action that is bootstrapped from", source=DOUBLE)
-    target_q: bool = _setting(
-        True, "a target supplies bootstrap values; if false, the online twin of that moment does", source=DQN3
+    discount: float = _setting(0.99, "discount factor per agent step", source=NATURE, ge=0, le=1)
+    double: bool = _setting(
+        False, "double Q-learning: the online twin selects the action that the target evaluates", source=DOUBLE
     )
-    clip_delta: float | None = _setting(1.0, "TD errors are clipped to plus and minus this in dqn3", source=DQN3, gt=0)
-    rescale_r: bool = _setting(False, "dqn3: rewards are divided by the largest seen so far", source=DQN3)
+    target_q: bool = _setting(True, "bootstrap from the target; if false, from the online twin itself", source=DQN3)
+    clip_delta: float | None = _setting(1.0, "clip TD errors to plus or minus this (loss=dqn3)", source=DQN3, gt=0)
+    rescale_r: bool = _setting(False, "divide rewards by the largest seen so far (loss=dqn3)", source=DQN3)
     accumulate: int = _setting(
-        1, "minibatches whose gradients, summed in the graph, make up one update", unit="minibatches", ge=1, le=1024
+        1, "minibatches whose gradients are accumulated into one update", unit="minibatches", ge=1, le=1024
     )
     gradient_clip_norm: float | None = _setting(
-        None, "norm of all gradients together is at most this; null for any", source="10 in Stable-Baselines3", gt=0
+        None,
+        "clip the global norm of the gradients to this; null for no clipping",
+        source="10 in Stable-Baselines3",
+        gt=0,
     )
     optimizer: Annotated[str, Named("adam", "rmsprop", "rmsprop_dqn3")] = _setting(
         "adam",
         "TensorFlow's Adam or RMSProp, or the centered RMSProp of DQN 3.0, whose moments start at zero; "
         "module:function for your own",
     )
-    learning_rate: float = _setting(1e-4, "of the optimizer, at the beginning", source=PEERS, gt=0, le=1)
+    learning_rate: float = _setting(1e-4, "initial learning rate", source=PEERS, gt=0, le=1)
     learning_rate_schedule: Literal["constant", "linear", "staircase"] = _setting(
-        "constant", "linear: to learning_rate_end in learning_rate_updates; staircase: times learning_rate_decay each"
+        "constant",
+        "linear: to learning_rate_end over learning_rate_updates; staircase: times learning_rate_decay every "
+        "learning_rate_updates",
     )
-    learning_rate_end: float = _setting(0.0, "of linear; never below it", ge=0, le=1)
-    learning_rate_decay: float = _setting(0.96, "of staircase", gt=0, le=1)
-    learning_rate_updates: int = _setting(100_000, "length of linear, of one stair", unit="updates", ge=1)
-    adam_epsilon: float = _setting(1e-8, "of Adam", source="Kingma and Ba 2015", gt=0, le=1)
-    rmsprop_epsilon: float = _setting(1e-10, "of RMSProp, inside the root", source="TensorFlow", gt=0, le=1)
-    rmsprop_decay: float = _setting(0.99, "of RMSProp's mean square", source="Mnih et al. 2016", ge=0, lt=1)
+    learning_rate_end: float = _setting(0.0, "final learning rate of the linear schedule", ge=0, le=1)
+    learning_rate_decay: float = _setting(0.96, "factor of the staircase schedule", gt=0, le=1)
+    learning_rate_updates: int = _setting(
+        100_000, "length of the linear schedule, or of one stair", unit="updates", ge=1
+    )
+    adam_epsilon: float = _setting(1e-8, "epsilon of Adam", source="Kingma and Ba 2015", gt=0, le=1)
+    rmsprop_epsilon: float = _setting(1e-10, "epsilon of RMSProp, inside the root", source="TensorFlow", gt=0, le=1)
+    rmsprop_decay: float = _setting(0.99, "decay of RMSProp's mean square", source="Mnih et al. 2016", ge=0, lt=1)
 
     @property
     def examples(self) -> int:
@@ -183,15 +189,19 @@ class TrainSettings(_Section):
 
 
 class ReplaySettings(_Section):
-    capacity_steps: int = _setting(100_000, "newest steps kept", unit="agent steps", source="RL Baselines3 Zoo", ge=1)
-    prioritized: bool = _setting(False, "steps with large TD errors are sampled more often", source=PRIORITIZED)
-    priority_exponent: float = _setting(0.6, "0 samples uniformly, 1 by |TD error|", source=PRIORITIZED, ge=0, le=1)
-    uniform_share: float = _setting(0.001, "of steps sampled uniformly all the same", source="DQN Zoo", ge=0, le=1)
-    importance_start: float = _setting(
-        0.4, "exponent of the importance weights at the start", source=PRIORITIZED, ge=0, le=1
+    capacity_steps: int = _setting(
+        100_000, "size of the replay buffer", unit="agent steps", source="RL Baselines3 Zoo", ge=1
     )
-    importance_end: float = _setting(1.0, "the same after importance_updates", source=PRIORITIZED, ge=0, le=1)
-    importance_updates: int = _setting(250_000, "length of the linear change between them", unit="updates", ge=1)
+    prioritized: bool = _setting(False, "prioritized experience replay", source=PRIORITIZED)
+    priority_exponent: float = _setting(
+        0.6, "0 samples uniformly, 1 in proportion to |TD error|", source=PRIORITIZED, ge=0, le=1
+    )
+    uniform_share: float = _setting(0.001, "share of samples that stay uniform", source="DQN Zoo", ge=0, le=1)
+    importance_start: float = _setting(
+        0.4, "initial exponent of the importance weights", source=PRIORITIZED, ge=0, le=1
+    )
+    importance_end: float = _setting(1.0, "final exponent of the importance weights", source=PRIORITIZED, ge=0, le=1)
+    importance_updates: int = _setting(250_000, "length of the linear schedule between them", unit="updates", ge=1)
 
     def importance_at(self, update: int) -> float:
         """The exponent of the importance weights of an update, from 0."""
@@ -202,83 +212,89 @@ class ReplaySettings(_Section):
 class ActSettings(_Section):
     with_: Literal["online", "target"] = _setting(
         "online",
-        "whose weights choose actions; the target's freeze behaviour under policies such as best and pinned",
+        "which twin selects actions; under policies such as best or pinned, the target's behaviour stays fixed",
         source="target in fast-dqn, Daley and Amato 2021",
         alias="with",
     )
-    epsilon_start: float = _setting(1.0, "share of random actions at the start", source=NATURE, ge=0, le=1)
-    epsilon_end: float = _setting(0.01, "share of random actions after the decay", source=PEERS, ge=0, le=1)
-    epsilon_decay_steps: int = _setting(100_000, "length of the linear decay", unit="agent steps", ge=1)
+    epsilon_start: float = _setting(1.0, "initial epsilon", source=NATURE, ge=0, le=1)
+    epsilon_end: float = _setting(0.01, "final epsilon", source=PEERS, ge=0, le=1)
+    epsilon_decay_steps: int = _setting(100_000, "length of epsilon's linear decay", unit="agent steps", ge=1)
 
     def epsilon_at(self, agent_step: int) -> float:
-        """The share of random actions after so many agent steps."""
+        """Epsilon after this many agent steps."""
         progress = min(1.0, agent_step / self.epsilon_decay_steps)
         return self.epsilon_start + progress * (self.epsilon_end - self.epsilon_start)
 
 
 def _every(unit: str, meaning: str) -> Any:
-    return _setting(None, f"{meaning} each; set one unit only", unit=unit, ge=1)
+    return _setting(None, f"{meaning} every n {unit}; set only one of the three units", unit=unit, ge=1)
 
 
 class TargetSettings(_Section):
     policy: str = _setting(
         "latest",
-        "which snapshot a refresh restores: latest, best, lag(updates), window(n), mix(p, n), pinned(id), rollback, "
+        "which snapshot each refresh restores: latest, best, lag(updates), window(n), mix(p, n), pinned(id), rollback, "
         "ensemble(k, min|mean), module:function",
         source="latest in " + NATURE,
     )
     refresh_every_updates: int | None = _setting(
-        None, "the target is refreshed each; set one unit only", unit="updates", source="10,000 in " + NATURE, ge=1
+        None,
+        "refresh the target every n updates; set only one of the three units",
+        unit="updates",
+        source="10,000 in " + NATURE,
+        ge=1,
     )
-    refresh_every_steps: int | None = _every("agent steps", "the target is refreshed")
-    refresh_every_episodes: int | None = _every("episodes", "the target is refreshed")
+    refresh_every_steps: int | None = _every("agent steps", "refresh the target")
+    refresh_every_episodes: int | None = _every("episodes", "refresh the target")
 
 
 class MutualSettings(_Section):
     act: Literal["alternate", "random", "both", "a", "b"] = _setting(
-        "both", "who acts: by turns, by lot at each vector step, the mean of both Q values, one", source=TWO_LEARNERS
+        "both",
+        "who acts: in turns, at random for each vector step, by the mean of both Q values, or one of them",
+        source=TWO_LEARNERS,
     )
     learn: Literal["alternate", "random", "both"] = _setting(
-        "random", "who learns from a minibatch: by turns, by lot, each of them, in two updates", source=TWO_LEARNERS
+        "random", "who learns from a minibatch: in turns, at random, or both, in two updates", source=TWO_LEARNERS
     )
-    turn_updates: int = _setting(1_000, "length of a turn of alternate", unit="updates", ge=1)
+    turn_updates: int = _setting(1_000, "length of a turn", unit="updates", ge=1)
 
 
 class StoreSettings(_Section):
     shared: bool = _setting(
-        False, "mutual: one line of snapshots for both, so that a target is the latest of whoever wrote last"
+        False, "one sequence of snapshots for both learners (mode=mutual): a target is the latest, whoever wrote it"
     )
 
 
 class WorkersSettings(_Section):
     count: int = _setting(
         0,
-        "processes that train asynchronously on shared variables; 0 for this one alone",
+        "worker processes for asynchronous training on shared variables; 0 for none",
         unit="workers",
         ge=0,
         le=1024,
     )
-    servers: int = _setting(1, "parameter servers, which hold the shared variables", unit="processes", ge=1, le=64)
-    restarts: int = _setting(3, "a worker that died is started again so many times", ge=0)
-    pin: bool = _setting(False, "each worker runs on one core of its own, by turns")
+    servers: int = _setting(1, "parameter servers for the shared variables", unit="processes", ge=1, le=64)
+    restarts: int = _setting(3, "how often a worker that died is restarted", ge=0)
+    pin: bool = _setting(False, "pin each worker to one core")
     gpu_memory_fraction: float | None = _setting(
-        None, "of each GPU, for each worker; null for as much as it needs", gt=0, le=1
+        None, "share of each GPU's memory per worker; null for as much as it needs", gt=0, le=1
     )
 
 
 class SaveSettings(_Section):
-    every_updates: int | None = _every("updates", "a snapshot is committed (null: when the target is refreshed)")
-    every_steps: int | None = _every("agent steps", "a snapshot is committed")
-    every_episodes: int | None = _every("episodes", "a snapshot is committed")
-    keep_last: int = _setting(50, "weights of the newest so many snapshots are kept", unit="snapshots", ge=1)
+    every_updates: int | None = _every("updates", "commit a snapshot (null: as often as the target is refreshed)")
+    every_steps: int | None = _every("agent steps", "commit a snapshot")
+    every_episodes: int | None = _every("episodes", "commit a snapshot")
+    keep_last: int = _setting(50, "how many of the newest snapshots keep their weights", unit="snapshots", ge=1)
     keep_every: int = _setting(
-        20, "of the older ones, each so-manieth keeps its weights; 0 for none", unit="snapshots", ge=0
+        20, "of the older ones, every n-th keeps its weights; 0 for none", unit="snapshots", ge=0
     )
 
 
 class ResumeSettings(_Section):
     every_steps: int = _setting(
-        50_000, "a resume point is committed, and the environments are reset, each", unit="agent steps", ge=1
+        50_000, "commit a resume point, and reset the environments, every n agent steps", unit="agent steps", ge=1
     )
 
     @property
@@ -288,18 +304,18 @@ class ResumeSettings(_Section):
 
 
 class EvaluateSettings(_Section):
-    every_steps: int = _setting(50_000, "the newest snapshot plays for its true score each", unit="agent steps", ge=1)
-    episodes: int = _setting(10, "length of such an evaluation; 0 for none", unit="episodes", ge=0, le=100_000)
+    every_steps: int = _setting(50_000, "evaluate the newest snapshot every n agent steps", unit="agent steps", ge=1)
+    episodes: int = _setting(10, "episodes per evaluation; 0 for no evaluations", unit="episodes", ge=0, le=100_000)
     max_steps: int | None = _setting(
         None,
-        "a game of an evaluation is cut after this many; null is 27,000 where the environment has no limit of its own",
+        "time limit of a game in evaluations; null is 27,000 where the environment has no limit of its own",
         unit="agent steps",
         source="108,000 frames at frame skip 4, NoFrameskip-v4",
         ge=1,
     )
     epsilon: float | None = _setting(
         None,
-        "share of random actions while evaluated; null is 0.001 on Atari and 0 elsewhere",
+        "epsilon in evaluations; null is 0.001 on Atari and 0 elsewhere",
         source="Rainbow, Dopamine; 0.05 in 2015",
         ge=0,
         le=1,
@@ -312,23 +328,22 @@ class EvaluateSettings(_Section):
 
 
 class TwinSettings(_Section):
-    check: bool = _setting(
-        False, "debug: after a refresh the twins are bit-equal, and the target never changes between two"
-    )
-    threads: int = _setting(
-        0, "TensorFlow's threads, per twin; 0 is measured when a training begins", unit="threads", ge=0
-    )
+    check: bool = _setting(False, "debug: check that the target holds exactly its snapshot at every update")
+    threads: int = _setting(0, "TensorFlow threads per twin; 0: measured at the start of the run", unit="threads", ge=0)
     precision: Literal["auto", "fp32", "bf16"] = _setting(
-        "auto", "of products in the network; auto is bf16 where the processor has it and it was measured to be faster"
+        "auto",
+        "of the network's multiplications; auto is bf16 where the processor has it and it was measured to be faster",
     )
-    overlap: bool = _setting(True, "with chunks: two threads, one of which acts while the other trains; same weights")
+    overlap: bool = _setting(
+        True, "in chunks: act in one thread while another trains; the weights are the same either way"
+    )
 
 
 class LogSettings(_Section):
-    every_steps: int = _setting(2_000, "a line of metrics each", unit="agent steps", ge=1)
+    every_steps: int = _setting(2_000, "log metrics every n agent steps", unit="agent steps", ge=1)
     variables: bool = _setting(
         False,
-        "with each line, TensorBoard also gets statistics and histograms of variables and of activations",
+        "with each line of metrics, also write statistics and histograms of variables and activations to TensorBoard",
     )
 
     @property
@@ -389,18 +404,18 @@ _REFRESH_DEFAULT = Schedule("updates", 1_000)
 class Settings(_Section):
     """All settings of a run."""
 
-    preset: str = _setting("", "name of the preset that the others started from")
-    seed: int = _setting(1, "of everything random in a run", ge=0, lt=2**31)
+    preset: str = _setting("", "the preset that this run started from")
+    seed: int = _setting(1, "seed of everything random", ge=0, lt=2**31)
     network: Annotated[str, Named("nature", "pooled80", "blob", "mlp")] = _setting(
-        "nature", "which Q network; module:function for your own", source=NATURE
+        "nature", "the Q network; module:function for your own", source=NATURE
     )
     mode: Literal["plain", "mutual"] = _setting(
-        "plain", "mutual: two learners, a and b, each of which bootstraps from snapshots of the other"
+        "plain", "mutual: two learners, a and b, each bootstrapping from the other's snapshots"
     )
     loss: Annotated[str, Named("huber", "mse", "mse_all", "dqn3")] = _setting(
         "huber",
-        "of the TD errors; dqn3 propagates them back from the output layer, summed and clipped; module:function for "
-        "your own",
+        "loss of the TD errors; dqn3 backpropagates them from the output layer, summed and clipped; module:function "
+        "for your own",
         source=NATURE,
     )
     env: EnvSettings = EnvSettings()

@@ -1,7 +1,7 @@
-"""Where the time of a training goes.
+"""Where the time of a run goes.
 
-In a training by chunks `act`, `environment`, `sample` and `target` pass in a thread beside `train` (but for the targets
-that are evaluated anew after a refresh), and `wait` is what the training thread waits for them.
+In chunks, `act`, `environment`, `sample` and `target` happen in a second thread while this one is in `train` (except
+for targets that are evaluated again after a refresh); `wait` is how long this one then waits for the other.
 """
 
 import contextlib

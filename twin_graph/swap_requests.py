@@ -1,4 +1,4 @@
-"""Swaps by hand during training: requests of people, and those of an earlier attempt that must happen again."""
+"""Manual swaps during training: new requests, and those of an earlier attempt that must happen again."""
 
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.keeper import Keeper
@@ -9,10 +9,10 @@ from twin_graph.snapshots.run import Run
 
 
 class SwapRequests:
-    """Carries out what people ask of a running trainer, between two vector steps.
+    """Carries out what people request of a run while it trains, between two vector steps.
 
-    A swap that was carried out after the resume point is an input of the training: it is carried out again at its
-    recorded agent step.
+    A swap that was carried out after the resume point is an input of the run: when the run resumes, it is repeated at
+    its recorded agent step.
     """
 
     def __init__(self, run: Run, keeper: Keeper) -> None:
@@ -25,7 +25,7 @@ class SwapRequests:
         self._again = sorted(again.values(), key=lambda swap: (swap.counters.agent_steps, swap.request))
 
     def carry_out(self, *, at_point: bool) -> bool:
-        """Does what is due now.
+        """Carries out what is due now.
 
         Args:
           at_point: a resume point was made at this very step, as a swap into the online twin needs.
@@ -79,7 +79,7 @@ class SwapRequests:
             if last.into == "target" and self._keeper.learners[last.learner].target.policy != BY_HAND:
                 raise UsageError(f"the schedule has replaced {last.snapshots[0]} since; nothing to undo")
             return last
-        raise UsageError("there is no swap by hand to undo")
+        raise UsageError("there is no manual swap to undo")
 
     def _swap(self, snapshots: list[Commit], learner: str, into: str, *, hold: bool, request: str, undo: bool) -> None:
         swap = self._keeper.swap(snapshots, learner=learner, into=into, hold=hold, request=request, undo=undo)

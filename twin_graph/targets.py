@@ -57,7 +57,7 @@ class Match(NamedTuple):
 
 
 def matches(evaluations: Iterable[Mapping[str, Any]]) -> list[Match]:
-    """The matches that records of evaluations tell of: the scheduled ones under the protocol of the newest."""
+    """The matches in records of evaluations: the scheduled ones under the protocol of the newest."""
     lines = [line for line in evaluations if line["scheduled"]]
     found: dict[tuple[int, str], Match] = {}  # two learners are evaluated at the same agent step, each for itself
     for line in lines:
@@ -101,7 +101,7 @@ class Choice(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What a policy needs beside its arguments.
+    """What a policy needs apart from its parameters.
 
     Each function takes the policy's own parameters, by name, after what is said here.
 
@@ -368,7 +368,7 @@ class Policy(NamedTuple):
 
     @property
     def members(self) -> int:
-        """The largest number of snapshots it chooses at once: so many target twins are needed."""
+        """The largest number of snapshots it chooses at once, each in a target twin of its own."""
         members = self._needs.members
         return int(members(**self.arguments) if callable(members) else members)
 

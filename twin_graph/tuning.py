@@ -1,4 +1,4 @@
-"""Which threads and precision are fastest on this machine, for this network: measured once, when a training begins."""
+"""Which threads and precision are fastest on this machine, for this network: measured once, at the start of a run."""
 
 import contextlib
 import statistics
@@ -17,7 +17,7 @@ from twin_graph.twin import Twin
 _ROUNDS = 3
 _ROUND_SECONDS = 0.6
 _CHUNK_UPDATES = 8  # at most; more of them would take longer than a round
-# Another than the first choice must be this much faster: timings scatter, and two trainings with one seed should not
+# Another than the first choice must be this much faster: timings scatter, and two runs with the same seed should not
 # differ because of it.
 _MARGIN = 1.1
 
@@ -51,8 +51,8 @@ def fix(settings: Settings, spec: ModelSpec, *, elsewhere: bool = False) -> tupl
 def measure(settings: Settings, spec: ModelSpec) -> list[Timing]:
     """Times what the settings leave open, on random minibatches; the fastest comes first, nothing if there is none.
 
-    Targets are evaluated in the blocks of the training, and beside the updates if they are there; the environments are
-    left out.
+    Targets are evaluated in the blocks that training uses, and at the same time as updates if training does so.
+    Environments are left out.
     """
     possible = _possible(settings)
     if len(possible) == 1:

@@ -123,7 +123,7 @@ class Twin:
         Args:
           prefix: of the files.
           optimizer: all variables, the optimizer's too, and not only the trainable ones.
-          meta_graph: `prefix.meta` too, which makes the graph anew without this package.
+          meta_graph: `prefix.meta` too, from which the graph can be rebuilt without this package.
 
         Raises:
           OSError: the disk is full or cannot be written.

@@ -1,4 +1,4 @@
-"""One task of a cluster, for the process of this number: `python -m twin_graph.distributed CLUSTER_FILE ps:0 1234`."""
+"""One task of a cluster: `python -m twin_graph.distributed CLUSTER_FILE ps:0`."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from twin_graph.errors import TwinGraphError
 
 if __name__ == "__main__":
     try:
-        run_task(Cluster.described(Path(sys.argv[1])), sys.argv[2], parent=int(sys.argv[3]))
+        run_task(Cluster.described(Path(sys.argv[1])), sys.argv[2])
     except TwinGraphError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

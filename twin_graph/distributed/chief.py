@@ -37,7 +37,7 @@ class Chief(Stepper):
 
     Args:
       keeper: of the run.
-      env: gives the observations on which twins are compared, since the replays are the workers'.
+      env: provides the observations on which twins are compared, since the replays are the workers'.
       cluster: who trains.
       supervisor: of the cluster's processes, if they are this one's children.
 

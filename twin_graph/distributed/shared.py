@@ -23,7 +23,7 @@ from twin_graph.twin import Twin, setters, to_set
 
 _COUNTERS = ("vector_steps", "updates", "episodes", "stop", "attempt")
 _NO_LIMIT = 2**62
-_TOKENS = 100_000  # never so many
+_TOKENS = 100_000  # more than there can be
 CHIEF = -1
 _ANSWER_MILLISECONDS = 10_000
 _START_SECONDS = 600.0
@@ -50,10 +50,10 @@ class ServerSession(tf.Session):  # type: ignore[misc]
     """A session with one server, which asks once more where that takes a request for another that it had.
 
     TensorFlow makes each step in a thread of its own, and numbers its requests by a generator of that thread, whose
-    seed has 32 bits. A server takes a number among its last 100,000 for one request that came twice. So it refuses one
-    in 43,000, once it had so many, which ended a training of CartPole by four workers after three minutes. What was
-    refused has done nothing. But where a step has parts on several servers, others may have done theirs, or wait for it
-    for ever: so there are none such here.
+    seed has 32 bits. A server that finds a number among its last 100,000 takes the request for one that came twice: it
+    refuses one in 43,000, once it has seen that many, which ended a run of CartPole with four workers after three
+    minutes. A refused request has done nothing. But where a step has parts on several servers, others may have done
+    theirs, or wait for it forever: so no step here has.
 
     The refusal quotes the request, with the numbers that were fed as text. TensorFlow looks for names of operations in
     it, between brackets, and where numbers look like one it raises a ValueError about that name instead.
@@ -78,7 +78,7 @@ def named(error: Any) -> str:
 
 
 def start_server(address: str) -> Any:
-    """A `tf.train.Server`, alone in its cluster; on a loopback address it hears this machine alone.
+    """A `tf.train.Server`, alone in its cluster; on a loopback address it accepts connections from this machine only.
 
     Raises:
       TwinGraphError: its port is taken, most likely.
@@ -87,9 +87,7 @@ def start_server(address: str) -> Any:
     try:
         server = tf.train.Server({"ps": [address]}, job_name="ps", task_index=0, config=config)
     except tf.errors.OpError as error:
-        raise TwinGraphError(
-            f"cannot listen on {address}: {error.message}. Does another training use the port?"
-        ) from None
+        raise TwinGraphError(f"cannot listen on {address}: {error.message}. Does another run use the port?") from None
     if is_loopback(address):
         accept_loopback_only(int(address.rpartition(":")[2]))
     return server
@@ -107,7 +105,7 @@ def placement(variables: Sequence[Variable], servers: int) -> list[list[Variable
 
 
 def _count_up(counter: Any, limit: int) -> Any:
-    """Adds one, indivisibly, and gives the number before, to everyone another. OutOfRangeError at `limit`."""
+    """Atomically adds one and returns the number before; OutOfRangeError at `limit`. No two callers get the same."""
     return tf.raw_ops.ResourceCountUpTo(resource=counter.handle, limit=limit, T=tf.int64)
 
 
@@ -157,7 +155,7 @@ class _Part:
             self.put_token = done_queue().enqueue(self.token)
         graph.finalize()
         config = tf.ConfigProto(operation_timeout_in_ms=_ANSWER_MILLISECONDS)
-        # Not `SessionCalls`: what these look up is given back at the end, which takes for ever if the server is gone.
+        # Not `SessionCalls`: what these look up is given back at the end, which takes forever if the server is gone.
         self.run = ServerSession(f"grpc://{address}", graph=graph, config=config).run
 
     def assign(self, values: Mapping[str, Any]) -> None:
@@ -171,7 +169,7 @@ class Shared:
     Args:
       cluster: whose.
       twin: whose trainables they are, by name, shape and optimizer.
-      vector_steps: of all workers together, at which the training ends.
+      vector_steps: of all workers together, at which the run ends.
 
     Every method raises `tf.errors.OpError` where a server does not answer.
     """
@@ -285,7 +283,7 @@ class Shared:
         counters = self._first.counters
         stop, now = self._first.run([counters["stop"], counters["attempt"]])
         if now != attempt:
-            raise TwinGraphError("the training was resumed without this task; start it again")
+            raise TwinGraphError("the run was resumed without this task; start it again")
         if stop:
             return None
         try:
@@ -297,7 +295,7 @@ class Shared:
         self._first.run(self._first.count_episodes, {self._first.ended: ended})
 
     def apply(self, gradients: Mapping[str, np.ndarray], learning_rate: float) -> int:
-        """An optimizer step; gives its number in the run, from 0."""
+        """One optimizer step; returns its number in the run, from 0."""
 
         def apply_part(part: _Part) -> int:
             fed = {placeholder: gradients[name] for name, placeholder in part.gradients.items()}

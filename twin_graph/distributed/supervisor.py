@@ -54,7 +54,15 @@ class Supervisor:
 
     def _start(self, task: str) -> subprocess.Popen[bytes]:
         log = self._file.parent / f"{task.replace(':', '-')}.log"
-        command = [sys.executable, "-m", "twin_graph.distributed", str(self._file), task, str(os.getpid())]
+        command = [
+            sys.executable,
+            "-m",
+            "twin_graph.leash",
+            str(os.getpid()),
+            "twin_graph.distributed",
+            str(self._file),
+            task,
+        ]
         with log.open("ab") as output:
             # A session of its own: Ctrl-C in the terminal is for the chief, which ends the others in order.
             return subprocess.Popen(
@@ -62,7 +70,7 @@ class Supervisor:
             )
 
     def look(self) -> dict[int, str]:
-        """Starts workers again that have died; gives those that died too often, once, and what to say of them.
+        """Restarts workers that have died; returns those that died too often, once, and why.
 
         Raises:
           TwinGraphError: a parameter server is gone, or no worker is left.
@@ -71,7 +79,7 @@ class Supervisor:
             if server.poll() is not None:
                 raise TwinGraphError(
                     f"parameter server {i} ended ({self._why(f'ps-{i}', server.returncode)}), and with it the newest "
-                    "updates; `twin-graph resume` goes on from the last resume point"
+                    "updates; `twin-graph resume` continues from the last resume point"
                 )
         given_up = {}
         for i, worker in enumerate(self._workers):

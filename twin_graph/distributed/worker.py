@@ -97,7 +97,7 @@ class Worker:
                     if applying:
                         self._record(*applying)
                     else:
-                        self._copy.pull()  # others have gone on while this one filled its replay
+                        self._copy.pull()  # others have trained while this one filled its replay
                     applying = gradients.submit(self._apply, batch, q_target_t), batch, swap
                 self._tell()
             if applying:
@@ -118,7 +118,7 @@ class Worker:
         return answer.s_next
 
     def _follow_target(self) -> Swap | None:
-        """Restores what the run's target was last refreshed with, if that has changed; gives that refresh."""
+        """Restores what the run's target was last refreshed with, if that has changed; returns that refresh."""
         swaps = self._run.ledger.newest_first(Swap)
         newest = next((swap for swap in swaps if is_target_of(swap, ONLY_LEARNER)), None)
         if newest and newest != self._followed:

@@ -14,7 +14,7 @@ from twin_graph.settings import EnvSettings
 
 
 class EnvSpec(NamedTuple):
-    """What everything else has to know of an environment.
+    """All that other modules need to know about an environment.
 
     Attributes:
       observation_shape: of one observation: `(stack, H, W)` for stacked frames, `(H, W, C)` for images, `(D,)`.
@@ -75,7 +75,7 @@ class VectorEnv(Protocol):
       spec: of each.
       time_limit: agent steps after which a game is cut; None where it may last for ever.
       evaluation_epsilon: share of random actions while evaluated, where the settings do not say.
-      protocol: what a score depends on, in words for people; stands beside every score.
+      protocol: what a score depends on, in words for people; shown with every score.
     """
 
     count: int

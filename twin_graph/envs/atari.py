@@ -25,7 +25,7 @@ class Atari:
     one frame after frames of zeros.
 
     The emulator is asked for neither clipping nor life loss: its own life loss would start a new game at each lost
-    life, so that an agent never saw what comes later, and its clipping would hide the score of the training games.
+    life, so that an agent never saw what comes later, and its clipping would hide the true score.
     """
 
     def __init__(self, settings: EnvSettings, *, count: int, evaluation: bool, max_steps: int | None = None) -> None:

@@ -24,7 +24,7 @@ class Gym:
     """Implements `twin_graph.envs.VectorEnv`; owns the environments.
 
     Observations of spaces other than Box are flattened. An error inside an environment, an observation of another shape
-    than it declares, and a number that is not finite are told with the environment's number.
+    than it declares, and a number that is not finite are reported with the environment's number.
 
     Args:
       settings: which environment.

@@ -96,7 +96,7 @@ def intervals(
 
 
 def dots(panels: Sequence[tuple[str, float, Sequence[Sequence[float]]]], names: Sequence[str]) -> Figure:
-    """A dot for each run, a row for each condition; how many are infinite stands at the right.
+    """A dot for each run, a row for each condition; the number of infinite ones is on the right.
 
     Args:
       panels: label, end of the axis, and values by condition; one panel above the other.
@@ -136,7 +136,7 @@ def served(results: Sequence[tuple[str, Result]]) -> Figure:
 
 
 def ages(results: Sequence[Result]) -> Callable[[Result], Curve]:
-    """What gives the age of a run's targets by its updates, as means over equal parts, the same for all these runs.
+    """Returns what computes the age of a run's targets by update, as means over equal parts, the same for all runs.
 
     A part is as long as some refreshes, or the line would show nothing but the age that grows from one to the next.
     """

@@ -1,8 +1,8 @@
 """Trains the runs of an experiment on the machines of a Ray cluster. Needs the extra `ray`.
 
 A run is the same command as on this machine, in the same folder and environment; the child of a Ray actor, which
-passes signals on and tells the exit code. Ray ends the actor when this process or either machine is gone, and the
-child ends with it, see `twin_graph.experiments.leash`.
+passes signals on and returns the exit code. Ray ends the actor when this process or either machine is gone, and the
+child ends with it, see `twin_graph.leash`.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class _Trainer:
     """A process on a machine of the cluster. `lock` is one that the process that began it has."""
 
     def __init__(self, arguments: list[str], log: Path, folder: Path, environment: dict[str, str], lock: Path) -> None:
-        command = [sys.executable, "-m", "twin_graph.experiments.leash", str(os.getpid()), *arguments]
+        command = [sys.executable, "-m", "twin_graph.leash", str(os.getpid()), "twin_graph_cli", *arguments]
         with log.open("ab") as output:
             check_storage(lock)
             self._process = subprocess.Popen(

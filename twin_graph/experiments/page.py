@@ -53,7 +53,7 @@ class Page(NamedTuple):
 
 
 def markdown(page: Page) -> str:
-    """The page as Markdown, with its pictures in files beside it."""
+    """The page as Markdown, with its pictures in separate files."""
 
     def table(t: Table) -> str:
         lines = [t.columns, ["---"] * len(t.columns), *t.rows]

@@ -134,7 +134,7 @@ def parse(text: str, *, fixed: Pairs = ()) -> Plan:
 
     Args:
       text: TOML.
-      fixed: settings that all runs have beside those of the file, such as threads.
+      fixed: settings that all runs have in addition to the file's, such as threads.
 
     Raises:
       UsageError: unknown keys, values that do not fit, an empty grid, two runs that are the same.
@@ -148,7 +148,7 @@ def parse(text: str, *, fixed: Pairs = ()) -> Plan:
         )
     _check_disjoint(common, levels)
     if len(set(file.seeds)) < len(file.seeds):
-        raise UsageError(f"seeds={file.seeds}: one stands there twice")
+        raise UsageError(f"seeds={file.seeds}: one of them is repeated")
     runs = [
         _run(file, (*fixed, *common), combination, seed)
         for seed in file.seeds

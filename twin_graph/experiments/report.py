@@ -2,7 +2,7 @@
 
 <experiment>/report/
   index.html       everything; pictures are in it
-  report.md        the same, with the pictures beside it
+  report.md        the same, with its pictures in separate files
   *.png            the pictures
   conditions.csv   a line for each condition: the numbers of the first table, with their intervals
   runs.csv         a line for each run
@@ -59,7 +59,7 @@ _WORDS = {
     "threshold": (
         "Steps and time to the threshold",
         "When each run's score first reached {threshold}: a dot for each run, in agent steps and in minutes of "
-        "training. At the right stands how many never did.",
+        "training. The number on the right says how many never did.",
     ),
     "age": (
         "Age of the targets",
@@ -124,7 +124,7 @@ def write(experiment: Experiment, tell: Callable[[str, int, int], None]) -> tupl
 
     Args:
       experiment: whose runs are read.
-      tell: is told what is being done, for progress: words, how many of how many are done.
+      tell: called with what is being done, for progress: in words, how many of how many are done.
 
     Returns:
       The files, the page first; and the numbers of the comparison.

@@ -44,12 +44,12 @@ class Result(NamedTuple):
     Attributes:
       planned: which.
       state: see `twin_graph.experiments.runner.State`.
-      agent_steps, updates: that its records tell of.
+      agent_steps, updates: according to its records.
       scores: mean return of the games that the newest snapshot played, by agent steps; of two learners, their mean.
       games: how many games such a score is the mean of, at most.
       expected: what those snapshots expected of these games: mean of the largest Q of the first observations.
       realised: what came of it: mean discounted return, of rewards as they are learnt from.
-      seconds: of training, start-up aside, until so many agent steps.
+      seconds: of training, without start-up, until this many agent steps.
       q_distance, agreement: of the targets from their online twins, by agent steps.
       services: of the targets, in order.
       attempts: processes that trained it.
@@ -95,7 +95,7 @@ class Result(NamedTuple):
         return next((step for step, score in sorted(self.scores.items()) if score >= threshold), None)
 
     def seconds_at(self, agent_steps: int) -> float:
-        """Seconds of training until so many agent steps."""
+        """Seconds of training until this many agent steps."""
         return max((seconds for step, seconds in self.seconds.items() if step <= agent_steps), default=0.0)
 
     def mean_age(self, first: int, last: int) -> float | None:

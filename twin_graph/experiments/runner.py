@@ -8,7 +8,7 @@ checkpoints/experiments/<name>/
   report/              see `twin_graph.experiments.report`
 
 What is done is known from the runs' own records alone. So nothing is lost if this process is killed: the runs that it
-started go on to their ends (on Ray they are killed with it), and whoever comes next waits for them, and resumes those
+started continue to their ends (on Ray they are killed with it); whoever comes next waits for them, and resumes those
 that were killed.
 """
 
@@ -46,7 +46,7 @@ _LOOK_SECONDS = 0.2
 _IN_USE = 4
 #: Exit codes after which another try is of no use: known from the settings, or damaged data.
 _HOPELESS = (2, 3)
-#: Settings that each training would measure for itself, and with other trainings beside it measure wrongly.
+#: Settings that each run would measure for itself, wrongly while other runs train.
 _MEASURED = {"twin.threads": 0, "twin.precision": "auto"}
 
 
@@ -56,7 +56,7 @@ class Experiment:
     Attributes:
       folder: of the experiment.
       plan: what is to be run.
-      fixed: settings that all runs have beside those of the file: threads and precision.
+      fixed: settings that all runs have in addition to the file's: threads and precision.
       trial: what was measured before the start.
     """
 
@@ -167,7 +167,7 @@ class Experiment:
         return run
 
     def command(self, planned: PlannedRun) -> list[str]:
-        """The arguments of `twin-graph` that begin a run, or go on with it."""
+        """The arguments of `twin-graph` that start a run, or continue it."""
         folder = str(self.run_folder(planned).absolute())  # so that `_trainer` finds it, wherever it is called
         if self.found(planned):
             return ["resume", folder]
@@ -273,7 +273,7 @@ def _look(experiment: Experiment, planned: PlannedRun, error: str = "", *, goes_
         run = experiment.found(planned)
         if run is None:
             return State(planned, "failed" if error else "waiting", 0, error)
-        # Of a process that is known to go on nothing is asked: it may be about to take the lock that this looks at.
+        # A process that is known to be alive is not asked: it may be about to take the lock that this looks at.
         state = "running" if goes_on else run.state()
         steps = run.newest_metrics().get("agent_steps", 0)
     except DamagedError as damage:
@@ -289,7 +289,7 @@ class Process(Protocol):
     """A command that was begun, here or elsewhere; a `subprocess.Popen` is one."""
 
     def poll(self) -> int | None:
-        """Its exit code, negative if a signal killed it; None while it goes on."""
+        """Its exit code, negative if a signal killed it; None while it runs."""
 
     def wait(self) -> int:
         """Its exit code, once it has ended."""
@@ -298,12 +298,12 @@ class Process(Protocol):
         """Does nothing if it has ended."""
 
 
-#: Begins `twin-graph` with these arguments, what it says appended to a file, on so many threads.
+#: Starts `twin-graph` with these arguments, its output appended to a file, on this many threads.
 Begin = Callable[[list[str], Path, int], Process]
 
 
 def begin_here(arguments: list[str], log: Path, threads: int) -> Process:  # noqa: ARG001
-    """A `Begin`: a process of this machine, which goes on if this one is killed."""
+    """A `Begin`: a process on this machine, which survives if this one is killed."""
     with log.open("ab") as output:
         # In a process group of its own: Ctrl-C reaches it through us, once.
         return subprocess.Popen(
@@ -341,7 +341,7 @@ class Runner:
       jobs: runs at a time.
       retries: how often a run that failed is tried again at once.
       show: called several times a second.
-      begin: where the trainings run.
+      begin: where the runs train.
 
     Attributes:
       states: of all runs, by name.
@@ -370,12 +370,12 @@ class Runner:
         self._signalled: dict[str, int] = {}
 
     def run(self) -> list[State]:
-        """Goes on until nothing is left, or it was interrupted; gives the states of all runs.
+        """Continues until nothing is left or it is interrupted; returns the states of all runs.
 
-        SIGINT and SIGTERM are passed on to the trainings, which save and end.
+        SIGINT and SIGTERM are passed on to the runs, which save and stop.
 
         Raises:
-          OSError: a record could not be written; the trainings were asked to save and end.
+          OSError: a record could not be written; the runs were asked to save and stop.
         """
         with self._interruptible():
             try:
@@ -475,7 +475,7 @@ class Runner:
 
 
 def _remove_stillborn(folder: Path) -> None:
-    """Removes a run that was killed before its first resume point: there is nothing to go on from, and nothing lost."""
+    """Removes a run that was killed before its first resume point: there is nothing to resume, and nothing is lost."""
     if not folder.exists():
         return
     begun = (folder / "run.json").exists()

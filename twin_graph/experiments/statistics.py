@@ -1,6 +1,6 @@
 """How conditions compare, by rliable (Agarwal et al. 2021, "Deep RL at the Edge of the Statistical Precipice").
 
-Every interval is a 95% percentile interval of a stratified bootstrap over runs: seeds are drawn anew within each
+Every interval is a 95% percentile interval of a stratified bootstrap over runs: seeds are redrawn within each
 environment.
 """
 
@@ -121,7 +121,7 @@ def analyse(
 
     Args:
       plan, results, norm: of it.
-      tell: is told what is being done, for progress: words, how many of how many are done.
+      tell: called with what is being done, for progress: in words, how many of how many are done.
     """
     found: list[Condition] = []
     for i, name in enumerate(plan.conditions):
@@ -174,7 +174,7 @@ def _normalised(run: Result, norm: Mapping[str, Norm]) -> Curve:
 
 
 def estimates(scores: np.ndarray, function: Callable[[np.ndarray], np.ndarray], count: int) -> list[Estimate]:
-    """`count` numbers that `function` makes of scores `[seeds, environments]`, each with its interval."""
+    """`count` numbers that `function` computes from scores `[seeds, environments]`, each with its interval."""
     if not len(scores):
         return [UNKNOWN] * count
     with _seeded():

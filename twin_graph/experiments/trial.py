@@ -25,7 +25,7 @@ class Trial(NamedTuple):
 
     Attributes:
       rate: agent steps per second of the first of the settings, measured, without evaluations.
-      startup: seconds until a training begins, for TensorFlow and the graphs.
+      startup: seconds until training starts, for TensorFlow and the graphs.
       disk: bytes of each, in all.
       memory: bytes of the one that needs most.
     """

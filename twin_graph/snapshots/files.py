@@ -52,7 +52,7 @@ def write_new(path: Path, *parts: bytes | memoryview) -> None:
 def commit_folder(destination: Path, fill: Callable[[Path], _Result]) -> _Result:
     """Creates the folder `destination` with what `fill(folder)` writes into it: all of it, or nothing.
 
-    Everything is written into a temporary folder beside it, made durable, and renamed.
+    Everything is written into a temporary folder next to it, made durable, and renamed.
 
     Returns:
       What `fill` returned.
@@ -138,7 +138,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def checked(record: dict[str, Any], *, indent: int | None = None) -> bytes:
-    """A JSON object that ends with the CRC-32 of all that stands before it; NaN and infinity are written as null."""
+    """A JSON object that ends with the CRC-32 of everything before it; NaN and infinity are written as null."""
     text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False, indent=indent).encode()
     head = text[:-1] + b", " if indent is None else text[:-2] + b",\n" + b" " * indent
     return head + _sum(head) + (b"}" if indent is None else b"\n}\n")
@@ -220,7 +220,7 @@ def read_lines(path: Path, *, newest_bytes: int | None = None) -> Iterator[Line]
 
     Args:
       path: of the file.
-      newest_bytes: only the lines that begin in the last so many bytes.
+      newest_bytes: only the lines that begin in the last `newest_bytes`.
     """
     try:
         with path.open("rb") as file:

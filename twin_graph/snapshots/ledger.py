@@ -1,7 +1,7 @@
 """The ledger: an append-only record of trainer starts, commits, swaps, pins and removals.
 
-After a crash the past is not rewritten. A start that resumes names the part of the ledger that its resume point did
-not know: the lines there are *abandoned*, kept for people and never looked at by a policy.
+After a crash the past is not rewritten. A start that resumes names the part of the ledger that is newer than its resume
+point: the lines there are *abandoned*, kept for people and never used by a policy.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class Start(_Event):
       pid, host, process_started: which; see `twin_graph.snapshots.run.Run.state`.
       resumed_from: number of the resume point; None at the run's beginning.
       counters: those of the resume point.
-      known_bytes: how much of each file of records that point knew, by the file's name.
+      known_bytes: length of each file of records when that point was made, by the file's name.
       found_bytes: how much of it there was at this start; what lies between is abandoned.
     """
 
@@ -189,7 +189,7 @@ _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="e
 
 #: In place of a policy, where a person chose.
 BY_HAND, UNDO = "by hand", "undo"
-#: What stands in the line of a swap for which a person asked, and in no other's.
+#: Occurs in the line of a swap that a person requested, and in no other.
 BY_REQUEST = '"request": "'
 #: Lineage of what came from outside.
 IMPORT = "import"
@@ -252,7 +252,7 @@ class _Entry:
 
     @property
     def outlives_resuming(self) -> bool:
-        """Whether it says what a person did to the store: that holds, whatever becomes of the training around it."""
+        """Whether it records what a person did to the store: that holds even if the run resumes from before it."""
         if self.kind is Commit:
             with contextlib.suppress(pydantic.ValidationError):
                 event = self.read()
@@ -278,7 +278,11 @@ class Ledger:
 
     def append(self, event: Event) -> None:
         """Durable when this returns. Raises OSError."""
-        beginning = {"attempt": event.attempt, "time": event.time, "event": event.event}  # by which `_BEGINNING` sees it
+        beginning = {
+            "attempt": event.attempt,
+            "time": event.time,
+            "event": event.event,
+        }  # by which `_BEGINNING` sees it
         append_line(self.path, beginning | event.model_dump(mode="json"))
 
     @overload
@@ -290,8 +294,8 @@ class Ledger:
 
         Args:
           kinds: only these, which takes less time than all.
-          upto: only what the first so many bytes say.
-          text: of swaps, only lines in which this stands.
+          upto: only the first `upto` bytes.
+          text: of swaps, only lines that contain this.
 
         Raises:
           DamagedError: a line that holds is not what was written.
@@ -330,7 +334,7 @@ class Ledger:
             pass
 
     def beyond(self, known_bytes: int) -> list[Event]:
-        """What holds now and would be abandoned by a start that knows only so many bytes."""
+        """What holds now and would be abandoned by a start from a point that had this many bytes."""
         return self.events()[len(self.events(upto=known_bytes)) :]
 
     def _folded(self, upto: int | None = None) -> Iterable[tuple[_Entry, bool]]:

@@ -1,4 +1,4 @@
-"""Resume points on disk: everything from which a training goes on after a crash.
+"""Resume points on disk: everything that a run needs to continue after a crash.
 
 resume/
   000007/
@@ -73,7 +73,7 @@ class TargetState(Record):
 
 
 class LearnerState(Record):
-    """What is kept of a learner beside its variables.
+    """What is kept of a learner apart from its variables.
 
     Attributes:
       name: of the learner, and of the files with its variables.

@@ -106,7 +106,7 @@ def runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[dict[str, Any]]:
-    """The snapshots, or so many of them, newest first, with scores and with marks.
+    """The snapshots, or the newest `count`, newest first, with scores and marks.
 
     Marks: `latest`, `best`, `target`, `pinned`, `imported`, `removed` (retention took the weights), `abandoned` (beyond
     a point from which the run resumed; shown only if asked for).
@@ -159,7 +159,7 @@ def show(run: Run, reference: str) -> dict[str, Any]:
 
 
 def restored(run: Run, point: PointState) -> Iterator[str]:
-    """What a training that goes on from a point has again, and what not, a line each for people."""
+    """What a run that continues from a point restores and what it repeats, a line each for people."""
     counters = point.counters
     made = counted(counters.updates, "update"), counted(counters.agent_steps, "agent step")
     yield f"restored: weights and optimizer, after {made[0]} ({point.weights_sha256[:12]})"
@@ -195,7 +195,7 @@ def explain(run: Run, update: int) -> dict[str, Any]:
     """Which snapshots bootstrapped an update, and why they were chosen.
 
     Raises:
-      UsageError: that update was not made, as far as the records tell, or the run uses no target.
+      UsageError: the records have no such update, or the run uses no target.
     """
     if not run.settings.train.target_q:
         raise UsageError(
@@ -204,7 +204,7 @@ def explain(run: Run, update: int) -> dict[str, Any]:
     store = run.store()
     summary = _status(run, store, {})
     if not 1 <= update <= summary["updates"]:
-        raise UsageError(f"update {update:,}: the records know of updates 1 to {summary['updates']:,}")
+        raise UsageError(f"update {update:,}: the records hold updates 1 to {summary['updates']:,}")
     learner, worker = mutual.Turns(run.settings).learns(update - 1), ""
     if run.settings.workers.count:
         found = worker_records.who_applied(run.folder, run.ledger.events(Start), update - 1)

@@ -56,8 +56,9 @@ class Run:
     """Paths and records of one run. Opening it reads `run.json` alone.
 
     Attributes:
+      events, store_folder, control: the folders of TensorBoard, of snapshots, and of people's requests.
       attempt: the process life of the run that this object writes for, from 1.
-      settings: with which it trains, or will go on.
+      settings: with which it trains, or will continue.
 
     Raises:
       UsageError: there is no run in this folder.
@@ -66,6 +67,7 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.events, self.store_folder, self.control = folder / "events", folder / "snapshots", folder / "control"
         self.attempt = 1
         self.ledger = Ledger(folder / LEDGER)
         self._evaluations = GrowingLines(folder / EVALUATIONS)
@@ -87,21 +89,6 @@ class Run:
     @property
     def name(self) -> str:
         return self.folder.resolve().name
-
-    @property
-    def events(self) -> Path:
-        """TensorBoard's folder."""
-        return self.folder / "events"
-
-    @property
-    def store_folder(self) -> Path:
-        """The folder of snapshots."""
-        return self.folder / "snapshots"
-
-    @property
-    def control(self) -> Path:
-        """The folder of requests to the trainer."""
-        return self.folder / "control"
 
     @property
     def written(self) -> tuple[Path, ...]:
@@ -137,7 +124,7 @@ class Run:
             self._lock.release()
 
     def _is_locked(self) -> bool:
-        """Whether a process has the run, on any machine whose locks the storage knows; also where nobody may ask."""
+        """Whether a process uses the run, on any machine that shares locks with this storage."""
         try:
             self._lock.acquire(timeout=0)
         except OSError:
@@ -145,9 +132,9 @@ class Run:
         self._lock.release()
         return False
 
-    def store(self, *, upto: int | None = None) -> SnapshotStore:
-        """The run's snapshots as they are now, or as the first so many bytes of the ledger have them."""
-        return SnapshotStore(self.store_folder, self.ledger, upto=upto)
+    def store(self) -> SnapshotStore:
+        """The run's snapshots."""
+        return SnapshotStore(self.store_folder, self.ledger)
 
     def points(self) -> PointStore:
         """The run's resume points."""
@@ -196,7 +183,7 @@ class Run:
         Args:
           snapshot: which played.
           result: see `twin_graph.evaluation.Evaluation.summary`.
-          played_at: counters of the training, for a scheduled evaluation; None for one by hand, which steers nothing.
+          played_at: counters of the run, for a scheduled evaluation; None for a manual one, which influences nothing.
           challenger: of a scheduled evaluation, the newest snapshot, which played the same games.
         """
         line = {
@@ -355,7 +342,7 @@ def locate(run: Run, reference: str) -> tuple[Run, Commit]:
 def _process_started(pid: int) -> float | None:
     """When a living process of this machine began, in seconds after the machine did: not moved by a clock that is set.
 
-    It tells the process from another that was given the same number later.
+    It distinguishes the process from a later one with the same number.
     """
     try:
         process = psutil.Process(pid)

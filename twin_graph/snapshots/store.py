@@ -8,7 +8,6 @@ A snapshot exists from the moment that the ledger says so: the folder is made fi
 """
 
 import contextlib
-import copy
 import fcntl
 import hashlib
 import os
@@ -67,7 +66,7 @@ class Variable(Record):
 
 
 class FileRecord(Record):
-    """One file beside the record that names it; size in bytes."""
+    """One file in the folder of the record that names it; size in bytes."""
 
     name: str
     size: int = Field(ge=0)
@@ -128,13 +127,13 @@ class Manifest(SnapshotRecord):
         return manifest
 
 
-class SnapshotStore:
-    """The snapshots of one run: those that its ledger says are committed, and were not abandoned.
+class Snapshots:
+    """The snapshots of one run, to be read: those that its ledger says are committed, and were not abandoned.
 
     Args:
       folder: `snapshots/` of a run; made by the first commit.
       ledger: of the same run.
-      upto: see only what the first so many bytes of the ledger say.
+      upto: see only the first `upto` bytes of the ledger.
 
     Attributes:
       snapshots: of the learners, in the order of their numbers.
@@ -225,8 +224,9 @@ class SnapshotStore:
 
     def best(self, scores: Mapping[str, float]) -> Commit | None:
         """The snapshot with the highest mean score, the newest of equals; None where none has a score."""
-        scored = [snapshot for i in scores if (snapshot := self._live.get(i)) and snapshot.lineage != IMPORT]
-        return max(scored, key=lambda snapshot: (scores[snapshot.id], snapshot.number), default=None)
+        return _best(
+            [snapshot for i in scores if (snapshot := self._live.get(i)) and snapshot.lineage != IMPORT], scores
+        )
 
     def find(self, snapshot_id: str) -> Commit:
         """The snapshot of this id. Raises `UsageError` if there is none."""
@@ -260,6 +260,33 @@ class SnapshotStore:
         ours, theirs = ({(v.name, v.shape, v.dtype) for v in self.manifest(i).variables} for i in (first, second))
         if differing := sorted({name for name, *_ in ours ^ theirs}):
             raise UsageError(f"{first} does not fit this run's network: {', '.join(differing)} differ from {second}'s")
+
+    def resolve(self, reference: str, scores: Mapping[str, float]) -> Commit:
+        """The snapshot that a reference means.
+
+        Args:
+          reference: an id or a unique beginning of one; `latest`, `latest~3` (three before it); `best` (the highest
+            mean score); `@update:12000` (the newest at or before that update); `a/latest` and so on for those of
+            lineage `a` alone.
+          scores: mean score by snapshot id, for `best`.
+
+        Raises:
+          UsageError: it means no snapshot, or more than one.
+        """
+        inside = reference
+        snapshots, imports = self.snapshots, self.imports
+        if "/" in reference:
+            lineage, _, inside = reference.rpartition("/")
+            snapshots, imports = [snapshot for snapshot in self.snapshots if snapshot.lineage == lineage], []
+            if not snapshots:
+                there_are = ", ".join(sorted({snapshot.lineage for snapshot in self.snapshots}))
+                raise UsageError(f"no lineage {lineage!r} in {self.folder}; there are {there_are}")
+        _ = self.newest  # raises where there is no snapshot at all
+        return _resolve(inside, snapshots, imports, scores)
+
+
+class SnapshotStore(Snapshots):
+    """The snapshots of one run, and what changes them."""
 
     def commit(
         self,
@@ -341,7 +368,7 @@ class SnapshotStore:
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """While it lasts, no weights are removed: what is listed inside can be loaded inside."""
-        with self._flock(fcntl.LOCK_SH):
+        with _flock(self.folder, fcntl.LOCK_SH):
             self.reload()
             yield
 
@@ -378,7 +405,7 @@ class SnapshotStore:
           The ids; empty also if readers did not let go of the store for seconds.
         """
         try:
-            with self._flock(fcntl.LOCK_EX):
+            with _flock(self.folder, fcntl.LOCK_EX):
                 self.reload()
                 if look_again:
                     self._unfinished |= self._gone
@@ -408,83 +435,65 @@ class SnapshotStore:
             if path.name.startswith(f"{MODEL_PREFIX}."):
                 path.unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def _flock(self, kind: int) -> Iterator[None]:
-        """Raises BlockingIOError if an exclusive lock is not to be had in a short time."""
-        try:
-            descriptor = os.open(self.folder, os.O_RDONLY)
-        except FileNotFoundError:  # no snapshot yet: nothing to guard
-            yield
-            return
-        try:
-            deadline = time.monotonic() + _WAIT_FOR_READERS_SECONDS
-            while kind == fcntl.LOCK_EX:
-                try:
-                    fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.01)
-            else:
-                fcntl.flock(descriptor, kind)
-            yield
-        finally:
-            os.close(descriptor)
 
-    def resolve(self, reference: str, scores: Mapping[str, float]) -> Commit:
-        """The snapshot that a reference means.
+def _resolve(
+    reference: str, snapshots: Sequence[Commit], imports: Sequence[Commit], scores: Mapping[str, float]
+) -> Commit:
+    if reference == "best":
+        best = _best(snapshots, scores)
+        if best is None:
+            raise UsageError("no snapshot has been evaluated yet, so that there is no best one")
+        return best
+    if match := re.fullmatch(r"latest(?:~(\d+))?", reference):
+        back = int(match[1] or 0)
+        if back >= len(snapshots):
+            raise UsageError(f"{reference}: the run has only {counted(len(snapshots), 'snapshot')}")
+        return snapshots[-1 - back]
+    if match := re.fullmatch(r"@update:(\d+)", reference):
+        before = [snapshot for snapshot in snapshots if snapshot.updates <= int(match[1])]
+        if not before:
+            raise UsageError(f"{reference}: the first snapshot was committed after that update")
+        return before[-1]
+    every = [*snapshots, *imports]
+    matching = [snapshot for snapshot in every if reference and snapshot.id.startswith(reference)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise UsageError(f"{reference!r} begins {len(matching)} ids: {matching[0].id}, {matching[1].id}, ...")
+    raise UsageError(
+        f"no snapshot {reference!r}; the newest is {snapshots[-1].id}. References are an id or its beginning, latest, "
+        "latest~3, best, @update:12000"
+    )
 
-        Args:
-          reference: an id or a unique beginning of one; `latest`, `latest~3` (three before it); `best` (the highest
-            mean score); `@update:12000` (the newest at or before that update); `a/latest` and so on for those of
-            lineage `a` alone.
-          scores: mean score by snapshot id, for `best`.
 
-        Raises:
-          UsageError: it means no snapshot, or more than one.
-        """
-        newest = self.newest
-        lineage, _, inside = reference.rpartition("/")
-        if lineage:
-            return self._of_lineage(lineage).resolve(inside, scores)
-        if reference == "best":
-            best = self.best(scores)
-            if best is None:
-                raise UsageError("no snapshot has been evaluated yet, so that there is no best one")
-            return best
-        if match := re.fullmatch(r"latest(?:~(\d+))?", reference):
-            back = int(match[1] or 0)
-            if back >= len(self.snapshots):
-                raise UsageError(f"{reference}: the run has only {counted(len(self.snapshots), 'snapshot')}")
-            return self.snapshots[-1 - back]
-        if match := re.fullmatch(r"@update:(\d+)", reference):
-            before = [snapshot for snapshot in self.snapshots if snapshot.updates <= int(match[1])]
-            if not before:
-                raise UsageError(f"{reference}: the first snapshot was committed after that update")
-            return before[-1]
-        every = [*self.snapshots, *self.imports]
-        matching = [snapshot for snapshot in every if reference and snapshot.id.startswith(reference)]
-        if len(matching) == 1:
-            return matching[0]
-        if matching:
-            raise UsageError(f"{reference!r} begins {len(matching)} ids: {matching[0].id}, {matching[1].id}, ...")
-        raise UsageError(
-            f"no snapshot {reference!r}; the newest is {newest.id}. References are an id or its beginning, latest, "
-            "latest~3, best, @update:12000"
-        )
+def _best(snapshots: Iterable[Commit], scores: Mapping[str, float]) -> Commit | None:
+    scored = [snapshot for snapshot in snapshots if snapshot.id in scores]
+    return max(scored, key=lambda snapshot: (scores[snapshot.id], snapshot.number), default=None)
 
-    def _of_lineage(self, lineage: str) -> "SnapshotStore":
-        """This store, with the snapshots of one lineage only. Raises `UsageError`."""
-        lineages = sorted({snapshot.lineage for snapshot in self.snapshots})
-        if lineage not in lineages:
-            raise UsageError(f"no lineage {lineage!r} in {self.folder}; there are {', '.join(lineages)}")
-        view = copy.copy(self)
-        view.snapshots = [snapshot for snapshot in self.snapshots if snapshot.lineage == lineage]
-        view.imports = []
-        view._live = {snapshot.id: snapshot for snapshot in view.snapshots}
-        view._available = {i: snapshot for i, snapshot in view._live.items() if self.has_weights(i)}
-        return view
+
+@contextlib.contextmanager
+def _flock(folder: Path, kind: int) -> Iterator[None]:
+    """A lock on a folder. Raises BlockingIOError if an exclusive one cannot be had in a short time."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:  # no snapshot yet: nothing to guard
+        yield
+        return
+    try:
+        deadline = time.monotonic() + _WAIT_FOR_READERS_SECONDS
+        while kind == fcntl.LOCK_EX:
+            try:
+                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+        else:
+            fcntl.flock(descriptor, kind)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _order(snapshot: Commit) -> int:

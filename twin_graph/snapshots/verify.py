@@ -80,7 +80,7 @@ class _Verifier:
             self._try(control.read, self._run.control, request.stem)
 
     def snapshots(self) -> None:
-        """Each snapshot that the ledger knows: its manifest, and its weights unless retention removed them."""
+        """Each snapshot in the ledger: its manifest, and its weights unless retention removed them."""
         try:
             store = self._run.store()
         except DamagedError:
@@ -129,8 +129,10 @@ class _Verifier:
             for name, known in point.known_bytes.items():
                 path = self._run.folder / name
                 if known and (not path.exists() or path.stat().st_size < known):
-                    self.damage.append(f"{path} is damaged: it is shorter than resume point {point.number} knew it")
-        # Segments that no point names yet: of the training that goes on, or of one that was killed.
+                    self.damage.append(
+                        f"{path} is damaged: it is shorter than when resume point {point.number} was made"
+                    )
+        # Segments that no point names yet: of a run that is training, or of one that was killed.
         self.known.update((points.folder / SEGMENTS).glob("*.npys"))
 
     def rest(self) -> None:
