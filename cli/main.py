@@ -21,7 +21,7 @@ INTERRUPTED = 130
 # commands that read records do not wait for TensorFlow.
 COMMANDS = {
     "train": ("train", "Train an agent."),
-    "resume": ("train", "Continue a run that ended or was killed."),
+    "resume": ("resume", "Continue a run that ended or was killed."),
     "cluster": ("cluster", "Run a parameter server or a worker of an asynchronous run."),
     "status": ("records", "Show how a run is doing."),
     "runs": ("records", "List runs."),

@@ -1,4 +1,4 @@
-"""`twin-graph train` and `resume`."""
+"""`twin-graph train`, and what `twin-graph resume` shares with it."""
 
 import contextlib
 import shlex
@@ -14,8 +14,7 @@ from twin_graph import config
 from twin_graph.cross_checks import check_that_it_learns
 from twin_graph.errors import UsageError
 from twin_graph.settings import EVALUATION_MAX_STEPS
-from twin_graph.snapshots.report import restored
-from twin_graph.snapshots.run import Run, check_new_folder, create, default_folder, find
+from twin_graph.snapshots.run import Run, check_new_folder, create, default_folder
 from twin_graph.snapshots.workers import GIVEN_UP
 from twin_graph.words import command
 
@@ -26,7 +25,6 @@ from .params import (
     json_option,
     print_json,
     protocol_line,
-    run_argument,
     say,
     set_option,
     stderr,
@@ -97,7 +95,7 @@ def train(
       twin-graph train cartpole --seed 2 --set target.policy='mix(0.8, 8)'
     """
     overrides = [config.parse_assignment(text) for text in assignments]
-    described = _described(cluster, insecure_network)
+    described = described_cluster(cluster, insecure_network)
     if described:
         if workers or ps or run_dir:
             raise UsageError(
@@ -112,11 +110,11 @@ def train(
     check_new_folder(folder)
 
     with contextlib.ExitStack() as open_:
-        with _starting_up("the run started; nothing was written"):
+        with starting_up("the run started; nothing was written"):
             from twin_graph import envs, resources, training  # noqa: F401 - takes seconds
 
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
-            elsewhere = _elsewhere(described)
+            elsewhere = elsewhere_of(described)
             needed = resources.measure(settings, env, folder, elsewhere=elsewhere)
             resources.check(needed)
             settings = _tuned(settings, env, elsewhere)
@@ -127,78 +125,11 @@ def train(
             limit = settings.evaluate.max_steps or EVALUATION_MAX_STEPS
             say(f"no time limit: evaluations cut games after {limit:,} agent steps (evaluate.max_steps)")
         say(needed.words())
-        _train(run, env, None, as_json, described, verbose)
-
-
-@click.command()
-@run_argument
-@click.option("--steps", type=click.IntRange(min=1), help="Total length in agent steps.  [default: as before]")
-@cluster_options
-@set_option
-@verbose_option
-@json_option
-def resume(
-    run: str,
-    steps: int | None,
-    cluster: Path | None,
-    insecure_network: bool,
-    assignments: tuple[str, ...],
-    verbose: bool,
-    as_json: bool,
-) -> None:
-    """Continue RUN from its newest resume point.
-
-    Weights, optimizer, replay, counters, random streams, target and manual swaps are restored: a run that was killed
-    ends with the same weights as an uninterrupted one. Settings may change, except those that the stored weights and
-    replay depend on.
-
-    \b
-    Examples:
-      twin-graph resume pong-seed1-1
-      twin-graph resume pong-seed1-1 --steps 1000000 --set target.policy='lag(5000)'
-    """
-    found = find(run)
-    described = _described(cluster, insecure_network)
-    if described and described.run.resolve() != found.folder.resolve():
-        raise UsageError(f"{cluster} is about {described.run}, not {found.folder}")
-    overrides = [config.parse_assignment(text) for text in assignments]
-    if steps is not None:
-        overrides.append(("train.steps", steps))
-    settings = config.change(found.settings, overrides)
-    if described and described.workers != settings.workers.count:
-        raise UsageError(
-            f"{cluster} has {described.workers} workers, and {found.folder} is trained by "
-            f"{settings.workers.count or 'none'}: change one of them (--set workers.count=N)"
-        )
-
-    with found.lock("resume"), contextlib.ExitStack() as open_:
-        with _starting_up("the run resumed; nothing was changed"):
-            from twin_graph import envs, resources
-            from twin_graph.checkpoint import newest_point
-
-            point, damage = newest_point(found)
-            for reason in damage:
-                say(f"skipped: {reason}")
-            if point.counters.agent_steps >= settings.train.steps:
-                raise UsageError(
-                    f"{found.folder} is complete at {point.counters.agent_steps:,} agent steps; give more with --steps"
-                )
-            env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
-            needed = resources.measure(settings, env, found.folder, elsewhere=_elsewhere(described))
-            resources.check(needed)
-        changes = list(config.differences(found.settings, settings))
-        if changes:
-            found.change_settings(settings)
-        say(f"{found.folder}: resume point {point.number} of {point.time[:19].replace('T', ' ')} UTC")
-        for line in restored(found, point):
-            say(f"  {line}")
-        for key, before, after in changes:
-            say(f"  changed: {key} from {before} to {after}")
-        _train(found, env, point, as_json, described, verbose)
+        run_to_its_end(run, env, None, as_json, described, verbose)
 
 
 @contextlib.contextmanager
-def _starting_up(before: str) -> Iterator[None]:
+def starting_up(before: str) -> Iterator[None]:
     """While TensorFlow is imported and threads are measured, a signal ends the command with one line."""
     signalled = False
 
@@ -234,7 +165,7 @@ def _tuned(settings: config.Settings, env: Any, elsewhere: bool) -> config.Setti
     return settings
 
 
-def _described(file: Path | None, insecure_network: bool) -> Any:
+def described_cluster(file: Path | None, insecure_network: bool) -> Any:
     """The cluster that a file describes, if one is given."""
     if file is None:
         return None
@@ -248,12 +179,12 @@ def _described(file: Path | None, insecure_network: bool) -> Any:
     return described
 
 
-def _elsewhere(described: Any) -> bool:
+def elsewhere_of(described: Any) -> bool:
     """Whether workers and servers have machines of their own."""
     return bool(described and described.beyond_this_machine)
 
 
-def _train(run: Run, env: Any, point: Any, as_json: bool, cluster: Any, verbose: bool) -> None:
+def run_to_its_end(run: Run, env: Any, point: Any, as_json: bool, cluster: Any, verbose: bool) -> None:
     from twin_graph import training
 
     if run.settings.workers.count:

@@ -9,10 +9,12 @@ import tempfile
 from pathlib import Path
 
 _SERVER = """
-import json, os, sys
-import twin_graph.distributed.chief, twin_graph.exchange, twin_graph.training, twin_graph.tuning
+import gc, json, os, sys, traceback
+import twin_graph.distributed.chief, twin_graph.exchange, twin_graph.experiments.report, twin_graph.training
 from twin_graph_cli.main import main
 
+sys.path.remove("")  # as for the console script, which looks for modules in the present folder last
+gc.freeze()  # or the first collection of each fork would touch all that is imported
 for line in sys.stdin:
     call = json.loads(line)
     child = os.fork()
@@ -21,7 +23,15 @@ for line in sys.stdin:
         for number, path in enumerate((os.devnull, call["stdout"], call["stderr"])):
             os.dup2(os.open(path, os.O_WRONLY if number else os.O_RDONLY), number)
         sys.argv = ["twin-graph", *call["arguments"]]
-        main()
+        code = 1
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(code)  # to take everything apart would take a second
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
@@ -35,8 +45,11 @@ def _server() -> subprocess.Popen[str]:
     return server
 
 
-def twin_graph(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end in a process of its own."""
+def twin_graph(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end in a process of its own, which imports for itself if its environment is its own."""
+    if env:
+        command = [sys.executable, "-m", "twin_graph_cli", *arguments]
+        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None

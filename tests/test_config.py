@@ -55,7 +55,7 @@ def test_arguments_of_an_environment_are_set_one_by_one_and_kept() -> None:
     settings = load("env.kwargs.size=8", "env.kwargs.name=hard", "env.kwargs.size=9")
     assert settings.env.kwargs == {"size": 9, "name": "hard"}
     assert config.validate(settings.model_dump()) == settings
-    with pytest.raises(UsageError, match=r"env\.kwargs\.size cannot change in a run that has begun"):
+    with pytest.raises(UsageError, match=r"env\.kwargs\.size cannot change in a run that has started"):
         config.change(settings, [("env.kwargs.size", 3)])
 
 

@@ -54,10 +54,10 @@ def test_variables_are_spread_by_size() -> None:
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "rmsprop_dqn3"])
 def test_what_lies_on_the_servers_is_what_a_twin_has_without_its_sums(optimizer: str, tmp_path: Path) -> None:
     chosen = spec(optimizer=optimizer, accumulate=3, gradient_clip_norm=1.0)
-    with Twin("online", chosen, threads=1) as twin, sharing(3, 1, twin, 9, tmp_path) as (clients, _):
+    with Twin("online", chosen, threads=1) as twin, sharing(3, 1, twin, 9, tmp_path) as (chief, worker):
         values = {name: value + 1 for name, value in twin.all_variables().items()}
-        clients[0].begin(values, Counts(0, 0, 0), attempt=1)
-        shared = clients[1].pull()
+        chief.begin(values, Counts(0, 0, 0), attempt=1)
+        shared = worker.pull()
         assert sorted(shared) == sorted(name for name in values if not name.startswith("accumulated/"))
         for name, value in shared.items():
             np.testing.assert_array_equal(value, values[name], err_msg=name)
@@ -66,29 +66,42 @@ def test_what_lies_on_the_servers_is_what_a_twin_has_without_its_sums(optimizer:
 # Sessions
 
 
-Sharing = tuple[list[Shared], list[subprocess.Popen[bytes]]]
-
-
 def leashed(launcher: int, cluster: Path, task: str) -> list[str]:
     """The command of a task that ends with its launcher."""
     return [sys.executable, "-m", "twin_graph.leash", str(launcher), "twin_graph.distributed", str(cluster), task]
 
 
 @contextlib.contextmanager
-def sharing(servers: int, workers: int, twin: Twin, vector_steps: int, folder: Path) -> Iterator[Sharing]:
-    """Servers, and a client of theirs for the chief and for each worker."""
+def clients(cluster: Cluster, twin: Twin, vector_steps: int) -> Iterator[list[Shared]]:
+    """One of the servers for the chief and one for each worker."""
+    with contextlib.ExitStack() as open_:
+        each = [Shared(cluster, twin, vector_steps) for _ in range(1 + cluster.workers)]
+        for client in each:
+            open_.callback(client.close)
+        yield each
+
+
+@contextlib.contextmanager
+def sharing(servers: int, workers: int, twin: Twin, vector_steps: int, folder: Path) -> Iterator[list[Shared]]:
+    """Clients of servers in this process."""
     cluster = Cluster.on_this_machine(folder, workers=workers, servers=servers)
+    kept = [start_server(address) for address in cluster.ps]
+    with clients(cluster, twin, vector_steps) as each:
+        yield each
+    del kept
+
+
+@contextlib.contextmanager
+def serving(cluster: Cluster, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Servers in processes of their own."""
     cluster.write(folder / "cluster.json")
     with contextlib.ExitStack() as open_:
         processes = []
-        for i in range(servers):
+        for i in range(len(cluster.ps)):
             server = subprocess.Popen(leashed(os.getpid(), folder / "cluster.json", f"ps:{i}"))
             processes.append(open_.enter_context(server))
-            open_.callback(processes[i].kill)
-        clients = [Shared(cluster, twin, vector_steps) for _ in range(1 + workers)]
-        for client in clients:
-            open_.callback(client.close)
-        yield clients, processes
+            open_.callback(server.kill)
+        yield processes
 
 
 def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_would(tmp_path: Path) -> None:
@@ -96,7 +109,9 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
     chosen = spec(loss="mse", accumulate=3, gradient_clip_norm=2.0, learning_rate=0.01)
     with contextlib.ExitStack() as open_:
         twin, *own = (open_.enter_context(Twin(name, chosen, seed=5, threads=1)) for name in ("online", "0", "1"))
-        (chief, *shared), processes = open_.enter_context(sharing(2, 2, twin, 9, tmp_path))
+        cluster = Cluster.on_this_machine(tmp_path, workers=2, servers=2)
+        processes = open_.enter_context(serving(cluster, tmp_path))
+        chief, *shared = open_.enter_context(clients(cluster, twin, 9))
         chief.begin(twin.all_variables(), Counts(vector_steps=3, updates=40, episodes=7), attempt=2)
         assert [each.wait_for_chief(30) for each in shared] == [2, 2]
         workers = [Copy(*each) for each in zip(shared, own, strict=True)]
@@ -139,7 +154,7 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
 
 def test_every_step_is_claimed_once_by_workers_that_claim_at_the_same_time(tmp_path: Path) -> None:
     chosen, steps = spec(), 2_000
-    with Twin("online", chosen, threads=1) as twin, sharing(1, 2, twin, steps, tmp_path) as ((chief, *workers), _):
+    with Twin("online", chosen, threads=1) as twin, sharing(1, 2, twin, steps, tmp_path) as (chief, *workers):
         values = twin.all_variables()
         chief.begin(values, Counts(0, 0, 0), attempt=1)
         with ThreadPoolExecutor(2) as threads:
@@ -156,7 +171,7 @@ def test_every_step_is_claimed_once_by_workers_that_claim_at_the_same_time(tmp_p
 
 def test_workers_stop_when_the_chief_asks(tmp_path: Path) -> None:
     chosen = spec()
-    with Twin("online", chosen, threads=1) as twin, sharing(1, 1, twin, 9, tmp_path) as ((chief, worker), _):
+    with Twin("online", chosen, threads=1) as twin, sharing(1, 1, twin, 9, tmp_path) as (chief, worker):
         chief.begin(twin.all_variables(), Counts(0, 0, 0), attempt=1)
         assert worker.claim_step(1) == 0
         chief.ask_to_stop()

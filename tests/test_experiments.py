@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from click.testing import CliRunner
+from commands import twin_graph
 from hypothesis import given
 from hypothesis import strategies as st
 from rliable import library, metrics
@@ -183,12 +184,6 @@ def test_statistics_and_reports_need_no_tensorflow() -> None:
 
 
 # Real runs
-
-
-def twin_graph(*arguments: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "twin_graph_cli", *arguments], cwd=cwd, capture_output=True, text=True, **options
-    )
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import twin_graph
 from rich.console import Console
 from test_cli import TINY
 from twin_graph_cli import display
@@ -26,7 +27,7 @@ from twin_graph.words import command, counted
 SCRIPT = str(Path(sys.executable).with_name("twin-graph"))
 
 
-def twin_graph(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def console_script(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """By the console script, as people do: `python -m` would find modules in the present folder by itself."""
     return subprocess.run([SCRIPT, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
 
@@ -51,7 +52,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my_module.py").write_text(MODULE)
     (folder / "numpy.py").write_text("raise RuntimeError('a file of the same name stood in for the library')")
     options = ["--env", "my_module:Mine-v0", "--set", "target.policy=my_module:oldest", "--run-dir", "my run"]
-    done = twin_graph("train", "cartpole", "--steps", "1200", *options, *TINY, cwd=folder)
+    done = console_script("train", "cartpole", "--steps", "1200", *options, *TINY, cwd=folder)
     assert done.returncode == 0, done.stderr
     (folder / "said").write_text(done.stderr)
     return folder
@@ -127,7 +128,7 @@ def test_a_signal_before_the_run_began_is_answered_with_a_line(here: Path, numbe
     finally:
         trainer.kill()
     assert trainer.returncode == 130
-    assert "interrupted before the run began; nothing was written" in stderr
+    assert "interrupted before the run started; nothing was written" in stderr
     assert not (here / "never").exists()
 
 
@@ -135,7 +136,7 @@ def test_a_signal_that_a_module_swallows_while_it_is_imported_ends_the_start_all
     swallowing = "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"
     (here / "swallows.py").write_text(swallowing + MODULE.replace("Mine-v0", "Swallowed-v0"))
     ended = twin_graph("train", "cartpole", "--env", "swallows:Swallowed-v0", "--run-dir=swallowed", cwd=here)
-    assert (ended.returncode, ended.stderr) == (130, "interrupted before the run began; nothing was written\n")
+    assert (ended.returncode, ended.stderr) == (130, "interrupted before the run started; nothing was written\n")
     assert not (here / "swallowed").exists()
 
 
@@ -143,7 +144,7 @@ def test_a_run_that_would_make_no_update_is_refused(here: Path) -> None:
     refused = twin_graph("train", "cartpole", "--steps=900", "--run-dir=none", cwd=here)
     assert refused.returncode == 2
     assert refused.stderr == (
-        "Error: this run would make no update: the first is due after 1,002 agent steps and train.steps=900; "
+        "Error: this run would never learn: the first update is due after 1,002 agent steps and train.steps=900; "
         "raise --steps, or lower train.start_steps=1,000\n"
     )
     assert not (here / "none").exists()

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twin_graph.replay import Batch, Replay, Transition
-from twin_graph.sampling import Prioritized, Rollouts, SumTree, Uniform
+from twin_graph.sampling import Prioritized, Rollouts, Uniform
 from twin_graph.settings import Settings
+from twin_graph.sum_tree import SumTree
 
 Make = Callable[..., Settings]
 ENVIRONMENTS = 3

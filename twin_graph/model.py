@@ -53,8 +53,8 @@ class Model:
       dropout_seed: placeholder int32 `[2]`, from which the masks of dropout follow; if it is not fed there is none.
       learning_rate: placeholder float32 scalar; the spec's if it is not fed.
       q_tm1: float32 `[B, A]`, Q at `s_tm1`.
-      q_frozen: float32 `[B, A]`, Q at `s_tm1` by the weights of the last `freeze`.
-      freeze: copies the weights for `q_frozen`; to be run before it.
+      q_acting: float32 `[B, A]`, Q at `s_tm1` by the weights of the last `freeze`.
+      freeze: copies the weights for `q_acting`; to be run before it.
       td_error: float32 `[B]`.
       loss: float32 scalar.
       q_mean: float32 scalar, mean over the batch of max_a Q at `s_tm1`.
@@ -76,7 +76,7 @@ class Model:
     dropout_seed: Tensor
     learning_rate: Tensor
     q_tm1: Tensor
-    q_frozen: Tensor
+    q_acting: Tensor
     freeze: Any
     td_error: Tensor
     loss: Tensor
@@ -125,7 +125,7 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
     activations = tuple(tf.get_collection(plain_layers.ACTIVATIONS))
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
     with tf.variable_scope("frozen", custom_getter=_local):
-        q_frozen = network(s_tm1, no_dropout)
+        q_acting = network(s_tm1, no_dropout)
     freeze = _freeze(trainables)
 
     q_own_t = None
@@ -166,7 +166,7 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
         dropout_seed=dropout_seed,
         learning_rate=learning_rate,
         q_tm1=q_tm1,
-        q_frozen=q_frozen,
+        q_acting=q_acting,
         freeze=freeze,
         td_error=td_error,
         loss=loss,

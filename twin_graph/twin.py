@@ -99,7 +99,7 @@ class Twin:
 
         With `frozen` by the weights of the last `freeze()`, also while another thread trains this twin.
         """
-        q = self.model.q_frozen if frozen else self.model.q_tm1
+        q = self.model.q_acting if frozen else self.model.q_tm1
         # A forward pass is a chain of ops: where each has one thread, that may as well be this one.
         feed = {self.model.s_tm1: observations}
         values: np.ndarray = self._calls.run(q, feed, in_this_thread=self._forward_in_order)
@@ -243,7 +243,7 @@ def session_config(threads: int, at_once: int, gpu_memory_fraction: float | None
         gpu.per_process_gpu_memory_fraction = gpu_memory_fraction
     config = tf.ConfigProto(
         intra_op_parallelism_threads=math.ceil((threads or cpu.describe().cores) / at_once),
-        # One for `train_op`, one for `q_frozen`, or for the gradients that do not wait for each other.
+        # One for `train_op`, one for `q_acting`, or for the gradients that do not wait for each other.
         inter_op_parallelism_threads=2,
         use_per_session_threads=True,
         gpu_options=gpu,

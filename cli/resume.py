@@ -1,0 +1,81 @@
+"""`twin-graph resume`."""
+
+import contextlib
+from pathlib import Path
+
+import click
+
+from twin_graph import config
+from twin_graph.errors import UsageError
+from twin_graph.snapshots.report import restored
+from twin_graph.snapshots.run import find
+
+from .params import json_option, run_argument, say, set_option, verbose_option
+from .train import cluster_options, described_cluster, elsewhere_of, run_to_its_end, starting_up
+
+
+@click.command()
+@run_argument
+@click.option("--steps", type=click.IntRange(min=1), help="Total length in agent steps.  [default: as before]")
+@cluster_options
+@set_option
+@verbose_option
+@json_option
+def resume(
+    run: str,
+    steps: int | None,
+    cluster: Path | None,
+    insecure_network: bool,
+    assignments: tuple[str, ...],
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """Continue RUN from its newest resume point.
+
+    Weights, optimizer, replay, counters, random streams, target and manual swaps are restored: a run that was killed
+    ends with the same weights as an uninterrupted one. Settings may change, except those that the stored weights and
+    replay depend on.
+
+    \b
+    Examples:
+      twin-graph resume pong-seed1-1
+      twin-graph resume pong-seed1-1 --steps 1000000 --set target.policy='lag(5000)'
+    """
+    found = find(run)
+    described = described_cluster(cluster, insecure_network)
+    if described and described.run.resolve() != found.folder.resolve():
+        raise UsageError(f"{cluster} is about {described.run}, not {found.folder}")
+    overrides = [config.parse_assignment(text) for text in assignments]
+    if steps is not None:
+        overrides.append(("train.steps", steps))
+    settings = config.change(found.settings, overrides)
+    if described and described.workers != settings.workers.count:
+        raise UsageError(
+            f"{cluster} has {described.workers} workers, and {found.folder} is trained by "
+            f"{settings.workers.count or 'none'}: change one of them (--set workers.count=N)"
+        )
+
+    with found.lock("resume"), contextlib.ExitStack() as open_:
+        with starting_up("the run resumed; nothing was changed"):
+            from twin_graph import envs, resources
+            from twin_graph.checkpoint import newest_point
+
+            point, damage = newest_point(found)
+            for reason in damage:
+                say(f"skipped: {reason}")
+            if point.counters.agent_steps >= settings.train.steps:
+                raise UsageError(
+                    f"{found.folder} is complete at {point.counters.agent_steps:,} agent steps; give more with --steps"
+                )
+            env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
+            needed = resources.measure(settings, env, found.folder, elsewhere=elsewhere_of(described))
+            resources.check(needed)
+        changes = list(config.differences(found.settings, settings))
+        if changes:
+            found.change_settings(settings)
+        say(f"{found.folder}: resume point {point.number} of {point.time[:19].replace('T', ' ')} UTC")
+        for line in restored(found, point):
+            say(f"  {line}")
+        for key, before, after in changes:
+            say(f"  changed: {key} from {before} to {after}")
+        run_to_its_end(found, env, point, as_json, described, verbose)
