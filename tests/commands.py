@@ -3,46 +3,94 @@
 import atexit
 import functools
 import json
+import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+# For each command a keeper, which says the command's process id and, when it has ended, its exit code.
 _SERVER = """
-import gc, json, os, sys, traceback
+import gc, json, os, signal, sys, traceback
 import twin_graph.distributed.chief, twin_graph.exchange, twin_graph.experiments.report, twin_graph.training
 from twin_graph_cli.main import main
 
 sys.path.remove("")  # as for the console script, which looks for modules in the present folder last
 gc.freeze()  # or the first collection of each fork would touch all that is imported
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
     call = json.loads(line)
-    child = os.fork()
-    if not child:
-        os.chdir(call["cwd"])
-        for number, path in enumerate((os.devnull, call["stdout"], call["stderr"])):
-            os.dup2(os.open(path, os.O_WRONLY if number else os.O_RDONLY), number)
-        sys.argv = ["twin-graph", *call["arguments"]]
-        code = 1
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush()
-        os._exit(code)  # to take everything apart would take a second
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    if os.fork():
+        continue
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    process = os.fork()
+    if process:
+        with open(call["told"], "w", buffering=1) as told:
+            print(process, file=told)
+            print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), file=told)
+        os._exit(0)
+    os.setsid()
+    os.chdir(call["cwd"])
+    for number, path in enumerate((os.devnull, call["stdout"], call["stderr"])):
+        os.dup2(os.open(path, os.O_WRONLY if number else os.O_RDONLY), number)
+    sys.argv = ["twin-graph", *call["arguments"]]
+    code = 1
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(code)  # to take everything apart would take a second
 """
 
 
 @functools.cache
 def _server() -> subprocess.Popen[str]:
-    server = subprocess.Popen(
-        [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    )
+    server = subprocess.Popen([sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, text=True, bufsize=1)
     atexit.register(server.kill)
     return server
+
+
+class Command:
+    """A command in a process and session of its own, with what `subprocess.Popen` has of it."""
+
+    def __init__(self, *arguments: str, cwd: Path) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        files = {name: f"{self._folder.name}/{name}" for name in ("stdout", "stderr", "told")}
+        self._output = [Path(files[name]) for name in ("stdout", "stderr")]
+        for path in self._output:
+            path.touch()
+        os.mkfifo(files["told"])
+        stdin = _server().stdin
+        assert stdin is not None
+        stdin.write(json.dumps({"arguments": arguments, "cwd": str(cwd), **files}) + "\n")
+        self._told = Path(files["told"]).open()  # noqa: SIM115 - for as long as the command
+        self.pid = int(self._told.readline())
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._told], [], [], timeout)[0]:
+                raise TimeoutError(f"process {self.pid} has not ended")
+            self.returncode = int(self._told.readline())
+            self._told.close()
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        stdout, stderr = (path.read_text() for path in self._output)
+        return stdout, stderr
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def twin_graph(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -50,11 +98,6 @@ def twin_graph(*arguments: str, cwd: Path, env: dict[str, str] | None = None) ->
     if env:
         command = [sys.executable, "-m", "twin_graph_cli", *arguments]
         return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
-    server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
-    with tempfile.NamedTemporaryFile("r+") as stdout, tempfile.NamedTemporaryFile("r+") as stderr:
-        call = {"arguments": arguments, "cwd": str(cwd), "stdout": stdout.name, "stderr": stderr.name}
-        server.stdin.write(json.dumps(call) + "\n")
-        code = int(server.stdout.readline())
-        return subprocess.CompletedProcess(arguments, code, stdout.read(), stderr.read())
+    forked = Command(*arguments, cwd=cwd)
+    stdout, stderr = forked.communicate()
+    return subprocess.CompletedProcess(arguments, forked.wait(), stdout, stderr)

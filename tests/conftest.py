@@ -1,5 +1,6 @@
 """What tests share: small settings on real environments, and runs trained from them."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,30 @@ def train(tmp_path: Path) -> Callable[..., Run]:
         return run
 
     return run_to_end
+
+
+@pytest.fixture(scope="session")
+def _trained() -> dict[str, Path]:
+    """Folders of runs that `trained` has made, by the hash of their settings."""
+    return {}
+
+
+@pytest.fixture
+def trained(
+    train: Callable[[config.Settings], Run],
+    tmp_path: Path,
+    _trained: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[config.Settings], Run]:
+    """As `train`, but equal settings are trained once, and copied: not for tests that compare two such runs."""
+
+    def copy(settings: config.Settings) -> Run:
+        sha256 = settings.sha256()
+        if sha256 not in _trained:
+            _trained[sha256] = shutil.copytree(train(settings).folder, tmp_path_factory.mktemp("trained") / "run")
+        return Run(shutil.copytree(_trained[sha256], tmp_path / f"copy{len(list(tmp_path.iterdir()))}"))
+
+    return copy
 
 
 def _settings(preset: str, small: dict[str, Any], changes: dict[str, Any]) -> config.Settings:

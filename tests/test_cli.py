@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from commands import twin_graph
+from commands import Command, twin_graph
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from twin_graph_cli.main import COMMANDS, cli
 
@@ -222,8 +222,7 @@ def test_a_traceback_is_shown_only_with_debug(trained: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_training_after_committing_a_snapshot(trained: Path, number: signal.Signals) -> None:
     folder = trained / f"stopped-{number.name}"
-    command = [sys.executable, "-m", "twin_graph_cli", "train", "cartpole", "--run-dir", str(folder), "--json", *TINY]
-    trainer = subprocess.Popen(command, cwd=trained, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    trainer = Command("train", "cartpole", "--run-dir", str(folder), "--json", *TINY, cwd=trained)
     wait_for(folder / "metrics.jsonl")
     running = json.loads(twin_graph("status", str(folder), "--json", cwd=trained).stdout)
     trainer.send_signal(number)
@@ -242,8 +241,7 @@ def test_ctrl_c_reaches_environments_in_processes_too_and_ends_the_run_all_the_s
     trained: Path,
 ) -> None:
     options = ["--set=env.vectorization=async", "--set=env.count=2", "--set=evaluate.episodes=0", "--run-dir=processes"]
-    command = [sys.executable, "-m", "twin_graph_cli", "train", "cartpole", *TINY, *options]
-    trainer = subprocess.Popen(command, cwd=trained, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    trainer = Command("train", "cartpole", *TINY, *options, cwd=trained)
     wait_for(trained / "processes" / "metrics.jsonl")
     os.killpg(trainer.pid, signal.SIGINT)
     _, stderr = trainer.communicate(timeout=30)
@@ -258,8 +256,7 @@ def test_ctrl_c_reaches_environments_in_processes_too_and_ends_the_run_all_the_s
 
 
 def test_a_killed_trainer_is_reported_as_failed(trained: Path) -> None:
-    command = [sys.executable, "-m", "twin_graph_cli", "train", "cartpole", "--run-dir", "killed", *TINY]
-    trainer = subprocess.Popen(command, cwd=trained, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    trainer = Command("train", "cartpole", "--run-dir", "killed", *TINY, cwd=trained)
     wait_for(trained / "killed" / "metrics.jsonl")
     trainer.kill()
     trainer.wait()
@@ -279,10 +276,7 @@ def test_a_disk_that_is_too_small_and_one_that_fills_up_meanwhile(tmp_path: Path
         assert "too little disk" in refused.stderr
         assert not (disk / "run").exists()
 
-        command = [sys.executable, "-m", "twin_graph_cli", "train", "cartpole", "--steps=8000"]
-        trainer = subprocess.Popen(
-            [*command, "--run-dir", str(disk / "run"), *TINY], cwd=tmp_path, stderr=subprocess.PIPE, text=True
-        )
+        trainer = Command("train", "cartpole", "--steps=8000", "--run-dir", str(disk / "run"), *TINY, cwd=tmp_path)
         wait_for(disk / "run" / "metrics.jsonl")
         with (disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
             while True:  # something else takes all the room there is
@@ -405,8 +399,7 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
 
 def test_a_swap_by_hand_while_it_trains_names_the_update_and_explain_agrees(tmp_path: Path) -> None:
     options = ["--steps=2000000", "--set=save.keep_last=9999", "--run-dir=run", *TINY]
-    command = [sys.executable, "-m", "twin_graph_cli", "train", "cartpole", *options]
-    trainer = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    trainer = Command("train", "cartpole", *options, cwd=tmp_path)
     try:
         wait_for(tmp_path / "run" / "snapshots" / "000003-")
         answer = json.loads(twin_graph("swap", "run", "000001", "--hold", "--json", cwd=tmp_path).stdout)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import Command
 from test_learners import feed, minibatch, spec
 
 from twin_graph.config import change
@@ -297,11 +298,6 @@ TINY = [
 ]
 
 
-def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "twin_graph_cli", *arguments]
-    return subprocess.Popen(command, cwd=cwd, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
 def children(run: Path, task: str = "") -> list[int]:
     """Processes of this run's cluster, of one task if it is named."""
     found = []
@@ -340,7 +336,7 @@ def working(run: Path, attempt: int) -> bool:
 
 def test_a_killed_worker_is_started_again_and_the_steps_are_exact(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    trainer = start(
+    trainer = Command(
         "train", "cartpole", "--workers=2", "--ps=2", "--steps=4000", f"--run-dir={run}", *TINY, cwd=tmp_path
     )
     try:
@@ -378,7 +374,7 @@ def test_a_killed_worker_is_started_again_and_the_steps_are_exact(tmp_path: Path
 def test_a_worker_that_died_too_often_is_given_up_and_that_is_said(tmp_path: Path) -> None:
     run = tmp_path / "run"
     chosen = (*TINY, "--set=workers.restarts=0")
-    trainer = start("train", "cartpole", "--workers=2", "--steps=2000", f"--run-dir={run}", *chosen, cwd=tmp_path)
+    trainer = Command("train", "cartpole", "--workers=2", "--steps=2000", f"--run-dir={run}", *chosen, cwd=tmp_path)
     try:
         wait_until(lambda: working(run, attempt=1))
         os.kill(children(run, "worker:1")[0], signal.SIGKILL)
@@ -459,7 +455,7 @@ assert ValueError in refused, refused
 
 def test_a_lost_server_a_signal_and_a_killed_launcher_leave_no_process_and_a_run_that_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    trainer = start("train", "cartpole", "--workers=2", "--steps=60000", f"--run-dir={run}", *TINY, cwd=tmp_path)
+    trainer = Command("train", "cartpole", "--workers=2", "--steps=60000", f"--run-dir={run}", *TINY, cwd=tmp_path)
     try:
         wait_until(lambda: steps_of(run) >= 1_500)
         os.kill(children(run, "ps:0")[0], signal.SIGKILL)
@@ -470,7 +466,7 @@ def test_a_lost_server_a_signal_and_a_killed_launcher_leave_no_process_and_a_run
         )
         wait_until(lambda: not children(run), 10)
 
-        trainer = start("resume", str(run), cwd=tmp_path)
+        trainer = Command("resume", str(run), cwd=tmp_path)
         wait_until(lambda: working(run, attempt=2))
         before = steps_of(run)
         assert before >= 1_000
@@ -484,7 +480,7 @@ def test_a_lost_server_a_signal_and_a_killed_launcher_leave_no_process_and_a_run
         assert status["state"] == "stopped"
         assert status["resume_point"]["agent_steps"] == status["agent_steps"] >= before
 
-        trainer = start("resume", str(run), cwd=tmp_path)
+        trainer = Command("resume", str(run), cwd=tmp_path)
         wait_until(lambda: len(children(run)) == 3 and Run(run).state() == "running")
         trainer.kill()
         trainer.wait()
@@ -499,10 +495,10 @@ def test_a_described_cluster_starts_in_any_order(tmp_path: Path) -> None:
     loopback = Cluster.on_this_machine(run, workers=1, servers=1)
     file = tmp_path / "cluster.toml"
     file.write_text(f'run = "{run}"\nps = ["{loopback.ps[0]}"]\nworkers = 1\n')
-    tasks = [start("cluster", str(file), "--task=worker:0", cwd=tmp_path)]
+    tasks = [Command("cluster", str(file), "--task=worker:0", cwd=tmp_path)]
     time.sleep(2)
-    trainer = start("train", "cartpole", f"--cluster={file}", "--steps=1200", *TINY, cwd=tmp_path)
-    tasks.append(start("cluster", str(file), "--task=ps:0", cwd=tmp_path))
+    trainer = Command("train", "cartpole", f"--cluster={file}", "--steps=1200", *TINY, cwd=tmp_path)
+    tasks.append(Command("cluster", str(file), "--task=ps:0", cwd=tmp_path))
     try:
         _, said = trainer.communicate(timeout=180)
         assert trainer.returncode == 0, said
@@ -518,7 +514,7 @@ def test_ctrl_c_ends_a_server_that_a_person_started(tmp_path: Path) -> None:
     loopback = Cluster.on_this_machine(tmp_path / "run", workers=1, servers=1)
     file = tmp_path / "cluster.toml"
     file.write_text(f'run = "{loopback.run}"\nps = ["{loopback.ps[0]}"]\nworkers = 1\n')
-    server = start("cluster", str(file), "--task=ps:0", cwd=tmp_path)
+    server = Command("cluster", str(file), "--task=ps:0", cwd=tmp_path)
     try:
         wait_until(lambda: connects(*loopback.ps[0].split(":")))
         time.sleep(2)  # it waits for tokens now
@@ -539,7 +535,7 @@ def test_addresses_beyond_this_machine_need_a_word_of_consent(tmp_path: Path) ->
     file = tmp_path / "cluster.toml"
     file.write_text('run = "r"\nps = ["10.0.0.1:4000"]\nworkers = 1\n')
     for arguments in (("cluster", str(file), "--task=ps:0"), ("train", "cartpole", f"--cluster={file}")):
-        process = start(*arguments, cwd=tmp_path)
+        process = Command(*arguments, cwd=tmp_path)
         _, said = process.communicate(timeout=60)
         assert process.returncode == 2
         assert "--insecure-network" in said

@@ -22,8 +22,8 @@ OBSERVATIONS = [[0.1, -0.2, 0.03, 0.4], [-0.5, 0.6, 0.07, -0.8]]
 
 
 @pytest.fixture
-def run(cartpole: Callable[..., Settings], train: Callable[[Settings], Run]) -> Run:
-    return train(cartpole(train__steps=600, evaluate__episodes=0))
+def run(cartpole: Callable[..., Settings], trained: Callable[[Settings], Run]) -> Run:
+    return trained(cartpole(train__steps=600, evaluate__episodes=0))
 
 
 @pytest.fixture

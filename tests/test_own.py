@@ -60,14 +60,14 @@ def test_the_examples_are_short(name: str) -> None:
     ids=lambda chosen: next(iter(chosen.values())),
 )
 def test_each_example_trains_and_resumes_exactly(
-    cartpole: Make, train: Train, tmp_path: Path, chosen: dict[str, object]
+    cartpole: Make, trained: Train, tmp_path: Path, chosen: dict[str, object]
 ) -> None:
     settings = cartpole(evaluate__episodes=0, **chosen)
-    whole, killed = train(settings), create(tmp_path / "killed", settings)
+    whole, killed = trained(settings), create(tmp_path / "killed", settings)
     attempt(killed, 840)
     attempt(killed)
     assert end(killed) == end(whole)
-    assert end(whole) != end(train(cartpole(evaluate__episodes=0)))
+    assert end(whole) != end(trained(cartpole(evaluate__episodes=0)))
 
 
 def test_a_policy_of_ones_own_restores_three_snapshots(cartpole: Make, train: Train) -> None:

@@ -84,11 +84,11 @@ POLICIES = ["latest", "best(mean)", "lag(60)", "mix(0.5, 3)", "ensemble(3, min)"
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_training_that_was_killed_twice_ends_as_one_that_was_not(
-    cartpole: Make, train: Callable[[Settings], Run], tmp_path: Path, policy: str
+    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path, policy: str
 ) -> None:
     # Squared: the Huber loss clips the large errors of the beginning, and with them the target's influence.
     settings = cartpole(target__policy=policy, loss="mse", save__every_updates=20, replay__capacity_steps=600)
-    whole = train(settings)
+    whole = trained(settings)
     killed = create(tmp_path / "killed", settings)
     held = attempt(killed, 640) + attempt(killed, 1_100) + attempt(killed)
     assert end(killed) == end(whole)
@@ -96,21 +96,21 @@ def test_a_training_that_was_killed_twice_ends_as_one_that_was_not(
     assert verify(killed).damage == []
 
 
-def test_policies_train_differently(cartpole: Make, train: Callable[[Settings], Run]) -> None:
+def test_policies_train_differently(cartpole: Make, trained: Callable[[Settings], Run]) -> None:
     """The comparison above would prove little if the policy had no influence."""
     options = {"loss": "mse", "save__every_updates": 20, "replay__capacity_steps": 600}
-    ends = {end(train(cartpole(target__policy=policy, **options)))[0] for policy in POLICIES}
+    ends = {end(trained(cartpole(target__policy=policy, **options)))[0] for policy in POLICIES}
     assert len(ends) == len(POLICIES)
 
 
 def test_the_real_emulator_and_network_resume_exactly(
-    pong: Make, train: Callable[[Settings], Run], tmp_path: Path
+    pong: Make, trained: Callable[[Settings], Run], tmp_path: Path
 ) -> None:
     settings = pong(loss="mse", train__steps=240)
     killed = create(tmp_path / "killed", settings)
     attempt(killed, 150)
     attempt(killed)
-    assert end(killed) == end(train(settings))
+    assert end(killed) == end(trained(settings))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -333,9 +333,9 @@ def flip(path: Path, at: int) -> None:
 
 
 def test_damage_in_any_file_is_named_and_resume_goes_on_from_what_is_whole_or_refuses(
-    cartpole: Make, train: Callable[[Settings], Run]
+    cartpole: Make, trained: Callable[[Settings], Run]
 ) -> None:
-    run = train(cartpole(resume__every_steps=400))
+    run = trained(cartpole(resume__every_steps=400))
     control.ask(run.control, "swap", run.store().newest.id)
     whole = newest_point(run).point
     assert verify(run).damage == verify(run).unknown == []
@@ -404,8 +404,8 @@ def test_one_process_at_a_time(cartpole: Make, tmp_path: Path) -> None:
         pass
 
 
-def test_finished_means_finished_and_more_steps_go_on(cartpole: Make, train: Callable[[Settings], Run]) -> None:
-    run = train(cartpole())
+def test_finished_means_finished_and_more_steps_go_on(cartpole: Make, trained: Callable[[Settings], Run]) -> None:
+    run = trained(cartpole())
     run.change_settings(config.change(run.settings, [("train.steps", 1_600)]))
     point = newest_point(run).point
     assert point.counters.agent_steps == 1_200

@@ -77,8 +77,8 @@ def test_equal_seeds_give_equal_weights_on_the_real_emulator(pong: Make, train: 
     assert first.counters.updates == 20
 
 
-def test_snapshots_and_ledger_follow_the_schedule(cartpole: Make, train: Train) -> None:
-    run = train(cartpole())
+def test_snapshots_and_ledger_follow_the_schedule(cartpole: Make, trained: Train) -> None:
+    run = trained(cartpole())
     manifests = run.store().snapshots
     # (1200 - 200) / 4 updates, one snapshot each 50 and one at the start.
     assert [m.counters.updates for m in manifests] == [0, 50, 100, 150, 200, 250]
@@ -240,8 +240,8 @@ def test_an_agent_that_cannot_begin_is_recorded_as_failed(
     assert run.state() == "finished"
 
 
-def test_metrics_and_tensorboard_hold_the_same_numbers_in_one_event_file(cartpole: Make, train: Train) -> None:
-    run = train(cartpole())
+def test_metrics_and_tensorboard_hold_the_same_numbers_in_one_event_file(cartpole: Make, trained: Train) -> None:
+    run = trained(cartpole())
     [event_file] = run.events.iterdir()
     events = EventAccumulator(str(event_file))
     events.Reload()
@@ -287,8 +287,8 @@ def test_every_phase_is_timed_and_they_add_up(cartpole: Make, train: Train) -> N
         assert 0.6 < sum(line.values()) <= 1
 
 
-def test_scheduled_evaluations_are_recorded_by_snapshot(cartpole: Make, train: Train) -> None:
-    run = train(cartpole())
+def test_scheduled_evaluations_are_recorded_by_snapshot(cartpole: Make, trained: Train) -> None:
+    run = trained(cartpole())
     by_number = {m.id: m for m in run.store().snapshots}
     evaluations = list(run.evaluations())
     assert [by_number[e["snapshot"]].counters.agent_steps for e in evaluations] == [600, 1200]
@@ -516,8 +516,8 @@ def test_the_needs_of_a_training_are_measured_and_checked(pong: Make, tmp_path: 
         resources.check(needed._replace(disk_free=1_000))
 
 
-def test_the_disk_that_was_asked_for_is_enough_and_not_far_too_much(cartpole: Make, train: Train) -> None:
-    run = train(cartpole(evaluate__episodes=0))
+def test_the_disk_that_was_asked_for_is_enough_and_not_far_too_much(cartpole: Make, trained: Train) -> None:
+    run = trained(cartpole(evaluate__episodes=0))
     env = envs.make(run.settings.env, count=1)
     asked = resources.measure(run.settings, env, run.folder).disk
     env.close()
@@ -525,8 +525,8 @@ def test_the_disk_that_was_asked_for_is_enough_and_not_far_too_much(cartpole: Ma
     assert written < asked < 3 * written
 
 
-def test_status_after_a_training(cartpole: Make, train: Train) -> None:
-    run = train(cartpole())
+def test_status_after_a_training(cartpole: Make, trained: Train) -> None:
+    run = trained(cartpole())
     *_, target, newest = run.store().snapshots
     summary = report.status(run)
     assert summary["state"] == "finished"
@@ -556,8 +556,8 @@ def test_an_agent_in_a_loop_of_ones_own_learns_what_pays(cartpole: Make, tmp_pat
         assert agent.q_values(state)[0] == pytest.approx([0, 1], abs=0.1)
 
 
-def test_an_agent_does_not_begin_anew_in_a_run_that_was_trained(cartpole: Make, train: Train) -> None:
-    run = train(cartpole())
+def test_an_agent_does_not_begin_anew_in_a_run_that_was_trained(cartpole: Make, trained: Train) -> None:
+    run = trained(cartpole())
     with pytest.raises(UsageError, match="was trained already"):
         Agent(run, EnvSpec((4,), 2))
 
@@ -597,8 +597,8 @@ def test_random_actions_are_as_frequent_as_epsilon_and_all_actions_occur(pong: M
     assert all(count == pytest.approx(0.05, abs=0.02) for a, count in enumerate(counts) if a != greedy)
 
 
-def test_progress_counts_true_scores(cartpole: Make, train: Train) -> None:
-    line = [line for line in train(cartpole()).metrics() if "loss" in line][-1]
+def test_progress_counts_true_scores(cartpole: Make, trained: Train) -> None:
+    line = [line for line in trained(cartpole()).metrics() if "loss" in line][-1]
     assert 8 <= line["train_return"] <= 500
     assert line["loss"] > 0
     assert line["episodes"] > 0
