@@ -9,7 +9,7 @@ from twin_graph.envs import EnvSpec, check_finite
 from twin_graph.mutual import Turns
 from twin_graph.replay import Batch, Observations, Replay, Transition
 from twin_graph.settings import Settings
-from twin_graph.streams import Purpose, stream
+from twin_graph.streams import Purpose, Streams
 from twin_graph.tally import Tally
 
 
@@ -32,6 +32,7 @@ class Actor:
         self._tally = tally
         self._env = env
         self._environments = environments
+        self._streams = Streams(settings.seed, Purpose.ACT)
         self._per_minibatch = Turns(settings).per_minibatch
         self._rooms: list[Observations | None] = [None, None]
         self.replay = Replay(
@@ -52,7 +53,7 @@ class Actor:
           q_values: returns float32 `[E, A]`; not called where all actions are random.
           agent_step: determines epsilon and the random draws; their number never varies.
         """
-        random = stream(self._settings.seed, Purpose.ACT, agent_step)
+        random = self._streams.at(agent_step)
         explore = random.random(self._environments) < self._settings.act.epsilon_at(agent_step)
         actions = random.integers(0, self._env.n_actions, size=self._environments)
         return actions if explore.all() else np.where(explore, actions, q_values().argmax(axis=1))

@@ -59,6 +59,7 @@ with _stderr_held_back():
     from tensorflow.core.protobuf.config_pb2 import CallableOptions as CallableOptions
 
     tf = tensorflow.compat.v1
+    function = tensorflow.function  # of TensorFlow 2, where XLA is asked for
     tf.disable_eager_execution()
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.config.list_physical_devices()  # looks for GPUs now, with what it has to say about them

@@ -1,7 +1,8 @@
 """A learner: an online twin, a target, and the snapshots by which one becomes the other."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,8 +11,7 @@ import numpy as np
 from twin_graph.errors import DivergedError, TwinMismatchError
 from twin_graph.model import ModelSpec
 from twin_graph.mutual import Turns
-from twin_graph.prepared import feeds
-from twin_graph.replay import Batch
+from twin_graph.prepared import Prepared, feeds
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, Health, Swap, utc_now
 from twin_graph.snapshots.points import LearnerState
 from twin_graph.snapshots.run import Run
@@ -23,10 +23,10 @@ from twin_graph.twin import Twin, weights_sha256
 
 
 class Losses(NamedTuple):
-    """What an update reports: loss and max_a Q, means over its minibatches, and TD errors, float32 `[B]`."""
+    """What N updates report: loss and max_a Q, means over the minibatch, `[N]`, and TD errors, float32 `[N, B]`."""
 
-    loss: float
-    q_mean: float
+    loss: np.ndarray
+    q_mean: np.ndarray
     td_error: np.ndarray
 
 
@@ -77,7 +77,16 @@ class Learner:
         self._settings_sha256 = settings.sha256()
         self._train, self._seed, self._check = settings.train, settings.seed, settings.twin.check
         self._acts_by_target = settings.act.with_ == "target"
-        self.online = Twin(name, spec, seed=seed, threads=threads, at_once=at_once, precision=precision, like=like)
+        self.online = Twin(
+            name,
+            spec,
+            seed=seed,
+            threads=threads,
+            at_once=at_once,
+            precision=precision,
+            block=settings.block_updates,
+            like=like,
+        )
         try:
             self.target = Target(
                 spec,
@@ -97,38 +106,61 @@ class Learner:
         self.target.close()
         self.online.close()
 
-    def train(self, update: int, batch: Batch, q_target_t: np.ndarray | None) -> Losses:
-        """One optimizer step.
+    def train(self, updates: Sequence[int], prepared: Prepared) -> Losses:
+        """Makes prepared updates, one optimizer step each.
 
         Args:
-          update: its number in the run, from 0.
-          batch: `train.examples` transitions.
-          q_target_t: the target's Q values at their `s_t`, float32 `[examples, A]`; None without `train.target_q`.
+          updates: their numbers in the run, from 0: those of this learner.
+          prepared: has their minibatches.
 
         Raises:
-          DivergedError: the loss is NaN or infinite.
+          DivergedError: a loss is NaN or infinite.
         """
+        with self._stopwatch.phase("train"):
+            if self.online.model.block:
+                made = [self._block(some, prepared) for some in self._of_one_rate(updates)]
+            else:
+                made = [self._step(update, prepared) for update in updates]
+        losses = Losses(*(np.concatenate(values) for values in zip(*made, strict=True)))
+        if not np.isfinite(losses.loss).all():
+            first = int(np.argmin(np.isfinite(losses.loss)))
+            raise DivergedError(
+                f"the loss{self._whose} is {losses.loss[first]} at update {updates[first] + 1}; the last good snapshot "
+                f"is {self._store.newest.id}. Try a smaller train.learning_rate"
+            )
+        self.updates += len(updates)
+        return losses
+
+    def _step(self, update: int, prepared: Prepared) -> Losses:
+        """One update by `train_op`."""
         model = self.online.model
         fed: dict[Any, Any] = {model.learning_rate: self._train.learning_rate_at(update)}
-        losses, q_means, td_errors = [], [], []
-        parts = feeds(model, self._train, batch, q_target_t)
-        with self._stopwatch.phase("train"):
-            for i, part in enumerate(parts):
-                op = model.train_op if i == len(parts) - 1 else model.accumulate_op
-                fed[model.dropout_seed] = self._seed, update * len(parts) + i
-                wanted = op, model.loss, model.q_mean, model.td_error
-                _, loss, q_mean, td_error = self.online.run(wanted, {**part, **fed})
-                losses.append(loss)
-                q_means.append(q_mean)
-                td_errors.append(td_error)
-        self.updates += 1
-        loss = float(np.mean(losses))
-        if not math.isfinite(loss):
-            raise DivergedError(
-                f"the loss{self._whose} is {loss} at update {update + 1}; the last good snapshot is "
-                f"{self._store.newest.id}. Try a smaller train.learning_rate"
-            )
-        return Losses(loss, float(np.mean(q_means)), np.concatenate(td_errors))
+        parts = feeds(model, self._train, prepared.values([update]))
+        made = []
+        for i, part in enumerate(parts):
+            op = model.train_op if i == len(parts) - 1 else model.accumulate_op
+            fed[model.dropout_seed] = self._seed, update * len(parts) + i
+            _, *told = self.online.run((op, model.loss, model.q_mean, model.td_error), {**part, **fed})
+            made.append(told)
+        loss, q_mean, td_error = zip(*made, strict=True)
+        return Losses(np.mean([loss], axis=1), np.mean([q_mean], axis=1), np.concatenate(td_error)[None])
+
+    def _block(self, updates: Sequence[int], prepared: Prepared) -> Losses:
+        """Several updates in one run."""
+        model, count = self.online.model, len(updates)
+        assert model.block
+        seeds = np.array([(self._seed, update) for update in updates])
+        fed = model.block.feed({**prepared.values(updates), "dropout_seed": seeds})
+        fed[model.learning_rate] = self._train.learning_rate_at(updates[0])
+        return Losses(*(values[:count] for values in self.online.run(model.block.fetches, fed)))
+
+    def _of_one_rate(self, updates: Sequence[int]) -> Iterator[Sequence[int]]:
+        """As many updates at a time as a block takes, of one learning rate."""
+        assert self.online.model.block
+        for _, equal in itertools.groupby(updates, self._train.learning_rate_at):
+            some = list(equal)
+            for first in range(0, len(some), size := self.online.model.block.updates):
+                yield some[first : first + size]
 
     def commit(self, counters: Counters, health: Health | None) -> Commit:
         """Saves the online twin as a durable snapshot, or returns the newest one if nothing was learnt since.

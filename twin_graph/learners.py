@@ -105,23 +105,26 @@ class Learners:
             for name, turn in itertools.groupby(updates, self._turns.learns):
                 first, *others = turn
                 last = others[-1] if others else first
-                s_t = batch.s_t[prepared.rows(first).start : prepared.rows(last).stop]
-                q.append(self[name].target.in_blocks(s_t))
+                q.append(self[name].target.in_blocks(prepared.values(range(first, last + 1))["s_t"]))
         return prepared._replace(q_target_t=np.concatenate(q))
 
     def train(self, prepared: Prepared) -> Trained:
         """Makes prepared updates. Raises `DivergedError` if a loss is NaN or infinite."""
-        td_error = np.zeros(len(prepared.batch.step), np.float32)
-        losses = []
-        for update in prepared.updates:
-            made = self[self._turns.learns(update)].train(update, *prepared.of(update))
-            self._tally.updates += 1
-            self._tally.loss, self._tally.q_mean = made.loss, made.q_mean
-            losses.append(made.loss)
-            td_error[prepared.rows(update)] = made.td_error
+        count = len(prepared.updates)
+        loss, q_mean = np.zeros((2, count))
+        td_error = np.zeros((count // prepared.per_minibatch, prepared.examples), np.float32)
+        for learner in self:
+            updates = [update for update in prepared.updates if self._turns.learns(update) == learner.name]
+            if updates:
+                made = learner.train(updates, prepared)
+                which = np.array(updates) - prepared.updates.start
+                loss[which], q_mean[which] = made.loss, made.q_mean
+                td_error[prepared.minibatches(updates)] = made.td_error
+        self._tally.updates += count
+        self._tally.loss, self._tally.q_mean = float(loss[-1]), float(q_mean[-1])
         for learner in self:
             learner.check(f"by update {self._tally.updates}")
-        return Trained(losses, prepared.batch, td_error)
+        return Trained(loss.tolist(), prepared.batch, td_error.ravel())
 
 
 def _mean(q: list[np.ndarray]) -> np.ndarray:

@@ -1,6 +1,6 @@
 """TD errors, losses and their gradients, as tensors. B examples, A actions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from twin_graph import named
@@ -124,3 +124,38 @@ def find_loss(name: str) -> Loss:
         return loss
 
     return Loss(of_examples)
+
+
+def td_learning(
+    name: str,
+    train: TrainSettings,
+    fed: Mapping[str, Tensor],
+    q_tm1: Tensor,
+    q_own_t: Tensor | None,
+    variables: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """From Q values to gradients.
+
+    Args:
+      name: of the loss.
+      train: settings.
+      fed: `a_tm1`, `r_t`, `discount_t`, `weight`, and `q_target_t` if there is a target; see `Model`.
+      q_tm1: Q values at `s_tm1`, float32 `[B, A]`.
+      q_own_t: by the same twin at `s_t`, float32 `[B, A]`; None if nothing needs them.
+      variables: by which is differentiated.
+
+    Returns:
+      TD errors, float32 `[B]`; the loss, a scalar; a gradient for each variable.
+    """
+    loss_function = find_loss(name)
+    n_actions = int(q_tm1.shape[1])
+    q_bootstrap_t = fed["q_target_t"] if train.target_q else q_own_t
+    y = q_learning_target(fed["r_t"], fed["discount_t"], q_bootstrap_t, q_own_t if train.double else None)
+    taken = tf.one_hot(fed["a_tm1"], n_actions)
+    td_error = tf.subtract(y, tf.reduce_sum(q_tm1 * taken, axis=1), name="td_error")
+    loss = tf.reduce_mean(fed["weight"] * loss_function.of_examples(td_error, n_actions), name="loss")
+    if loss_function.gradients:
+        gradients = loss_function.gradients(q_tm1, fed["a_tm1"], td_error, fed["weight"], list(variables), train)
+    else:
+        gradients = tf.gradients(loss / train.accumulate, variables)
+    return td_error, loss, gradients

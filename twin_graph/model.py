@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from twin_graph import cpu_layers, losses, networks, optimizers
+from twin_graph import block as blocks
+from twin_graph import cpu_layers, losses, networks, optimizers, xla_layers
 from twin_graph import layers as plain_layers
 from twin_graph.envs import EnvSpec
 from twin_graph.graph_mode import tf
@@ -64,6 +66,8 @@ class Model:
       clear_op: forgets what was accumulated, after `gradients`; for those who apply these elsewhere.
       activations: of hidden layers at `s_tm1`, `[B, ...]` or of parts of the batch, each named `LAYER/activation`.
       trainables: what a snapshot holds, sorted by name.
+      fed: of the placeholders those that an update needs, by their names.
+      block: many updates in one run; None if none was asked for.
     """
 
     s_tm1: Tensor
@@ -87,9 +91,11 @@ class Model:
     clear_op: Any
     activations: tuple[Tensor, ...]
     trainables: tuple[Any, ...]
+    fed: Mapping[str, Tensor]
+    block: blocks.Block | None
 
 
-def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False) -> Model:
+def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False, block: int = 0) -> Model:
     """Adds placeholders, network, loss, gradient and train op to the current default graph.
 
     The target values come in as `q_target_t` and the TD error is formed here, so that the same graph serves the
@@ -100,10 +106,10 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
       dtype: in which the network multiplies, float32 or bfloat16; variables are the same in both.
       plain: compute with plain layers and TensorFlow's own gradients, as on a GPU; for those who read the graph without
         this package.
+      block: updates that can be made in one run, apart from those of `train_op`; 0 for none.
     """
-    layers: networks.Layers = cpu_layers
-    if plain or tf.config.list_physical_devices("GPU"):
-        layers = plain_layers
+    gpu = bool(tf.config.list_physical_devices("GPU"))
+    layers: networks.Layers = plain_layers if plain or gpu else cpu_layers
     env, train = spec.env, spec.train
     s_tm1 = tf.placeholder(env.observation_dtype, [None, *env.observation_shape], name="s_tm1")
     a_tm1 = tf.placeholder(tf.int32, [None], name="a_tm1")
@@ -115,12 +121,14 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
     no_dropout = tf.constant([-1, -1])
     dropout_seed = tf.placeholder_with_default(no_dropout, [2], name="dropout_seed")
     learning_rate = tf.placeholder_with_default(tf.constant(train.learning_rate), [], name="learning_rate")
+    fed = {"s_tm1": s_tm1, "a_tm1": a_tm1, "r_t": r_t, "discount_t": discount_t, "weight": weight}
+    fed |= {"q_target_t": q_target_t} if train.target_q else {}
+    fed |= {"s_t": s_t} if train.double or not train.target_q else {}
 
-    def network(observation: Tensor, dropout_seed: Tensor) -> Tensor:
+    def network(observation: Tensor, dropout_seed: Tensor, layers: networks.Layers = layers) -> Tensor:
         build = networks.Build(spec.model, dtype, layers, dropout_seed)
         return networks.q_network(spec.network, observation, env.n_actions, build)
 
-    loss_function = losses.find_loss(spec.loss)
     q_tm1 = tf.identity(network(s_tm1, dropout_seed), name="q_tm1")
     activations = tuple(tf.get_collection(plain_layers.ACTIVATIONS))
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
@@ -129,24 +137,16 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
     freeze = _freeze(trainables)
 
     q_own_t = None
-    if train.double or not train.target_q:
+    if "s_t" in fed:
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
             q_own_t = network(s_t, no_dropout)
-    q_bootstrap_t = q_target_t if train.target_q else q_own_t
-    y = losses.q_learning_target(r_t, discount_t, q_bootstrap_t, q_own_t if train.double else None)
-    td_error = tf.subtract(y, tf.reduce_sum(q_tm1 * tf.one_hot(a_tm1, env.n_actions), axis=1), name="td_error")
-    loss = tf.reduce_mean(weight * loss_function.of_examples(td_error, env.n_actions), name="loss")
-    if loss_function.gradients:
-        gradients = loss_function.gradients(q_tm1, a_tm1, td_error, weight, list(trainables), train)
-    else:
-        gradients = tf.gradients(loss / train.accumulate, trainables)
+    td_error, loss, gradients = losses.td_learning(spec.loss, train, fed, q_tm1, q_own_t, trainables)
 
     accumulate_op, clear = None, None
     if train.accumulate > 1:
         with tf.variable_scope("accumulated"):
             accumulate_op, gradients, clear = optimizers.accumulate(gradients, trainables)
-    if train.gradient_clip_norm is not None:
-        gradients, _ = tf.clip_by_global_norm(gradients, train.gradient_clip_norm)
+    gradients = optimizers.clip(gradients, train)
     optimizer = optimizers.optimizer(learning_rate, train)
     # Whoever trains on from an export makes an optimizer of its own, whose slots have the plain names.
     with tf.variable_scope("optimizer") if plain else contextlib.nullcontext():
@@ -155,6 +155,17 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
         train_op = tf.group(applied, *(clear() if clear else ()), name="train_op")
     with tf.control_dependencies(gradients):
         clear_op = tf.group(*(clear() if clear else ()))
+
+    def learn(examples: Mapping[str, Tensor]) -> tuple[Any, Tensor, Tensor, Tensor]:
+        """As `train_op` does, on the same variables, in the block's loop."""
+        build = functools.partial(network, layers=plain_layers if gpu else xla_layers)
+        with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+            q_tm1 = build(examples["s_tm1"], examples["dropout_seed"])
+            q_own_t = build(examples["s_t"], no_dropout) if "s_t" in examples else None
+        td_error, loss, gradients = losses.td_learning(spec.loss, train, examples, q_tm1, q_own_t, trainables)
+        applied = optimizer.apply_gradients(zip(optimizers.clip(gradients, train), trainables, strict=True))
+        return applied, loss, _q_mean(q_tm1), td_error
+
     return Model(
         s_tm1=s_tm1,
         a_tm1=a_tm1,
@@ -170,14 +181,20 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
         freeze=freeze,
         td_error=td_error,
         loss=loss,
-        q_mean=tf.reduce_mean(tf.reduce_max(q_tm1, axis=1)),
+        q_mean=_q_mean(q_tm1),
         train_op=train_op,
         accumulate_op=accumulate_op,
         gradients=tuple(gradients),
         clear_op=clear_op,
         activations=activations,
         trainables=trainables,
+        fed=fed,
+        block=blocks.build(block, train.batch_size, fed | {"dropout_seed": dropout_seed}, learn) if block else None,
     )
+
+
+def _q_mean(q: Tensor) -> Tensor:
+    return tf.reduce_mean(tf.reduce_max(q, axis=1))
 
 
 def _freeze(trainables: tuple[Any, ...]) -> Any:

@@ -97,6 +97,16 @@ def pooled80(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     return q_values("q", flatten(tf.nn.max_pool2d(x, 2, 2, "SAME")), n_actions, linear)
 
 
+def minatar(observation: Tensor, n_actions: int, build: Build) -> Tensor:
+    """The network of Young and Tian 2019: 16 3x3 filters, 128 units; started as Torch does.
+
+    Takes uint8 `[B, 10, 10, C]`, or other images with channels last.
+    """
+    x = numbers(observation, build.dtype)
+    x = relu("conv1", build.layers.convolution("conv1", x, 3, 16, 1, build.model.padding, torch))
+    return _read_out("fc1", flatten(x), 128, n_actions, (torch, torch), build)
+
+
 def mlp(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     """Fully connected layers of `model.hidden_units` with rectifiers, for vectors: float32 `[B, D]` to Q `[B, A]`.
 
@@ -174,6 +184,7 @@ def _is_image(env: EnvSpec) -> bool:
 NETWORKS = {
     "nature": Network(nature, "images [stack, H, W] or [H, W, channels]", _is_image),
     "pooled80": Network(pooled80, "images [stack, 80, 80]", lambda env: env.observation_shape[1:] == (80, 80)),
+    "minatar": Network(minatar, "images [H, W, channels]", lambda env: len(env.observation_shape) == 3),
     "blob": Network(blob, "images [H, W, channels]", lambda env: len(env.observation_shape) == 3),
     "mlp": Network(mlp, "numbers", lambda env: True),  # noqa: ARG005
 }

@@ -45,12 +45,50 @@ class Dqn3RmsProp(tf.train.Optimizer):  # type: ignore[misc]
             return variable.assign_sub(self._learning_rate * gradient / root, read_value=False)
 
 
+class CenteredRmsProp(tf.train.Optimizer):  # type: ignore[misc]
+    """Centered RMSProp with momentum as PyTorch has it, by which the networks of MinAtar's paper were trained.
+
+    TensorFlow's starts its mean square at one, and has epsilon inside the root:
+
+        g  <- decay g  + (1 - decay) dw
+        g2 <- decay g2 + (1 - decay) dw^2
+        m  <- momentum m + dw / (sqrt(g2 - g^2) + epsilon)
+        w  <- w - learning_rate * m
+    """
+
+    def __init__(self, learning_rate: Tensor, train: TrainSettings) -> None:
+        super().__init__(use_locking=False, name="CenteredRmsProp")
+        self._learning_rate = learning_rate
+        self._train = train
+
+    def _create_slots(self, variables: Sequence[Any]) -> None:
+        for variable in variables:
+            for slot in ("g", "g2", "momentum"):
+                self._zeros_slot(variable, slot, self._name)
+
+    def _resource_apply_dense(self, gradient: Tensor, variable: Any) -> Any:
+        g, g2, m = (self.get_slot(variable, slot) for slot in ("g", "g2", "momentum"))
+        decay = self._train.rmsprop_decay
+        mean = decay * g.read_value() + (1 - decay) * gradient
+        square = decay * g2.read_value() + (1 - decay) * tf.square(gradient)
+        spread = tf.maximum(square - tf.square(mean), 0)  # never below zero, but for rounding
+        step = gradient / (tf.sqrt(spread) + self._train.rmsprop_epsilon)
+        moved = self._train.rmsprop_momentum * m.read_value() + step
+        return tf.group(
+            g.assign(mean, read_value=False),
+            g2.assign(square, read_value=False),
+            m.assign(moved, read_value=False),
+            variable.assign_sub(self._learning_rate * moved, read_value=False),
+        )
+
+
 #: By name, what makes an optimizer of a learning rate, a scalar tensor, and the settings of training.
 OPTIMIZERS: dict[str, Callable[[Tensor, TrainSettings], Any]] = {
     "adam": lambda rate, train: tf.train.AdamOptimizer(rate, epsilon=train.adam_epsilon),
     "rmsprop": lambda rate, train: tf.train.RMSPropOptimizer(
-        rate, decay=train.rmsprop_decay, epsilon=train.rmsprop_epsilon
+        rate, decay=train.rmsprop_decay, momentum=train.rmsprop_momentum, epsilon=train.rmsprop_epsilon
     ),
+    "rmsprop_centered": CenteredRmsProp,
     "rmsprop_dqn3": lambda rate, train: Dqn3RmsProp(rate),  # noqa: ARG005 - its numbers are DQN 3.0's
 }
 
@@ -67,6 +105,14 @@ def optimizer(learning_rate: Tensor, train: TrainSettings) -> Any:
         return make(learning_rate, train)
     except Exception as error:
         raise foreign_error(f"train.optimizer={train.optimizer}", error) from error
+
+
+def clip(gradients: Sequence[Tensor], train: TrainSettings) -> list[Tensor]:
+    """The gradients, scaled down if their common norm is beyond `train.gradient_clip_norm`."""
+    if train.gradient_clip_norm is None:
+        return list(gradients)
+    clipped: list[Tensor] = tf.clip_by_global_norm(gradients, train.gradient_clip_norm)[0]
+    return clipped
 
 
 def accumulate(

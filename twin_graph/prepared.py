@@ -1,6 +1,6 @@
 """Minibatches with their target values, ready to be trained on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,47 +28,38 @@ class Prepared(NamedTuple):
     snapshots: Sequence[tuple[str, ...]]
     q_target_t: np.ndarray | None
 
-    def rows(self, update: int) -> slice:
-        """Where the minibatch of one of these updates is in `batch`."""
-        number = update // self.per_minibatch - self.updates.start // self.per_minibatch
-        examples = len(self.batch.step) * self.per_minibatch // len(self.updates)
-        return slice(number * examples, (number + 1) * examples)
+    def values(self, updates: Sequence[int]) -> dict[str, np.ndarray]:
+        """What these updates are fed, one after the other, by the names in `Model.fed`: `[N * examples, ...]`."""
+        values = {name: self._rows(array, self.minibatches(updates)) for name, array in self.batch._asdict().items()}
+        if self.q_target_t is not None:
+            values["q_target_t"] = self._rows(self.q_target_t, [update - self.updates.start for update in updates])
+        return values
 
-    def of(self, update: int) -> tuple[Batch, np.ndarray | None]:
-        """The minibatch of one of these updates, and its target values."""
-        rows = self.rows(update)
-        batch = Batch(*(values[rows] for values in self.batch))
-        if self.q_target_t is None:
-            return batch, None
-        examples = rows.stop - rows.start
-        first = (update - self.updates.start) * examples
-        return batch, self.q_target_t[first : first + examples]
+    def minibatches(self, updates: Sequence[int]) -> list[int]:
+        """Which of the minibatches in `batch`, from 0, each of these updates learns from."""
+        return [update // self.per_minibatch - self.updates.start // self.per_minibatch for update in updates]
+
+    @property
+    def examples(self) -> int:
+        """Transitions of one minibatch."""
+        return len(self.batch.step) * self.per_minibatch // len(self.updates)
+
+    def _rows(self, array: np.ndarray, numbers: Sequence[int]) -> np.ndarray:
+        """The minibatches of these numbers; a view if they are neighbours."""
+        first, size = numbers[0], self.examples
+        if list(numbers) == list(range(first, first + len(numbers))):
+            return array[first * size : (first + len(numbers)) * size]
+        rest = array.shape[1:]
+        return array.reshape(-1, size, *rest)[list(numbers)].reshape(-1, *rest)
 
 
-def feeds(
-    model: Model, train: TrainSettings, batch: Batch, q_target_t: np.ndarray | None
-) -> list[dict[Any, np.ndarray]]:
+def feeds(model: Model, train: TrainSettings, values: Mapping[str, np.ndarray]) -> list[dict[Any, np.ndarray]]:
     """What to feed for one update: a mapping for each of the `train.accumulate` parts whose gradients it adds up.
 
     Args:
       model: of the twin that trains.
       train: settings.
-      batch: the update's transitions, `train.examples` of them.
-      q_target_t: the target's Q values at their `s_t`, float32 `[examples, A]`; None without `train.target_q`.
+      values: `[train.examples, ...]`, by the names in `model.fed`.
     """
-    fed = []
-    for first in range(0, train.examples, train.batch_size):
-        rows = slice(first, first + train.batch_size)
-        feed = {
-            model.s_tm1: batch.s_tm1[rows],
-            model.a_tm1: batch.a_tm1[rows],
-            model.r_t: batch.r_t[rows],
-            model.discount_t: batch.discount_t[rows],
-            model.weight: batch.weight[rows],
-        }
-        if q_target_t is not None:
-            feed[model.q_target_t] = q_target_t[rows]
-        if train.double or not train.target_q:
-            feed[model.s_t] = batch.s_t[rows]
-        fed.append(feed)
-    return fed
+    parts = (slice(first, first + train.batch_size) for first in range(0, train.examples, train.batch_size))
+    return [{tensor: values[name][rows] for name, tensor in model.fed.items()} for rows in parts]

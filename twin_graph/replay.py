@@ -13,7 +13,7 @@ are zeros, as ALE pads them. All environments advance together, so that the slot
 steps, the same for each of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -225,7 +225,7 @@ class Replay:
         return range(first, max(first, self._written - self._n_step))
 
     def sample(
-        self, batch_size: int, randoms: Sequence[np.random.Generator], into: Observations | None = None
+        self, batch_size: int, randoms: Iterable[np.random.Generator], into: Observations | None = None
     ) -> Batch:
         """Minibatches drawn uniformly, with replacement, from all that can be sampled; one a generator, in one Batch.
 
@@ -265,27 +265,30 @@ class Replay:
         discount_t = np.ones(step.shape, np.float32)
         end = step.copy()
         going = np.ones(step.shape, np.bool_)
+        rewards, terminal, last, age = (of.ravel() for of in (self._rewards, self._terminal, self._last, self._age))
         for _ in range(self._n_step):
-            at = end % self.length, environment
-            r_t += np.where(going, discount_t * self._rewards[at], 0)
-            discount_t *= np.where(going, self._discount * ~self._terminal[at], 1).astype(np.float32)
+            at = end % self.length * self._environments + environment
+            ends = terminal[at]
+            r_t += np.where(going, discount_t * rewards[at], 0)
+            discount_t *= np.where(going, self._discount * ~ends, 1).astype(np.float32)
             end += going
-            going &= ~(self._terminal[at] | self._last[at])
+            going &= ~(ends | last[at])
             if limit is not None:
                 going &= end < limit
 
-        before_end = (end - 1) % self.length, environment
-        start = step % self.length, environment
-        s_t = self._observations(end, environment, self._age[before_end] + 1, s_t)
+        before_end = (end - 1) % self.length * self._environments + environment
+        start = step % self.length * self._environments + environment
+        s_t = self._observations(end, environment, age[before_end] + 1, s_t)
         newest_frame = s_t[:, -1] if self._stack > 1 else s_t
-        cut = self._last[before_end] & ~self._terminal[before_end]
+        cut = last[before_end] & ~terminal[before_end]
         for row in np.flatnonzero(cut):
-            newest_frame[row] = self._cut_frames[int(before_end[0][row])][int(environment[row])]
+            slot, e = divmod(int(before_end[row]), self._environments)
+            newest_frame[row] = self._cut_frames[slot][e]
         ahead = (end == self._written) & ~cut
         newest_frame[ahead] = self._newest[environment[ahead]]
         return Batch(
-            s_tm1=self._observations(step, environment, self._age[start], s_tm1),
-            a_tm1=self._actions[start],
+            s_tm1=self._observations(step, environment, age[start], s_tm1),
+            a_tm1=self._actions.ravel()[start],
             r_t=r_t,
             discount_t=discount_t,
             s_t=s_t,

@@ -15,7 +15,7 @@ import numpy as np
 from twin_graph.mutual import Turns
 from twin_graph.replay import Batch, Observations, Replay
 from twin_graph.settings import ReplaySettings, Settings
-from twin_graph.streams import Purpose, stream
+from twin_graph.streams import Purpose, Streams
 from twin_graph.sum_tree import SumTree
 
 PRIORITIES, LARGEST = "priorities", "largest_priority"
@@ -31,7 +31,7 @@ class Uniform:
 
     def __init__(self, replay: Replay, settings: Settings) -> None:
         self._replay = replay
-        self._seed = settings.seed
+        self._streams = Streams(settings.seed, Purpose.SAMPLE)
         self._examples = settings.train.examples
 
     def added(self) -> None:
@@ -39,7 +39,7 @@ class Uniform:
 
     def sample(self, minibatches: range, into: Observations | None = None) -> Batch:
         """Raises ValueError if nothing can be sampled yet."""
-        randoms = [stream(self._seed, Purpose.SAMPLE, number) for number in minibatches]
+        randoms = (self._streams.at(number) for number in minibatches)
         return self._replay.sample(self._examples, randoms, into)
 
     def learnt(self, batch: Batch, td_error: np.ndarray) -> None:
@@ -103,7 +103,7 @@ class Prioritized(Uniform):
         uniform_share = self._settings.uniform_share if total else 1.0
         drawn, weights = [], []
         for number in minibatches:
-            random = stream(self._seed, Purpose.SAMPLE, number)
+            random = self._streams.at(number)
             anywhere = self._known.start * self._environments + random.integers(0, every, size=self._examples)
             leaf = np.where(
                 random.random(self._examples) < uniform_share,

@@ -153,9 +153,9 @@ class TrainSettings(_Section):
         source="10 in Stable-Baselines3",
         gt=0,
     )
-    optimizer: Annotated[str, Named("adam", "rmsprop", "rmsprop_dqn3")] = _setting(
+    optimizer: Annotated[str, Named("adam", "rmsprop", "rmsprop_centered", "rmsprop_dqn3")] = _setting(
         "adam",
-        "TensorFlow's Adam or RMSProp, or the centered RMSProp of DQN 3.0, whose moments start at zero; "
+        "TensorFlow's Adam or RMSProp, the centered RMSProp of PyTorch, or that of DQN 3.0, whose moments start at zero; "
         "module:function for your own",
     )
     learning_rate: float = _setting(1e-4, "initial learning rate", source=PEERS, gt=0, le=1)
@@ -170,8 +170,13 @@ class TrainSettings(_Section):
         100_000, "length of the linear schedule, or of one stair", unit="updates", ge=1
     )
     adam_epsilon: float = _setting(1e-8, "epsilon of Adam", source="Kingma and Ba 2015", gt=0, le=1)
-    rmsprop_epsilon: float = _setting(1e-10, "epsilon of RMSProp, inside the root", source="TensorFlow", gt=0, le=1)
+    rmsprop_epsilon: float = _setting(
+        1e-10, "epsilon of RMSProp, inside the root (rmsprop_centered: outside)", source="TensorFlow", gt=0, le=1
+    )
     rmsprop_decay: float = _setting(0.99, "decay of RMSProp's mean square", source="Mnih et al. 2016", ge=0, lt=1)
+    rmsprop_momentum: float = _setting(
+        0.0, "momentum of RMSProp (not rmsprop_dqn3)", source="0.95 in Young and Tian 2019", ge=0, lt=1
+    )
 
     @property
     def examples(self) -> int:
@@ -334,6 +339,11 @@ class TwinSettings(_Section):
         "auto",
         "of the network's multiplications; auto is bf16 where the processor has it and it was measured to be faster",
     )
+    compiled: bool = _setting(
+        False,
+        "make the updates of a chunk by one program that XLA compiles; for networks so small that calling TensorFlow "
+        "takes longer than computing",
+    )
     overlap: bool = _setting(
         True, "in chunks: act in one thread while another trains; the weights are the same either way"
     )
@@ -406,7 +416,7 @@ class Settings(_Section):
 
     preset: str = _setting("", "the preset that this run started from")
     seed: int = _setting(1, "seed of everything random", ge=0, lt=2**31)
-    network: Annotated[str, Named("nature", "pooled80", "blob", "mlp")] = _setting(
+    network: Annotated[str, Named("nature", "pooled80", "minatar", "blob", "mlp")] = _setting(
         "nature", "the Q network; module:function for your own", source=NATURE
     )
     mode: Literal["plain", "mutual"] = _setting(
@@ -440,6 +450,11 @@ class Settings(_Section):
         By chunks two: both twins work at the same time, and with one thread an op each keeps to its part of the cores.
         """
         return 2 if self.train.chunk_steps else 1
+
+    @property
+    def block_updates(self) -> int:
+        """How many updates a compiled program makes at most; 0 without one."""
+        return max(1, self.train.chunk_steps // self.train.every_steps) if self.twin.compiled else 0
 
     @property
     def vector_steps(self) -> int:

@@ -1,6 +1,7 @@
 """Counter-based random streams: a draw depends on (seed, purpose, counter) and on nothing that happened before."""
 
 import enum
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,24 @@ def stream(seed: int, purpose: Purpose, counter: int) -> np.random.Generator:
     """A generator of its own for each (seed, purpose, counter), each with 2**192 numbers before the next begins."""
     key = np.array([seed, purpose], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, counter]))
+
+
+class Streams:
+    """The streams of one purpose, one at a time, by one generator: to make another takes ten times as long.
+
+    Args:
+      seed, purpose: see `stream`.
+    """
+
+    def __init__(self, seed: int, purpose: Purpose) -> None:
+        self._generator = stream(seed, purpose, 0)
+        self._beginning: Any = self._generator.bit_generator.state
+
+    def at(self, counter: int) -> np.random.Generator:
+        """What `stream` returns for this counter, until this is called again."""
+        self._beginning["state"]["counter"][3] = counter
+        self._generator.bit_generator.state = self._beginning
+        return self._generator
 
 
 def environment_seeds(seed: int, purpose: Purpose, counter: int, count: int) -> np.ndarray:

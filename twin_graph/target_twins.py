@@ -11,11 +11,16 @@ from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.twin import Twin
 
 TARGET_BATCH = 128  # observations
+_FEW_NUMBERS = 32_768
 
 
 def blocks(observations: np.ndarray) -> Iterator[np.ndarray]:
-    """These observations in blocks of `TARGET_BATCH`: larger ones are no faster, and need more memory."""
-    return (observations[i : i + TARGET_BATCH] for i in range(0, len(observations), TARGET_BATCH))
+    """These observations in blocks of `TARGET_BATCH`: larger ones are no faster, and need more memory.
+
+    Of vectors, whose networks take less time to compute than to call, more at once.
+    """
+    rows = max(TARGET_BATCH, _FEW_NUMBERS // observations[0].size)
+    return (observations[i : i + rows] for i in range(0, len(observations), rows))
 
 
 class Target:

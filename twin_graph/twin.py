@@ -31,7 +31,7 @@ class Twin:
       at_once: into how many parts they are divided, for ops that run at the same time.
       precision: `bf16` for products in bfloat16; anything else is float32.
       gpu_memory_fraction: of each GPU, for this process, if it is its first twin; None for as much as it needs.
-      plain: see `build_model`.
+      plain, block: see `build_model`.
       like: a twin with which this one must be able to exchange snapshots.
 
     Attributes:
@@ -52,6 +52,7 @@ class Twin:
         precision: str = "fp32",
         gpu_memory_fraction: float | None = None,
         plain: bool = False,
+        block: int = 0,
         like: "Twin | None" = None,
     ) -> None:
         self.name = name
@@ -60,7 +61,8 @@ class Twin:
         self.graph = tf.Graph()
         with self.graph.as_default():
             tf.set_random_seed(seed)
-            self.model = build_model(spec, tf.bfloat16 if precision == "bf16" else tf.float32, plain=plain)
+            dtype = tf.bfloat16 if precision == "bf16" else tf.float32
+            self.model = build_model(spec, dtype, plain=plain, block=block)
             # The Saver is built once: one built at each save would grow the graph, and with it every later save.
             self._saver = tf.train.Saver(self.model.trainables, max_to_keep=0)
             self._variables = tf.global_variables()

@@ -133,7 +133,8 @@ class Worker:
         model, train = self._copy.twin.model, self._settings.train
         fed = {model.dropout_seed: (self._run.settings.seed, self._copy.version)}
         learning_rate = train.learning_rate_at(self._copy.version)
-        applied = self._copy.apply(feeds(model, train, batch, q_target_t), fed, learning_rate)
+        values = {**batch._asdict(), "q_target_t": q_target_t}
+        applied = self._copy.apply(feeds(model, train, values), fed, learning_rate)
         self._copy.pull()
         return applied
 

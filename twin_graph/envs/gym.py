@@ -12,7 +12,8 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation
 
-import twin_graph.envs.blob  # noqa: F401 - registers the environment
+import twin_graph.envs.blob
+import twin_graph.envs.minatar  # noqa: F401 - both register environments
 from twin_graph.config import nearest
 from twin_graph.envs import EnvSpec, VectorStep, check_finite
 from twin_graph.errors import ForeignError, UsageError, foreign_error, place
@@ -58,7 +59,9 @@ class Gym:
         assert isinstance(declared.actions, spaces.Discrete)
         self._first_action = int(declared.actions.start)
         self.count = count
-        dtype = "uint8" if box.dtype == np.uint8 else "float32"
+        # What is there or not takes a byte, as brightness: all or none.
+        self._scale = 255 if box.dtype == np.bool_ else 1
+        dtype = "uint8" if box.dtype in (np.uint8, np.bool_) else "float32"
         self.spec = EnvSpec(box.shape, int(declared.actions.n), dtype)
         self.evaluation_epsilon = 0.0
         self.protocol: dict[str, str | int | float | bool] = {
@@ -85,7 +88,7 @@ class Gym:
         if last_t.any():
             s_t = s_next.copy()
             for e in np.flatnonzero(last_t):
-                s_t[e] = info["final_obs"][e]
+                s_t[e] = info["final_obs"][e] * self._scale
             check_finite(self._id, "observation", s_t)
         r_t = rewards.astype(np.float32)
         check_finite(self._id, "reward", r_t)
@@ -96,7 +99,7 @@ class Gym:
 
     def _checked(self, observations: np.ndarray) -> np.ndarray:
         # A copy: Gymnasium may hand out a buffer that its next step overwrites.
-        observations = np.array(observations, self.spec.observation_dtype)
+        observations = np.array(observations, self.spec.observation_dtype) * self._scale
         check_finite(self._id, "observation", observations)
         return observations
 
@@ -107,6 +110,7 @@ class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
         super().__init__(env)
         self._name = name
+        self._declared_shape = self.observation_space.shape
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         try:
@@ -124,11 +128,10 @@ class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._of_declared_shape("step", observation), *told, info
 
     def _of_declared_shape(self, method: str, observation: Any) -> Any:
-        declared = self.observation_space.shape
-        if np.shape(observation) != declared:
+        if np.shape(observation) != self._declared_shape:
             raise ForeignError(
                 f"{self._name}, {method}: the observation has shape {list(np.shape(observation))}, and "
-                f"observation_space says {list(declared or ())}"
+                f"observation_space says {list(self._declared_shape or ())}"
             )
         return observation
 
