@@ -59,6 +59,7 @@ def resume(
         with starting_up("the run resumed; nothing was changed"):
             from twin_graph import envs, resources
             from twin_graph.checkpoint import newest_point
+            from twin_graph.matches import Matches
 
             point, damage = newest_point(found)
             for reason in damage:
@@ -66,6 +67,12 @@ def resume(
             if point.counters.agent_steps >= settings.train.steps:
                 raise UsageError(
                     f"{found.folder} is complete at {point.counters.agent_steps:,} agent steps; give more with --steps"
+                )
+            until, bound = settings.train.until_score, Matches(found).lower_bound
+            if until is not None and bound >= until and found.state() == "finished":
+                raise UsageError(
+                    f"{found.folder} has reached train.until_score={until:g} (lower bound {bound:.2f}); give a higher one, "
+                    "or null, with --set"
                 )
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
             needed = resources.measure(settings, env, found.folder, elsewhere=elsewhere_of(described))

@@ -223,7 +223,8 @@ def _report(folder: Path, progress: Any, as_json: bool) -> None:
                 "evaluation": {"snapshot": evaluation[0], **evaluation[1].summary()} if evaluation else None,
             }
         )
-    say(f"{'interrupted' if progress.interrupted else 'finished'} at {progress.agent_steps:,} agent steps")
+    reached = f": reached {progress.reached}" if progress.reached else ""
+    say(f"{'interrupted' if progress.interrupted else 'finished'} at {progress.agent_steps:,} agent steps{reached}")
     for worker, _ in progress.workers:
         if worker.state == GIVEN_UP:
             say(f"{worker.name}: {worker_line(worker.model_dump())}")

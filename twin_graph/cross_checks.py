@@ -23,6 +23,11 @@ def check(settings: "Settings") -> None:
         raise ValueError("act.with=target needs a target: train.target_q=true")
     if not train.target_q and policy != "latest":
         raise ValueError(f"target.policy={policy} chooses nothing: train.target_q=false uses no target")
+    if train.until_score is not None and settings.evaluate.episodes < 2:
+        raise ValueError(
+            f"train.until_score={train.until_score:g} waits for an evaluation's lower bound: it needs evaluate.episodes=2 "
+            "or more"
+        )
     if settings.twin.compiled and train.accumulate > 1:
         raise ValueError(
             f"twin.compiled=true makes an update of one minibatch: use train.batch_size={train.examples} in place of "

@@ -49,7 +49,7 @@ class Stepper:
 def loop(
     stepper: Stepper, progress: Progress, requests: SwapRequests, evaluate: Callable[[], Iterator[Progress]]
 ) -> Iterator[Progress]:
-    """Trains until all steps are made, or `progress.stop` is set.
+    """Trains until all steps are made, `progress.stop` is set, or an evaluation reached `train.until_score`.
 
     Args:
       stepper: makes the steps.
@@ -64,7 +64,7 @@ def loop(
     elif evaluation.due(since=keeper.matches.last, now=progress.counters):  # it was interrupted
         yield from evaluate()
     requests.carry_out(at_point=True)
-    if progress.agent_steps >= progress.total_steps:
+    if progress.agent_steps >= progress.total_steps or progress.reached:
         return
     stepper.begin()
     since = progress.counters
@@ -85,7 +85,8 @@ def loop(
             for _ in evaluate():
                 yield progress
                 stepper.meanwhile()
-        ends = done or progress.stop.is_set()  # looked at once: a signal may come at any moment
+        # Looked at once: a signal may come at any moment.
+        ends = done or progress.stop.is_set() or bool(progress.reached)
         if ends:
             stepper.end()
             keeper.commit()

@@ -1,5 +1,6 @@
 """The scheduled evaluations of a run, as target policies such as `best` see them."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,13 @@ class Matches:
             self._run.record_evaluation(snapshot, result, played_at=played_at, challenger=challenger.id)
         )
         self.played = targets.matches(self._records)
+
+    @property
+    def lower_bound(self) -> float:
+        """Of the newest score, by its 95% interval; of two learners, the smaller; minus infinity before the first."""
+        newest = [line for line in self._records if line["scheduled"] and line["snapshot"] == line["challenger"]]
+        at = [line["interval_95"][0] for line in newest if line["played_at"] == newest[-1]["played_at"]]
+        return min(at, default=-math.inf)
 
     @property
     def last(self) -> Counters:

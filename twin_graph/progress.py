@@ -103,7 +103,13 @@ class Progress:
     @property
     def interrupted(self) -> bool:
         """Whether it was asked to stop before it had all its steps."""
-        return self.stop.is_set() and self.agent_steps < self.total_steps
+        return self.stop.is_set() and self.agent_steps < self.total_steps and not self.reached
+
+    @property
+    def reached(self) -> str:
+        """How the newest evaluation reached `train.until_score`, for people; empty if it did not."""
+        until, bound = self.keeper.settings.train.until_score, self.keeper.matches.lower_bound
+        return f"train.until_score={until:g}: lower bound {bound:.2f}" if until is not None and bound >= until else ""
 
     def metrics(self) -> dict[str, Any]:
         """Everything there is to log; rates and times are those since this was last called."""

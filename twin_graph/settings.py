@@ -116,6 +116,11 @@ class ModelSettings(_Section):
 
 class TrainSettings(_Section):
     steps: int = _setting(1_000_000, "length of the run, rounded up to whole vector steps", unit="agent steps", ge=1)
+    until_score: float | None = _setting(
+        None,
+        "end the run when the lower bound of a scheduled evaluation's score reaches this; null for train.steps alone",
+        unit="score",
+    )
     start_steps: int = _setting(10_000, "steps collected before learning starts", unit="agent steps", ge=1)
     every_steps: int = _setting(4, "one update every this many steps", unit="agent steps", source=NATURE, ge=1)
     chunk_steps: int = _setting(

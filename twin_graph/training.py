@@ -22,7 +22,7 @@ from twin_graph.twin import Twin
 
 
 def train(run: Run, env: VectorEnv, point: PointState | None = None) -> Iterator[Progress]:
-    """Trains to `train.steps`, from the beginning or from a resume point; yields progress after each vector step.
+    """Trains to `train.steps` or `train.until_score`, from the beginning or from a resume point; yields progress after each vector step.
 
     In chunks it yields after each chunk. SIGINT, SIGTERM and `progress.stop` end it where it next would yield. At the
     end, asked for or reached, a snapshot and a resume point are committed. After an error, or when the caller stops
@@ -65,6 +65,8 @@ def run_to_its_end(progress: Progress, stepper: Stepper) -> Iterator[Progress]:
             raise type(error)(f"at agent step {progress.agent_steps:,}: {error}") from error
         if progress.interrupted:
             keeper.close("stopped", "interrupted")
+        elif progress.reached:
+            keeper.close("finished", f"reached {progress.reached}")
 
 
 def _evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Progress]:

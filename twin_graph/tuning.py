@@ -76,8 +76,13 @@ def has_bf16() -> bool:
 
 
 def _possible(settings: Settings) -> list[tuple[int, str]]:
-    """Threads and precisions that the settings allow on this processor, the usual ones first."""
+    """Threads and precisions that the settings allow on this processor, the usual ones first.
+
+    What XLA compiles is too small to be shared by threads, and XLA's products in bfloat16 are slow.
+    """
     processor, given = cpu.describe(), settings.twin
+    if given.compiled:
+        return [(given.threads or 1, "fp32" if given.precision == "auto" else given.precision)]
     threads = [given.threads] if given.threads else sorted({1, processor.cores}, reverse=True)
     precisions = [given.precision]
     if given.precision == "auto":
