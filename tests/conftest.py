@@ -10,8 +10,11 @@ import pytest
 from twin_graph import config, envs, training
 from twin_graph.snapshots.run import Run, create
 
-# One thread a session: tests compare hashes, and the tiny networks gain nothing from two.
+# One thread a session: tests compare hashes, and the tiny networks gain nothing from two. The classic loop, where a
+# test does not ask for chunks; not compiled, which takes a second a run: tests/test_block.py is about that.
 CARTPOLE = {
+    "train.chunk_steps": 0,
+    "twin.compiled": False,
     "train.steps": 1_200,
     "train.start_steps": 200,
     "train.every_steps": 4,

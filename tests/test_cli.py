@@ -32,6 +32,8 @@ TINY = [
     "--set=target.refresh_every_updates=50",
     "--set=evaluate.episodes=2",
     "--set=log.every_steps=200",
+    "--set=train.chunk_steps=0",
+    "--set=twin.compiled=false",
 ]
 
 

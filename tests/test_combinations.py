@@ -38,6 +38,7 @@ SWITCHES: Mapping[str, Mapping[str, dict[str, Any]]] = {
     "optimizer": {
         "adam": {},
         "rmsprop": {"train__optimizer": "rmsprop"},
+        "rmsprop_centered": {"train__optimizer": "rmsprop_centered", "train__rmsprop_momentum": 0.9},
         "rmsprop_dqn3": {"train__optimizer": "rmsprop_dqn3", "train__learning_rate": 2.5e-4},
     },
     "gradients": {"free": {}, "clipped": {"train__gradient_clip_norm": 10.0}},
@@ -58,6 +59,7 @@ SWITCHES: Mapping[str, Mapping[str, dict[str, Any]]] = {
         "classic": {},
         "chunks": {"train__chunk_steps": 32},
         "serial": {"train__chunk_steps": 32, "twin__overlap": False},
+        "compiled": {"train__chunk_steps": 32, "twin__compiled": True},
     },
     "act": {"online": {}, "target": {"act__with": "target"}},
 }
@@ -68,6 +70,7 @@ REFUSED = {
     frozenset({("target", "own"), ("act", "target")}),
     *(frozenset({("mode", "shared"), ("policy", policy)}) for policy in ("lag", "ensemble", "best")),
     frozenset({("mode", "both"), ("sampler", "rollouts")}),
+    frozenset({("minibatches", "five"), ("schedule", "compiled")}),
 }
 
 

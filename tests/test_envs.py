@@ -1,6 +1,7 @@
 """Environments, on the real emulator and on Gymnasium."""
 
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,15 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from twin_graph import envs
-from twin_graph.envs import VectorEnv, VectorStep
+from twin_graph.envs import EnvSpec, VectorEnv, VectorStep, minatar
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.evaluation import evaluate
 from twin_graph.settings import EnvSettings, Settings
 
 SEEDS = np.array([11, 12, 13])
+
+
+MINATAR = [f"MinAtar/{game}-v{version}" for game in minatar.GAMES for version in (0, 1)]
 
 
 def play(env: VectorEnv, steps: int, seeds: np.ndarray = SEEDS) -> tuple[np.ndarray, list[VectorStep]]:
@@ -38,8 +42,9 @@ def test_equal_seeds_and_actions_give_equal_games(environment: str) -> None:
         np.testing.assert_array_equal(ours, again)
 
 
-def test_a_reset_in_the_middle_of_a_game_is_a_fresh_game() -> None:
-    env = envs.make(EnvSettings(id="ALE/Breakout-v5"), count=3)
+@pytest.mark.parametrize("environment", ["ALE/Breakout-v5", "CartPole-v1", *MINATAR])
+def test_a_reset_in_the_middle_of_a_game_is_a_fresh_game(environment: str) -> None:
+    env = envs.make(EnvSettings(id=environment), count=3)
     first, steps = play(env, 60)
     again, steps_again = play(env, 60)
     env.close()
@@ -397,6 +402,37 @@ def test_spaces_that_cannot_be_learnt_get_advice(observes: Any, acts: Any, messa
 
     with pytest.raises(UsageError, match=message):
         envs.make(EnvSettings(id=registered(f"Advised{type(acts).__name__}", __init__=init)), count=1)
+
+
+def test_minatar_repeats_no_action_of_the_game_before() -> None:
+    """A wrong one would be repeated in a tenth of first steps: of 100 games, in some."""
+    env = envs.make(EnvSettings(id="MinAtar/Breakout-v1"), count=1)
+    fresh, worn = ([], [])
+    for seed in range(100):
+        for games, action_before in ((fresh, 0), (worn, 2)):
+            env.reset(np.array([1]))
+            for _ in range(3):
+                env.step(np.array([action_before]))
+            first = env.reset(np.array([seed]))
+            games.append([first, *(env.step(np.array([1])).s_t for _ in range(3))])
+    env.close()
+    np.testing.assert_array_equal(fresh, worn)
+
+
+def test_what_is_there_or_not_is_seen_as_bright_or_dark() -> None:
+    env = envs.make(EnvSettings(id="MinAtar/Seaquest-v1"), count=2)
+    assert env.spec == EnvSpec((10, 10, 10), 6, "uint8")
+    first, steps = play(env, 50, np.array([1, 2]))
+    env.close()
+    assert {*np.unique(first)} == {0, 255}
+    assert all({*np.unique(step.s_t)} == {*np.unique(step.s_next)} == {0, 255} for step in steps)
+    assert any(step.last_t.any() for step in steps)
+
+
+def test_without_minatar_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "minatar.gym", None)
+    with pytest.raises(UsageError, match=r"cannot make 'MinAtar/Breakout-v1': pip install 'twin-graph\[minatar\]'$"):
+        envs.make(EnvSettings(id="MinAtar/Breakout-v1"), count=1)
 
 
 def test_environments_in_processes_of_their_own_give_the_same(train: Callable[..., Any], cartpole: Any) -> None:

@@ -42,6 +42,8 @@ steps = 600
 seeds = [1, 2]
 
 [settings]
+train.chunk_steps = 0
+twin.compiled = false
 train.start_steps = 200
 train.every_steps = 4
 train.batch_size = 16

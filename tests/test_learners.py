@@ -1,6 +1,6 @@
 """Optimizers, accumulated gradients and duelling heads, against NumPy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,7 @@ from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
 from twin_graph.learner import Learner, Losses
 from twin_graph.model import ModelSpec
-from twin_graph.prepared import feeds
-from twin_graph.replay import Batch
+from twin_graph.prepared import Prepared, feeds
 from twin_graph.settings import ModelSettings, Settings
 from twin_graph.snapshots import report
 from twin_graph.snapshots.run import Run, create
@@ -82,6 +81,24 @@ def test_the_optimizer_of_dqn3_steps_as_the_lua_code_does_from_zero_moments() ->
             twin.run(twin.model.train_op, feed(twin, batch))
             for name, value in twin.weights().items():
                 np.testing.assert_allclose(value, w[name], rtol=1e-4, atol=1e-6)
+
+
+def test_centered_rmsprop_steps_as_pytorch_has_it_from_zero_moments() -> None:
+    how = {"rmsprop_decay": 0.95, "rmsprop_momentum": 0.9, "rmsprop_epsilon": 0.01}
+    chosen = spec(loss="mse", optimizer="rmsprop_centered", learning_rate=0.01, **how)
+    with Twin("online", chosen, seed=1, threads=1) as twin:
+        w = twin.weights()
+        g, g2, moved = ({name: np.zeros_like(value) for name, value in w.items()} for _ in range(3))
+        for step in range(6):
+            batch = minibatch(16, seed=step)
+            for name, dw in gradients_of(batch, w).items():
+                g[name] = 0.95 * g[name] + 0.05 * dw
+                g2[name] = 0.95 * g2[name] + 0.05 * dw * dw
+                moved[name] = 0.9 * moved[name] + dw / (np.sqrt(g2[name] - g[name] ** 2) + 0.01)
+                w[name] = w[name] - 0.01 * moved[name]
+            twin.run(twin.model.train_op, feed(twin, batch))
+            for name, value in twin.weights().items():
+                np.testing.assert_allclose(value, w[name], rtol=1e-3, atol=1e-5)
 
 
 def test_tensorflows_own_rmsprop_is_the_uncentered_one() -> None:
@@ -210,12 +227,12 @@ def test_the_loss_of_an_update_is_that_of_all_its_minibatches(
     learn = Learner.train
     compared = []
 
-    def traced(learner: Learner, update: int, batch: Batch, q_target_t: np.ndarray | None) -> Losses:
+    def traced(learner: Learner, updates: Sequence[int], prepared: Prepared) -> Losses:
         model = learner.online.model
-        parts = feeds(model, settings.train, batch, q_target_t)
+        parts = feeds(model, settings.train, prepared.values(updates))
         each = [learner.online.run((model.loss, model.q_mean), part) for part in parts]
-        found = learn(learner, update, batch, q_target_t)
-        compared.append(((found.loss, found.q_mean), np.mean(each, axis=0)))
+        found = learn(learner, updates, prepared)
+        compared.append(((found.loss[0], found.q_mean[0]), np.mean(each, axis=0)))
         return found
 
     monkeypatch.setattr(Learner, "train", traced)

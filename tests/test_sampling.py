@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from twin_graph.replay import Batch, Replay, Transition
 from twin_graph.sampling import Prioritized, Rollouts, Uniform
 from twin_graph.settings import Settings
+from twin_graph.streams import Purpose, Streams, stream
 from twin_graph.sum_tree import SumTree
 
 Make = Callable[..., Settings]
@@ -273,6 +274,19 @@ def test_rollouts_of_stacked_frames_bootstrap_from_the_newest_observation(cartpo
     batch = ring.gather(np.array([4, 7]), np.array([0, 1]), limit=np.array([8, 8]))
     np.testing.assert_array_equal(batch.s_t[:, :, 0, 0], [[7, 8, 9], [7, 8, 9]])
     np.testing.assert_array_equal(batch.r_t, [4, 1])
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=2, max_size=5), st.integers(0, 2**32), st.integers(0, 3))
+def test_streams_are_those_of_their_counters_whatever_was_drawn_before(
+    counters: list[int], seed: int, drawn: int
+) -> None:
+    streams = Streams(seed, Purpose.SAMPLE)
+    for counter in counters:
+        ours, fresh = streams.at(counter), stream(seed, Purpose.SAMPLE, counter)
+        for random in (ours, fresh):
+            random.integers(0, 10, size=drawn)  # leaves half of a number behind
+        assert (ours.integers(0, 1_000, 9) == fresh.integers(0, 1_000, 9)).all()
+        assert ours.random() == fresh.random()
 
 
 def test_nothing_to_sample_is_said(cartpole: Make) -> None:

@@ -20,7 +20,7 @@ class Block(NamedTuple):
     Attributes:
       updates: K.
       count: placeholder int32 scalar, how many of them to make.
-      examples: placeholders `[K, B, ...]`, or `[K, ...]` of what is fed once an update, by the names they have in `Model`.
+      examples: placeholders `[K, B, ...]`, or `[K, ...]` of what is fed once an update, by their names in `Model`.
       fetches: the loss `[K]`, the mean over the batch of max_a Q `[K]`, TD errors `[K, B]`; zeros beyond `count`.
     """
 
@@ -32,7 +32,7 @@ class Block(NamedTuple):
     def feed(self, values: Mapping[str, np.ndarray]) -> dict[Tensor, Any]:
         """What to feed so that `values`, `[N * B, ...]` or `[N, ...]` of N updates, up to K, are learnt from."""
         count = len(values["dropout_seed"])
-        fed = {self.count: count}
+        fed: dict[Tensor, Any] = {self.count: count}
         for name, tensor in self.examples.items():
             value = values[name].reshape(count, *tensor.shape[1:])
             if count < self.updates:  # XLA compiles for one shape
@@ -61,7 +61,9 @@ def build(
         def body(i: Tensor, *made: Tensor) -> tuple[Tensor, ...]:
             op, *news = learn(dict(zip(stacked, (value[i] for value in values), strict=True)))
             with tf.control_dependencies([op]):
-                kept = [tf.tensor_scatter_nd_update(all_, [[i]], new[None]) for all_, new in zip(made, news, strict=True)]
+                kept = [
+                    tf.tensor_scatter_nd_update(all_, [[i]], new[None]) for all_, new in zip(made, news, strict=True)
+                ]
             return i + 1, *kept
 
         zeros = tf.zeros([updates]), tf.zeros([updates]), tf.zeros([updates, batch])

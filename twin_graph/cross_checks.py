@@ -25,10 +25,10 @@ def check(settings: "Settings") -> None:
         raise ValueError(f"target.policy={policy} chooses nothing: train.target_q=false uses no target")
     if train.until_score is not None and settings.evaluate.episodes < 2:
         raise ValueError(
-            f"train.until_score={train.until_score:g} waits for an evaluation's lower bound: it needs evaluate.episodes=2 "
-            "or more"
+            f"train.until_score={train.until_score:g} waits for an evaluation's lower bound: it needs "
+            "evaluate.episodes=2 or more"
         )
-    if settings.twin.compiled and train.accumulate > 1:
+    if settings.block_updates and train.accumulate > 1:
         raise ValueError(
             f"twin.compiled=true makes an update of one minibatch: use train.batch_size={train.examples} in place of "
             f"train.accumulate={train.accumulate}"
@@ -66,8 +66,6 @@ def _check_workers(settings: "Settings", reach: int) -> None:
         raise ValueError("act.with=target acts by one target; workers act by the shared variables")
     if settings.twin.precision == "bf16":
         raise ValueError("twin.precision=bf16 does not work with workers; leave it out")
-    if settings.twin.compiled:
-        raise ValueError("twin.compiled=true makes updates in one process: leave it out with workers")
     if settings.train.rescale_r and not settings.env.clip_rewards:
         raise ValueError("train.rescale_r needs env.clip_rewards here: each worker sees a different largest reward")
     own = settings.of_worker(0)

@@ -160,8 +160,8 @@ class TrainSettings(_Section):
     )
     optimizer: Annotated[str, Named("adam", "rmsprop", "rmsprop_centered", "rmsprop_dqn3")] = _setting(
         "adam",
-        "TensorFlow's Adam or RMSProp, the centered RMSProp of PyTorch, or that of DQN 3.0, whose moments start at zero; "
-        "module:function for your own",
+        "TensorFlow's Adam or RMSProp, the centered RMSProp of PyTorch, or that of DQN 3.0, whose moments start at "
+        "zero; module:function for your own",
     )
     learning_rate: float = _setting(1e-4, "initial learning rate", source=PEERS, gt=0, le=1)
     learning_rate_schedule: Literal["constant", "linear", "staircase"] = _setting(
@@ -458,8 +458,10 @@ class Settings(_Section):
 
     @property
     def block_updates(self) -> int:
-        """How many updates a compiled program makes at most; 0 without one."""
-        return max(1, self.train.chunk_steps // self.train.every_steps) if self.twin.compiled else 0
+        """How many updates a compiled program makes at most; 0 without one, as where workers make them."""
+        if not self.twin.compiled or self.workers.count:
+            return 0
+        return max(1, self.train.chunk_steps // self.train.every_steps)
 
     @property
     def vector_steps(self) -> int:

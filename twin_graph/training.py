@@ -22,12 +22,12 @@ from twin_graph.twin import Twin
 
 
 def train(run: Run, env: VectorEnv, point: PointState | None = None) -> Iterator[Progress]:
-    """Trains to `train.steps` or `train.until_score`, from the beginning or from a resume point; yields progress after each vector step.
+    """Trains to `train.steps` or `train.until_score`, from the beginning or from a resume point.
 
-    In chunks it yields after each chunk. SIGINT, SIGTERM and `progress.stop` end it where it next would yield. At the
-    end, asked for or reached, a snapshot and a resume point are committed. After an error, or when the caller stops
-    iterating, the newest are the last that the schedules committed; but where code that is not ours failed, or a target
-    cannot be restored, a resume point is committed first. The ledger says how it ended.
+    Yields progress after each vector step, or chunk. SIGINT, SIGTERM and `progress.stop` end it where it next would
+    yield. At the end, asked for or reached, a snapshot and a resume point are committed. After an error, or when the
+    caller stops iterating, the newest are the last that the schedules committed; but where code that is not ours
+    failed, or a target cannot be restored, a resume point is committed first. The ledger says how it ended.
 
     Raises:
       ForeignError: the environment or the target policy failed.

@@ -92,6 +92,11 @@ SMALL: dict[str, dict[str, Any]] = {
 SEEDS = {"cartpole": 6, "pong": 1}
 #: Of seeds 1, 2, 3, 4, ...: what the target is depends on draws, on scores, on both.
 POLICIES = ("window(3)", "best", "mix(0.5, 4)")
+#: Of CartPole's odd seeds, and of the even ones.
+UPDATES: tuple[dict[str, Any], ...] = (
+    {"train.chunk_steps": 0, "twin.compiled": False},
+    {"train.chunk_steps": 32, "twin.compiled": True},
+)
 
 OTHER = "other"
 SNAPSHOT, POINT, SEGMENT, APPEND, PRUNE = (
@@ -163,7 +168,9 @@ class Life(NamedTuple):
     @property
     def changes(self) -> dict[str, Any]:
         """The settings that are not the preset's."""
-        return {**SMALL[self.game], "seed": self.seed, "target.policy": POLICIES[(self.seed - 1) % len(POLICIES)]}
+        updates = UPDATES[(self.seed - 1) % len(UPDATES)] if self.game == "cartpole" else {}
+        policy = POLICIES[(self.seed - 1) % len(POLICIES)]
+        return {**SMALL[self.game], **updates, "seed": self.seed, "target.policy": policy}
 
     @property
     def command(self) -> list[str]:

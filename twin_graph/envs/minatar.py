@@ -14,8 +14,8 @@ GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
 class _ForgetsLastAction(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Begins each game without an action to repeat.
 
-    MinAtar repeats the previous action in a tenth of all steps, and does not forget it at a reset: a game of equal seeds
-    would depend on how the one before it ended.
+    MinAtar repeats the previous action in a tenth of all steps, and does not forget it at a reset: a game would depend
+    not on its seed alone, but also on how the one before it ended.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

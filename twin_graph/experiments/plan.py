@@ -198,7 +198,7 @@ def _settings(tree: Mapping[str, Any], where: str, prefix: str = "") -> Iterator
         if name in _OWN_KEYS:
             raise UsageError(f"{where}: {name} has its own place in the file: {_OWN_KEYS[name]}")
         if name == "train.until_score" and value != "null":
-            raise UsageError(f"{where}: {name} would end runs at different steps, and an experiment compares equal ones")
+            raise UsageError(f"{where}: {name} ends runs at different steps, and an experiment compares equal ones")
         if not config.is_setting(name):
             raise UsageError(f"{where}: unknown setting {name!r}{nearest_setting(name)}")
         yield name, None if value == "null" else value

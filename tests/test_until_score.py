@@ -1,0 +1,97 @@
+"""A run that ends when a scheduled evaluation's lower bound reaches a score."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import twin_graph
+from test_resume import attempt, end
+
+from twin_graph import matches
+from twin_graph.errors import UsageError
+from twin_graph.experiments import plan
+from twin_graph.keeper import Keeper
+from twin_graph.settings import Settings
+from twin_graph.snapshots.run import Run, create
+
+Make = Callable[..., Settings]
+
+
+def settings(make: Make, **changes: Any) -> Settings:
+    """An evaluation every 200 of 1,200 agent steps, with scores about 9."""
+    return make(**{"evaluate__every_steps": 200, "evaluate__episodes": 4, "train__until_score": 5, **changes})
+
+
+def test_a_run_ends_at_the_first_evaluation_whose_lower_bound_reaches_the_score(cartpole: Make, tmp_path: Path) -> None:
+    whole = create(tmp_path / "whole", settings(cartpole, train__until_score=None))
+    attempt(whole)
+    bounds = [line["interval_95"][0] for line in whole.evaluations()]
+    assert len(bounds) == 6
+    for score in {bounds[0], max(bounds)}:
+        run = create(tmp_path / f"until{score}", settings(cartpole, train__until_score=score))
+        attempt(run)
+        assert run.outcome() == ("finished", f"reached train.until_score={score:g}: lower bound {score:.2f}")
+        made = bounds.index(score) + 1
+        played = [line["returns"] for line in run.evaluations()]
+        assert played == [line["returns"] for line in whole.evaluations()][:made]
+        point = run.points().newest()
+        assert point is not None
+        assert point.counters.agent_steps == 200 * made
+    assert bounds.index(max(bounds)) > 0
+
+
+def test_a_score_that_is_not_reached_changes_nothing(cartpole: Make, tmp_path: Path) -> None:
+    runs = [create(tmp_path / str(score), settings(cartpole, train__until_score=score)) for score in (None, 1_000)]
+    for run in runs:
+        attempt(run)
+        assert run.outcome() == ("finished", "")
+    assert end(runs[0]) == end(runs[1])
+
+
+def test_a_run_killed_before_it_said_so_ends_where_it_would_have(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, killed = (create(tmp_path / name, settings(cartpole)) for name in ("run", "killed"))
+    attempt(run)
+    with monkeypatch.context() as patched:
+        patched.setattr(Keeper, "close", lambda *_: None)  # what a kill after the last resume point leaves
+        attempt(killed)
+    assert killed.outcome()[0] != "finished"
+    attempt(killed)
+    assert killed.outcome() == run.outcome()
+    assert end(killed) == end(run)
+
+
+def test_of_two_learners_both_reach_it(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", settings(cartpole, mode="mutual", train__until_score=1_000))
+    attempt(run)
+    newest = [line["interval_95"][0] for line in run.evaluations()][-2:]
+    assert matches.Matches(run).lower_bound == min(newest)
+    assert newest[0] != newest[1]
+
+
+def test_an_ended_run_is_resumed_with_another_score_only(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", settings(cartpole))
+    attempt(run)
+    refused = twin_graph("resume", "run", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("Error: run has reached train.until_score=5 (lower bound ")
+    assert refused.stderr.endswith("give a higher one, or null, with --set\n")
+    resumed = twin_graph("resume", "run", "--set=train.until_score=null", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "finished at 1,200 agent steps\n" in resumed.stderr
+    assert Run(run.folder).outcome() == ("finished", "")
+
+
+@pytest.mark.parametrize("episodes", [0, 1])
+def test_a_score_needs_evaluations_with_an_interval(cartpole: Make, episodes: int) -> None:
+    with pytest.raises(UsageError, match=r"train.until_score=475 waits .* evaluate.episodes=2 or more"):
+        cartpole(train__until_score=475, evaluate__episodes=episodes)
+
+
+def test_an_experiment_compares_runs_of_equal_lengths() -> None:
+    text = "name = 'x'\npreset = 'cartpole'\nsteps = 2000\nseeds = [1, 2]\n[settings]\ntrain.until_score = 475\n"
+    text += "[factors]\ntarget.policy = ['latest', 'best']\n"
+    with pytest.raises(UsageError, match=r"train.until_score ends runs at different steps"):
+        plan.parse(text)
