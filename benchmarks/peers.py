@@ -1,15 +1,16 @@
 r"""Agent steps per second of twin-graph and of its peers, on the same work, in turn.
 
     pip install '.[peers]'
-    python benchmarks/peers.py [--rounds 5] [--json benchmarks/results/peers.json]
+    python benchmarks/peers.py [--network nature] [--rounds 5] [--json benchmarks/results/peers.json]
     python benchmarks/peers.py --cleanrl CHECKOUT --cleanrl-python PYTHON   # CleanRL's own file too, in its environment
 
-Every side trains the network of the 2015 paper on Pong: 84x84x4, minibatches of 32, one update each 4 agent steps,
-targets refreshed each 1,000 agent steps, Adam, a replay of 20,000 that begins with 1,000 steps, 8 environments (one
-in the two single files, which are written for one). Stable-Baselines3 clips the norm of each gradient besides, which no
-other side does; benchmarks/README.md has what that would cost twin-graph. What is timed comes after a warm-up: 2,048
-agent steps and 512 updates, which this program checks; each side counts its own, but for CleanRL's file, which has no
-counter. Scores are not compared here: `learning.py` does that.
+Every side trains the same network on the same work, see `TASKS`: of the 2015 paper on Pong, 84x84x4 (`nature`); of
+two hidden layers of 128 units on CartPole (`mlp`); of Young and Tian 2019 on MinAtar's Breakout (`minatar`, which needs
+`pip install '.[minatar]'`). Each has 8 environments, but for the two single files, which are written for one.
+Stable-Baselines3 clips the norm of each gradient besides, which no other side does; benchmarks/README.md has what that
+would cost twin-graph on Pong. CleanRL's `dqn.py`, in `mlp`, has layers of 120 and 84 units. What is timed comes after a
+warm-up, with all compilation in it; this program checks agent steps and updates, which each side counts, but for
+CleanRL's file, which has no counter. Scores are not compared here: `learning.py` does that.
 """
 
 import importlib.metadata
@@ -23,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from fresh import in_a_process
@@ -31,146 +32,260 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-WARM_UP, TIMED = 1_536, 2_048  # agent steps; both are whole chunks of 64
-START, EVERY, BATCH, REFRESH, ENVIRONMENTS, REPLAY = 1_000, 4, 32, 1_000, 8, 20_000
-EPSILON, LEARNING_RATE = 0.02, 1e-4
+ENVIRONMENTS, START = 8, 1_000
 HERE = Path(__file__).parent
 
 Work = dict[str, Any]
 
 
-def twin_graph(settings: dict[str, Any]) -> Work:
-    """The preset `pong`, brought to the common settings."""
+class Task(NamedTuple):
+    """Work that is equal for all; the first five in agent steps.
+
+    Attributes:
+      warm_up, timed: whole chunks of 64, the first with updates.
+      every: one update each.
+      refresh: of the target.
+      replay: its size; it begins with `START`.
+      batch: transitions.
+      epsilon: from the start on.
+      learning_rate: of Adam, in `minatar` of centered RMSProp with momentum.
+      preset: of twin-graph, which has the same network.
+      environment: as the peers call it.
+      cleanrl: which file of CleanRL's trains it.
+    """
+
+    warm_up: int
+    timed: int
+    every: int
+    refresh: int
+    replay: int
+    batch: int
+    epsilon: float
+    learning_rate: float
+    preset: str
+    environment: str
+    cleanrl: str = ""
+
+
+TASKS = {
+    "nature": Task(
+        *(1_536, 2_048, 4, 1_000, 20_000, 32, 0.02, 1e-4), "pong", "PongNoFrameskip-v4", cleanrl="dqn_atari.py"
+    ),
+    "mlp": Task(*(4_096, 16_384, 2, 500, 100_000, 64, 0.1, 3e-4), "cartpole", "CartPole-v1", cleanrl="dqn.py"),
+    "minatar": Task(*(2_048, 6_144, 1, 1_000, 100_000, 32, 0.1, 2.5e-4), "minatar", "MinAtar/Breakout-v1"),
+}
+
+
+def twin_graph(task: Task, settings: dict[str, Any]) -> Work:
+    """The preset, brought to the common settings."""
     from twin_graph import config, envs, training
     from twin_graph.snapshots.run import create
 
     common = {
         "train.start_steps": START,
-        "train.every_steps": EVERY,
-        "train.batch_size": BATCH,
+        "train.every_steps": task.every,
+        "train.batch_size": task.batch,
         "train.n_step": 1,
-        "train.learning_rate": LEARNING_RATE,
-        "train.steps": WARM_UP + TIMED + 1_000,
+        "train.learning_rate": task.learning_rate,
+        "train.steps": task.warm_up + task.timed + 1_000,
         "env.count": ENVIRONMENTS,
-        "replay.capacity_steps": REPLAY,
-        "act.epsilon_start": EPSILON,
-        "act.epsilon_end": EPSILON,
-        "target.refresh_every_steps": REFRESH,
+        "replay.capacity_steps": task.replay,
+        "act.epsilon_start": task.epsilon,
+        "act.epsilon_end": task.epsilon,
+        "target.refresh_every_updates": task.refresh // task.every,
         "evaluate.episodes": 0,
-        "twin.threads": os.cpu_count(),
+        "twin.threads": os.cpu_count() if task.preset == "pong" else 1,
         "twin.precision": "fp32",
     }
-    chosen = config.load("pong", {**common, **settings}.items())
+    chosen = config.load(task.preset, {**common, **settings}.items())
     env = envs.make(chosen.env, count=chosen.env.count)
     began, before = math.nan, 0
     with tempfile.TemporaryDirectory() as folder:
         for progress in training.train(create(Path(folder) / "run", chosen), env):
-            if progress.agent_steps == WARM_UP:
+            if progress.agent_steps == task.warm_up:
                 began, before = time.perf_counter(), progress.updates
-            if progress.agent_steps == WARM_UP + TIMED:
+            if progress.agent_steps == task.warm_up + task.timed:
                 seconds = time.perf_counter() - began
                 work = {"updates": progress.updates - before, "seconds": seconds}
                 progress.stop.set()
     env.close()
-    return {"agent_steps": TIMED, "batch_size": chosen.train.batch_size, **work}
+    return {"agent_steps": task.timed, "batch_size": chosen.train.batch_size, **work}
 
 
-def stable_baselines3() -> Work:
+def stable_baselines3(task: Task) -> Work:
     """Its DQN as its documentation has it, with vector environments."""
-    import ale_py
     import gymnasium
+    import torch
     from stable_baselines3 import DQN
     from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.env_util import make_atari_env
+    from stable_baselines3.common.env_util import make_atari_env, make_vec_env
     from stable_baselines3.common.vec_env import VecFrameStack
-
-    gymnasium.register_envs(ale_py)
 
     class Clock(BaseCallback):
         began, before, seconds, updates = math.nan, 0, math.nan, 0
 
         def _on_step(self) -> bool:
-            if self.num_timesteps == WARM_UP:
+            if self.num_timesteps == task.warm_up:
                 self.began, self.before = time.perf_counter(), self.model._n_updates
-            if self.num_timesteps == WARM_UP + TIMED:
+            if self.num_timesteps == task.warm_up + task.timed:
                 self.seconds, self.updates = time.perf_counter() - self.began, self.model._n_updates - self.before
-            return self.num_timesteps < WARM_UP + TIMED
+            return self.num_timesteps < task.warm_up + task.timed
 
+    network: dict[str, Any] = {}
+    if task.preset == "pong":
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
+        policy, env = "CnnPolicy", VecFrameStack(make_atari_env(task.environment, n_envs=ENVIRONMENTS, seed=1), 4)
+    elif task.preset == "cartpole":
+        policy, env = "MlpPolicy", make_vec_env(task.environment, n_envs=ENVIRONMENTS, seed=1)
+        network = {"net_arch": [128, 128]}
+    else:
+        policy, env = "MlpPolicy", make_vec_env(lambda: minatar_for_torch(task.environment), n_envs=ENVIRONMENTS)
+        network = {
+            "features_extractor_class": minatar_features(),
+            "net_arch": [],
+            "optimizer_class": torch.optim.RMSprop,
+            "optimizer_kwargs": RMSPROP,
+        }
     model = DQN(
-        "CnnPolicy",
-        VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=ENVIRONMENTS, seed=1), 4),
-        learning_rate=LEARNING_RATE,
-        buffer_size=REPLAY,
+        policy,
+        env,
+        learning_rate=task.learning_rate,
+        buffer_size=task.replay,
         learning_starts=START,
-        batch_size=BATCH,
+        batch_size=task.batch,
         train_freq=1,  # vector steps
-        gradient_steps=ENVIRONMENTS // EVERY,
-        target_update_interval=REFRESH,
-        exploration_initial_eps=EPSILON,
-        exploration_final_eps=EPSILON,
+        gradient_steps=ENVIRONMENTS // task.every,
+        target_update_interval=task.refresh,
+        exploration_initial_eps=task.epsilon,
+        exploration_final_eps=task.epsilon,
+        policy_kwargs=network,
         seed=1,
     )
     clock = Clock()
-    model.learn(WARM_UP + 2 * TIMED, callback=clock)
+    model.learn(task.warm_up + 2 * task.timed, callback=clock)
     return {
-        "agent_steps": TIMED,
+        "agent_steps": task.timed,
         "updates": clock.updates,
         "batch_size": model.batch_size,
         "seconds": clock.seconds,
     }
 
 
-def tianshou() -> Work:
+RMSPROP = {"alpha": 0.95, "momentum": 0.95, "eps": 0.01, "centered": True}
+
+
+def minatar_for_torch(environment: str) -> Any:
+    """A game whose observations are float32, channels first."""
+    import gymnasium
+    import minatar.gym
+    import numpy as np
+
+    if environment not in gymnasium.registry:
+        minatar.gym.register_envs()
+    env = gymnasium.make(environment)
+    height, width, channels = env.observation_space.shape
+    space = gymnasium.spaces.Box(0, 1, (channels, height, width), np.float32)
+    return gymnasium.wrappers.TransformObservation(env, lambda s: s.transpose(2, 0, 1).astype(np.float32), space)
+
+
+def minatar_layers(channels: int) -> Any:
+    """The network of Young and Tian 2019 up to its 128 units, in PyTorch."""
+    from torch import nn
+
+    return nn.Sequential(*(nn.Conv2d(channels, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1_024, 128), nn.ReLU()))
+
+
+def minatar_features() -> Any:
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+    class Features(BaseFeaturesExtractor):
+        def __init__(self, space: Any) -> None:
+            super().__init__(space, 128)
+            self.layers = minatar_layers(space.shape[0])
+
+        def forward(self, observations: Any) -> Any:
+            return self.layers(observations)
+
+    return Features
+
+
+def tianshou(task: Task) -> Work:
     """Its collector, buffer and DQN, stepped and updated in turn.
 
-    On the wrappers of the single file: those of Tianshou 2.0.1 fail with NumPy 2.4.
+    Pong on the wrappers of the single file: those of Tianshou 2.0.1 fail with NumPy 2.4.
     """
+    import gymnasium
     import numpy as np
-    from single_file_dqn import make_env
+    import torch
     from tianshou.algorithm import DQN
     from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
-    from tianshou.algorithm.optim import AdamOptimizerFactory
+    from tianshou.algorithm.optim import AdamOptimizerFactory, RMSpropOptimizerFactory
     from tianshou.data import Collector, VectorReplayBuffer
     from tianshou.env import DummyVectorEnv
-    from tianshou.env.atari.atari_network import DQNet
+    from tianshou.utils.net.common import Net
     from tianshou.utils.torch_utils import policy_within_training_step
 
-    class Scaled(DQNet):
-        def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:
-            return super().forward(np.asarray(obs, np.float32) / 255.0, state, info)
+    optimizer: Any = AdamOptimizerFactory(lr=task.learning_rate)
+    stacked: dict[str, Any] = {}
+    if task.preset == "pong":
+        from single_file_dqn import make_env
+        from tianshou.env.atari.atari_network import DQNet
 
-    envs = DummyVectorEnv([lambda seed=seed: make_env("ALE/Pong-v5", seed) for seed in range(ENVIRONMENTS)])
+        class Scaled(DQNet):
+            def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:
+                return super().forward(np.asarray(obs, np.float32) / 255.0, state, info)
+
+        envs = DummyVectorEnv([lambda seed=seed: make_env("ALE/Pong-v5", seed) for seed in range(ENVIRONMENTS)])
+        model: Any = Scaled(4, 84, 84, int(envs.action_space[0].n))
+        stacked = {"ignore_obs_next": True, "save_only_last_obs": True, "stack_num": 4}
+    elif task.preset == "cartpole":
+        envs = DummyVectorEnv([lambda: gymnasium.make(task.environment) for _ in range(ENVIRONMENTS)])
+        model = Net(state_shape=(4,), action_shape=2, hidden_sizes=[128, 128])
+    else:
+        envs = DummyVectorEnv([lambda: minatar_for_torch(task.environment) for _ in range(ENVIRONMENTS)])
+
+        class Model(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layers = minatar_layers(minatar_for_torch(task.environment).observation_space.shape[0])
+                self.layers.append(torch.nn.Linear(128, int(envs.action_space[0].n)))
+
+            def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:  # noqa: ARG002 - Tianshou's signature
+                return self.layers(torch.as_tensor(obs)), state
+
+        model = Model()
+        optimizer = RMSpropOptimizerFactory(lr=task.learning_rate, **RMSPROP)
     actions = envs.action_space[0]
-    policy = DiscreteQLearningPolicy(
-        model=Scaled(4, 84, 84, int(actions.n)), action_space=actions, eps_training=EPSILON
-    )
+    policy = DiscreteQLearningPolicy(model=model, action_space=actions, eps_training=task.epsilon)
     algorithm = DQN(
         policy=policy,
-        optim=AdamOptimizerFactory(lr=LEARNING_RATE),
-        target_update_freq=REFRESH // EVERY,
+        optim=optimizer,
+        target_update_freq=task.refresh // task.every,
         is_double=False,
         huber_loss_delta=1.0,
     )
-    buffer = VectorReplayBuffer(REPLAY, ENVIRONMENTS, ignore_obs_next=True, save_only_last_obs=True, stack_num=4)
+    buffer = VectorReplayBuffer(task.replay, ENVIRONMENTS, **stacked)
     collector = Collector(policy, envs, buffer, exploration_noise=True)
     collector.reset()
     collector.collect(n_step=START, random=True)
     steps = updates = before = 0
     began = math.nan
     policy.train()
-    while steps < WARM_UP - START + TIMED:
-        if steps == WARM_UP - START:
+    while steps < task.warm_up - START + task.timed:
+        if steps == task.warm_up - START:
             began, before = time.perf_counter(), updates
         collector.collect(n_step=ENVIRONMENTS)
         steps += ENVIRONMENTS
         with policy_within_training_step(policy):
-            for _ in range(ENVIRONMENTS // EVERY):
-                algorithm.update(buffer, BATCH)
+            for _ in range(ENVIRONMENTS // task.every):
+                algorithm.update(buffer, task.batch)
                 updates += 1
     return {
-        "agent_steps": TIMED,
+        "agent_steps": task.timed,
         "updates": updates - before,
-        "batch_size": BATCH,
+        "batch_size": task.batch,
         "seconds": time.perf_counter() - began,
     }
 
@@ -184,31 +299,31 @@ def single_file() -> Work:
     return work
 
 
-def cleanrl(checkout: Path, python: str) -> Work:
-    """CleanRL's own `dqn_atari.py`, unchanged: a longer training less a shorter one, as it has no clock of its own."""
+def cleanrl(task: Task, checkout: Path, python: str) -> Work:
+    """CleanRL's own file, unchanged: a longer training less a shorter one, as it has no clock of its own."""
     start = (
         "import runpy, sys, ale_py, gymnasium; getattr(gymnasium, 'register_envs', lambda _: None)(ale_py); "
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     seconds = []
-    for steps in (WARM_UP, WARM_UP + TIMED):
+    for steps in (task.warm_up, task.warm_up + task.timed):
         options = {
-            "env-id": "PongNoFrameskip-v4",
+            "env-id": task.environment,
             "total-timesteps": steps,
             "learning-starts": START,
-            "buffer-size": REPLAY,
-            "start-e": EPSILON,
-            "end-e": EPSILON,
-            "learning-rate": LEARNING_RATE,
-            "train-frequency": EVERY,
-            "target-network-frequency": REFRESH,
-            "batch-size": BATCH,
+            "buffer-size": task.replay,
+            "start-e": task.epsilon,
+            "end-e": task.epsilon,
+            "learning-rate": task.learning_rate,
+            "train-frequency": task.every,
+            "target-network-frequency": task.refresh,
+            "batch-size": task.batch,
         }
         arguments = [f"--{name}={value}" for name, value in options.items()]
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
             subprocess.run(
-                [python, "-c", start, checkout / "cleanrl" / "dqn_atari.py", *arguments],
+                [python, "-c", start, checkout / "cleanrl" / task.cleanrl, *arguments],
                 check=True,
                 cwd=folder,
                 env={**os.environ, "PYTHONPATH": str(checkout)},
@@ -217,48 +332,63 @@ def cleanrl(checkout: Path, python: str) -> Work:
             )
             seconds.append(time.perf_counter() - began)
     # It updates at every multiple of train-frequency beyond learning-starts.
-    updates = TIMED // EVERY
-    return {"agent_steps": TIMED, "updates": updates, "batch_size": BATCH, "seconds": seconds[1] - seconds[0]}
+    updates = task.timed // task.every
+    return {"agent_steps": task.timed, "updates": updates, "batch_size": task.batch, "seconds": seconds[1] - seconds[0]}
 
 
-SIDES: dict[str, Callable[[], Work]] = {
-    "twin-graph": lambda: twin_graph({}),
-    "twin-graph, one thread for all": lambda: twin_graph({"twin.overlap": False}),
-    "twin-graph, classic loop": lambda: twin_graph({"train.chunk_steps": 0}),
-    "twin-graph, bf16": lambda: twin_graph({"twin.precision": "bf16"}),
-    "Stable-Baselines3": stable_baselines3,
-    "single file, PyTorch": single_file,
-    "Tianshou": tianshou,
-}
+def sides_of(network: str) -> dict[str, Callable[[], Work]]:
+    """All sides but CleanRL's file, which needs a checkout."""
+    from twin_graph import tuning
+
+    task = TASKS[network]
+    sides: dict[str, Callable[[], Work]] = {
+        "twin-graph": lambda: twin_graph(task, {}),
+        "twin-graph, one thread for all": lambda: twin_graph(task, {"twin.overlap": False}),
+        "twin-graph, classic loop": lambda: twin_graph(task, {"train.chunk_steps": 0, "twin.compiled": False}),
+    }
+    if network != "nature":
+        sides["twin-graph, not compiled"] = lambda: twin_graph(task, {"twin.compiled": False})
+    elif tuning.has_bf16():
+        sides["twin-graph, bf16"] = lambda: twin_graph(task, {"twin.precision": "bf16"})
+    sides["Stable-Baselines3"] = lambda: stable_baselines3(task)
+    if network == "nature":
+        sides["single file, PyTorch"] = single_file
+    sides["Tianshou"] = lambda: tianshou(task)
+    return sides
+
+
 PEERS = ("Stable-Baselines3", "single file, PyTorch", "Tianshou", "CleanRL")
 
 
 @click.command()
+@click.option("--network", type=click.Choice(list(TASKS)), default="nature", show_default=True)
 @click.option("--rounds", default=5, show_default=True, type=click.IntRange(min=1))
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Also write the figures here.")
 @click.option("--cleanrl", "checkout", type=click.Path(exists=True, path_type=Path), help="A checkout of CleanRL.")
 @click.option("--cleanrl-python", default=sys.executable, help="The Python that has what CleanRL needs.")
-@click.option("--side", type=click.Choice(list(SIDES)), hidden=True)
-def main(rounds: int, path: Path | None, checkout: Path | None, cleanrl_python: str, side: str | None) -> None:
+@click.option("--side", hidden=True)
+def main(
+    network: str, rounds: int, path: Path | None, checkout: Path | None, cleanrl_python: str, side: str | None
+) -> None:
     """Run every side in turn, ROUNDS times; print a table."""
     if side:
-        print(json.dumps(SIDES[side]()))
+        print(json.dumps(sides_of(network)[side]()))
         return
-    from twin_graph import cpu, tuning
+    from twin_graph import cpu
 
     def side_of(name: str) -> Callable[[], Work]:
-        return lambda: in_a_process(__file__, "--side", name)
+        return lambda: in_a_process(__file__, "--network", network, "--side", name)
 
-    possible = [name for name in SIDES if name != "twin-graph, bf16" or tuning.has_bf16()]
-    sides = {name: side_of(name) for name in possible}
-    if checkout:
-        sides["CleanRL"] = lambda: cleanrl(checkout.absolute(), cleanrl_python)
+    task = TASKS[network]
+    sides = {name: side_of(name) for name in sides_of(network)}
+    if checkout and task.cleanrl:
+        sides["CleanRL"] = lambda: cleanrl(task, checkout.absolute(), cleanrl_python)
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for _ in track(range(rounds), "rounds", console=Console(stderr=True)):
         for name, run in sides.items():
             work = run()
             done = {key: work[key] for key in ("agent_steps", "updates", "batch_size")}
-            wanted = {"agent_steps": TIMED, "updates": TIMED // EVERY, "batch_size": BATCH}
+            wanted = {"agent_steps": task.timed, "updates": task.timed // task.every, "batch_size": task.batch}
             if done != wanted:
                 raise SystemExit(f"{name} did {done} and not {wanted}; the comparison would be unequal")
             rates[name].append(work["agent_steps"] / work["seconds"])
@@ -275,7 +405,8 @@ def main(rounds: int, path: Path | None, checkout: Path | None, cleanrl_python: 
     document = {
         "processor": cpu.describe()._asdict(),
         "versions": {name: importlib.metadata.version(name) for name in packages},
-        "work": {"agent_steps": TIMED, "updates": TIMED // EVERY, "batch_size": BATCH},
+        "network": network,
+        "work": task._asdict(),
         "agent_steps_per_second": rates,
         "fastest_peer": fastest,
         "ratios_by_round": ratios,

@@ -1,7 +1,7 @@
 """Two learners, each of which bootstraps from snapshots of the other."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
 from twin_graph.learner import Learner, Losses
 from twin_graph.model import ModelSpec
-from twin_graph.replay import Batch, Replay, Transition
+from twin_graph.prepared import Prepared
+from twin_graph.replay import Replay, Transition
 from twin_graph.retention import prune
 from twin_graph.settings import Settings
 from twin_graph.snapshots import control, report
@@ -129,9 +130,9 @@ def test_it_is_four_twins_and_explain_knows_whose_update_each_was(
     seen: list[tuple[int, str, tuple[str, ...]]] = []
     learn = Learner.train
 
-    def traced(learner: Learner, update: int, batch: Batch, q_target_t: np.ndarray | None) -> Losses:
-        seen.append((update + 1, learner.name, learner.target.snapshots))
-        return learn(learner, update, batch, q_target_t)
+    def traced(learner: Learner, updates: Sequence[int], prepared: Prepared) -> Losses:
+        seen.extend((update + 1, learner.name, learner.target.snapshots) for update in updates)
+        return learn(learner, updates, prepared)
 
     monkeypatch.setattr(Learner, "train", traced)
     run = train(settings)

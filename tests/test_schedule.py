@@ -114,6 +114,7 @@ def test_a_training_follows_the_schedule_as_written_down(
         evaluate__episodes=0,
     )
     monkeypatch.setattr("twin_graph.target_twins.TARGET_BATCH", settings.train.batch_size)
+    monkeypatch.setattr("twin_graph.target_twins._FEW_NUMBERS", 0)
     run = train(settings)
     weights, refreshes = reference(settings, tmp_path)
     assert run.store().newest.weights_sha256 == weights
