@@ -28,6 +28,7 @@ PATH = (
     ("twin_graph/twin.py",),
     ("twin_graph/session_calls.py", "twin_graph/calls.py"),
     ("twin_graph/model.py",),
+    ("twin_graph/block.py",),
     ("twin_graph/losses.py",),
     ("twin_graph/optimizers.py",),
     ("twin_graph/networks.py",),

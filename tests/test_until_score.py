@@ -33,8 +33,10 @@ def test_a_run_ends_at_the_first_evaluation_whose_lower_bound_reaches_the_score(
     for score in {bounds[0], max(bounds)}:
         run = create(tmp_path / f"until{score}", settings(cartpole, train__until_score=score))
         attempt(run)
-        assert run.outcome() == ("finished", f"reached train.until_score={score:g}: lower bound {score:.2f}")
         made = bounds.index(score) + 1
+        snapshot = list(whole.evaluations())[made - 1]["snapshot"]
+        how = f"reached train.until_score={score:g} with {snapshot}, lower bound {score:.2f}"
+        assert run.outcome() == ("finished", how)
         played = [line["returns"] for line in run.evaluations()]
         assert played == [line["returns"] for line in whole.evaluations()][:made]
         point = run.points().newest()
@@ -69,7 +71,7 @@ def test_of_two_learners_both_reach_it(cartpole: Make, tmp_path: Path) -> None:
     run = create(tmp_path / "run", settings(cartpole, mode="mutual", train__until_score=1_000, seed=4))
     attempt(run)
     newest = [line["interval_95"][0] for line in run.evaluations()][-2:]
-    assert matches.Matches(run).lower_bound == min(newest)
+    assert matches.Matches(run).lower_bound[0] == min(newest)
     assert newest[0] != newest[1]
 
 
@@ -78,7 +80,7 @@ def test_an_ended_run_is_resumed_with_another_score_only(cartpole: Make, tmp_pat
     attempt(run)
     refused = twin_graph("resume", "run", cwd=tmp_path)
     assert refused.returncode == 2
-    assert refused.stderr.startswith("Error: run has reached train.until_score=5 (lower bound ")
+    assert refused.stderr.startswith("Error: run has reached train.until_score=5 with 0")
     assert refused.stderr.endswith("give a higher one, or null, with --set\n")
     resumed = twin_graph("resume", "run", "--set=train.until_score=null", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr

@@ -116,11 +116,10 @@ class Learner:
         Raises:
           DivergedError: a loss is NaN or infinite.
         """
-        with self._stopwatch.phase("train"):
-            if self.online.model.block:
-                made = [self._block(some, prepared) for some in self._of_one_rate(updates)]
-            else:
-                made = [self._step(update, prepared) for update in updates]
+        if self.online.model.block:
+            made = [self._block(some, prepared) for some in self._of_one_rate(updates)]
+        else:
+            made = [self._step(update, prepared) for update in updates]
         losses = Losses(*(np.concatenate(values) for values in zip(*made, strict=True)))
         if not np.isfinite(losses.loss).all():
             first = int(np.argmin(np.isfinite(losses.loss)))
@@ -137,11 +136,12 @@ class Learner:
         fed: dict[Any, Any] = {model.learning_rate: self._train.learning_rate_at(update)}
         parts = feeds(model, self._train, prepared.values([update]))
         made = []
-        for i, part in enumerate(parts):
-            op = model.train_op if i == len(parts) - 1 else model.accumulate_op
-            fed[model.dropout_seed] = self._seed, update * len(parts) + i
-            _, *told = self.online.run((op, model.loss, model.q_mean, model.td_error), {**part, **fed})
-            made.append(told)
+        with self._stopwatch.phase("train"):
+            for i, part in enumerate(parts):
+                op = model.train_op if i == len(parts) - 1 else model.accumulate_op
+                fed[model.dropout_seed] = self._seed, update * len(parts) + i
+                _, *told = self.online.run((op, model.loss, model.q_mean, model.td_error), {**part, **fed})
+                made.append(told)
         loss, q_mean, td_error = zip(*made, strict=True)
         return Losses(np.mean([loss], axis=1), np.mean([q_mean], axis=1), np.concatenate(td_error)[None])
 
@@ -150,9 +150,10 @@ class Learner:
         model, count = self.online.model, len(updates)
         assert model.block
         seeds = np.array([(self._seed, update) for update in updates])
-        fed = model.block.feed({**prepared.values(updates), "dropout_seed": seeds})
-        fed[model.learning_rate] = self._train.learning_rate_at(updates[0])
-        return Losses(*(values[:count] for values in self.online.run(model.block.fetches, fed)))
+        with self._stopwatch.phase("train"):
+            fed = model.block.feed({**prepared.values(updates), "dropout_seed": seeds})
+            fed[model.learning_rate] = self._train.learning_rate_at(updates[0])
+            return Losses(*(values[:count] for values in self.online.run(model.block.fetches, fed)))
 
     def _of_one_rate(self, updates: Sequence[int]) -> Iterator[Sequence[int]]:
         """As many updates at a time as a block takes, of one learning rate."""

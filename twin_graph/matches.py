@@ -39,11 +39,14 @@ class Matches:
         self.played = targets.matches(self._records)
 
     @property
-    def lower_bound(self) -> float:
-        """Of the newest score, by its 95% interval; of two learners, the smaller; minus infinity before the first."""
+    def lower_bound(self) -> tuple[float, str]:
+        """Of the newest score, by its 95% interval, and whose it is; of two learners, the smaller one.
+
+        Minus infinity before the first.
+        """
         newest = [line for line in self._records if line["scheduled"] and line["snapshot"] == line["challenger"]]
-        at = [line["interval_95"][0] for line in newest if line["played_at"] == newest[-1]["played_at"]]
-        return min(at, default=-math.inf)
+        now = [line for line in newest if line["played_at"] == newest[-1]["played_at"]]
+        return min(((line["interval_95"][0], line["snapshot"]) for line in now), default=(-math.inf, ""))
 
     @property
     def last(self) -> Counters:

@@ -108,8 +108,10 @@ class Progress:
     @property
     def reached(self) -> str:
         """How the newest evaluation reached `train.until_score`, for people; empty if it did not."""
-        until, bound = self.keeper.settings.train.until_score, self.keeper.matches.lower_bound
-        return f"train.until_score={until:g}: lower bound {bound:.2f}" if until is not None and bound >= until else ""
+        until, (bound, snapshot) = self.keeper.settings.train.until_score, self.keeper.matches.lower_bound
+        if until is None or bound < until:
+            return ""
+        return f"train.until_score={until:g} with {snapshot}, lower bound {bound:.2f}"
 
     def metrics(self) -> dict[str, Any]:
         """Everything there is to log; rates and times are those since this was last called."""
