@@ -101,11 +101,11 @@ def test_a_block_is_its_updates_one_by_one_to_the_bit_and_those_of_train_op_but_
             fed[model.dropout_seed] = batch["dropout_seed"][0]
             _, *one = twin.run((model.train_op, model.loss, model.q_mean, model.td_error), fed)
             for value, of_block in zip(one, without, strict=True):
-                np.testing.assert_allclose(of_block[update], value, rtol=1e-4, atol=1e-5)
+                np.testing.assert_allclose(of_block[update], value, rtol=1e-3, atol=1e-4)
         for name, value in twin.weights().items():
             moved = np.linalg.norm(value - beginning[name])
             assert moved > 0
-            assert np.linalg.norm(weights[name] - value) < 1e-3 * moved, name
+            assert np.linalg.norm(weights[name] - value) < 0.01 * moved, name
 
 
 @pytest.mark.parametrize(
