@@ -114,12 +114,8 @@ def twin_graph(task: Task, settings: dict[str, Any]) -> Work:
 
 def stable_baselines3(task: Task) -> Work:
     """Its DQN as its documentation has it, with vector environments."""
-    import gymnasium
-    import torch
     from stable_baselines3 import DQN
     from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.env_util import make_atari_env, make_vec_env
-    from stable_baselines3.common.vec_env import VecFrameStack
 
     class Clock(BaseCallback):
         began, before, seconds, updates = math.nan, 0, math.nan, 0
@@ -131,23 +127,7 @@ def stable_baselines3(task: Task) -> Work:
                 self.seconds, self.updates = time.perf_counter() - self.began, self.model._n_updates - self.before
             return self.num_timesteps < task.warm_up + task.timed
 
-    network: dict[str, Any] = {}
-    if task.preset == "pong":
-        import ale_py
-
-        gymnasium.register_envs(ale_py)
-        policy, env = "CnnPolicy", VecFrameStack(make_atari_env(task.environment, n_envs=ENVIRONMENTS, seed=1), 4)
-    elif task.preset == "cartpole":
-        policy, env = "MlpPolicy", make_vec_env(task.environment, n_envs=ENVIRONMENTS, seed=1)
-        network = {"net_arch": [128, 128]}
-    else:
-        policy, env = "MlpPolicy", make_vec_env(lambda: minatar_for_torch(task.environment), n_envs=ENVIRONMENTS)
-        network = {
-            "features_extractor_class": minatar_features(),
-            "net_arch": [],
-            "optimizer_class": torch.optim.RMSprop,
-            "optimizer_kwargs": RMSPROP,
-        }
+    policy, env, network = stable_baselines3_parts(task)
     model = DQN(
         policy,
         env,
@@ -171,6 +151,31 @@ def stable_baselines3(task: Task) -> Work:
         "batch_size": model.batch_size,
         "seconds": clock.seconds,
     }
+
+
+def stable_baselines3_parts(task: Task) -> tuple[str, Any, dict[str, Any]]:
+    """Its policy, environments and the policy's arguments."""
+    from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+
+    if task.preset == "pong":
+        import ale_py
+        import gymnasium
+        from stable_baselines3.common.vec_env import VecFrameStack
+
+        gymnasium.register_envs(ale_py)
+        return "CnnPolicy", VecFrameStack(make_atari_env(task.environment, n_envs=ENVIRONMENTS, seed=1), 4), {}
+    if task.preset == "cartpole":
+        env = make_vec_env(task.environment, n_envs=ENVIRONMENTS, seed=1)
+        return "MlpPolicy", env, {"net_arch": [128, 128]}
+    import torch
+
+    network = {
+        "features_extractor_class": minatar_features(),
+        "net_arch": [],
+        "optimizer_class": torch.optim.RMSprop,
+        "optimizer_kwargs": RMSPROP,
+    }
+    return "MlpPolicy", make_vec_env(lambda: minatar_for_torch(task.environment), n_envs=ENVIRONMENTS), network
 
 
 RMSPROP = {"alpha": 0.95, "momentum": 0.95, "eps": 0.01, "centered": True}
@@ -211,24 +216,15 @@ def minatar_features() -> Any:
     return Features
 
 
-def tianshou(task: Task) -> Work:
-    """Its collector, buffer and DQN, stepped and updated in turn.
-
-    Pong on the wrappers of the single file: those of Tianshou 2.0.1 fail with NumPy 2.4.
-    """
+def tianshou_parts(task: Task) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """Its environments, network and optimizer, and the arguments of a buffer of stacked frames."""
     import gymnasium
     import numpy as np
     import torch
-    from tianshou.algorithm import DQN
-    from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
     from tianshou.algorithm.optim import AdamOptimizerFactory, RMSpropOptimizerFactory
-    from tianshou.data import Collector, VectorReplayBuffer
     from tianshou.env import DummyVectorEnv
-    from tianshou.utils.net.common import Net
-    from tianshou.utils.torch_utils import policy_within_training_step
 
-    optimizer: Any = AdamOptimizerFactory(lr=task.learning_rate)
-    stacked: dict[str, Any] = {}
+    adam = AdamOptimizerFactory(lr=task.learning_rate)
     if task.preset == "pong":
         from single_file_dqn import make_env
         from tianshou.env.atari.atari_network import DQNet
@@ -238,25 +234,40 @@ def tianshou(task: Task) -> Work:
                 return super().forward(np.asarray(obs, np.float32) / 255.0, state, info)
 
         envs = DummyVectorEnv([lambda seed=seed: make_env("ALE/Pong-v5", seed) for seed in range(ENVIRONMENTS)])
-        model: Any = Scaled(4, 84, 84, int(envs.action_space[0].n))
         stacked = {"ignore_obs_next": True, "save_only_last_obs": True, "stack_num": 4}
-    elif task.preset == "cartpole":
+        return envs, Scaled(4, 84, 84, int(envs.action_space[0].n)), adam, stacked
+    if task.preset == "cartpole":
+        from tianshou.utils.net.common import Net
+
         envs = DummyVectorEnv([lambda: gymnasium.make(task.environment) for _ in range(ENVIRONMENTS)])
-        model = Net(state_shape=(4,), action_shape=2, hidden_sizes=[128, 128])
-    else:
-        envs = DummyVectorEnv([lambda: minatar_for_torch(task.environment) for _ in range(ENVIRONMENTS)])
+        return envs, Net(state_shape=(4,), action_shape=2, hidden_sizes=[128, 128]), adam, {}
 
-        class Model(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.layers = minatar_layers(minatar_for_torch(task.environment).observation_space.shape[0])
-                self.layers.append(torch.nn.Linear(128, int(envs.action_space[0].n)))
+    class Model(torch.nn.Module):
+        def __init__(self, channels: int, actions: int) -> None:
+            super().__init__()
+            self.layers = minatar_layers(channels)
+            self.layers.append(torch.nn.Linear(128, actions))
 
-            def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:  # noqa: ARG002 - Tianshou's signature
-                return self.layers(torch.as_tensor(obs)), state
+        def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:  # noqa: ARG002 - Tianshou's signature
+            return self.layers(torch.as_tensor(obs)), state
 
-        model = Model()
-        optimizer = RMSpropOptimizerFactory(lr=task.learning_rate, **RMSPROP)
+    one = minatar_for_torch(task.environment)
+    model = Model(one.observation_space.shape[0], int(one.action_space.n))
+    envs = DummyVectorEnv([lambda: minatar_for_torch(task.environment) for _ in range(ENVIRONMENTS)])
+    return envs, model, RMSpropOptimizerFactory(lr=task.learning_rate, **RMSPROP), {}
+
+
+def tianshou(task: Task) -> Work:
+    """Its collector, buffer and DQN, stepped and updated in turn.
+
+    Pong on the wrappers of the single file: those of Tianshou 2.0.1 fail with NumPy 2.4.
+    """
+    from tianshou.algorithm import DQN
+    from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
+    from tianshou.data import Collector, VectorReplayBuffer
+    from tianshou.utils.torch_utils import policy_within_training_step
+
+    envs, model, optimizer, stacked = tianshou_parts(task)
     actions = envs.action_space[0]
     policy = DiscreteQLearningPolicy(model=model, action_space=actions, eps_training=task.epsilon)
     algorithm = DQN(

@@ -68,12 +68,9 @@ def resume(
                 raise UsageError(
                     f"{found.folder} is complete at {point.counters.agent_steps:,} agent steps; give more with --steps"
                 )
-            until, (bound, snapshot) = settings.train.until_score, Matches(found).lower_bound
-            if until is not None and bound >= until and found.state() == "finished":
-                raise UsageError(
-                    f"{found.folder} has reached train.until_score={until:g} with {snapshot}, lower bound {bound:.2f}; "
-                    "give a higher one, or null, with --set"
-                )
+            until = settings.train.until_score
+            if until is not None and found.state() == "finished" and (reached := Matches(found).reached(until)):
+                raise UsageError(f"{found.folder} has reached {reached}; give a higher one, or null, with --set")
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
             needed = resources.measure(settings, env, found.folder, elsewhere=elsewhere_of(described))
             resources.check(needed)

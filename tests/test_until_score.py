@@ -93,8 +93,12 @@ def test_a_score_needs_evaluations_with_an_interval(cartpole: Make, episodes: in
         cartpole(train__until_score=475, evaluate__episodes=episodes)
 
 
-def test_an_experiment_compares_runs_of_equal_lengths() -> None:
-    text = "name = 'x'\npreset = 'cartpole'\nsteps = 2000\nseeds = [1, 2]\n[settings]\ntrain.until_score = 475\n"
-    text += "[factors]\ntarget.policy = ['latest', 'best']\n"
+@pytest.mark.parametrize(
+    "setting",
+    ["[settings]\ntrain.until_score = 475\n[factors]", "[factors]\ntrain.until_score = [475, 'null']"],
+)
+def test_an_experiment_compares_runs_of_equal_lengths(setting: str) -> None:
+    text = f"name = 'x'\npreset = 'cartpole'\nsteps = 2000\nseeds = [1, 2]\n{setting}\n"
+    text += "target.policy = ['latest', 'best']\n"
     with pytest.raises(UsageError, match=r"train.until_score ends runs at different steps"):
         plan.parse(text)

@@ -103,9 +103,8 @@ class Learners:
         q = []
         with self._stopwatch.phase("target"):
             for name, turn in itertools.groupby(updates, self._turns.learns):
-                first, *others = turn
-                last = others[-1] if others else first
-                q.append(self[name].target.in_blocks(prepared.values(range(first, last + 1))["s_t"]))
+                s_t = prepared.rows(batch.s_t, prepared.minibatches(list(turn)))
+                q.append(self[name].target.in_blocks(s_t))
         return prepared._replace(q_target_t=np.concatenate(q))
 
     def train(self, prepared: Prepared) -> Trained:
@@ -113,8 +112,9 @@ class Learners:
         count = len(prepared.updates)
         loss, q_mean = np.zeros((2, count))
         td_error = np.zeros((count // prepared.per_minibatch, prepared.examples), np.float32)
+        whose = [self._turns.learns(update) for update in prepared.updates]
         for learner in self:
-            updates = [update for update in prepared.updates if self._turns.learns(update) == learner.name]
+            updates = [update for update, name in zip(prepared.updates, whose, strict=True) if name == learner.name]
             if updates:
                 made = learner.train(updates, prepared)
                 which = np.array(updates) - prepared.updates.start

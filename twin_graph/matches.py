@@ -48,6 +48,11 @@ class Matches:
         now = [line for line in newest if line["played_at"] == newest[-1]["played_at"]]
         return min(((line["interval_95"][0], line["snapshot"]) for line in now), default=(-math.inf, ""))
 
+    def reached(self, score: float) -> str:
+        """How the newest score reached this one, `train.until_score`, for people; empty if it did not."""
+        bound, snapshot = self.lower_bound
+        return f"train.until_score={score:g} with {snapshot}, lower bound {bound:.2f}" if bound >= score else ""
+
     @property
     def last(self) -> Counters:
         """Counters at the newest; zero before the first."""

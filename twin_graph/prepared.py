@@ -30,9 +30,10 @@ class Prepared(NamedTuple):
 
     def values(self, updates: Sequence[int]) -> dict[str, np.ndarray]:
         """What these updates are fed, one after the other, by the names in `Model.fed`: `[N * examples, ...]`."""
-        values = {name: self._rows(array, self.minibatches(updates)) for name, array in self.batch._asdict().items()}
+        numbers = self.minibatches(updates)
+        values = {name: self.rows(array, numbers) for name, array in self.batch._asdict().items()}
         if self.q_target_t is not None:
-            values["q_target_t"] = self._rows(self.q_target_t, [update - self.updates.start for update in updates])
+            values["q_target_t"] = self.rows(self.q_target_t, [update - self.updates.start for update in updates])
         return values
 
     def minibatches(self, updates: Sequence[int]) -> list[int]:
@@ -44,13 +45,13 @@ class Prepared(NamedTuple):
         """Transitions of one minibatch."""
         return len(self.batch.step) * self.per_minibatch // len(self.updates)
 
-    def _rows(self, array: np.ndarray, numbers: Sequence[int]) -> np.ndarray:
-        """The minibatches of these numbers; a view if they are neighbours."""
+    def rows(self, array: np.ndarray, numbers: list[int]) -> np.ndarray:
+        """The minibatches of these numbers, from 0, in `[M * examples, ...]`; a view if they are neighbours."""
         first, size = numbers[0], self.examples
-        if list(numbers) == list(range(first, first + len(numbers))):
+        if numbers == list(range(first, first + len(numbers))):
             return array[first * size : (first + len(numbers)) * size]
         rest = array.shape[1:]
-        return array.reshape(-1, size, *rest)[list(numbers)].reshape(-1, *rest)
+        return array.reshape(-1, size, *rest)[numbers].reshape(-1, *rest)
 
 
 def feeds(model: Model, train: TrainSettings, values: Mapping[str, np.ndarray]) -> list[dict[Any, np.ndarray]]:

@@ -108,10 +108,8 @@ class Progress:
     @property
     def reached(self) -> str:
         """How the newest evaluation reached `train.until_score`, for people; empty if it did not."""
-        until, (bound, snapshot) = self.keeper.settings.train.until_score, self.keeper.matches.lower_bound
-        if until is None or bound < until:
-            return ""
-        return f"train.until_score={until:g} with {snapshot}, lower bound {bound:.2f}"
+        until = self.keeper.settings.train.until_score
+        return "" if until is None else self.keeper.matches.reached(until)
 
     def metrics(self) -> dict[str, Any]:
         """Everything there is to log; rates and times are those since this was last called."""

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import FlattenObservation
+from gymnasium.wrappers import FlattenObservation, TransformObservation
 
 import twin_graph.envs.blob
 import twin_graph.envs.minatar  # noqa: F401 - both register environments
@@ -59,9 +59,7 @@ class Gym:
         assert isinstance(declared.actions, spaces.Discrete)
         self._first_action = int(declared.actions.start)
         self.count = count
-        # What is there or not takes a byte, as brightness: all or none.
-        self._scale = 255 if box.dtype == np.bool_ else 1
-        dtype = "uint8" if box.dtype in (np.uint8, np.bool_) else "float32"
+        dtype = "uint8" if box.dtype == np.uint8 else "float32"
         self.spec = EnvSpec(box.shape, int(declared.actions.n), dtype)
         self.evaluation_epsilon = 0.0
         self.protocol: dict[str, str | int | float | bool] = {
@@ -88,7 +86,7 @@ class Gym:
         if last_t.any():
             s_t = s_next.copy()
             for e in np.flatnonzero(last_t):
-                s_t[e] = info["final_obs"][e] * self._scale
+                s_t[e] = info["final_obs"][e]
             check_finite(self._id, "observation", s_t)
         r_t = rewards.astype(np.float32)
         check_finite(self._id, "reward", r_t)
@@ -99,7 +97,7 @@ class Gym:
 
     def _checked(self, observations: np.ndarray) -> np.ndarray:
         # A copy: Gymnasium may hand out a buffer that its next step overwrites.
-        observations = np.array(observations, self.spec.observation_dtype) * self._scale
+        observations = np.array(observations, self.spec.observation_dtype)
         check_finite(self._id, "observation", observations)
         return observations
 
@@ -140,7 +138,12 @@ def _make_one(settings: EnvSettings, flattened: bool, time_limit: int | None, in
     if settings.vectorization == "async":  # Ctrl-C reaches every process: the trainer is the one that answers it
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     env = _make(settings, max_episode_steps=time_limit)
-    return _Guarded(FlattenObservation(env) if flattened else env, f"{settings.id}, environment {index}")
+    if flattened:
+        env = FlattenObservation(env)
+    if env.observation_space.dtype == np.bool_:  # what is there or not takes a byte, as brightness: all or none
+        bytes_ = spaces.Box(0, 255, env.observation_space.shape, np.uint8)
+        env = TransformObservation(env, lambda seen: seen * np.uint8(255), bytes_)
+    return _Guarded(env, f"{settings.id}, environment {index}")
 
 
 def _make(settings: EnvSettings, **options: Any) -> gymnasium.Env[Any, Any]:

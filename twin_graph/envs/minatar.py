@@ -8,7 +8,14 @@ from typing import Any
 
 import gymnasium
 
-GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
+#: By the names that Gymnasium knows, those of MinAtar.
+GAMES = {
+    "Asterix": "asterix",
+    "Breakout": "breakout",
+    "Freeway": "freeway",
+    "Seaquest": "seaquest",
+    "SpaceInvaders": "space_invaders",
+}
 
 
 class _ForgetsLastAction(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -32,11 +39,10 @@ def make(**arguments: Any) -> gymnasium.Env[Any, Any]:
     return _ForgetsLastAction(BaseEnv(**arguments))
 
 
-for _name in GAMES:
-    _game = _name if _name != "SpaceInvaders" else "space_invaders"
+for _name, _game in GAMES.items():
     for _version in (0, 1):
         gymnasium.register(
             f"MinAtar/{_name}-v{_version}",
             entry_point=f"{__name__}:make",
-            kwargs={"game": _game.lower(), "use_minimal_action_set": _version == 1},
+            kwargs={"game": _game, "use_minimal_action_set": _version == 1},
         )

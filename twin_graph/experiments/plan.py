@@ -155,6 +155,8 @@ def parse(text: str, *, fixed: Pairs = ()) -> Plan:
         for combination in itertools.product(*levels)
     ]
     _check_different(runs)
+    if any(run.settings.train.until_score is not None for run in runs):
+        raise UsageError("train.until_score ends runs at different steps, and an experiment compares equal ones")
     tasks = list(dict.fromkeys(run.task for run in runs))
     return Plan(file.name, file.description, file.preset, file.steps, tuple(runs), _scores(file.scores, tasks), text)
 
@@ -197,8 +199,6 @@ def _settings(tree: Mapping[str, Any], where: str, prefix: str = "") -> Iterator
             continue
         if name in _OWN_KEYS:
             raise UsageError(f"{where}: {name} has its own place in the file: {_OWN_KEYS[name]}")
-        if name == "train.until_score" and value != "null":
-            raise UsageError(f"{where}: {name} ends runs at different steps, and an experiment compares equal ones")
         if not config.is_setting(name):
             raise UsageError(f"{where}: unknown setting {name!r}{nearest_setting(name)}")
         yield name, None if value == "null" else value
