@@ -23,11 +23,15 @@ COMMANDS = {
     "train": ("train", "Train an agent."),
     "resume": ("resume", "Continue a run that ended or was killed."),
     "cluster": ("cluster", "Run a parameter server or a worker of an asynchronous run."),
+    "fork": ("fork", "Begin a run with another's past, and a future of its own."),
+    "point": ("fork", "Have a resume point made now."),
+    "reproduce": ("reproduce", "Train a stretch of a run again, and compare it with the record."),
     "status": ("records", "Show how a run is doing."),
     "runs": ("records", "List runs."),
     "log": ("records", "List the snapshots of a run."),
     "show": ("records", "Show one snapshot."),
     "explain": ("records", "Show which snapshot bootstrapped an update, and why."),
+    "compare": ("compare", "Show where two runs part, and how far apart they are."),
     "diff": ("exchange", "Compare the weights of two snapshots."),
     "verify": ("care", "Check every file of a run."),
     "swap": ("swap", "Restore a snapshot of your choice into a twin."),
@@ -90,7 +94,7 @@ def main() -> None:
     with contextlib.suppress(FileNotFoundError):
         sys.path.append(str(Path.cwd()))
     command = next((argument for argument in sys.argv if argument in COMMANDS), "")
-    if command in ("train", "resume"):
+    if command in ("train", "resume", "reproduce"):
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until the run answers both by itself
     if command and COMMANDS[command][0] in ("records", "care"):
         gc.disable()  # they end before there is garbage, and Python would look for it among all records that they read

@@ -45,7 +45,8 @@ def print_json(document: Any) -> None:
     click.echo(json.dumps(document, indent=1, ensure_ascii=False))
 
 
-def _complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
+def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
+    """Runs under `checkpoints/`, or else folders."""
     names = (path.parent.name for path in RUNS.glob("*/run.json"))
     return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)] or [
         CompletionItem(incomplete, type="dir")
@@ -67,7 +68,7 @@ def _complete_setting(ctx: click.Context, param: click.Parameter, incomplete: st
 
 
 #: A run's folder, or its name under `checkpoints/`.
-run_argument: Callable[[Any], Any] = click.argument("run", shell_complete=_complete_run)
+run_argument: Callable[[Any], Any] = click.argument("run", shell_complete=complete_run)
 set_option: Callable[[Any], Any] = click.option(
     "--set",
     "assignments",

@@ -1,7 +1,7 @@
 """Commands that read a run's records: `status`, `runs`, `log`, `show`. None of them imports TensorFlow."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,10 @@ def status(run: str, as_json: bool) -> None:
     table.add_row("run", escape(summary["run"]))
     table.add_row("state", escape(": ".join(part for part in (summary["state"], summary["reason"]) if part)))
     table.add_row("attempt", str(summary["attempt"]))
+    if origin := summary["forked_from"]:
+        table.add_row(
+            "forked from", escape(f"{origin['run']}, resume point {origin['point']}, update {origin['updates']:,}")
+        )
     table.add_row("agent steps", f"{summary['agent_steps']:,} of {summary['total_steps']:,}")
     for name in ("updates", "frames", "episodes", "snapshots"):
         table.add_row(name, f"{summary[name]:,}")
@@ -58,9 +62,7 @@ def status(run: str, as_json: bool) -> None:
     for worker in summary["workers"]:
         table.add_row(worker["name"], worker_line(worker))
     for request in summary["requests"]:
-        hold = ", held" if request["hold"] else ""
-        whose = "the" if request["learner"] == ONLY_LEARNER else f"{request['learner']}'s"
-        table.add_row("requested", f"{request['kind']} {request['snapshot']} into {whose} {request['into']} twin{hold}")
+        table.add_row("requested", request["words"])
     if point := summary["resume_point"]:
         table.add_row("resume point", f"{point['number']}, at {point['agent_steps']:,} agent steps")
     if summary["agent_steps_per_second"]:
@@ -93,13 +95,14 @@ def runs(folder: Path, as_json: bool) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("run", "state", "environment", "agent steps", "snapshots", "latest score", "best score"):
         table.add_column(heading, justify="left" if heading in ("run", "state", "environment") else "right")
-    for summary in summaries:
+    for depth, summary in _tree(summaries):
+        name = f"{'  ' * (depth - 1)}└ {summary['run']}" if depth else summary["run"]
         if summary["state"] == "damaged":
-            table.add_row(escape(summary["run"]), "damaged", escape(summary["reason"]))
+            table.add_row(escape(name), "damaged", escape(summary["reason"]))
             continue
         scores = (summary["scores"][name] for name in ("latest", "best"))
         table.add_row(
-            escape(summary["run"]),
+            escape(name),
             summary["state"],
             summary["environment"],
             f"{summary['agent_steps']:,}",
@@ -107,6 +110,20 @@ def runs(folder: Path, as_json: bool) -> None:
             *(f"{score['mean']:.2f}" if score else "-" for score in scores),
         )
     stdout.print(table)
+
+
+def _tree(summaries: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each run, and how many runs it was forked from in turn; forks after the run that they were forked from."""
+    names = {summary["run"] for summary in summaries}
+    forks: dict[str, list[dict[str, Any]]] = {}
+    for summary in summaries:
+        parent = (summary.get("forked_from") or {}).get("run", "")
+        forks.setdefault(parent if parent in names - {summary["run"]} else "", []).append(summary)
+    waiting = [(0, summary) for summary in reversed(forks.pop("", []))]
+    while waiting:
+        depth, summary = waiting.pop()
+        yield depth, summary
+        waiting += [(depth + 1, fork) for fork in reversed(forks.pop(summary["run"], []))]
 
 
 @click.command()
@@ -117,22 +134,28 @@ def runs(folder: Path, as_json: bool) -> None:
 def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
     """List the snapshots of RUN, newest first, with their scores.
 
+    Their depth is how many agent steps ahead their values can reach, through the targets that they learned from.
+
     \b
     Example:
       twin-graph log pong-seed1-1 -n 20
     """
-    entries = report.log(find(run), abandoned=abandoned, count=count)
+    found = find(run)
+    entries = report.log(found, abandoned=abandoned, count=count)
     if as_json:
         print_json(entries)
         return
     # Not rich's table, which takes seconds for ten thousand rows.
-    line = "{:<20} {:>12} {:>10} {:>9} {:>9}  {:<19}  {}"
-    click.echo(line.format("snapshot", "agent steps", "updates", "episodes", "score", "committed (UTC)", "").rstrip())
+    line = "{:<20} {:>12} {:>10} {:>9} {:>7} {:>9}  {:<19}  {}"
+    headings = "snapshot", "agent steps", "updates", "episodes", "depth", "score", "committed (UTC)", ""
+    click.echo(line.format(*headings).rstrip())
     for entry in entries:
         numbers = (f"{entry[name]:,}" for name in ("agent_steps", "updates", "episodes"))
         score = "-" if entry["score"] is None else f"{entry['score']:.2f}"
+        depth = "-" if entry["depth_agent_steps"] is None else f"{entry['depth_agent_steps']:,.0f}"
         time = entry["time"][:19].replace("T", " ")
-        click.echo(line.format(entry["id"], *numbers, score, time, ", ".join(entry["marks"])).rstrip())
+        marks = [*entry["marks"], *([f"of {entry['run']}"] if entry["run"] != found.name else [])]
+        click.echo(line.format(entry["id"], *numbers, depth, score, time, ", ".join(marks)).rstrip())
 
 
 @click.command()
@@ -148,7 +171,8 @@ def show(run: str, ref: str, as_json: bool) -> None:
     Example:
       twin-graph show pong-seed1-1 best
     """
-    details = report.show(find(run), ref)
+    found = find(run)
+    details = report.show(found, ref)
     if as_json:
         print_json(details)
         return
@@ -166,8 +190,12 @@ def show(run: str, ref: str, as_json: bool) -> None:
         "settings_sha256",
     ):
         table.add_row(name, str(manifest[name]))
+    if details["run"] != found.name:
+        table.add_row("made by", escape(f"{details['run']}, from which this run was forked"))
     for name, value in manifest["counters"].items():
         table.add_row(name.replace("_", " "), f"{value:,}")
+    if (depth := details["depth_agent_steps"]) is not None:
+        table.add_row("depth", f"{depth:,.0f} agent steps")
     for evaluation in details["evaluations"]:
         low, high = evaluation["interval_95"]
         table.add_row(
@@ -194,7 +222,8 @@ def explain(run: str, update: int, as_json: bool) -> None:
     Example:
       twin-graph explain pong-seed1-1 --update 12000
     """
-    told = report.explain(find(run), update)
+    found = find(run)
+    told = report.explain(found, update)
     if as_json:
         print_json(told)
         return
@@ -208,6 +237,8 @@ def explain(run: str, update: int, as_json: bool) -> None:
         else:
             behind = f"{counted(snapshot['age_updates'], 'update')} behind"
             age = behind if snapshot["age_updates"] >= 0 else "committed later"
+        if snapshot["depth_agent_steps"] is not None:
+            age += f", depth {snapshot['depth_agent_steps']:,.0f} agent steps"
         table.add_row("bootstrapped by", f"{snapshot['id']}  ({age})")
     table.add_row("policy", escape(told["policy"]))
     table.add_row("reason", escape(told["reason"]))
@@ -218,7 +249,8 @@ def explain(run: str, update: int, as_json: bool) -> None:
         table.add_row("random draw", f"{told['draw']:.6f}")
     first, last = told["used_for_updates"]
     table.add_row("used for", f"updates {first:,} to {last:,}{', held' if told['held'] else ''}")
-    table.add_row("recorded", f"attempt {told['attempt']}, {told['time'][:19].replace('T', ' ')} UTC")
+    of = f" of {told['run']}" if told["run"] != found.name else ""
+    table.add_row("recorded", escape(f"attempt {told['attempt']}{of}, {told['time'][:19].replace('T', ' ')} UTC"))
     stdout.print(table)
 
 

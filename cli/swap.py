@@ -1,6 +1,6 @@
 """`twin-graph swap`."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -75,39 +75,47 @@ def swap(
     if dry_run:
         say(f"{snapshot.id} fits; nothing was changed")
         return
-    _wait(found, control.ask(found.control, "swap", snapshot.id, into, learner=learner or names[0], hold=hold), as_json)
+    _ask(found, as_json, "swap", snapshot.id, into, learner=learner or names[0], hold=hold)
 
 
 def _undo(run: Run, dry_run: bool, as_json: bool) -> None:
     waiting = control.pending(run.control)
     if waiting and run.state() != "running":
         last = waiting[-1]
-        what = f"{last.kind} {last.snapshot}".strip()
         if not dry_run:
             control.answer(run.control, last, Answer(done=False, message="undone before it took effect"))
-        say(f"{'would undo' if dry_run else 'undone'}: {what}, which had not taken effect yet")
+        say(f"{'would undo' if dry_run else 'undone'}: {last.words()}, which had not taken effect yet")
         return
     if not run.ledger.events(Swap, text=BY_REQUEST):
         raise UsageError(f"there is no manual swap to undo in {run.folder}")
     if dry_run:
         say("there is a manual swap to undo; nothing was changed")
         return
-    _wait(run, control.ask(run.control, "undo"), as_json)
+    _ask(run, as_json, "undo")
 
 
-def _wait(run: Run, request: Request, as_json: bool) -> None:
-    if run.state() != "running":
-        say("recorded: the run is not training; it takes effect when the run is resumed. `swap --undo` undoes it")
-        if as_json:
-            print_json({"request": request.id, "done": False, "message": "recorded"})
+def _ask(run: Run, as_json: bool, *what: Any, **how: Any) -> None:
+    """Requests something of a run; reports what became of it if it is training, else that it is recorded."""
+    request = control.ask(run.control, *what, **how)
+    if run.state() == "running":
+        answered(
+            run,
+            request,
+            f"the request stays recorded, and `{command('swap', run.folder, '--undo')}` undoes it",
+            as_json,
+        )
         return
+    say("recorded: the run is not training; it takes effect when the run is resumed. `swap --undo` undoes it")
+    if as_json:
+        print_json({"request": request.id, "done": False, "message": "recorded"})
+
+
+def answered(run: Run, request: Request, otherwise: str, as_json: bool) -> None:
+    """Waits for the answer of a run that is training. Raises `TwinGraphError` if there is none, or it was refused."""
     answer = control.wait(run.control, request, lambda: run.state() == "running", _PATIENCE_SECONDS)
     if answer is None:
         gone = run.state() != "running"
-        why = "the run ended without an answer" if gone else "the run has not answered yet"
-        raise TwinGraphError(
-            f"{why}; the request stays recorded, and `{command('swap', run.folder, '--undo')}` undoes it"
-        )
+        raise TwinGraphError(f"the run {'ended without an answer' if gone else 'has not answered yet'}; {otherwise}")
     if as_json:
         print_json({"request": request.id, **answer.model_dump()})
     if not answer.done:

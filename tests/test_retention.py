@@ -21,7 +21,7 @@ from twin_graph import config
 from twin_graph.errors import InUseError, UsageError
 from twin_graph.retention import oldest_point, prune, removable
 from twin_graph.settings import SaveSettings
-from twin_graph.snapshots import control, store
+from twin_graph.snapshots import control, files
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.ledger import BY_HAND, IMPORT, Commit, Counters, Health, Pin, Prune, Swap
 from twin_graph.snapshots.points import LearnerState, PointState, TargetState
@@ -434,7 +434,7 @@ def test_a_removal_waits_for_readers_in_other_processes(run: Run, ten: list[Comm
 def test_a_removal_is_given_up_when_readers_do_not_let_go(
     run: Run, ten: list[Commit], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_WAIT_FOR_READERS_SECONDS", 0.2)
+    monkeypatch.setattr(files, "_WAIT_FOR_READERS_SECONDS", 0.2)
     with another_process(READ, run.folder, 600):
         assert run.store().remove_weights(lambda: [ten[1].id], attempt=1) == []
     assert weights(run.store()) == set(range(10))

@@ -3,14 +3,15 @@
 `twin_graph.snapshots.points` has what they look like on disk.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.replay import STORED, Replay
 from twin_graph.snapshots.files import read_lines
-from twin_graph.snapshots.ledger import Commit, Counters, Swap, utc_now
+from twin_graph.snapshots.ledger import Commit, Counters, Point, Swap, utc_now
 from twin_graph.snapshots.points import PointState, PointStore, Segment
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import Snapshots
@@ -52,12 +53,13 @@ class Checkpoints:
         if self._log:
             self._log.write_if_full(self._run.attempt)
 
-    def commit(self, saved: Counters, returns: Sequence[float]) -> PointState:
+    def commit(self, saved: Counters, returns: Sequence[float], request: str | None = None) -> PointState:
         """Makes all that is needed to resume from here durable, and ends every episode.
 
         Args:
           saved: counters when the save schedule last fired.
           returns: of the newest training episodes.
+          request: which request of a person asked for it, if one did.
 
         Returns:
           The oldest point that is kept.
@@ -67,24 +69,36 @@ class Checkpoints:
         """
         from twin_graph.twin import weights_sha256
 
-        learners, tally = self._learners, self._tally
+        learners, tally, run = self._learners, self._tally, self._run
+        number, sha256 = self._points.next_number(), weights_sha256(learners.weights())
         arrays = {} if self._probe.observations is None else {_PROBE: self._probe.observations}
         if self._actor:
             self._actor.replay.cut()
             arrays |= self._actor.sampler.state()
+        # Before the point itself, so that the records that belong to the point say that it was made.
+        run.ledger.append(
+            Point(
+                attempt=run.attempt,
+                time=utc_now(),
+                number=number,
+                counters=tally.counters,
+                weights_sha256=sha256,
+                request=request,
+            )
+        )
         state = PointState(
-            number=self._points.next_number(),
-            attempt=self._run.attempt,
+            number=number,
+            attempt=run.attempt,
             time=utc_now(),
             counters=tally.counters,
-            weights_sha256=weights_sha256(learners.weights()),
+            weights_sha256=sha256,
             learners=tuple(learner.state for learner in learners),
             saved=saved,
             reward_limit=tally.reward_limit,
             r_max=tally.r_max,
             returns=tuple(returns),
-            known_bytes=self._run.known_bytes(),
-            segments=self._log.write_rest(self._run.attempt) if self._log else (),
+            known_bytes=run.known_bytes(),
+            segments=self._log.write_rest(run.attempt) if self._log else (),
         )
 
         def save(folder: Path) -> None:
@@ -92,9 +106,18 @@ class Checkpoints:
                 learner.online.save(folder / learner.name, optimizer=True)
 
         self._points.commit(state, save, arrays)
-        chain = [self.newest, state] if self.newest else [state]
-        self.newest = state
-        return self._points.retain(chain)[0]
+        before, self.newest = self.newest, state
+        return self._points.retain(self._chain(state, before), run.settings.resume.keep)
+
+    def _chain(self, newest: PointState, before: PointState | None) -> Iterator[PointState]:
+        """The points from which the present training descends, newest first."""
+        yield newest
+        # Runs of older versions have none in the ledger.
+        recorded = [before.number] if before else []
+        recorded += [point.number for point in self._run.ledger.newest_first(Point)]
+        for number in dict.fromkeys(recorded):
+            if number != newest.number and (state := self._points.readable(number)):
+                yield state
 
     def restore(self, point: PointState, policy: "Policy") -> list[tuple["Learner", str]]:
         """Goes back to a resume point; the ledger already says so.
@@ -199,14 +222,41 @@ def newest_point(run: Run) -> Found:
     damage: list[str] = []
     for folder in reversed(folders):
         try:
-            point = PointState.read(folder)
-            points.check(point)
-            check_records(run, point)
+            point = _checked_point(run, folder)
         except DamagedError as error:
             damage.append(str(error))
         else:
             return Found(point, damage)
     raise DamagedError(f"{run.folder} has no whole resume point: {damage[0]}")
+
+
+def point_at(run: Run, reference: str) -> PointState:
+    """The resume point that a reference means: its number, or `@update:12000` for the newest at or before that update.
+
+    Raises:
+      UsageError: there is none, or not any more.
+      DamagedError: it is not whole.
+    """
+    points = run.points()
+    states = [state for folder in points.folders() if (state := points.readable(int(folder.name)))]
+    if match := re.fullmatch(r"@update:(\d+)", reference):
+        found = [state for state in states if state.counters.updates <= int(match[1])]
+    else:
+        found = [state for state in states if reference.isdecimal() and state.number == int(reference)]
+    if not found:
+        kept = ", ".join(f"{state.number} (@update:{state.counters.updates})" for state in states)
+        raise UsageError(
+            f"{run.folder} has no resume point {reference}; there {'are ' if kept else 'is none'}{kept}. "
+            "--set resume.keep=all keeps all that are made from then on"
+        )
+    return _checked_point(run, points.path(found[-1].number))
+
+
+def _checked_point(run: Run, folder: Path) -> PointState:
+    point = PointState.read(folder)
+    run.points().check(point)
+    check_records(run, point)
+    return point
 
 
 def check_records(run: Run, point: PointState) -> None:

@@ -92,8 +92,13 @@ def load(preset: str, overrides: Iterable[tuple[str, Any]] = ()) -> Settings:
     return validate(_changed(tree, list(overrides)))
 
 
-def change(settings: Settings, overrides: Iterable[tuple[str, Any]]) -> Settings:
+def change(settings: Settings, overrides: Iterable[tuple[str, Any]], *, seed: int | None = None) -> Settings:
     """The settings with which a run continues.
+
+    Args:
+      settings: so far.
+      overrides: `(dotted name, value)` pairs.
+      seed: another one, which only a fork may have.
 
     Raises:
       UsageError: as `load`, and where a change would make what was stored meaningless.
@@ -102,7 +107,7 @@ def change(settings: Settings, overrides: Iterable[tuple[str, Any]]) -> Settings
     for key, _ in overrides:
         if key.startswith(FIXED):
             raise UsageError(f"{key} cannot change in a run that has started; train a new one")
-    changed = replace(settings, overrides)
+    changed = replace(settings, [*overrides, ("seed", settings.seed if seed is None else seed)])
     if bool(changed.workers.count) != bool(settings.workers.count):
         raise UsageError(
             "a run that began with workers continues with workers, and one without continues without; train a new one"

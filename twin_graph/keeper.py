@@ -188,8 +188,8 @@ class Keeper:
         """
         if into == "online":
             self.commit()
-        whose = self.learners[learner]
-        return whose.swap(snapshots, self.tally.counters, into=into, hold=hold, request=request, undo=undo)
+        counters, whose, at_point = self.tally.counters, self.learners[learner], self.at_point
+        return whose.swap(snapshots, counters, into=into, undo=undo, hold=hold, request=request, at_point=at_point)
 
     def log(self, values: Mapping[str, Any], counters: Counters | None = None) -> None:
         """Writes values, with counters, to `metrics.jsonl`, and those that are numbers to TensorBoard.
@@ -210,10 +210,10 @@ class Keeper:
         """Writes statistics and histograms to TensorBoard: of trainable variables, and of activations on the probe."""
         self._events.write_histograms(self.tally.agent_steps, dict(self.probe.arrays(self.learners)))
 
-    def commit_point(self, returns: Sequence[float] = ()) -> PointState:
+    def commit_point(self, returns: Sequence[float] = (), request: str | None = None) -> PointState:
         """Makes a resume point, and removes weights that nobody needs any more; see `Checkpoints.commit`."""
         with self.stopwatch.phase("resume point"):
-            oldest = self.checkpoints.commit(self._saved, returns)
+            oldest = self.checkpoints.commit(self._saved, returns, request)
         with self.stopwatch.phase("prune"):
             self.store.remove_weights(
                 lambda: retention.removable(self.run, self.store, oldest, self._policy, self.settings.save),

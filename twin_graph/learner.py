@@ -206,30 +206,19 @@ class Learner:
         )
 
     def swap(
-        self, snapshots: Sequence[Commit], counters: Counters, *, into: str, hold: bool, request: str, undo: bool
+        self, snapshots: Sequence[Commit], counters: Counters, *, into: str, undo: bool, hold: bool, **how: Any
     ) -> Swap:
-        """Restores what a person chose, and records it; see `Keeper.swap`."""
+        """Restores what a person chose, and records it, and how; see `Keeper.swap`."""
         policy, reason = (UNDO, "undone by hand") if undo else (BY_HAND, "by hand")
-        candidates = tuple(snapshot.id for snapshot in snapshots)
+        how |= {"policy": policy, "reason": reason, "candidates": tuple(snapshot.id for snapshot in snapshots)}
         if into == "target":
             self.target.held = hold
-            return self._restore_target(
-                snapshots, counters, policy=policy, candidates=candidates, reason=reason, request=request, hold=hold
-            )
+            return self._restore_target(snapshots, counters, hold=hold, **how)
         assert self.newest is not None
         [snapshot] = snapshots
         self.online.restore_snapshot(snapshot, self._store)
         self.online.reset_optimizer()
-        return self._record(
-            counters,
-            into="online",
-            snapshots=(snapshot.id,),
-            policy=policy,
-            candidates=candidates,
-            reason=reason,
-            request=request,
-            previous=(self.newest.id,),
-        )
+        return self._record(counters, into="online", snapshots=(snapshot.id,), previous=(self.newest.id,), **how)
 
     def _restore_target(self, snapshots: Sequence[Commit], counters: Counters, *, policy: str, **fields: Any) -> Swap:
         with self._stopwatch.phase("refresh"):

@@ -10,9 +10,9 @@ from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.prepared import Prepared
 from twin_graph.progress import Progress, Scores
 from twin_graph.replay import Transition
+from twin_graph.requests import Requests
 from twin_graph.settings import Schedule
 from twin_graph.snapshots.workers import WorkerStatus
-from twin_graph.swap_requests import SwapRequests
 
 
 class Stepper:
@@ -47,7 +47,7 @@ class Stepper:
 
 
 def loop(
-    stepper: Stepper, progress: Progress, requests: SwapRequests, evaluate: Callable[[], Iterator[Progress]]
+    stepper: Stepper, progress: Progress, requests: Requests, evaluate: Callable[[], Iterator[Progress]]
 ) -> Iterator[Progress]:
     """Trains until all steps are made, `progress.stop` is set, or an evaluation reached `train.until_score`.
 
@@ -63,7 +63,7 @@ def loop(
         keeper.commit_point()
     elif evaluation.due(since=keeper.matches.last, now=progress.counters):  # it was interrupted
         yield from evaluate()
-    requests.carry_out(at_point=True)
+    requests.carry_out()
     if progress.agent_steps >= progress.total_steps or progress.reached:
         return
     stepper.begin()
@@ -90,11 +90,11 @@ def loop(
         if ends:
             stepper.end()
             keeper.commit()
-        needs_point = requests.carry_out(at_point=False)
-        if ends or needs_point or point.due(since, now):
+        waits = requests.carry_out()
+        if ends or waits or point.due(since, now):
             stepper.settle()
-            keeper.commit_point(progress.returns)
-            requests.carry_out(at_point=True)
+            keeper.commit_point(progress.returns, waits)
+            requests.carry_out()
             if ends:
                 return
             stepper.begin()

@@ -10,6 +10,7 @@ from typing import Any
 from twin_graph.envs import VectorStep
 from twin_graph.evaluation import Evaluation
 from twin_graph.keeper import Keeper
+from twin_graph.snapshots.depth import Depths
 from twin_graph.snapshots.ledger import Counters
 from twin_graph.snapshots.workers import WorkerStatus
 from twin_graph.stopwatch import PHASES
@@ -45,6 +46,7 @@ class Progress:
         self.note = ""
         self.latest: dict[str, Any] = {}
         self.workers: Sequence[tuple[WorkerStatus, int]] = ()
+        self._depths = Depths(keeper.run)
         self._marked = time.perf_counter()
         self._mark = self._so_far()  # a resumed run has steps that this process did not make
 
@@ -114,7 +116,7 @@ class Progress:
     def metrics(self) -> dict[str, Any]:
         """Everything there is to log; rates and times are those since this was last called."""
         with self.keeper.stopwatch.phase("telemetry"):
-            telemetry = self.keeper.probe.telemetry(self.keeper.learners)
+            telemetry = {**self.keeper.probe.telemetry(self.keeper.learners), **self._depth()}
         for worker, _ in self.workers:
             telemetry[f"workers/{worker.name}/agent_steps_per_second"] = worker.agent_steps_per_second
             telemetry[f"workers/{worker.name}/staleness"] = worker.staleness
@@ -140,6 +142,14 @@ class Progress:
             metrics[f"milliseconds/{phase}"] = 1000 * spent / max(1, so_far[3][phase] - calls[phase])
         self._marked, self._mark, self.latest = now, so_far, metrics
         return metrics
+
+    def _depth(self) -> dict[str, float]:
+        """How many agent steps ahead the values that are being learned can reach; see `twin_graph.snapshots.depth`."""
+        self._depths.catch_up()
+        learners = self.keeper.learners
+        depths = {learner.name: self._depths.of_targets(learner.name) for learner in learners}
+        names = {name: "depth" if name == learners.first.name else f"depth/{name}" for name in depths}
+        return {names[name]: depth for name, depth in depths.items() if depth is not None}
 
     def _so_far(self) -> tuple[int, int, dict[str, float], dict[str, int]]:
         stopwatch = self.keeper.stopwatch

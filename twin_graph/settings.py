@@ -306,6 +306,14 @@ class ResumeSettings(_Section):
     every_steps: int = _setting(
         50_000, "commit a resume point, and reset the environments, every n agent steps", unit="agent steps", ge=1
     )
+    keep: int | None = _setting(
+        2, "how many of the newest resume points are kept; null, or all, for all of them", unit="points", ge=1
+    )
+
+    @pydantic.field_validator("keep", mode="before")
+    @classmethod
+    def _all_of_them(cls, value: Any) -> Any:
+        return None if value == "all" else value
 
     @property
     def schedule(self) -> "Schedule":

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from types import FrameType
 from typing import Any
 
@@ -14,14 +14,14 @@ from twin_graph.errors import DamagedError, ForeignError, TwinGraphError, UsageE
 from twin_graph.evaluation import Evaluation, play
 from twin_graph.loop import InChunks, StepByStep, Stepper, loop
 from twin_graph.progress import Progress
-from twin_graph.snapshots.ledger import Commit
+from twin_graph.requests import Requests
+from twin_graph.snapshots.ledger import INTERRUPTED, Commit
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
-from twin_graph.swap_requests import SwapRequests
 from twin_graph.twin import Twin
 
 
-def train(run: Run, env: VectorEnv, point: PointState | None = None) -> Iterator[Progress]:
+def train(run: Run, env: VectorEnv, point: PointState | None = None) -> Generator[Progress, None, None]:
     """Trains to `train.steps` or `train.until_score`, from the beginning or from a resume point.
 
     Yields progress after each vector step, or chunk. SIGINT, SIGTERM and `progress.stop` end it where it next would
@@ -57,14 +57,14 @@ def run_to_its_end(progress: Progress, stepper: Stepper) -> Iterator[Progress]:
     ):
         evaluate = functools.partial(_evaluate_newest, progress, twin)
         try:
-            yield from loop(stepper, progress, SwapRequests(keeper.run, keeper), evaluate)
+            yield from loop(stepper, progress, Requests(keeper.run, keeper), evaluate)
         except (ForeignError, UsageError, DamagedError) as error:
             with contextlib.suppress(OSError, TwinGraphError):  # a second failure: resuming takes the point before
                 if not keeper.at_point:
                     keeper.commit_point(progress.returns)
             raise type(error)(f"at agent step {progress.agent_steps:,}: {error}") from error
         if progress.interrupted:
-            keeper.close("stopped", "interrupted")
+            keeper.close("stopped", INTERRUPTED)
         elif progress.reached:
             keeper.close("finished", f"reached {progress.reached}")
 

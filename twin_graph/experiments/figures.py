@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from twin_graph.compare import Comparison
 from twin_graph.experiments.results import Curve, Result
 from twin_graph.experiments.statistics import Band, Estimate
 
@@ -132,6 +133,31 @@ def served(results: Sequence[tuple[str, Result]]) -> Figure:
                 )
     for panel in panels:
         _finish(panel)
+    return figure
+
+
+def compared(comparison: Comparison, names: Sequence[str]) -> Figure:
+    """Two runs by updates, one panel above the other: their scores, and how far apart Q values and weights are."""
+    figure = _figure(6.2)
+    scores, q_values, weights = figure.subplots(3, sharex=True)
+    for curve, name, colour, dashes in zip(comparison.scores, names, _COLOURS, _DASHES, strict=False):
+        at = [score.updates for score in curve]
+        scores.fill_between(at, [s.low for s in curve], [s.high for s in curve], color=colour, alpha=0.18, linewidth=0)
+        mark = "o" if len(at) <= 25 else ""
+        scores.plot(at, [s.mean for s in curve], color=colour, linestyle=dashes, marker=mark, markersize=3, label=name)
+    for learner in dict.fromkeys(pair.learner for pair in comparison.pairs):
+        pairs = [pair for pair in comparison.pairs if pair.learner == learner]
+        for axes, name in ((q_values, "q_distance"), (weights, "relative")):
+            at = [pair.updates for pair in pairs if getattr(pair, name) is not None]
+            axes.plot(
+                at, [v for pair in pairs if (v := getattr(pair, name)) is not None], "o-", color=_GREY, markersize=3
+            )
+    for axes in (scores, q_values, weights):
+        axes.axvline(comparison.equal, color=_GREY, linewidth=1, linestyle="--")
+    _finish(scores, "", "score")
+    _finish(q_values, "", "mean |Q - Q'|")
+    _finish(weights, "update (dashed: equal until here)", "distance of weights / norm")
+    figure.legend(*scores.get_legend_handles_labels(), loc="outside upper left", ncols=2, frameon=False, fontsize=8.5)
     return figure
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 from twin_graph.snapshots.files import checked, make_folder, write_file
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Record, utc_now
 
+Kind = Literal["swap", "undo", "point"]
 _PATTERN = "request-*.json"
 
 
@@ -35,27 +36,34 @@ class Request(Record):
 
     Attributes:
       id: its file's name without the ending; ids sort by time.
-      kind: `swap`, or `undo` of the last swap by hand.
-      snapshot: what to restore; empty for `undo`.
-      into: which twin.
-      learner: whose; without meaning for `undo`, which is of the last swap by hand.
+      kind: `swap`, `undo` of the last swap by hand, or `point` for a resume point.
+      snapshot: what to restore, for `swap`.
+      into: which twin, for `swap`.
+      learner: whose, for `swap`.
       hold: suspend refreshes by the schedule.
       answer: None until there is one.
     """
 
     id: str
     time: str
-    kind: Literal["swap", "undo"]
+    kind: Kind
     snapshot: str = ""
     into: Literal["target", "online"] = "target"
     learner: str = ONLY_LEARNER
     hold: bool = False
     answer: Answer | None = None
 
+    def words(self) -> str:
+        """For people: `swap 000042-3fa9c1d2 into the target twin`."""
+        if self.kind != "swap":
+            return {"undo": "undo of the last swap", "point": "a resume point"}[self.kind]
+        whose = "the" if self.learner == ONLY_LEARNER else f"{self.learner}'s"
+        return f"swap {self.snapshot} into {whose} {self.into} twin" + (", held" if self.hold else "")
+
 
 def ask(
     folder: Path,
-    kind: Literal["swap", "undo"],
+    kind: Kind,
     snapshot: str = "",
     into: Literal["target", "online"] = "target",
     *,

@@ -9,6 +9,8 @@ import json
 import math
 import os
 import shutil
+import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,8 @@ from twin_graph.errors import DamagedError
 
 _Result = TypeVar("_Result")
 _TEMPORARY = ".tmp-"
+_FICLONE = 0x40049409  # of linux/fs.h: the files share their blocks until one of them is written to
+_WAIT_FOR_READERS_SECONDS = 2.0
 _SUM = b'"crc": '
 _TAIL = len(_SUM) + 11  # of a line: its sum, eight digits in quotes, and the end of the record
 
@@ -81,6 +85,57 @@ def commit_folder(destination: Path, fill: Callable[[Path], _Result]) -> _Result
     return result
 
 
+def share(source: Path, destination: Path) -> None:
+    """Makes a file of the same content, without using the disk's space twice where it can: a clone, or a hard link.
+
+    For files that nobody changes in place. Durable when the folder is fsynced. Raises OSError.
+    """
+    with source.open("rb") as file, destination.open("xb") as clone:
+        try:
+            fcntl.ioctl(clone, _FICLONE, file.fileno())
+        except OSError:
+            is_clone = False
+        else:
+            is_clone = True
+            os.fsync(clone.fileno())
+    if not is_clone:
+        destination.unlink()
+        try:
+            os.link(source, destination)
+        except OSError:  # another disk, or one without links
+            shutil.copyfile(source, destination)
+            fsync(destination)
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path, *, shared: bool) -> Iterator[None]:
+    """A lock between those who read a folder's files and the one who removes some of them; nothing without a folder.
+
+    Raises:
+      BlockingIOError: it is not shared, and readers did not let go for seconds.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        deadline = time.monotonic() + _WAIT_FOR_READERS_SECONDS
+        while not shared:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def write_file(path: Path, content: bytes) -> None:
     """Creates or replaces a small file, durably: readers see the old content or the new."""
     temporary = path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}")
@@ -96,19 +151,45 @@ def write_file(path: Path, content: bytes) -> None:
     fsync(path.parent)
 
 
+@contextlib.contextmanager
+def scratch_folder(beside: Path, folder: Path | None = None) -> Iterator[Path]:
+    """The path of a folder to be made, and removed in the end; one that is given is kept.
+
+    It is next to another, whose files it may then share, or where nothing can be written there, among the system's
+    temporary ones.
+    """
+    if folder:
+        yield folder
+        return
+    name = f"{beside.resolve().name}.again"
+    parent = beside.absolute().parent
+    if os.access(parent, os.W_OK):
+        remove_leftovers(parent, of=name, spare_the_living=True)
+    else:
+        parent = Path(tempfile.gettempdir())
+    temporary = parent / f"{_TEMPORARY}{name}-{os.getpid()}"
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def leftovers(folder: Path) -> list[Path]:
     """What writers that died left in a folder, or what is being written there."""
     return sorted(folder.glob(f"{_TEMPORARY}*"))
 
 
-def remove_leftovers(folder: Path, *, spare_the_living: bool = False) -> None:
+def remove_leftovers(folder: Path, *, of: str = "", spare_the_living: bool = False) -> None:
     """Removes what writers that died left behind in a folder.
 
     Args:
       folder: where this process alone writes.
+      of: only of what was to have this name.
       spare_the_living: others write there too: leave what another living process of this machine may be writing.
     """
     for path in leftovers(folder):
+        if of and path.name.rpartition("-")[0] != f"{_TEMPORARY}{of}":
+            continue
         if spare_the_living and _may_be_written(path):
             continue
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""The ledger: an append-only record of trainer starts, commits, swaps, pins and removals.
+"""The ledger: an append-only record of trainer starts, commits, swaps, resume points, forks, pins and removals.
 
 After a crash the past is not rewritten. A start that resumes names the part of the ledger that is newer than its resume
 point: the lines there are *abandoned*, kept for people and never used by a policy.
@@ -71,7 +71,7 @@ class Start(_Event):
       pid, host, process_started: which; see `twin_graph.snapshots.run.Run.state`.
       resumed_from: number of the resume point; None at the run's beginning.
       counters: those of the resume point.
-      known_bytes: length of each file of records when that point was made, by the file's name.
+      known_bytes: length of each file of records when that point was made, by the file's name; 0 at the beginning.
       found_bytes: how much of it there was at this start; what lies between is abandoned.
     """
 
@@ -152,6 +152,7 @@ class Swap(_Event):
       previous: what the twin held before.
       request: which request of a person this answers.
       hold: refreshes by the schedule are suspended until it is undone.
+      at_point: of one by hand: a resume point was made just before, at the same agent step.
     """
 
     event: Literal["swap"] = "swap"
@@ -168,6 +169,42 @@ class Swap(_Event):
     previous: tuple[str, ...] = ()
     request: str | None = None
     hold: bool = False
+    at_point: bool = False
+
+
+class Point(_Event):
+    """A resume point is about to be committed; in what holds, it was.
+
+    Attributes:
+      number: of the point.
+      counters: at which every episode ended.
+      weights_sha256: see `twin_graph.snapshots.points.PointState`.
+      request: which request of a person asked for it; None for those that the schedule, or an end, made.
+    """
+
+    event: Literal["point"] = "point"
+    number: int = Field(ge=0)
+    counters: Counters
+    weights_sha256: str
+    request: str | None = None
+
+
+class Fork(_Event):
+    """What comes before is the past of another run, up to one of its resume points; what follows is this run's own.
+    Never abandoned.
+
+    Attributes:
+      run: the other's name.
+      point, counters, weights_sha256: the resume point.
+      changed: what was done to its variables; empty where nothing was.
+    """
+
+    event: Literal["fork"] = "fork"
+    run: str
+    point: int = Field(ge=0)
+    counters: Counters
+    weights_sha256: str
+    changed: str = ""
 
 
 class Pin(_Event):
@@ -184,12 +221,14 @@ class Prune(_Event):
     snapshots: tuple[str, ...]
 
 
-Event = Start | End | Commit | Swap | Pin | Prune
+Event = Start | End | Commit | Swap | Point | Fork | Pin | Prune
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
+#: Why a run ended that a person stopped.
+INTERRUPTED = "interrupted"
 #: In place of a policy, where a person chose.
 BY_HAND, UNDO = "by hand", "undo"
-#: Occurs in the line of a swap that a person requested, and in no other.
+#: Occurs in the line of a swap, or a resume point, that a person requested, and in no other.
 BY_REQUEST = '"request": "'
 #: Lineage of what came from outside.
 IMPORT = "import"
@@ -202,6 +241,8 @@ _KINDS: dict[bytes, type[Event]] = {
     b"end": End,
     b"commit": Commit,
     b"swap": Swap,
+    b"point": Point,
+    b"fork": Fork,
     b"pin": Pin,
     b"unpin": Pin,
     b"prune": Prune,
@@ -252,12 +293,12 @@ class _Entry:
 
     @property
     def outlives_resuming(self) -> bool:
-        """Whether it records what a person did to the store: that holds even if the run resumes from before it."""
+        """Whether it holds even if the run resumes from before: what a person did to the store, and forks."""
         if self.kind is Commit:
             with contextlib.suppress(pydantic.ValidationError):
                 event = self.read()
                 return isinstance(event, Commit) and event.lineage == IMPORT
-        return self.kind in (Pin, Prune)
+        return self.kind in (Pin, Prune, Fork)
 
 
 class Ledger:

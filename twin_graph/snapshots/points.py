@@ -16,8 +16,10 @@ new since the last. Segments never change.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -28,6 +30,7 @@ from twin_graph.snapshots.files import (
     checked,
     commit_folder,
     fsync,
+    lock_folder,
     make_folder,
     remove_folder,
     remove_leftovers,
@@ -41,7 +44,6 @@ if TYPE_CHECKING:  # imported where arrays are read or written: commands that on
 
 STATE = "state.json"
 SEGMENTS = "replay"
-_KEPT = 2
 
 
 class Segment(Record):
@@ -152,6 +154,10 @@ class PointStore:
         """The newest point whose state can be read; its files are not looked at."""
         return next((state for folder in reversed(self.folders()) if (state := _readable(folder))), None)
 
+    def readable(self, number: int) -> PointState | None:
+        """The point of this number, if it is there and its state can be read."""
+        return _readable(self.path(number))
+
     def next_number(self) -> int:
         """That of a new point: above all that are there, whole or not."""
         return max((int(path.name) + 1 for path in self.folders()), default=0)
@@ -214,18 +220,31 @@ class PointStore:
         for segment in state.segments:
             segment.file.check(self.folder / SEGMENTS)
 
-    def retain(self, chain: Sequence[PointState]) -> list[PointState]:
-        """Removes all points but the newest of `chain`, and all segments that these do not need.
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """While it lasts, nothing is removed: what is found inside can be read inside."""
+        with lock_folder(self.folder, shared=True):
+            yield
 
-        A damaged point is left for a person to look at.
+    def retain(self, chain: Iterable[PointState], count: int | None) -> PointState:
+        """Removes all points but the newest `count` of `chain`, and all segments that these do not need.
+
+        A damaged point is left for a person to look at. Nothing is removed if readers do not let go for seconds.
 
         Args:
-          chain: points from which the present training descends, oldest first; the last was just committed.
+          chain: points from which the present training descends, newest first; the first was just committed.
+          count: how many are kept; None for all of them.
 
         Returns:
-          Those kept.
+          The oldest that is kept.
         """
-        kept = list(chain[-_KEPT:])
+        kept = list(itertools.islice(chain, count))
+        if count is not None:
+            with contextlib.suppress(BlockingIOError), lock_folder(self.folder, shared=False):
+                self._remove_all_but(kept)
+        return kept[-1]
+
+    def _remove_all_but(self, kept: Sequence[PointState]) -> None:
         numbers = {state.number for state in kept}
         for folder in self.folders():
             if int(folder.name) not in numbers and _readable(folder):
@@ -234,7 +253,6 @@ class PointStore:
         for path in (self.folder / SEGMENTS).glob("*.npys"):
             if path.name not in needed and path not in self._not_durable:
                 path.unlink()
-        return kept
 
     def remove_leftovers(self) -> None:
         """Removes what a writer that died left; only for the process that holds the run's lock."""

@@ -8,7 +8,8 @@ from twin_graph import cpu, mutual
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots import workers as worker_records
-from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Start, Swap, is_target_of
+from twin_graph.snapshots.depth import Depths
+from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Swap, is_target_of
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import SnapshotStore
@@ -40,6 +41,7 @@ def _status(run: Run, store: SnapshotStore, scores: Mapping[str, float]) -> dict
         "state": state,
         "reason": reason,
         "attempt": attempt,
+        "forked_from": run.description.get("forked_from"),
         "environment": run.settings.env.id,
         "total_steps": run.settings.train.steps,
         **counters,
@@ -54,7 +56,7 @@ def _status(run: Run, store: SnapshotStore, scores: Mapping[str, float]) -> dict
         "snapshots_with_weights": len(store.available),
         "resume_point": {"number": point.number, **point.counters.model_dump()} if point else None,
         "requests": [
-            request.model_dump(include={"kind", "snapshot", "into", "learner", "hold"})
+            {**request.model_dump(include={"kind", "snapshot", "into", "learner", "hold"}), "words": request.words()}
             for request in control.pending(run.control)
         ],
         "agent_steps_per_second": metrics.get("agent_steps_per_second"),
@@ -111,7 +113,7 @@ def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[
     Marks: `latest`, `best`, `target`, `pinned`, `imported`, `removed` (retention took the weights), `abandoned` (beyond
     a point from which the run resumed; shown only if asked for).
     """
-    store = run.store()
+    store, depths = run.store(), _depths(run)
     scores = run.scores()
     summary = _status(run, store, scores)
     marked = {
@@ -129,9 +131,11 @@ def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[
             "parent": snapshot.parent,
             "lineage": snapshot.lineage,
             "attempt": snapshot.attempt,
+            "run": run.maker_of(snapshot.attempt),
             "time": snapshot.time,
             **snapshot.counters.model_dump(),
             "score": scores.get(snapshot.id),
+            "depth_agent_steps": depths.of(snapshot.id),
             "bytes": snapshot.bytes,
             "weights_sha256": snapshot.weights_sha256,
             "marks": [mark for mark, ids in marked.items() if snapshot.id in ids]
@@ -146,6 +150,8 @@ def show(run: Run, reference: str) -> dict[str, Any]:
     store = run.store()
     snapshot = store.resolve(reference, run.scores())
     return {
+        "run": run.maker_of(snapshot.attempt),
+        "depth_agent_steps": _depths(run).of(snapshot.id),
         "manifest": store.manifest(snapshot.id).model_dump(mode="json"),
         "has_weights": store.has_weights(snapshot.id),
         "pinned": snapshot.id in store.pins,
@@ -178,7 +184,7 @@ def restored(run: Run, point: PointState) -> Iterator[str]:
         yield f"restored: {whose}target {', '.join(target.snapshots)} (policy {target.policy}{held})"
     yield "reset: environments, as at every resume point"
     for request in control.pending(run.control):
-        yield f"waiting: {request.kind} {request.snapshot} into the {request.into} twin, since {request.time[:19]}"
+        yield f"waiting: {request.words()}, since {request.time[:19]}"
     beyond = run.ledger.beyond(point.known_bytes[run.ledger.path.name])
     lost = {"snapshot": Commit, "swap": Swap}
     counts = [
@@ -205,9 +211,10 @@ def explain(run: Run, update: int) -> dict[str, Any]:
     summary = _status(run, store, {})
     if not 1 <= update <= summary["updates"]:
         raise UsageError(f"update {update:,}: the records hold updates 1 to {summary['updates']:,}")
-    learner, worker = mutual.Turns(run.settings).learns(update - 1), ""
+    attempt = run.attempt_of(update - 1)
+    learner, worker = mutual.Turns(run.settings_of(attempt)).learns(update - 1), ""
     if run.settings.workers.count:
-        found = worker_records.who_applied(run.folder, run.ledger.events(Start), update - 1)
+        found = worker_records.who_applied(run.folder, attempt, update - 1)
         if found is None:
             raise UsageError(f"update {update:,}: no worker recorded it; one that was killed may have applied it")
         worker = found
@@ -219,21 +226,30 @@ def explain(run: Run, update: int) -> dict[str, Any]:
             last = min(last, swap.first_update - 1)
     else:
         raise UsageError(f"update {update:,}: no target of {worker} is recorded; it may have been killed just then")
+    depths = _depths(run)
+    served = [(store.find(snapshot_id), depths.of(snapshot_id)) for snapshot_id in swap.snapshots]
     return {
         "update": update,
         "learner": learner,
         "worker": worker,
-        "snapshots": [_served(store, store.find(snapshot_id), update) for snapshot_id in swap.snapshots],
+        "snapshots": [{**_served(store, snapshot, update), "depth_agent_steps": depth} for snapshot, depth in served],
         "policy": swap.policy,
         "reason": swap.reason,
         "candidates": list(swap.candidates),
         "draw": swap.draw,
         "used_for_updates": [swap.first_update, last],
         "attempt": swap.attempt,
+        "run": run.maker_of(swap.attempt),
         "time": swap.time,
         "held": swap.hold,
         "request": swap.request,
     }
+
+
+def _depths(run: Run) -> Depths:
+    depths = Depths(run)
+    depths.catch_up()
+    return depths
 
 
 def _served(store: SnapshotStore, snapshot: Commit, update: int) -> dict[str, Any]:

@@ -39,12 +39,12 @@ from twin_graph.snapshots.files import (
     whole_bytes,
     write_file,
 )
-from twin_graph.snapshots.ledger import Commit, Counters, End, Ledger, Start, utc_now
+from twin_graph.snapshots.ledger import Commit, Counters, End, Fork, Ledger, Start, utc_now
 from twin_graph.snapshots.points import PointState, PointStore
 from twin_graph.snapshots.store import FORMAT, SnapshotStore
 
 RUNS = Path("checkpoints")
-LEDGER, EVALUATIONS, METRICS = "ledger.jsonl", "evaluations.jsonl", "metrics.jsonl"
+RECORDS = LEDGER, EVALUATIONS, METRICS = "ledger.jsonl", "evaluations.jsonl", "metrics.jsonl"
 
 _NEWEST_METRICS_BYTES = 65_536
 
@@ -142,10 +142,13 @@ class Run:
 
     def known_bytes(self) -> dict[str, int]:
         """The present length of each file of records, by name; of whole lines, since another may be being written."""
-        return {name: whole_bytes(self.folder / name) for name in (LEDGER, EVALUATIONS, METRICS)}
+        return {name: whole_bytes(self.folder / name) for name in RECORDS}
 
     def record_start(self, point: PointState | None = None) -> None:
-        """The ledger's line on the process that trains from here on, from a resume point if one is given."""
+        """The ledger's line on the process that trains from here on, from a resume point or else from the beginning.
+
+        All that was recorded beyond is abandoned.
+        """
         pid = os.getpid()
         self.attempt = self.ledger.attempt + 1
         self.ledger.append(
@@ -157,15 +160,15 @@ class Run:
                 process_started=_process_started(pid),
                 resumed_from=point.number if point else None,
                 counters=point.counters if point else None,
-                known_bytes=point.known_bytes if point else {},
-                found_bytes=self.known_bytes() if point else {},
+                known_bytes=point.known_bytes if point else dict.fromkeys(RECORDS, 0),
+                found_bytes=self.known_bytes(),
             )
         )
 
     def change_settings(self, settings: Settings) -> None:
-        """Records other settings for the next attempt; `run.json` keeps those of each attempt before."""
+        """Records other settings for the next attempt; `run.json` keeps those before, with their last attempt."""
         before = self.settings.model_dump()
-        past = {"attempt": self.attempt, "settings": before, "settings_sha256": self.settings.sha256()}
+        past = {"attempt": self.ledger.attempt, "settings": before, "settings_sha256": self.settings.sha256()}
         self.description = {
             **self.description,
             "settings": settings.model_dump(),
@@ -174,6 +177,23 @@ class Run:
         }
         self.settings = settings
         write_file(self.folder / "run.json", checked(self.description, indent=1))
+
+    def settings_of(self, attempt: int) -> Settings:
+        """The settings with which an attempt trained."""
+        for past in self.description["past_settings"]:
+            if past["attempt"] >= attempt:
+                return validate(past["settings"])
+        return self.settings
+
+    def attempt_of(self, update: int) -> int:
+        """The attempt that made an update, counted from 0; 0 before any attempt began."""
+        starts = self.ledger.newest_first(Start)
+        return next((s.attempt for s in starts if (s.counters.updates if s.counters else 0) <= update), 0)
+
+    def maker_of(self, attempt: int) -> str:
+        """The name of the run that made an attempt: this one's, or that of the run from which it was forked since."""
+        forks = self.ledger.events(Fork)
+        return next((fork.run for fork in forks if attempt <= fork.attempt), self.name)
 
     def record_evaluation(
         self, snapshot: Commit, result: Mapping[str, Any], *, played_at: Counters | None = None, challenger: str = ""
@@ -220,7 +240,7 @@ class Run:
 
     def _that_hold(self, name: str, lines: Iterable[tuple[Line, dict[str, Any] | None]]) -> Iterator[dict[str, Any]]:
         """The records of a file but for those abandoned; evaluations by hand are never abandoned."""
-        starts = [start for start in self.ledger.events(Start) if start.resumed_from is not None]
+        starts = [start for start in self.ledger.events(Start) if start.known_bytes]
         spans = [(start.known_bytes[name], start.found_bytes[name]) for start in starts]
         for line, record in lines:
             abandoned = any(known <= line.start < found for known, found in spans)
@@ -255,7 +275,9 @@ class Run:
 
     def outcome(self) -> tuple[str, str]:
         """The state, and the reason of its end in words: an error's own, or that the process was killed."""
-        newest = next(self.ledger.newest_first(Start, End), None)
+        newest = next(self.ledger.newest_first(Start, End, Fork), None)
+        if isinstance(newest, Fork):
+            return "stopped", f"forked from {newest.run}, and not trained yet"
         if isinstance(newest, End):
             return newest.state, newest.reason
         if not isinstance(newest, Start):

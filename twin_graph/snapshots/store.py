@@ -8,11 +8,9 @@ A snapshot exists from the moment that the ledger says so: the folder is made fi
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -23,6 +21,7 @@ from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import (
     checked,
     commit_folder,
+    lock_folder,
     make_folder,
     remove_folder,
     remove_leftovers,
@@ -49,7 +48,6 @@ MANIFEST = "manifest.json"
 MODEL_PREFIX = "model"
 
 ID = re.compile(r"\d{6,}-[0-9a-f]{8}|import-[0-9a-f]{12}")
-_WAIT_FOR_READERS_SECONDS = 2.0
 
 
 class Variable(Record):
@@ -368,7 +366,7 @@ class SnapshotStore(Snapshots):
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """While it lasts, no weights are removed: what is listed inside can be loaded inside."""
-        with _flock(self.folder, fcntl.LOCK_SH):
+        with lock_folder(self.folder, shared=True):
             self.reload()
             yield
 
@@ -405,7 +403,7 @@ class SnapshotStore(Snapshots):
           The ids; empty also if readers did not let go of the store for seconds.
         """
         try:
-            with _flock(self.folder, fcntl.LOCK_EX):
+            with lock_folder(self.folder, shared=False):
                 self.reload()
                 if look_again:
                     self._unfinished |= self._gone
@@ -469,31 +467,6 @@ def _resolve(
 def _best(snapshots: Iterable[Commit], scores: Mapping[str, float]) -> Commit | None:
     scored = [snapshot for snapshot in snapshots if snapshot.id in scores]
     return max(scored, key=lambda snapshot: (scores[snapshot.id], snapshot.number), default=None)
-
-
-@contextlib.contextmanager
-def _flock(folder: Path, kind: int) -> Iterator[None]:
-    """A lock on a folder. Raises BlockingIOError if an exclusive one cannot be had in a short time."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:  # no snapshot yet: nothing to guard
-        yield
-        return
-    try:
-        deadline = time.monotonic() + _WAIT_FOR_READERS_SECONDS
-        while kind == fcntl.LOCK_EX:
-            try:
-                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
-        else:
-            fcntl.flock(descriptor, kind)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _order(snapshot: Commit) -> int:

@@ -9,12 +9,11 @@ workers/
 
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots.files import checked, read_file
-from twin_graph.snapshots.ledger import Event, Record, Start
+from twin_graph.snapshots.ledger import Record
 
 FOLDER = "workers"
 CLUSTER = "cluster.json"
@@ -108,15 +107,11 @@ class UpdateLog:
         os.close(self._descriptor)
 
 
-def who_applied(run: Path, events: Sequence[Event], update: int) -> str | None:
-    """The worker that applied an update, counted from 0; None if the records do not say."""
-    starts = [event for event in events if isinstance(event, Start)]
-    began = [start for start in starts if (start.counters.updates if start.counters else 0) <= update]
-    if not began:
-        return None
+def who_applied(run: Path, attempt: int, update: int) -> str | None:
+    """The worker that applied an update, counted from 0, in an attempt; None if the records do not say."""
     import numpy as np  # commands that do not need it need not wait for it
 
-    for path in sorted((run / FOLDER).glob(f"worker-*-{began[-1].attempt:06d}.updates")):
+    for path in sorted((run / FOLDER).glob(f"worker-*-{attempt:06d}.updates")):
         content = path.read_bytes()
         updates = np.frombuffer(content[: len(content) // 8 * 8], "<i8")
         at = int(np.searchsorted(updates, update))

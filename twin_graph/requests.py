@@ -1,61 +1,77 @@
-"""Manual swaps during training: new requests, and those of an earlier attempt that must happen again."""
+"""What people request of a run while it trains, and what they requested of an earlier attempt beyond its point."""
 
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.keeper import Keeper
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer, Request
-from twin_graph.snapshots.ledger import BY_HAND, BY_REQUEST, UNDO, Commit, Swap
+from twin_graph.snapshots.ledger import BY_HAND, BY_REQUEST, UNDO, Commit, Fork, Point, Swap
 from twin_graph.snapshots.run import Run
+from twin_graph.words import counted
 
 
-class SwapRequests:
-    """Carries out what people request of a run while it trains, between two vector steps.
+class Requests:
+    """Carries out what people request of a run while it trains, between two vector steps: swaps and resume points.
 
-    A swap that was carried out after the resume point is an input of the run: when the run resumes, it is repeated at
-    its recorded agent step.
+    What was carried out after the resume point is an input of the run: when the run resumes, it is repeated at its
+    recorded agent step. Not so in a fork, whose future is its own.
     """
 
     def __init__(self, run: Run, keeper: Keeper) -> None:
         self._run = run
         self._keeper = keeper
         self._inbox = control.Inbox(run.control)
-        swaps = run.ledger.with_abandoned(Swap, text=BY_REQUEST)
-        self._done = {swap.request for swap, holds in swaps if holds}
-        again = {swap.request: swap for swap, _ in swaps if swap.request not in self._done}
-        self._again = sorted(again.values(), key=lambda swap: (swap.counters.agent_steps, swap.request))
+        events: list[tuple[Point | Swap, bool]] = [*run.ledger.with_abandoned(Point, text=BY_REQUEST)]
+        events += run.ledger.with_abandoned(Swap, text=BY_REQUEST)
+        self._done = {(event.event, event.request) for event, holds in events if holds}
+        forked = max((fork.attempt for fork in run.ledger.events(Fork)), default=0)
+        again = {(event.event, event.request): event for event, _ in events if event.attempt > forked}
+        waiting = [event for key, event in again.items() if key not in self._done]
+        # A point comes before the swap that asked for it.
+        self._again = sorted(waiting, key=lambda e: (e.counters.agent_steps, e.request or "", e.event))
 
-    def carry_out(self, *, at_point: bool) -> bool:
+    def carry_out(self) -> str | None:
         """Carries out what is due now.
 
-        Args:
-          at_point: a resume point was made at this very step, as a swap into the online twin needs.
-
         Returns:
-          Whether a swap into the online twin waits for a resume point: make one, then call this again.
+          The request that waits for a resume point at this step, if one does: make it, then call this again.
         """
         while self._again and self._again[0].counters.agent_steps <= self._keeper.tally.agent_steps:
-            swap = self._again[0]
-            if swap.into == "online" and not at_point:
-                return True
-            snapshots = [self._keeper.store.find(i) for i in swap.snapshots]
-            assert swap.request is not None
-            self._swap(
-                snapshots, swap.learner, swap.into, hold=swap.hold, request=swap.request, undo=swap.policy == UNDO
-            )
+            event = self._again[0]
+            assert event.request is not None
+            if not self._keeper.at_point and (isinstance(event, Point) or event.at_point or event.into == "online"):
+                return event.request
+            if isinstance(event, Swap):
+                snapshots = [self._keeper.store.find(i) for i in event.snapshots]
+                undo = event.policy == UNDO
+                self._swap(snapshots, event.learner, event.into, hold=event.hold, request=event.request, undo=undo)
             del self._again[0]
         for request in self._inbox.new():
-            if request.id in self._done or any(request.id == swap.request for swap in self._again):
+            if any(request.id == event.request for event in self._again):
                 continue
+            if waits := self._answer(request):
+                self._inbox.look_again()
+                return waits
+        return None
+
+    def _answer(self, request: Request) -> str | None:
+        """Carries out a new request, or one that a crash left without its answer; as `carry_out`."""
+        if request.kind == "point":
+            if not self._keeper.at_point and ("point", request.id) not in self._done:
+                return request.id
+            point = self._keeper.checkpoints.newest
+            assert point is not None
+            message = f"resume point {point.number} is after {counted(point.counters.updates, 'update')}"
+            control.answer(self._run.control, request, Answer(done=True, message=message))
+        elif ("swap", request.id) not in self._done:
             try:
                 snapshots, learner, into = self._wanted(request)
             except TwinGraphError as error:
                 control.answer(self._run.control, request, Answer(done=False, message=str(error)))
-                continue
-            if into == "online" and not at_point:
-                self._inbox.look_again()
-                return True
+                return None
+            if into == "online" and not self._keeper.at_point:
+                return request.id
             self._swap(snapshots, learner, into, hold=request.hold, request=request.id, undo=request.kind == "undo")
-        return False
+        return None
 
     def _wanted(self, request: Request) -> tuple[list[Commit], str, str]:
         """What to restore, into whose twin, and into which."""
@@ -83,7 +99,7 @@ class SwapRequests:
 
     def _swap(self, snapshots: list[Commit], learner: str, into: str, *, hold: bool, request: str, undo: bool) -> None:
         swap = self._keeper.swap(snapshots, learner=learner, into=into, hold=hold, request=request, undo=undo)
-        self._done.add(request)
+        self._done.add(("swap", request))
         names = ", ".join(swap.snapshots)
         whose = "" if len(self._keeper.learners) == 1 else f"{learner}'s "
         message = f"{names} is in {whose or 'the '}{into} twin from update {swap.first_update:,} on" + (

@@ -1,0 +1,81 @@
+"""`twin-graph compare`."""
+
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from twin_graph.snapshots.run import find
+
+from .params import complete_run, json_option, print_json, say, stdout
+
+
+@click.command()
+@click.argument("first", shell_complete=complete_run)
+@click.argument("second", shell_complete=complete_run)
+@click.option("--plot", type=click.Path(path_type=Path), help="Also write a picture to this PNG or SVG file.")
+@json_option
+def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
+    """Show where runs FIRST and SECOND part, and how far apart they are since.
+
+    Lists the settings that differ, the first thing that the two did not do alike, and for snapshots after equally many
+    updates the distance of their weights and of their Q values on a fixed set of observations.
+
+    \b
+    Example:
+      twin-graph compare pong-seed1-1 pong-seed1-1-fork1 --plot parted.png
+    """
+    runs = find(first), find(second)
+
+    from twin_graph import compare as comparing
+
+    found = comparing.compare(*runs)
+    names = [run.name for run in runs]
+    if plot:
+        comparing.draw(found, names, plot)
+        say(f"picture: {plot}")
+    if as_json:
+        parted = found.parted and found.parted._asdict()
+        document = {
+            "runs": names,
+            "settings": [{"name": name, "first": ours, "second": theirs} for name, ours, theirs in found.settings],
+            "equal_updates": found.equal,
+            "parted": parted,
+            "pairs": [pair._asdict() for pair in found.pairs],
+            "scores": [[score._asdict() for score in scores] for scores in found.scores],
+        }
+        print_json(document)
+        return
+    for name, ours, theirs in found.settings:
+        stdout.print(f"{name}: {ours} and {theirs}", markup=False)
+    if not found.settings:
+        stdout.print("equal settings")
+    stdout.print(f"equal up to update {found.equal:,}")
+    if found.parted is None:
+        stdout.print("nothing that both have recorded differs")
+        return
+    words = f"first difference, after update {found.parted.updates:,}: {found.parted.what} is"
+    stdout.print(f"{words} {found.parted.first or 'missing'} and {found.parted.second or 'missing'}", markup=False)
+    if not found.pairs:
+        stdout.print("no snapshots of both after equally many updates have their weights")
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in (
+        "updates",
+        "agent steps",
+        "weights apart",
+        "|Q - Q'|",
+        "same action",
+        *(f"score of {n}" for n in names),
+    ):
+        table.add_column(heading, justify="right")
+    scores = [{score.snapshot: f"{score.mean:.2f}" for score in of_run} for of_run in found.scores]
+    for pair in found.pairs:
+        numbers = [
+            "-" if pair.relative is None else f"{pair.relative:.2%}",
+            "-" if pair.q_distance is None else f"{pair.q_distance:.3g}",
+            "-" if pair.agreement is None else f"{pair.agreement:.0%}",
+        ]
+        played = scores[0].get(pair.first, ""), scores[1].get(pair.second, "")
+        table.add_row(f"{pair.updates:,}", f"{pair.agent_steps:,}", *numbers, *played)
+    stdout.print(table)

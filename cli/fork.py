@@ -1,0 +1,110 @@
+"""`twin-graph fork` and `twin-graph point`. Neither imports TensorFlow, but to move a weight."""
+
+from pathlib import Path
+
+import click
+
+from twin_graph import config, targets
+from twin_graph.errors import UsageError
+from twin_graph.snapshots import control
+from twin_graph.snapshots import fork as forks
+from twin_graph.snapshots.run import find
+from twin_graph.words import command, counted
+
+from .params import json_option, print_json, run_argument, say, set_option
+from .swap import answered
+
+
+@click.command()
+@run_argument
+@click.option(
+    "--at",
+    "at",
+    metavar="POINT",
+    help="Number of a resume point, or @update:N for the newest by then.  [default: the newest]",
+)
+@click.option("--seed", type=int, help="Another seed from there on.  [default: the same]")
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    help="Folder of the new run, which must not exist yet.  [default: checkpoints/RUN-forkN]",
+)
+@click.option(
+    "--nudge", is_flag=True, help="Move one weight by one unit in the last place, to see how far that spreads."
+)
+@set_option
+@json_option
+def fork(
+    run: str,
+    at: str | None,
+    seed: int | None,
+    run_dir: Path | None,
+    nudge: bool,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Begin a new run with the past of RUN up to a resume point, and a future of its own.
+
+    The new run has RUN's weights, optimizer, replay, counters and snapshots as they were then. With nothing changed its
+    future is RUN's own, bit for bit; --seed and --set make it another. RUN may be training meanwhile, and may be
+    deleted afterwards: files are shared where the disk can share them, and copied where not.
+
+    \b
+    Examples:
+      twin-graph fork pong-seed1-1 --seed 2
+      twin-graph fork pong-seed1-1 --at @update:12000 --set target.policy='lag(5000)' --run-dir checkpoints/what-if
+    """
+    from twin_graph.checkpoint import newest_point, point_at
+
+    parent = find(run)
+    overrides = [config.parse_assignment(text) for text in assignments]
+    with parent.points().reading():
+        if at is None:
+            point, damage = newest_point(parent)
+            for reason in damage:
+                say(f"skipped: {reason}")
+        else:
+            point = point_at(parent, at)
+        before = parent.settings_of(point.attempt)
+        settings = config.change(before, overrides, seed=seed)
+        targets.parse(settings.target.policy).check(settings)
+        change: forks.Change | None = None
+        if nudge:
+            from twin_graph import nudge as nudging
+
+            change = nudging.nudge
+        made = forks.fork(parent, point, run_dir or forks.default_folder(parent), settings, change)
+    changes = list(config.differences(before, settings))
+    if as_json:
+        changed = {key: after for key, _, after in changes}
+        print_json({"run": str(made.folder), "forked_from": made.description["forked_from"], "changed": changed})
+    counters = point.counters
+    made_by_then = f"{counted(counters.updates, 'update')} and {counted(counters.agent_steps, 'agent step')}"
+    say(f"{made.folder}: the past of {parent.name} up to resume point {point.number}, {made_by_then}")
+    for key, was, now in changes:
+        say(f"  changed: {key} from {was} to {now}")
+    more = ("--steps", "N") if counters.agent_steps >= settings.train.steps else ()
+    say(f"continue with: {command('resume', made.folder, *more)}")
+
+
+@click.command()
+@run_argument
+@json_option
+def point(run: str, as_json: bool) -> None:
+    """Have RUN, which is training, make a resume point now, and with it a new beginning of every episode.
+
+    \b
+    Example:
+      twin-graph point pong-seed1-1
+      twin-graph fork pong-seed1-1 --seed 2
+    """
+    found = find(run)
+    if found.state() != "running":
+        newest = found.points().newest()
+        there = (
+            f"its newest resume point is {newest.number}, after {counted(newest.counters.updates, 'update')}"
+            if newest
+            else "it has no resume point"
+        )
+        raise UsageError(f"{found.folder} is not training; {there}")
+    answered(found, control.ask(found.control, "point"), "it is made when the run continues", as_json)

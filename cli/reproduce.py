@@ -1,0 +1,96 @@
+"""`twin-graph reproduce`."""
+
+import re
+from pathlib import Path
+
+import click
+
+from twin_graph.errors import UsageError
+from twin_graph.snapshots.files import scratch_folder
+from twin_graph.snapshots.ledger import Point
+from twin_graph.snapshots.run import Run, find
+from twin_graph.words import counted
+
+from .display import TrainingDisplay
+from .params import json_option, print_json, run_argument, say, stderr
+from .train import starting_up
+
+_START = "start"
+
+
+@click.command()
+@run_argument
+@click.option(
+    "--from",
+    "begin",
+    metavar="POINT",
+    help="Where to begin: number of a resume point, @update:N for the newest by then, or start.  [default: the oldest "
+    "that is kept]",
+)
+@click.option(
+    "--to", "end", metavar="POINT", help="Where to end: number of a resume point, or @update:N.  [default: the newest]"
+)
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    help="Folder to train in, which must not exist yet and is kept.  [default: one that is removed afterwards]",
+)
+@json_option
+def reproduce(run: str, begin: str | None, end: str | None, run_dir: Path | None, as_json: bool) -> None:
+    """Train a stretch of RUN again, and compare every snapshot and every evaluation with the record.
+
+    Manual swaps, stops and changed settings are repeated where they happened. RUN stays as it is. Exit code 0 means
+    equal bit for bit; 1, that something differs: the first such thing is shown, and what is different about this
+    machine.
+
+    \b
+    Examples:
+      twin-graph reproduce pong-seed1-1
+      twin-graph reproduce pong-seed1-1 --from start --to @update:5000
+    """
+    found = find(run)
+    last = None if end is None else _last_update(found, end)
+    with starting_up("anything was trained"):
+        from twin_graph import reproduce as reproducing
+        from twin_graph.checkpoint import point_at
+
+        if begin is None:
+            numbers = [folder.name for folder in found.points().folders()]
+            begin = numbers[0] if numbers else _START
+        point = None if begin == _START else point_at(found, begin)
+    where = f"resume point {point.number}" if point else "the start"
+    say(f"training {found.name} again from {where}, update {point.counters.updates + 1 if point else 1:,}")
+    with scratch_folder(found.folder, run_dir) as folder, TrainingDisplay(stderr) as display:
+        result = reproducing.reproduce(found, point, last, folder, display.show)
+    different = list(reproducing.differences_of_machine(found))
+    if as_json:
+        difference = result.difference
+        document = {**result._asdict(), "difference": difference and difference._asdict(), "machine": different}
+        print_json({"run": str(found.folder), **document})
+    equal = [
+        counted(result.snapshots, "snapshot"),
+        counted(result.swaps, "target swap"),
+        counted(result.evaluations, "evaluation"),
+    ]
+    if result.difference is None:
+        say(f"reproduced: updates {result.first:,} to {result.last:,}, bit for bit: {', '.join(equal)}")
+        return
+    say(f"not reproduced: after update {result.difference.after_updates:,}, {result.difference.what} differs")
+    say(f"  recorded:   {result.difference.recorded or 'nothing'}")
+    say(f"  reproduced: {result.difference.reproduced or 'nothing'}")
+    say(f"  equal before it: {', '.join(equal)}")
+    for line in different:
+        say(f"  different about this machine: {line}")
+    if not different:
+        say("  nothing is different about this machine")
+    raise click.exceptions.Exit(1)
+
+
+def _last_update(run: Run, reference: str) -> int:
+    if match := re.fullmatch(r"@update:(\d+)", reference):
+        return int(match[1])
+    points = {made.number: made.counters.updates for made in run.ledger.events(Point)}
+    if not reference.isdecimal() or int(reference) not in points:
+        numbers = ", ".join(map(str, points))
+        raise UsageError(f"{run.folder} has made no resume point {reference}; there are {numbers or 'none on record'}")
+    return points[int(reference)]

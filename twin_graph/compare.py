@@ -1,0 +1,216 @@
+"""Two runs side by side: where they part, and how far apart they are since."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from twin_graph import config, exchange
+from twin_graph.errors import UsageError
+from twin_graph.learner import greedy_agreement
+from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Swap
+from twin_graph.snapshots.run import Run
+from twin_graph.twin import Twin
+
+_PAIRS = 50
+
+
+class Difference(NamedTuple):
+    """The first thing that two runs did not do alike.
+
+    Attributes:
+      updates: made when it was recorded; for a target swap, those before it was used.
+      what: in words.
+      first, second: how it is in either run; None where there is none.
+    """
+
+    updates: int
+    what: str
+    first: str | None
+    second: str | None
+
+
+class Pair(NamedTuple):
+    """Two snapshots after equally many updates.
+
+    Attributes:
+      updates, agent_steps: when they were committed; steps of the first run.
+      learner: whose, in both runs.
+      first, second: their ids.
+      weight_distance: root of the summed squared differences of their weights; None of different networks.
+      relative: that by the norm of the first one's weights.
+      q_distance: mean |Q - Q'| on the observations; None without any, or with other actions.
+      agreement: share of the observations on which both prefer the same action.
+    """
+
+    updates: int
+    agent_steps: int
+    learner: str
+    first: str
+    second: str
+    weight_distance: float | None
+    relative: float | None
+    q_distance: float | None
+    agreement: float | None
+
+
+class Score(NamedTuple):
+    """A scheduled evaluation of the newest snapshot: mean return and its 95% interval."""
+
+    updates: int
+    agent_steps: int
+    snapshot: str
+    mean: float
+    low: float
+    high: float
+
+
+class Comparison(NamedTuple):
+    """What `compare` found.
+
+    Attributes:
+      settings: name and both values of each setting that differs.
+      equal: updates up to which everything that both have recorded is equal.
+      parted: the first thing that is not; None where there is none.
+      pairs: snapshots since, oldest first.
+      scores: of either run.
+    """
+
+    settings: list[tuple[str, Any, Any]]
+    equal: int
+    parted: Difference | None
+    pairs: list[Pair]
+    scores: tuple[list[Score], list[Score]]
+
+
+def compare(first: Run, second: Run) -> Comparison:
+    """Compares the records of two runs, and the weights and Q values of snapshots that both still have.
+
+    Q values are those on the fixed observations of the first run, or of the second if the first has none.
+
+    Raises:
+      UsageError: they play different environments.
+      DamagedError: a record or a snapshot is not what was written.
+    """
+    ids = first.settings.env.id, second.settings.env.id
+    if ids[0] != ids[1]:
+        raise UsageError(f"{first.folder} plays {ids[0]} and {second.folder} {ids[1]}: there is nothing to compare")
+    marks = _marks(first), _marks(second)
+    equal, parted = _parting(*marks)
+    since = parted.updates if parted else equal
+    scores = list(_scores(first)), list(_scores(second))
+    settings = list(config.differences(first.settings, second.settings))
+    return Comparison(settings, equal, parted, list(_pairs(first, second, since)), scores)
+
+
+#: What a run did at a place, and how people call it: (updates, order, learner or kind) -> (words, value).
+_Marks = dict[tuple[int, int, str], tuple[str, str]]
+
+
+def _marks(run: Run) -> _Marks:
+    """All that is recorded of a run's training in a form in which two runs can be compared."""
+    marks: _Marks = {}
+    for line in run.metrics():
+        if "agent_steps_per_second" in line and line["loss"] is not None:
+            counters = Counters(**{name: line[name] for name in Counters.model_fields})
+            key = counters.updates, 0, f"{counters.agent_steps}"
+            marks[key] = f"the loss logged at {counters.agent_steps:,} agent steps", repr(line["loss"])
+    for commit in run.store().snapshots:
+        marks[commit.updates, 1, commit.learner] = "the snapshot", commit.id
+    for number, swap in enumerate(run.ledger.events(Swap)):
+        if not swap.worker:
+            into = f"{swap.into}{'' if swap.learner == ONLY_LEARNER else f' of learner {swap.learner}'}"
+            words = f"what was restored into the {into}"
+            marks[swap.first_update - 1, 2, f"{into} {number}"] = words, ", ".join(swap.snapshots)
+    return marks
+
+
+def _parting(first: _Marks, second: _Marks) -> tuple[int, Difference | None]:
+    """Updates up to which two runs are equal, and the first thing in which they are not."""
+    ends = [max(marks, default=(0, 0, ""))[0] for marks in (first, second)]
+    equal = 0
+    for key in sorted(first.keys() | second.keys()):
+        ours, theirs = first.get(key), second.get(key)
+        if ours == theirs:
+            equal = key[0]
+        elif (ours is None or theirs is None) and key[0] >= min(ends):  # one of them has not come so far
+            break
+        elif (ours is None or theirs is None) and key[1] == 0:  # they log at different steps
+            continue
+        else:
+            words = (ours or theirs or ("",))[0]
+            return equal, Difference(key[0], words, ours and ours[1], theirs and theirs[1])
+    return equal, None
+
+
+def _pairs(first: Run, second: Run, since: int) -> Iterator[Pair]:
+    """Snapshots of both runs after equally many updates, but for those before they parted; some, if there are many."""
+    stores = first.store(), second.store()
+    with stores[0].reading(), stores[1].reading():
+        there = [{(c.updates, c.learner): c for c in store.available if c.updates >= since} for store in stores]
+        keys = sorted(there[0].keys() & there[1].keys())
+        if len(keys) > _PAIRS:
+            keys = [keys[i] for i in np.linspace(0, len(keys) - 1, _PAIRS).round().astype(int)]
+        if not keys:
+            return
+        observations = next((seen for run in (first, second) if (seen := _probe(run)) is not None), None)
+        specs = exchange.spec_of(first), exchange.spec_of(second)
+        with Twin("first", specs[0], threads=1) as one, Twin("second", specs[1], threads=1) as other:
+            for key in keys:
+                snapshots = there[0][key], there[1][key]
+                for twin, snapshot, store in zip((one, other), snapshots, stores, strict=True):
+                    store.check_files(snapshot.id)
+                    twin.restore_snapshot(snapshot, store)
+                yield _pair(*snapshots, one, other, observations)
+
+
+def _pair(first: Commit, second: Commit, one: Twin, other: Twin, observations: np.ndarray | None) -> Pair:
+    ours, theirs = one.weights(), other.weights()
+    distance = relative = q_distance = agreement = None
+    if {n: w.shape for n, w in ours.items()} == {n: w.shape for n, w in theirs.items()}:
+        distance = _norm(ours[name].astype(np.float64) - theirs[name] for name in ours)
+        relative = distance / (_norm(ours.values()) or 1.0)
+    if observations is not None:
+        q, other_q = one.q_values(observations), other.q_values(observations)
+        if q.shape == other_q.shape:
+            q_distance, agreement = float(np.abs(q - other_q).mean()), greedy_agreement(q, other_q)
+    counters = first.counters
+    ids = first.id, second.id
+    return Pair(counters.updates, counters.agent_steps, first.learner, *ids, distance, relative, q_distance, agreement)
+
+
+def _norm(arrays: Iterable[np.ndarray]) -> float:
+    return float(np.sqrt(sum(float(np.square(array.astype(np.float64)).sum()) for array in arrays)))
+
+
+def _probe(run: Run) -> np.ndarray | None:
+    """The observations on which a run measures its twins, from its newest resume point."""
+    points = run.points()
+    with points.reading():
+        newest = points.newest()
+        return points.arrays(newest).get("probe") if newest else None
+
+
+def _scores(run: Run) -> Iterator[Score]:
+    for line in run.evaluations():
+        if line["scheduled"] and line["snapshot"] == line["challenger"]:
+            at: Mapping[str, int] = line["played_at"]
+            low, high = line["interval_95"]
+            yield Score(at["updates"], at["agent_steps"], line["snapshot"], line["mean"], low, high)
+
+
+def draw(comparison: Comparison, names: Sequence[str], path: Path) -> None:
+    """Writes a picture of a comparison: scores, Q values and weights by updates. PNG or SVG, by the path's ending.
+
+    Raises:
+      UsageError: matplotlib is not installed, or does not know this kind of file.
+    """
+    try:
+        from twin_graph.experiments import figures
+
+        figures.compared(comparison, names).savefig(path, dpi=160)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"pictures need {error.name}: pip install 'twin-graph[experiments]'") from None
+    except ValueError as error:
+        raise UsageError(f"cannot write {path}: {error}") from None

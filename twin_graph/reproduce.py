@@ -1,0 +1,374 @@
+"""Trains a stretch of a run again, and compares what comes of it with the record.
+
+What people did in that stretch is done again where they did it: swaps, resume points on request, stops, and changes of
+settings. A process that was killed is not killed again: what it did beyond its point is no part of the record.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from twin_graph import cpu, envs, training
+from twin_graph.errors import DamagedError, UsageError
+from twin_graph.graph_mode import tf
+from twin_graph.progress import Progress
+from twin_graph.settings import Settings
+from twin_graph.snapshots.files import checked, make_folder, write_new
+from twin_graph.snapshots.fork import copy_past, describe, share_snapshot
+from twin_graph.snapshots.ledger import (
+    BY_REQUEST,
+    IMPORT,
+    INTERRUPTED,
+    Commit,
+    End,
+    Fork,
+    Point,
+    Prune,
+    Start,
+    Swap,
+    utc_now,
+)
+from twin_graph.snapshots.points import PointState
+from twin_graph.snapshots.run import LEDGER, Run, check_new_folder
+from twin_graph.twin import weights_sha256
+
+_Input = TypeVar("_Input", Point, Swap)
+
+
+class Difference(NamedTuple):
+    """The first thing that is not as recorded.
+
+    Attributes:
+      after_updates: where.
+      what: in words.
+      recorded, reproduced: what the record says of it, and what came of training again; None where there is nothing.
+    """
+
+    after_updates: int
+    what: str
+    recorded: str | None
+    reproduced: str | None
+
+
+class Reproduction(NamedTuple):
+    """What was compared.
+
+    Attributes:
+      first, last: updates, from 1.
+      snapshots, swaps, evaluations: how many were equal.
+      difference: None if all were.
+    """
+
+    first: int
+    last: int
+    snapshots: int
+    swaps: int
+    evaluations: int
+    difference: Difference | None
+
+
+class _Part(NamedTuple):
+    """What one process did of the stretch, as far as it holds; or several with the same settings that were killed.
+
+    Attributes:
+      attempt: the process life.
+      settings: with which it trained.
+      stop: agent steps at which a person ended it; None where nobody did.
+      until: agent steps of the point from which the next part continues; None for the last.
+    """
+
+    attempt: int
+    settings: Settings
+    stop: int | None
+    until: int | None
+
+
+class _Held(NamedTuple):
+    """What holds of a run's records: snapshots, target swaps and scheduled evaluations, in order."""
+
+    commits: list[Commit]
+    swaps: list[Swap]
+    evaluations: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, run: Run) -> "_Held":
+        return cls(
+            [commit for commit in run.ledger.events(Commit) if commit.lineage != IMPORT],
+            run.ledger.events(Swap),
+            [line for line in run.evaluations() if line["scheduled"]],
+        )
+
+    def since(self, before: "_Held", last: int | None) -> "_Held":
+        """Without what was there before, and what is later than an update."""
+
+        def counts(updates: int) -> bool:
+            return last is None or updates <= last
+
+        return _Held(
+            [commit for commit in self.commits[len(before.commits) :] if counts(commit.updates)],
+            [swap for swap in self.swaps[len(before.swaps) :] if counts(swap.counters.updates)],
+            [line for line in self.evaluations[len(before.evaluations) :] if counts(line["played_at"]["updates"])],
+        )
+
+
+def reproduce(
+    run: Run, point: PointState | None, last: int | None, folder: Path, tell: Callable[[Progress], None]
+) -> Reproduction:
+    """Trains again from a resume point, or from the beginning, and compares; ends at the first difference.
+
+    Args:
+      run: which; stays as it is.
+      point: one of its points, found whole; None for the beginning.
+      last: the last update to be compared; None for all that is recorded.
+      folder: in which to train; must not exist yet.
+      tell: called with progress.
+
+    Raises:
+      UsageError: this stretch cannot be trained again.
+      KeyboardInterrupt: a person stopped it.
+    """
+    _check(run, point)
+    parts = list(_parts(run, point))
+    scratch = _scratch(run, point, folder, parts[0].settings)
+    before = _Held.of(scratch)
+    recorded = _Held.of(run).since(before, last)
+    if not recorded.commits:
+        raise UsageError(f"{run.folder} has recorded no snapshot in that stretch: there is nothing to compare")
+    _record_inputs(run, scratch)
+    first = point.counters.updates + 1 if point else 1
+    comparison = _Comparison(run, scratch, before, recorded)
+    with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
+        for part in parts:
+            if scratch.settings != part.settings:
+                scratch.change_settings(part.settings)
+            with contextlib.closing(training.train(scratch, env, scratch.points().newest())) as progresses:
+                is_complete = _train(part, progresses, comparison, tell)
+            if is_complete:
+                break
+    return comparison.result(first)
+
+
+def _train(
+    part: _Part, progresses: Iterator[Progress], comparison: "_Comparison", tell: Callable[[Progress], None]
+) -> bool:
+    """Trains a part again; returns whether nothing is left to compare."""
+    stopped = False
+    for progress in progresses:
+        tell(progress)
+        if progress.stop.is_set() and not stopped:
+            raise KeyboardInterrupt
+        if comparison.is_complete(progress, part.until):
+            return True
+        if part.stop is not None and progress.agent_steps >= part.stop and comparison.has_played(part):
+            stopped = True
+            progress.stop.set()
+        newest = progress.keeper.checkpoints.newest
+        if part.until is not None and newest and newest.counters.agent_steps >= part.until:
+            break
+    return False
+
+
+def differences_of_machine(run: Run) -> Iterator[str]:
+    """What is different here from where a run began, a line each."""
+    from importlib.metadata import version
+
+    then, now = run.description["cpu"], cpu.describe()
+    if (then["model"], list(then["features"])) != (now.model, list(now.features)):
+        here = f"{now.model} ({', '.join(now.features)})"
+        yield f"processor: {then['model']} ({', '.join(then['features'])}), here {here}"
+    for name, before in run.description["versions"].items():
+        if (here := version(name)) != before:
+            yield f"{name}: {before}, here {here}"
+
+
+def _check(run: Run, point: PointState | None) -> None:
+    """Raises `UsageError` if what follows a point cannot be trained again."""
+    if run.settings.workers.count:
+        raise UsageError(f"{run.folder} is asynchronous: its weights depend on timing, and do not recur")
+    known = point.known_bytes[LEDGER] if point else 0
+    starts = [start for start, _ in run.ledger.with_abandoned(Start)]
+    since = starts[len(run.ledger.with_abandoned(Start, upto=known)) :]
+    if point and any(start.known_bytes[LEDGER] < known for start in since):
+        raise UsageError(f"resume point {point.number} is abandoned: the run continued from an earlier one")
+    changed = [fork for fork in run.ledger.events(Fork) if fork.changed]
+    if changed and (point is None or point.counters.updates < changed[-1].counters.updates):
+        raise UsageError(f"a weight was moved when {run.folder} was forked; reproduce what followed, with --from")
+
+
+def _parts(run: Run, point: PointState | None) -> Iterator[_Part]:
+    """What the processes did that trained since a point, in order."""
+    known = point.known_bytes[LEDGER] if point else 0
+    starts = run.ledger.events(Start)[len([s for s, holds in run.ledger.with_abandoned(Start, upto=known) if holds]) :]
+    ends = {end.attempt: end for end, _ in run.ledger.with_abandoned(End)}
+    points = [made for made, _ in run.ledger.with_abandoned(Point)]
+    begins = [(start.attempt, start.counters.agent_steps if start.counters else 0) for start in starts]
+    if point:
+        begins.insert(0, (point.attempt, point.counters.agent_steps))
+    merged: _Part | None = None
+    for (attempt, begin), (_, until) in itertools.zip_longest(begins, begins[1:], fillvalue=(0, None)):
+        if until == begin:  # resumed from there, and nothing of it holds
+            continue
+        newest = max((made.counters.agent_steps for made in points if made.attempt == attempt), default=until)
+        is_stop = attempt in ends and ends[attempt].reason == INTERRUPTED and until in (None, newest)
+        part = _Part(attempt, run.settings_of(attempt), newest if is_stop else None, until)
+        if merged and (merged.stop is not None or merged.settings != part.settings):
+            yield merged
+        merged = part
+    assert merged
+    yield merged
+
+
+def _scratch(run: Run, point: PointState | None, folder: Path, settings: Settings) -> Run:
+    """A run with the past of another before a point."""
+    check_new_folder(folder)
+    make_folder(folder)
+    gone: tuple[str, ...] = ()
+    if point:
+        with run.points().reading(), run.store().reading():
+            gone = copy_past(run, point, folder)
+    description = {**describe(run, point.attempt if point else 0, settings), "name": folder.name, "created": utc_now()}
+    write_new(folder / "run.json", checked(description, indent=1))
+    made = Run(folder)
+    if point and gone:
+        made.ledger.append(Prune(attempt=point.attempt, time=utc_now(), snapshots=gone))
+    return made
+
+
+def _new(kind: type[_Input], run: Run, scratch: Run) -> list[_Input]:
+    """What people requested that the scratch does not have."""
+    return run.ledger.events(kind, text=BY_REQUEST)[len(scratch.ledger.events(kind, text=BY_REQUEST)) :]
+
+
+def _record_inputs(run: Run, scratch: Run) -> None:
+    """Records what people did since, beyond the scratch's point, so that it is repeated as after a crash."""
+    inputs: list[Point | Swap] = list(_new(Point, run, scratch))
+    inputs += _new(Swap, run, scratch)
+    for event in inputs:
+        scratch.ledger.append(event)
+    store, known = run.store(), {snapshot.id for snapshot in scratch.store().imports}
+    with store.reading():
+        for snapshot in store.imports:
+            if snapshot.id not in known and store.has_weights(snapshot.id):
+                share_snapshot(store, snapshot.id, scratch.store_folder, weights=True)
+                scratch.ledger.append(snapshot)
+
+
+class _Comparison:
+    """What was recorded of a run against what a scratch run does.
+
+    Args:
+      run, scratch: these.
+      before: what the scratch had from the start.
+      recorded: what the run recorded since, to be found again.
+    """
+
+    def __init__(self, run: Run, scratch: Run, before: _Held, recorded: _Held) -> None:
+        self._store = run.store()
+        self._scratch, self._before, self._recorded = scratch, before, recorded
+        played = [line["played_at"]["updates"] for line in recorded.evaluations]
+        swapped = [swap.counters.updates for swap in recorded.swaps]
+        self.last = max([recorded.commits[-1].updates, *played[-1:], *swapped[-1:]])
+        self._snapshots = self._evaluations = 0
+        self._newest = before.commits[-1].id if before.commits else ""
+        self._seen: object = None
+        self.difference: Difference | None = None
+
+    def is_complete(self, progress: Progress, until: int | None) -> bool:
+        """Whether all that was recorded is found again, or something is not.
+
+        Args:
+          progress: of the scratch.
+          until: agent steps beyond which the scratch does what will be abandoned.
+        """
+        over = progress.updates > self.last
+        seen = progress.newest_snapshot, progress.evaluation
+        if seen == self._seen and not over:
+            return False
+        self._seen = seen
+        self._compare(until)
+        return over or self.difference is not None
+
+    def has_played(self, part: _Part) -> bool:
+        """Whether the evaluations are made that an attempt recorded just before it was stopped."""
+
+        def count(lines: Iterable[dict[str, Any]]) -> int:
+            return sum(line["played_at"]["agent_steps"] == part.stop for line in lines)
+
+        then = [line for line in self._recorded.evaluations if line["attempt"] == part.attempt]
+        return count(_Held.of(self._scratch).since(self._before, None).evaluations) >= count(then)
+
+    def result(self, first: int) -> Reproduction:
+        """What was found, after all has been trained."""
+        if self.difference is None:
+            self._compare(None)
+        recorded, swaps = self._recorded, 0
+        if self.difference is None:
+            made = _Held.of(self._scratch).since(self._before, self.last)
+            swaps = self._compare_swaps(made.swaps)
+        if self.difference is None and self._snapshots < len(recorded.commits):
+            missing = recorded.commits[self._snapshots]
+            self.difference = Difference(missing.updates, "the snapshot after", missing.id, None)
+        if self.difference is None and self._evaluations < len(recorded.evaluations):
+            line = recorded.evaluations[self._evaluations]
+            self.difference = Difference(line["played_at"]["updates"], "the evaluation", line["snapshot"], None)
+        last = self.difference.after_updates if self.difference else self.last
+        return Reproduction(first, last, self._snapshots, swaps, self._evaluations, self.difference)
+
+    def _compare(self, until: int | None) -> None:
+        new = itertools.takewhile(lambda c: c.id != self._newest, self._scratch.ledger.newest_first(Commit))
+        made = [c for c in new if c.lineage != IMPORT and (until is None or c.counters.agent_steps <= until)]
+        for commit in reversed(made):
+            if self.difference or self._snapshots == len(self._recorded.commits):
+                return
+            self._newest = commit.id
+            self.difference = self._difference(self._recorded.commits[self._snapshots], commit)
+            self._snapshots += self.difference is None
+        lines = _Held.of(self._scratch).since(self._before, None).evaluations
+        for line in lines[self._evaluations : len(self._recorded.evaluations)]:
+            recorded = self._recorded.evaluations[self._evaluations]
+            keys = "snapshot", "challenger", "played_at", "returns", "protocol"
+            if unlike := next((key for key in keys if recorded[key] != line[key]), None):
+                updates, what = line["played_at"]["updates"], f"{unlike} of the evaluation of {recorded['snapshot']}"
+                self.difference = Difference(updates, what, str(recorded[unlike]), str(line[unlike]))
+                return
+            self._evaluations += 1
+
+    def _compare_swaps(self, made: list[Swap]) -> int:
+        for n, (ours, theirs) in enumerate(itertools.zip_longest(made, self._recorded.swaps)):
+            a, b = ((s.first_update, s.learner, s.into, s.snapshots) if s else None for s in (ours, theirs))
+            if a != b:
+                after = (theirs or ours).counters.updates
+                self.difference = Difference(after, "the swap", b and str(b), a and str(a))
+                return n
+        return len(made)
+
+    def _difference(self, recorded: Commit, made: Commit) -> Difference | None:
+        """Between a snapshot that was recorded and the one made instead: in ledger, manifest and files."""
+        after = recorded.updates
+        if (recorded.lineage, recorded.counters) != (made.lineage, made.counters):
+            return Difference(after, "the next snapshot", _place(recorded), _place(made))
+        if (recorded.id, recorded.weights_sha256) != (made.id, made.weights_sha256):
+            return Difference(after, f"snapshot {recorded.number}", recorded.weights_sha256, made.weights_sha256)
+        with self._store.reading():
+            says = self._store.manifest(recorded.id).weights_sha256
+            if says != made.weights_sha256:
+                return Difference(after, f"the manifest of {recorded.id}", says, made.weights_sha256)
+            if self._store.has_weights(recorded.id):
+                holds = _weights_sha256(self._store.prefix(recorded.id))
+                if holds != made.weights_sha256:
+                    return Difference(after, f"the weights in the files of {recorded.id}", holds, made.weights_sha256)
+        return None
+
+
+def _place(snapshot: Commit) -> str:
+    return f"{snapshot.id} after {snapshot.counters.updates} updates, {snapshot.counters.agent_steps} agent steps"
+
+
+def _weights_sha256(prefix: Path) -> str:
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        return weights_sha256({name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()})
+    except (tf.errors.OpError, ValueError) as error:
+        raise DamagedError(f"{prefix} cannot be read: {error}") from None

@@ -1,0 +1,116 @@
+"""The depth of snapshots: how many agent steps ahead their values can reach, by the genealogy that the ledger records.
+
+What a network learns from targets of depth d, with n-step returns, has the depth n + d: it has met n rewards itself,
+and the rest through the snapshots from which its targets came, and theirs. The untrained network has depth 0. So if
+every step is worth 1, as in CartPole, and the network fits its targets, a snapshot expects
+
+    V(snapshot) = (1 - g**n) / (1 - g) + g**n * combine(V(s) for s in the snapshots of its target),    V(untrained) = 0
+
+with the discount g. The depth is the number of steps d that such a sum of rewards has, V = (1 - g**d) / (1 - g); it is
+whole unless several targets were averaged. What a snapshot expects beyond the return of so many steps is overestimated.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+from twin_graph.settings import Settings
+from twin_graph.snapshots.ledger import Commit, Place, Swap
+from twin_graph.snapshots.run import Run
+
+
+def value_of(depth: float, discount: float) -> float:
+    """What so many agent steps are worth, of a reward of 1 each."""
+    return depth if discount == 1 else (1 - discount**depth) / (1 - discount)
+
+
+def depth_of(value: float, discount: float) -> float:
+    """The inverse of `value_of`."""
+    return value if discount == 1 else math.log1p(-(1 - discount) * value) / math.log(discount)
+
+
+def learnt_from(depths: Sequence[float], *, n_steps: Sequence[int], discount: float, combine: str) -> float:
+    """The depth of what is learnt from targets of these depths.
+
+    Args:
+      depths: of the target's snapshots; several in an ensemble.
+      n_steps: of the returns; several where their lengths differ, each as often.
+      discount: per agent step.
+      combine: how the values of several snapshots become one: `min` or `mean`.
+    """
+    values = [value_of(depth, discount) for depth in depths]
+    target = depth_of(min(values) if combine == "min" else fmean(values), discount)
+    if len(n_steps) == 1:
+        return n_steps[0] + target
+    return depth_of(fmean(value_of(n + target, discount) for n in n_steps), discount)
+
+
+class Depths:
+    """The depths of a run's snapshots, in agent steps.
+
+    None of what has another past: imports, and what was learnt from them; and all of a run without a target.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._place = Place()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._settings: dict[int, Settings] = {}
+        self._snapshots: dict[str, float | None] = {}
+        self._online: dict[str, float | None] = {}  # by learner
+        self._learning: dict[str, tuple[int, float | None]] = {}  # the depth it has from an update on
+
+    def catch_up(self) -> None:
+        """Sees what the ledger has recorded since."""
+        place, events = self._run.ledger.follow(self._place, Commit, Swap)
+        if place.fold != self._place.fold:
+            self._forget()
+        self._place = place
+        for event, holds in events:
+            if not holds:
+                continue
+            if isinstance(event, Swap):
+                if not event.worker:  # a worker's own target follows that of the run
+                    self._see_swap(event)
+            elif isinstance(event, Commit) and event.number is not None:
+                self._snapshots[event.id] = self._now(event.learner, event.updates)
+
+    def of(self, snapshot: str) -> float | None:
+        """The depth of a snapshot."""
+        return self._snapshots.get(snapshot)
+
+    def of_targets(self, learner: str) -> float | None:
+        """The depth of what a learner learns from its present target."""
+        return self._learning.get(learner, (0, None))[1]
+
+    def _now(self, learner: str, updates: int) -> float | None:
+        first, depth = self._learning.get(learner, (1, 0.0))
+        return depth if updates >= first else self._online.get(learner, 0.0)
+
+    def _see_swap(self, swap: Swap) -> None:
+        learner, depths = swap.learner, [self._snapshots.get(snapshot) for snapshot in swap.snapshots]
+        self._online[learner] = self._now(learner, swap.first_update - 1)
+        if swap.into == "online":
+            self._online[learner] = depths[0]
+            self._learning[learner] = swap.first_update, self.of_targets(learner)
+        else:
+            self._learning[learner] = swap.first_update, self._learnt_from(swap, depths)
+
+    def _learnt_from(self, swap: Swap, depths: Sequence[float | None]) -> float | None:
+        settings = self._settings.get(swap.attempt) or self._settings.setdefault(
+            swap.attempt, self._run.settings_of(swap.attempt)
+        )
+        train, known = settings.train, [depth for depth in depths if depth is not None]
+        if len(known) < len(depths) or not train.target_q:
+            return None
+        n_steps = range(1, train.rollout_steps + 1) if train.rollout_steps else [train.n_step]
+        combine = _combine(settings.target.policy) if len(known) > 1 else "mean"
+        return learnt_from(known, n_steps=n_steps, discount=train.discount, combine=combine)
+
+
+def _combine(policy: str) -> str:
+    from twin_graph.targets import parse  # NumPy: commands that read records need not wait for it
+
+    return parse(policy).combine

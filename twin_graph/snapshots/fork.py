@@ -1,0 +1,160 @@
+"""Forks: new runs with the past of another, up to one of its resume points.
+
+A fork has all of that past in its own folder: the records up to the point, as bytes, and the files of snapshots, point
+and replay, which never change, and which it shares with the other run where the disk can share. So everything that
+reads a run reads a fork, neither run can remove what the other needs, and the other may be deleted.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from twin_graph.errors import UsageError
+from twin_graph.settings import Settings
+from twin_graph.snapshots import workers
+from twin_graph.snapshots.files import (
+    checked,
+    commit_folder,
+    fsync,
+    make_folder,
+    remove_leftovers,
+    share,
+    write_new,
+)
+from twin_graph.snapshots.ledger import Fork, Ledger, Prune, utc_now
+from twin_graph.snapshots.points import SEGMENTS, PointState
+from twin_graph.snapshots.run import LEDGER, RECORDS, RUNS, Run, check_new_folder
+from twin_graph.snapshots.store import MANIFEST, Snapshots
+
+#: Changes the variables of a resume point: takes its folder and state, and returns what it did, and the state since.
+Change = Callable[[Path, PointState], tuple[str, PointState]]
+
+
+def default_folder(parent: Run) -> Path:
+    """The first free `checkpoints/<name>-fork<number>`."""
+    number = 1
+    while (folder := RUNS / f"{parent.name}-fork{number}").exists():
+        number += 1
+    return folder
+
+
+def fork(parent: Run, point: PointState, folder: Path, settings: Settings, change: Change | None = None) -> Run:
+    """Makes a run that continues from a resume point of another, which may be training meanwhile.
+
+    Args:
+      parent: the other.
+      point: one of its points, found whole.
+      folder: of the new run; must not exist yet.
+      settings: of the new run.
+      change: what is to be done to the point's variables, if anything.
+
+    Raises:
+      UsageError: the folder exists or cannot be made, or the point was removed meanwhile.
+      OSError: the disk is full or failed; there is no new run then.
+    """
+    check_new_folder(folder)
+    try:
+        make_folder(folder.parent)
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise UsageError(f"cannot make {folder}: {error.strerror}") from None
+    remove_leftovers(folder.parent, of=folder.name, spare_the_living=True)
+
+    def fill(temporary: Path) -> None:
+        gone = copy_past(parent, point, temporary)
+        state, changed = point, ""
+        if change:
+            changed, state = change(temporary / "resume" / parent.points().path(point.number).name, point)
+        ledger, now = Ledger(temporary / LEDGER), utc_now()
+        ledger.append(
+            Fork(
+                attempt=point.attempt,
+                time=now,
+                run=parent.name,
+                point=point.number,
+                counters=point.counters,
+                weights_sha256=point.weights_sha256,
+                changed=changed,
+            )
+        )
+        if gone:
+            ledger.append(Prune(attempt=point.attempt, time=now, snapshots=gone))
+        origin = {
+            "run": parent.name,
+            "folder": str(parent.folder.absolute()),
+            "point": point.number,
+            **point.counters.model_dump(),
+            "weights_sha256": state.weights_sha256,
+        }
+        description = describe(parent, point.attempt, settings)
+        description |= {"name": folder.name, "created": now, "forked_from": origin}
+        write_new(temporary / "run.json", checked(description, indent=1))
+        for inside in temporary.rglob("*"):
+            if inside.is_dir():
+                fsync(inside)
+
+    with parent.points().reading(), parent.store().reading():
+        if parent.points().readable(point.number) != point:
+            raise UsageError(f"{parent.folder} has removed resume point {point.number} just now; try again")
+        try:
+            commit_folder(folder, fill)
+        except PermissionError as error:
+            raise UsageError(f"cannot make {folder}: {error.strerror}") from None
+    return Run(folder)
+
+
+def describe(parent: Run, attempt: int, settings: Settings) -> dict[str, Any]:
+    """What `run.json` says of a run that continues with these settings after an attempt of its parent."""
+    past = [one for one in parent.description["past_settings"] if one["attempt"] < attempt]
+    before = parent.settings_of(attempt)
+    if before != settings:
+        past.append({"attempt": attempt, "settings": before.model_dump(), "settings_sha256": before.sha256()})
+    return {
+        **parent.description,
+        "settings": settings.model_dump(),
+        "settings_sha256": settings.sha256(),
+        "past_settings": past,
+    }
+
+
+def copy_past(parent: Run, point: PointState, folder: Path) -> tuple[str, ...]:
+    """Copies the records of a run before one of its points, and shares all files that belong to that past.
+
+    Returns:
+      The snapshots whose weights were there when the point was made, and are no longer.
+    """
+    for name in RECORDS:
+        if size := point.known_bytes[name]:
+            with (parent.folder / name).open("rb") as file:
+                write_new(folder / name, file.read(size))
+    for path in (parent.folder / workers.FOLDER).glob("*.updates"):
+        make_folder(folder / workers.FOLDER)
+        write_new(folder / workers.FOLDER / path.name, path.read_bytes())
+
+    then = Snapshots(parent.store_folder, parent.ledger, upto=point.known_bytes[LEDGER])
+    now, gone = parent.store(), []
+    for snapshot in [*then.snapshots, *then.imports, *then.abandoned]:
+        has_weights = now.has_weights(snapshot.id)
+        if then.has_weights(snapshot.id) and not has_weights:
+            gone.append(snapshot.id)
+        share_snapshot(
+            then, snapshot.id, folder / then.folder.name, weights=then.has_weights(snapshot.id) and has_weights
+        )
+
+    points, kept = parent.points(), folder / parent.points().folder.name
+    into = kept / points.path(point.number).name
+    into.mkdir(parents=True)
+    for path in points.path(point.number).iterdir():
+        share(path, into / path.name)
+    (kept / SEGMENTS).mkdir()
+    for segment in point.segments:
+        share(points.folder / SEGMENTS / segment.file.name, kept / SEGMENTS / segment.file.name)
+    return tuple(gone)
+
+
+def share_snapshot(store: Snapshots, snapshot_id: str, folder: Path, *, weights: bool) -> None:
+    """Shares a snapshot with the store of another run: its manifest, and its weights too if they are wanted."""
+    into = folder / snapshot_id
+    into.mkdir(parents=True)
+    names = [file.name for file in store.manifest(snapshot_id).files] if weights else []
+    for name in (MANIFEST, *names):
+        share(store.folder / snapshot_id / name, into / name)
