@@ -148,9 +148,9 @@ class Training:
             segments=self.log.write_rest(self.run.attempt),
         )
         self.points.commit(state, lambda folder: save(folder / "online"), {"probe": np.arange(6, dtype=np.float32)})
-        chain = [self.point, state] if self.point else [state]
+        chain = [state, self.point] if self.point else [state]
         self.point = state
-        self.points.retain(chain)
+        self.points.retain(chain, 2)
 
     def record_evaluation(self) -> None:
         newest = self.store.newest

@@ -251,7 +251,7 @@ def test_swaps_by_hand_since_the_oldest_point_are_kept_and_what_undoing_one_woul
     swap(run, ten[4], 650, [ten[6]], request="request-2")
     assert removed(run) == [1, 3, 5]
     last = commit_point(run, 950, [ten[9]])
-    run.points().retain([last])
+    run.points().retain([last], 2)
     assert removed(run) == [1, 3, 4, 5, 7, 8]  # 0, 2 and 6 are what those two replaced
 
 

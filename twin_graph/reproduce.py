@@ -8,7 +8,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from twin_graph import cpu, envs, training
 from twin_graph.errors import DamagedError, UsageError
@@ -33,8 +33,6 @@ from twin_graph.snapshots.ledger import (
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import LEDGER, Run, check_new_folder
 from twin_graph.twin import weights_sha256
-
-_Input = TypeVar("_Input", Point, Swap)
 
 
 class Difference(NamedTuple):
@@ -236,15 +234,16 @@ def _scratch(run: Run, point: PointState | None, folder: Path, settings: Setting
     return made
 
 
-def _new(kind: type[_Input], run: Run, scratch: Run) -> list[_Input]:
-    """What people requested that the scratch does not have."""
-    return run.ledger.events(kind, text=BY_REQUEST)[len(scratch.ledger.events(kind, text=BY_REQUEST)) :]
+def _inputs(run: Run) -> tuple[list[Point], list[Swap]]:
+    """What people requested, and what was done about it."""
+    points = [point for point in run.ledger.events(Point) if point.request]
+    return points, run.ledger.events(Swap, text=BY_REQUEST)
 
 
 def _record_inputs(run: Run, scratch: Run) -> None:
     """Records what people did since, beyond the scratch's point, so that it is repeated as after a crash."""
-    inputs: list[Point | Swap] = list(_new(Point, run, scratch))
-    inputs += _new(Swap, run, scratch)
+    (points, swaps), (known_points, known_swaps) = _inputs(run), _inputs(scratch)
+    inputs: list[Point | Swap] = [*points[len(known_points) :], *swaps[len(known_swaps) :]]
     for event in inputs:
         scratch.ledger.append(event)
     store, known = run.store(), {snapshot.id for snapshot in scratch.store().imports}

@@ -20,7 +20,8 @@ class Requests:
         self._run = run
         self._keeper = keeper
         self._inbox = control.Inbox(run.control)
-        events: list[tuple[Point | Swap, bool]] = [*run.ledger.with_abandoned(Point, text=BY_REQUEST)]
+        points = run.ledger.with_abandoned(Point)
+        events: list[tuple[Point | Swap, bool]] = [(point, holds) for point, holds in points if point.request]
         events += run.ledger.with_abandoned(Swap, text=BY_REQUEST)
         self._done = {(event.event, event.request) for event, holds in events if holds}
         forked = max((fork.attempt for fork in run.ledger.events(Fork)), default=0)

@@ -5,16 +5,18 @@ import math
 import textwrap
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from twin_graph.compare import Comparison
 from twin_graph.experiments.results import Curve, Result
 from twin_graph.experiments.statistics import Band, Estimate
+
+if TYPE_CHECKING:  # imports TensorFlow
+    from twin_graph.compare import Comparison
 
 # Told apart by those who do not see all colours, and in print (after Okabe and Ito 2008).
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
@@ -136,7 +138,7 @@ def served(results: Sequence[tuple[str, Result]]) -> Figure:
     return figure
 
 
-def compared(comparison: Comparison, names: Sequence[str]) -> Figure:
+def compared(comparison: "Comparison", names: Sequence[str]) -> Figure:
     """Two runs by updates, one panel above the other: their scores, and how far apart Q values and weights are."""
     figure = _figure(6.2)
     scores, q_values, weights = figure.subplots(3, sharex=True)

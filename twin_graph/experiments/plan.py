@@ -17,14 +17,17 @@ from twin_graph.config import FREE, nearest, nearest_setting
 from twin_graph.cross_checks import check_that_it_learns
 from twin_graph.errors import UsageError
 from twin_graph.settings import Settings
+from twin_graph.snapshots.run import find
 from twin_graph.words import what_is_wrong
 
 #: Lowest and highest score by environment, for what a file does not say: the range of what a game can score.
 KNOWN_SCORES = {"CartPole-v1": (0.0, 500.0), "ALE/Pong-v5": (-21.0, 21.0)}
 #: Where the threshold lies between `low` and `high`, for what a file does not say. CartPole-v1 is solved at 475 of 500.
 THRESHOLD = 0.95
+#: After the name of a condition that is the first one but for one weight.
+NUDGED = ", one weight moved"
 _TASK = "env.id"
-_OWN_KEYS = {"seed": "seeds", "train.steps": "steps", "preset": "preset"}
+_OWN_KEYS = {"seed": "seeds, or noise_seeds in [from]", "train.steps": "steps", "preset": "preset"}
 
 Pairs = tuple[tuple[str, Any], ...]
 
@@ -47,17 +50,84 @@ class Scores(BaseModel):
         return self
 
 
+class _From(BaseModel):
+    """The states from which every condition begins: resume points of one run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str
+    points: list[Annotated[int, Field(ge=0)]] = []
+    updates: list[Annotated[int, Field(ge=0)]] = []
+    noise_seeds: Annotated[list[int], Field(min_length=1)]
+    chaos: bool = False
+
+    @pydantic.model_validator(mode="after")
+    def _has_points(self) -> "_From":
+        if bool(self.points) == bool(self.updates):
+            raise ValueError("give points, the numbers of resume points, or updates, for the newest points by then")
+        return self
+
+    @property
+    def references(self) -> list[str]:
+        return [*map(str, self.points), *(f"@update:{updates}" for updates in self.updates)]
+
+
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    preset: str
+    preset: str = ""
     steps: Annotated[int, Field(ge=1)]
-    seeds: Annotated[list[int], Field(min_length=1)]
+    seeds: list[int] = []
     description: str = ""
     settings: dict[str, Any] = {}
     scores: dict[str, Any] = {}
     factors: dict[str, Any]
+    from_: _From | None = Field(None, alias="from")
+
+    @pydantic.model_validator(mode="after")
+    def _has_a_beginning(self) -> "_File":
+        given = {"preset": bool(self.preset), "seeds": bool(self.seeds)}
+        if self.from_ is None and (missing := [name for name, there in given.items() if not there]):
+            raise ValueError(f"{missing[0]} is missing")
+        if self.from_ and (too_much := [name for name, there in given.items() if there]):
+            raise ValueError(f"{too_much[0]} has no place beside [from]: preset and seed are those of its run")
+        return self
+
+
+class OriginPoint(NamedTuple):
+    """A resume point from which runs are forked, with the settings of then."""
+
+    number: int
+    updates: int
+    agent_steps: int
+    weights_sha256: str
+    settings: Settings
+
+
+class Origin(NamedTuple):
+    """The run from which the runs of an experiment are forked.
+
+    Attributes:
+      folder: of it.
+      points: by what the file calls them.
+    """
+
+    folder: Path
+    points: Mapping[str, OriginPoint]
+
+    def record(self) -> dict[str, Any]:
+        """For `experiment.json`, so that the experiment outlives the run."""
+        points = {name: {**p._asdict(), "settings": p.settings.model_dump()} for name, p in self.points.items()}
+        return {"folder": str(self.folder), "points": points}
+
+    @classmethod
+    def recorded(cls, record: Mapping[str, Any]) -> "Origin":
+        """What `record` returned. Raises `KeyError`, `TypeError` or `UsageError` if it is something else."""
+        points = {
+            n: OriginPoint(**{**p, "settings": config.validate(p["settings"])}) for n, p in record["points"].items()
+        }
+        return cls(Path(record["folder"]), points)
 
 
 class PlannedRun(NamedTuple):
@@ -68,8 +138,10 @@ class PlannedRun(NamedTuple):
       condition: the values of all factors but the environment; runs of one are compared with those of another.
       task: the environment.
       seed: of the run.
-      overrides: the settings by which it differs from the preset, but for steps and seed.
+      overrides: the settings by which it differs from the preset, or the run it is forked from, but for steps and seed.
       settings: all of them.
+      point: from which it is forked; None of one that is trained from the beginning.
+      nudge: whether one weight is moved then, to see how far that spreads.
     """
 
     name: str
@@ -78,6 +150,18 @@ class PlannedRun(NamedTuple):
     seed: int
     overrides: Pairs
     settings: Settings
+    point: OriginPoint | None = None
+    nudge: bool = False
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """Equal for runs of different conditions that begin alike: the point's number, -1 without one, and the seed."""
+        return (self.point.number if self.point else -1), self.seed
+
+    @property
+    def length(self) -> int:
+        """Agent steps that it trains."""
+        return self.settings.train.steps - (self.point.agent_steps if self.point else 0)
 
 
 class Plan(NamedTuple):
@@ -88,6 +172,7 @@ class Plan(NamedTuple):
       runs: seed by seed, so that an experiment that was stopped has whole comparisons.
       scores: by environment, what the file says of its scores.
       text: the file.
+      origin: from which run its runs are forked, if they are.
     """
 
     name: str
@@ -97,6 +182,7 @@ class Plan(NamedTuple):
     runs: tuple[PlannedRun, ...]
     scores: Mapping[str, Scores]
     text: str
+    origin: Origin | None = None
 
     @property
     def conditions(self) -> list[str]:
@@ -129,15 +215,17 @@ def read(path: Path) -> Plan:
         raise UsageError(f"{path}: {error}") from None
 
 
-def parse(text: str, *, fixed: Pairs = ()) -> Plan:
+def parse(text: str, *, fixed: Pairs = (), origin: Origin | None = None) -> Plan:
     """The plan that the text of a file makes.
 
     Args:
       text: TOML.
       fixed: settings that all runs have in addition to the file's, such as threads.
+      origin: points that were looked up before; others are looked for in the run that the file names.
 
     Raises:
       UsageError: unknown keys, values that do not fit, an empty grid, two runs that are the same.
+      DamagedError: a point is not whole.
     """
     file = _validated(text)
     common = tuple(_settings(file.settings, "settings"))
@@ -147,18 +235,47 @@ def parse(text: str, *, fixed: Pairs = ()) -> Plan:
             "factors is empty: name a setting and its values, as in \"target.policy\" = ['latest', 'best']"
         )
     _check_disjoint(common, levels)
-    if len(set(file.seeds)) < len(file.seeds):
-        raise UsageError(f"seeds={file.seeds}: one of them is repeated")
+    seeds = file.from_.noise_seeds if file.from_ else file.seeds
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"{'noise_seeds' if file.from_ else 'seeds'}={seeds}: one of them is repeated")
+    origin = _origin(file.from_, origin) if file.from_ else None
+    points: list[OriginPoint | None] = list(origin.points.values()) if origin else [None]
+    combinations = [(combination, False) for combination in itertools.product(*levels)]
+    if file.from_ and file.from_.chaos:
+        combinations.insert(1, (combinations[0][0], True))
     runs = [
-        _run(file, (*fixed, *common), combination, seed)
-        for seed in file.seeds
-        for combination in itertools.product(*levels)
+        _run(file, (*fixed, *common), combination, seed, point, nudge=nudge)
+        for seed in seeds
+        for point in points
+        for combination, nudge in combinations
     ]
     _check_different(runs)
     if any(run.settings.train.until_score is not None for run in runs):
         raise UsageError("train.until_score ends runs at different steps, and an experiment compares equal ones")
     tasks = list(dict.fromkeys(run.task for run in runs))
-    return Plan(file.name, file.description, file.preset, file.steps, tuple(runs), _scores(file.scores, tasks), text)
+    preset = file.preset or runs[0].settings.preset
+    return Plan(file.name, file.description, preset, file.steps, tuple(runs), _scores(file.scores, tasks), text, origin)
+
+
+def _origin(wanted: _From, known: Origin | None) -> Origin:
+    """The points that a file names."""
+    from twin_graph.checkpoint import point_at
+
+    if known and all(reference in known.points for reference in wanted.references):
+        return known._replace(points={reference: known.points[reference] for reference in wanted.references})
+    run = find(wanted.run)
+    points = dict(known.points) if known else {}
+    for reference in wanted.references:
+        if reference not in points:
+            point = point_at(run, reference)
+            made, settings = point.counters, run.settings_of(point.attempt)
+            points[reference] = OriginPoint(
+                point.number, made.updates, made.agent_steps, point.weights_sha256, settings
+            )
+    numbers = [points[reference].number for reference in wanted.references]
+    if twice := next((number for number in numbers if numbers.count(number) > 1), None):
+        raise UsageError(f"from: resume point {twice} is named twice")
+    return Origin(run.folder.absolute(), {reference: points[reference] for reference in wanted.references})
 
 
 def check_policies(plan: Plan) -> None:
@@ -255,13 +372,25 @@ def _check_disjoint(common: Pairs, levels: Sequence[Sequence[_Level]]) -> None:
             raise UsageError(f"{both[0]} is set by {where} and by {elsewhere}; keep one")
 
 
-def _run(file: _File, common: Pairs, combination: Sequence[_Level], seed: int) -> PlannedRun:
+def _run(
+    file: _File, common: Pairs, combination: Sequence[_Level], seed: int, point: OriginPoint | None, *, nudge: bool
+) -> PlannedRun:
     overrides = (*common, *(pair for level in combination for pair in level.settings))
-    settings = config.load(file.preset, [*overrides, ("train.steps", file.steps), ("seed", seed)])
+    steps = ("train.steps", file.steps)
+    if point is None:
+        settings = config.load(file.preset, [*overrides, steps, ("seed", seed)])
+    elif file.steps <= point.agent_steps:
+        raise UsageError(f"steps={file.steps}: resume point {point.number} is at {point.agent_steps:,} agent steps")
+    else:
+        settings = config.change(point.settings, [*overrides, steps], seed=seed)
     check_that_it_learns(settings)
-    condition = ", ".join(level.label for level in combination if level.factor != _TASK) or file.preset
-    name = ",".join([*(_slug(level.label) for level in combination), f"seed={seed}"])
-    return PlannedRun(name, condition, settings.env.id, seed, overrides, settings)
+    condition = ", ".join(level.label for level in combination if level.factor != _TASK) or settings.preset
+    if nudge:
+        condition += NUDGED
+    begin = [] if point is None else [f"point={point.number}"]
+    labels = [level.label + (NUDGED if nudge else "") for level in combination]
+    name = ",".join([*map(_slug, labels), *begin, f"seed={seed}"])
+    return PlannedRun(name, condition, settings.env.id, seed, overrides, settings, point, nudge)
 
 
 def _slug(label: str) -> str:
@@ -270,9 +399,9 @@ def _slug(label: str) -> str:
 
 
 def _check_different(runs: Sequence[PlannedRun]) -> None:
-    by_settings: dict[str, PlannedRun] = {}
+    by_settings: dict[tuple[Any, ...], PlannedRun] = {}
     for run in runs:
-        other = by_settings.setdefault(run.settings.sha256(), run)
+        other = by_settings.setdefault((run.settings.sha256(), run.pair, run.nudge), run)
         if other is not run:
             raise UsageError(f"{other.condition} and {run.condition} are the same run, twice (seed {run.seed})")
     names = Counter(run.name for run in runs)

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from twin_graph.experiments import figures, page, results, statistics
 from twin_graph.experiments.figures import Line
 from twin_graph.experiments.page import Page, Picture, Table
-from twin_graph.experiments.plan import Plan
+from twin_graph.experiments.plan import NUDGED, Origin, Plan
 from twin_graph.experiments.results import Curve, Result
 from twin_graph.experiments.runner import Experiment
 from twin_graph.experiments.statistics import FEW_SEEDS, GOOD_SEEDS, RESAMPLES, Band, Condition, Estimate, Norm
@@ -166,6 +166,8 @@ def numbers(condition: Condition) -> dict[str, Any]:
     for name in ("iqm", "mean", "optimality_gap", "improvement"):
         estimate = getattr(condition, name) or statistics.UNKNOWN
         row |= {f"{name}{end}": value for end, value in zip(("", "_low", "_high"), estimate, strict=True)}
+    within = condition.difference or statistics.UNKNOWN
+    row |= {f"difference{end}": value for end, value in zip(("", "_low", "_high"), within, strict=True)}
     row["reached_threshold"] = sum(math.isfinite(steps) for steps in condition.steps_to)
     row["steps_to_threshold"] = statistics.typical(condition.steps_to)
     row["seconds_to_threshold"] = statistics.typical(condition.seconds_to)
@@ -238,6 +240,7 @@ def _page(data: _Data) -> Page:
                 *([plan.description] if plan.description else []),
                 f"{len(data.conditions)} conditions of preset {plan.preset} on {environments}, {len(data.results)} "
                 f"runs of {plan.steps:,} agent steps, {done} of them done.",
+                *([f"All are forked from {_origin(plan.origin)}."] if plan.origin else []),
             ]
         ),
         findings=list(_findings(data)),
@@ -247,6 +250,11 @@ def _page(data: _Data) -> Page:
         runs=_runs(data),
         method=list(_method(data)),
     )
+
+
+def _origin(origin: Origin) -> str:
+    points = [f"{point.number} (update {point.updates:,})" for point in origin.points.values()]
+    return f"{origin.folder.name} at resume point{'s' if len(points) > 1 else ''} {_listed(points)}"
 
 
 def _findings(data: _Data) -> Iterator[str]:
@@ -318,6 +326,7 @@ def _comparison(data: _Data) -> Table:
                 _interval(data.estimate(c.iqm)),
                 _interval(c.optimality_gap),
                 _interval(c.improvement) if c.improvement else "-",
+                *([_interval(c.difference) if c.difference else "-"] if data.plan.origin else []),
                 f"{steps:,.0f} ({reached})" if steps is not None else reached,
                 _number(row["target_age_updates"]),
                 _number(row["overestimation"]),
@@ -329,6 +338,7 @@ def _comparison(data: _Data) -> Table:
         f"{data.unit}, IQM (95%)",
         "optimality gap (95%)",
         f"better than {first} (95%)",
+        *([f"score less that of {first}, in pairs (95%)"] if data.plan.origin else []),
         "agent steps to threshold",
         "age of targets, updates",
         "overestimation at the end",
@@ -430,6 +440,16 @@ def _method(data: _Data) -> Iterator[str]:
         f"resamples, by rliable {version('rliable')} (Agarwal et al. 2021), with a fixed seed. Curves use the runs "
         "that are done; while none of a condition is, those that have begun, as far as all of these have come."
     )
+    if data.plan.origin:
+        yield (
+            "Pairs are runs of two conditions that were forked from the same resume point and have the same noise from "
+            "there on. The mean difference within pairs has an interval over pairs; it is about these beginnings."
+        )
+        if any(run.planned.nudge for run in data.results):
+            yield (
+                f"The condition{NUDGED} is the first one, but that its largest weight was moved by one unit in the "
+                "last place. A difference from the first condition that is no larger than that one's is chaos."
+            )
     fields = ("env.id", "train.discount", "evaluate.episodes", "evaluate.every_steps")
     settings = data.plan.runs[0].settings.model_dump()
     said = ", ".join(f"{field} {settings[field.split('.')[0]][field.split('.')[1]]}" for field in fields)

@@ -78,7 +78,8 @@ class Experiment:
                 raise UsageError(f"it has format {record['format']}, and this version of twin-graph reads {_FORMAT}")
             fixed = tuple((str(key), value) for key, value in record["fixed"].items())
             trial = Trial(*(record["trial"][name] for name in Trial._fields))
-            return cls(folder, plans.parse(record["file"], fixed=fixed), fixed, trial)
+            origin = plans.Origin.recorded(record["origin"]) if record.get("origin") else None
+            return cls(folder, plans.parse(record["file"], fixed=fixed, origin=origin), fixed, trial)
         except (KeyError, TypeError, UsageError) as error:
             raise DamagedError(f"{path} cannot be used: {error}") from None
 
@@ -99,7 +100,7 @@ class Experiment:
         """
         if (folder / _RECORD).exists():
             begun = cls.open(folder)
-            grown = plans.parse(plan.text, fixed=begun.fixed)
+            grown = plans.parse(plan.text, fixed=begun.fixed, origin=begun.plan.origin)
             _check_same(begun.plan, grown, folder)
             trial = begun.trial
             if len(grown.runs) > len(begun.plan.runs):
@@ -109,7 +110,7 @@ class Experiment:
             raise UsageError(f"{folder} holds something else than an experiment; choose another --out")
         check_new_folder(folder / "run")  # says so if a run could not be made there
         fixed = _fixed(plan, jobs)
-        new = plans.parse(plan.text, fixed=fixed)
+        new = plans.parse(plan.text, fixed=fixed, origin=plan.origin)
         return cls(folder, new, fixed, measure([run.settings for run in _one_of_each(new)]))
 
     def write(self) -> None:
@@ -119,6 +120,7 @@ class Experiment:
             "name": self.plan.name,
             "fixed": dict(self.fixed),
             "trial": self.trial._asdict(),
+            "origin": self.plan.origin.record() if self.plan.origin else None,
             "file": self.plan.text,
         }
         write_file(self.folder / _RECORD, checked(record, indent=1))
@@ -167,11 +169,15 @@ class Experiment:
         return run
 
     def command(self, planned: PlannedRun) -> list[str]:
-        """The arguments of `twin-graph` that start a run, or continue it."""
+        """The arguments of `twin-graph` that start a run, or continue it; one that is forked begins to train after."""
         folder = str(self.run_folder(planned).absolute())  # so that `_trainer` finds it, wherever it is called
         if self.found(planned):
             return ["resume", folder]
         sets = [f"--set={assignment(key, value)}" for key, value in planned.overrides]
+        if self.plan.origin and planned.point:
+            named = ["--at", str(planned.point.number), "--seed", str(planned.seed), "--run-dir", folder]
+            steps, nudge = f"--set=train.steps={self.plan.steps}", ["--nudge"] if planned.nudge else []
+            return ["fork", str(self.plan.origin.folder), *named, *nudge, *sets, steps]
         named = ["--steps", str(self.plan.steps), "--seed", str(planned.seed)]
         return ["train", self.plan.preset, *named, "--run-dir", folder, *sets]
 
@@ -191,14 +197,15 @@ class Experiment:
         for record in self._outcomes():
             spent[record["run"]] = spent.get(record["run"], 0.0) + record["seconds"]
         done = [spent[s.planned.name] for s in states if s.state == "done" and s.planned.name in spent]
-        by_run = sum(done) / len(done) if done else self.trial.startup + self.plan.steps / self.trial.rate
+        length = sum(run.length for run in self.plan.runs) / len(self.plan.runs)
+        by_run = sum(done) / len(done) if done else self.trial.startup + length / self.trial.rate
         how = (
             f"{len(done)} {'run' if len(done) == 1 else 'runs'} took {by_run:.0f} s each"
             if done
             else f"measured: {self.trial.rate:.0f} agent steps/s in the first run, without evaluations"
         )
         left = [self.plan.steps - s.agent_steps for s in states if s.state not in ("done", "damaged")]
-        return sum(left) / self.plan.steps * by_run / max(1, min(jobs, len(left))), how
+        return sum(left) / length * by_run / max(1, min(jobs, len(left))), how
 
     def _outcomes(self) -> list[dict[str, Any]]:
         return [line.record for line in read_lines(self.folder / _OUTCOMES) if line.record]
@@ -226,6 +233,8 @@ def _fixed(plan: Plan, jobs: int) -> Pairs:
     chosen = {"twin.threads": max(1, cores // jobs), "twin.precision": "fp32"}
     named = {key for run in plan.runs for key, _ in run.overrides}
     twin = plan.runs[0].settings.twin
+    if plan.origin:  # the runs keep what was fixed for the one that they are forked from
+        return ()
     left_open = {"twin.threads": twin.threads == 0, "twin.precision": twin.precision == "auto"}
     return tuple((key, value) for key, value in chosen.items() if left_open[key] and key not in named)
 
@@ -272,7 +281,8 @@ def _look(experiment: Experiment, planned: PlannedRun, error: str = "", *, goes_
     try:
         run = experiment.found(planned)
         if run is None:
-            return State(planned, "failed" if error else "waiting", 0, error)
+            begun = planned.point.agent_steps if planned.point else 0
+            return State(planned, "failed" if error else "waiting", begun, error)
         # A process that is known to be alive is not asked: it may be about to take the lock that this looks at.
         state = "running" if goes_on else run.state()
         steps = run.newest_metrics().get("agent_steps", 0)
@@ -425,12 +435,16 @@ class Runner:
         if code is None:
             self.states[planned.name] = state._replace(state="running", error="")
             return False
-        error = "" if state.state == "done" or self.stop.is_set() else self._error(planned, code)
+        is_forked = job.command == "fork" and code == 0
+        error = "" if state.state == "done" or is_forked or self.stop.is_set() else self._error(planned, code)
         # Another process began or resumed it before this one could; this one's own training may still be dying.
         if (state.state == "running" and code >= 0) or code == _IN_USE:
             self._waiting.appendleft(planned)
             return True
         self.experiment.record_outcome(planned, job.command, code, time.monotonic() - job.started, error)
+        if is_forked:
+            self._waiting.appendleft(planned)
+            return True
         self._tries[planned.name] -= 1
         if error and self._tries[planned.name] > 0 and code not in _HOPELESS:
             self._waiting.appendleft(planned)

@@ -74,6 +74,8 @@ class Condition(NamedTuple):
       iqm, mean: of the scores, normalised.
       optimality_gap: how far scores are from 1, those above taken as 1.
       improvement: probability that a run of it scores higher than one of the first condition; None for that itself.
+      difference: mean of its scores less those of the first condition's runs that began alike, not normalised; None
+        where runs are not forked, or of several environments.
       profile: share of runs above each of `PROFILE_AT`.
       curve: IQM of normalised scores by agent steps.
       steps_to, seconds_to: agent steps and seconds of each run until the threshold; infinite where it was not reached.
@@ -87,6 +89,7 @@ class Condition(NamedTuple):
     mean: Estimate
     optimality_gap: Estimate
     improvement: Estimate | None
+    difference: Estimate | None
     profile: Band | None
     curve: Band | None
     steps_to: list[float]
@@ -149,6 +152,7 @@ def _condition(
         mean=mean,
         optimality_gap=gap,
         improvement=improvement(scores, first.scores) if first else None,
+        difference=difference(done, first.rows) if first and done and done[0][0].planned.point else None,
         profile=profile(scores),
         curve=curve([[_normalised(run, norm) for run in row] for row in rows], iqm_by_step),
         steps_to=[math.inf if steps is None else steps for _, steps in reached],
@@ -163,9 +167,9 @@ def _aggregates(scores: np.ndarray) -> np.ndarray:
 
 def _whole_seeds(runs: Sequence[Result], tasks: Sequence[str]) -> list[list[Result]]:
     """Runs by seed, one for each environment; seeds that lack one are left out, since rliable wants a matrix."""
-    by_seed: dict[int, dict[str, Result]] = {}
+    by_seed: dict[tuple[int, int], dict[str, Result]] = {}
     for run in runs:
-        by_seed.setdefault(run.planned.seed, {})[run.planned.task] = run
+        by_seed.setdefault(run.planned.pair, {})[run.planned.task] = run
     return [[row[task] for task in tasks] for row in by_seed.values() if len(row) == len(tasks)]
 
 
@@ -193,6 +197,17 @@ def improvement(ours: np.ndarray, theirs: np.ndarray) -> Estimate:
         )
     several = len(ours) > 1 and len(theirs) > 1
     return Estimate(float(values[""]), *(float(limit) if several else math.nan for limit in intervals[""].reshape(-1)))
+
+
+def difference(ours: Sequence[Sequence[Result]], theirs: Sequence[Sequence[Result]]) -> Estimate | None:
+    """The mean difference of last scores within pairs of runs that began alike; the interval is over pairs."""
+    others = {row[0].planned.pair: row for row in theirs}
+    pairs = [(row, others[row[0].planned.pair]) for row in ours if row[0].planned.pair in others]
+    differences = [[a.final - b.final for a, b in zip(row, other, strict=True)] for row, other in pairs]
+    scores = np.array(differences).reshape(len(pairs), -1)
+    if scores.shape[1] != 1:
+        return None
+    return estimates(scores, lambda numbers: np.array([numbers.mean()]), 1)[0]
 
 
 def profile(scores: np.ndarray) -> Band | None:

@@ -65,6 +65,9 @@ def fork(parent: Run, point: PointState, folder: Path, settings: Settings, chang
         if change:
             changed, state = change(temporary / "resume" / parent.points().path(point.number).name, point)
         ledger, now = Ledger(temporary / LEDGER), utc_now()
+        for before in parent.ledger.events(Fork):
+            if before.point == point.number:  # the parent is a fork itself, and has made no point since
+                ledger.append(before)
         ledger.append(
             Fork(
                 attempt=point.attempt,

@@ -228,7 +228,7 @@ _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="e
 INTERRUPTED = "interrupted"
 #: In place of a policy, where a person chose.
 BY_HAND, UNDO = "by hand", "undo"
-#: Occurs in the line of a swap, or a resume point, that a person requested, and in no other.
+#: Occurs in the line of a swap that a person requested, and in that of no other swap.
 BY_REQUEST = '"request": "'
 #: Lineage of what came from outside.
 IMPORT = "import"

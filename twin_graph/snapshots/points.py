@@ -141,6 +141,7 @@ class PointStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._not_durable: list[Path] = []
+        self._is_tidy = False
 
     def folders(self) -> list[Path]:
         """The folders of points, oldest first."""
@@ -239,7 +240,8 @@ class PointStore:
           The oldest that is kept.
         """
         kept = list(itertools.islice(chain, count))
-        if count is not None:
+        if count is not None or not self._is_tidy:  # where all are kept, only once: what a crash left
+            self._is_tidy = True
             with contextlib.suppress(BlockingIOError), lock_folder(self.folder, shared=False):
                 self._remove_all_but(kept)
         return kept[-1]

@@ -1,0 +1,229 @@
+"""Training a stretch of a run again: what recurs, what does not, and what is different then."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from commands import twin_graph
+from test_fork import contents, forked
+from test_resume import attempt
+
+from twin_graph import config, envs, nudge, training
+from twin_graph.checkpoint import newest_point, point_at
+from twin_graph.errors import UsageError
+from twin_graph.exchange import import_checkpoint
+from twin_graph.graph_mode import tf
+from twin_graph.reproduce import Reproduction, reproduce
+from twin_graph.settings import Settings
+from twin_graph.snapshots import control
+from twin_graph.snapshots.files import append_line, checked, read_file, read_lines
+from twin_graph.snapshots.fork import fork
+from twin_graph.snapshots.run import Run, create
+from twin_graph.snapshots.store import FileRecord
+from twin_graph.snapshots.verify import verify
+
+Make = Callable[..., Settings]
+
+
+def again(run: Run, folder: Path, begin: str | None = None, last: int | None = None) -> Reproduction:
+    """What comes of training it again, from a point or from the beginning."""
+    run = Run(run.folder)
+    before = contents(run.folder)
+    made = reproduce(run, point_at(run, begin) if begin else None, last, folder, lambda progress: None)
+    assert contents(run.folder) == before
+    return made
+
+
+def asked(run: Run, cut: int | None, requests: dict[int, Callable[[], object]], stop: int | None = None) -> None:
+    """Trains on, with what people request at some agent steps, until nobody goes on with it or somebody stops it."""
+    run = Run(run.folder)
+    point = newest_point(run).point if run.points().folders() else None
+    waiting = dict(requests)
+    with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
+        for progress in training.train(run, env, point):
+            for step in [step for step in waiting if progress.agent_steps >= step]:
+                waiting.pop(step)()
+            if stop and progress.agent_steps >= stop and not progress.stop.is_set():
+                os.kill(os.getpid(), signal.SIGINT)
+            if cut and progress.agent_steps >= cut:
+                break
+
+
+@pytest.fixture(params=[0, 64], ids=["step by step", "chunks"])
+def eventful(request: pytest.FixtureRequest, cartpole: Make, tmp_path: Path) -> Run:
+    """A run to which everything happens: kills, swaps at work and at rest, a stop, points on request, new settings."""
+    settings = cartpole(
+        loss="mse",
+        train__chunk_steps=request.param,
+        train__steps=2_000,
+        target__policy="best(mean)",
+        save__every_updates=20,
+        resume__every_steps=300,
+        resume__keep="all",
+        evaluate__every_steps=200,
+    )
+    run = create(tmp_path / "eventful", settings)
+    asked(run, 500, {400: lambda: control.ask(run.control, "swap", run.resolve("latest~1").id, hold=True)})
+    control.ask(run.control, "undo")
+    asked(run, 850, {740: lambda: control.ask(run.control, "point")})
+    asked(run, None, {900: lambda: control.ask(run.control, "swap", run.resolve("000001").id, "online")}, stop=1_000)
+    assert Run(run.folder).state() == "stopped"
+    control.ask(run.control, "swap", run.resolve("000002").id)
+    changed = Run(run.folder)
+    changed.change_settings(config.change(changed.settings, [("train.learning_rate", 3e-3), ("train.steps", 1_400)]))
+    asked(run, None, {})
+    changed = Run(run.folder)
+    changed.change_settings(config.change(changed.settings, [("train.steps", 2_000), ("target.policy", "latest")]))
+    asked(run, 1_800, {})
+    asked(run, None, {})
+    assert Run(run.folder).state() == "finished"
+    assert len(Run(run.folder).description["past_settings"]) == 2
+    return Run(run.folder)
+
+
+def test_everything_that_happened_to_a_run_recurs(eventful: Run, tmp_path: Path) -> None:
+    whole = again(eventful, tmp_path / "again")
+    assert whole.difference is None
+    assert (whole.first, whole.last) == (1, 450)
+    assert whole.snapshots == len(eventful.store().snapshots)
+    assert whole.evaluations == len(list(eventful.evaluations()))
+    numbers = [int(folder.name) for folder in eventful.points().folders()]
+    for number in numbers[1:-1:2]:
+        part = again(eventful, tmp_path / f"from{number}", begin=str(number))
+        assert part.difference is None
+        assert part.first == point_at(eventful, str(number)).counters.updates + 1
+        assert part.last == 450
+        assert 0 < part.snapshots < whole.snapshots
+    short = again(eventful, tmp_path / "short", last=100)
+    assert short.difference is None
+    assert short.last <= 100
+
+
+def test_a_fork_recurs_with_the_stretch_of_its_parent(
+    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path
+) -> None:
+    parent = trained(cartpole(resume__keep="all", loss="mse"))
+    attempt(made := forked(parent, tmp_path / "fork", at="1", seed=2, target__policy="lag(60)"))
+    assert again(made, tmp_path / "whole").difference is None
+    attempt(moved := fork(parent, point_at(parent, "1"), tmp_path / "moved", parent.settings, nudge.nudge))
+    assert again(moved, tmp_path / "since", begin="1").difference is None
+    with pytest.raises(UsageError, match="a weight was moved when"):
+        again(moved, tmp_path / "from the start")
+
+
+def test_the_real_emulator_and_network_recur(pong: Make, trained: Callable[[Settings], Run], tmp_path: Path) -> None:
+    run = trained(pong(loss="mse", train__steps=240, resume__keep="all"))
+    assert again(run, tmp_path / "again", begin="1").difference is None
+
+
+def forge(run: Run, reference: str) -> str:
+    """Changes a byte of a snapshot's weights, and everything that says what they should be, but for the ledger."""
+    snapshot = run.resolve(reference)
+    folder = run.store_folder / snapshot.id
+    prefix = folder / "model"
+    reader = tf.train.load_checkpoint(str(prefix))
+    values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    name = min(values)
+    values[name].ravel()[0] += 1e-3
+    for path in folder.glob("model.*"):
+        path.unlink()
+    nudge._write(prefix, dict(sorted(values.items())))
+    manifest = read_file(folder / "manifest.json")
+    manifest["files"] = [FileRecord.of(path).model_dump() for path in sorted(folder.glob("model.*"))]
+    (folder / "manifest.json").write_bytes(checked(manifest, indent=1))
+    return snapshot.id
+
+
+def test_a_snapshot_that_was_forged_with_its_manifest_does_not_recur(
+    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path
+) -> None:
+    run = trained(cartpole(resume__keep="all"))
+    forged = forge(run, "000003")
+    assert verify(run).damage == []
+    found = again(run, tmp_path / "again").difference
+    assert found is not None
+    assert found.what == f"the weights in the files of {forged}"
+    assert found.after_updates == 150
+    assert found.recorded != found.reproduced
+
+
+def test_a_forged_evaluation_and_forged_settings_do_not_recur(
+    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path
+) -> None:
+    run = trained(cartpole())
+    path = run.folder / "evaluations.jsonl"
+    records = [line.record for line in read_lines(path)]
+    path.unlink()
+    for record in records:
+        assert record is not None
+        append_line(path, {**record, "returns": [score + 1 for score in record["returns"]]})
+    found = again(run, tmp_path / "scores").difference
+    assert found is not None
+    assert found.what.startswith("returns of the evaluation of ")
+    path.unlink()
+
+    run.change_settings(config.replace(run.settings, [("train.learning_rate", 2e-3)]))
+    description = {**run.description, "past_settings": []}
+    (run.folder / "run.json").write_bytes(checked(description, indent=1))
+    found = again(run, tmp_path / "settings").difference
+    assert found is not None
+    assert found.what == "snapshot 1"
+
+
+def test_what_was_imported_serves_again(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(loss="mse", resume__keep="all"))
+    attempt(run, 700)
+    outside = run.store().prefix(run.resolve("000001").id)
+    copy = Path(shutil.copytree(outside.parent, tmp_path / "outside")) / outside.name
+    imported = import_checkpoint(Run(run.folder), copy, {}).snapshot
+    control.ask(run.control, "swap", imported.id)
+    attempt(run)
+    assert again(run, tmp_path / "again").difference is None
+
+
+def test_what_cannot_recur_is_said_at_once(cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path) -> None:
+    run = trained(cartpole(resume__keep="all"))
+    with pytest.raises(UsageError, match="no snapshot in that stretch"):
+        again(run, tmp_path / "nothing", begin="3")
+    workers = create(tmp_path / "workers", config.replace(run.settings, [("workers.count", 2)]))
+    with pytest.raises(UsageError, match="is asynchronous"):
+        again(workers, tmp_path / "workers again")
+    cut = create(tmp_path / "cut", run.settings)
+    attempt(cut, 1_100)
+    (cut.points().path(2) / "online.index").rename(tmp_path / "aside")
+    attempt(cut, 700)
+    (tmp_path / "aside").rename(cut.points().path(2) / "online.index")
+    with pytest.raises(UsageError, match="resume point 2 is abandoned"):
+        again(cut, tmp_path / "cut again", begin="2")
+
+
+def test_the_command_reports_what_recurred_and_leaves_nothing(
+    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path
+) -> None:
+    run = trained(cartpole(resume__keep="all"))
+    folder = tmp_path / "here"
+    folder.mkdir()
+    shutil.move(run.folder, folder / "run")
+    done = twin_graph("reproduce", "run", "--from", "1", "--to", "2", "--json", cwd=folder)
+    assert done.returncode == 0
+    document = json.loads(done.stdout)
+    assert (document["first"], document["last"], document["snapshots"]) == (77, 200, 3)
+    assert document["difference"] is None
+    assert document["machine"] == []
+    forged = forge(Run(folder / "run"), "000003")
+    different = twin_graph("reproduce", "run", cwd=folder)
+    assert different.returncode == 1
+    assert f"not reproduced: after update 150, the weights in the files of {forged} differ" in different.stderr
+    assert "nothing is different about this machine" in different.stderr
+    assert [path.name for path in folder.iterdir()] == ["run"]
+    kept = twin_graph("reproduce", "run", "--from", "@update:100", "--to", "@update:140", "--run-dir", "it", cwd=folder)
+    assert kept.returncode == 0
+    assert (folder / "it" / "run.json").exists()
+    refused = twin_graph("reproduce", "run", "--to", "9", cwd=folder)
+    assert refused.returncode == 2
+    assert "has made no resume point 9; there are 0, 1, 2, 3" in refused.stderr
