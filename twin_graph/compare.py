@@ -9,7 +9,7 @@ import numpy as np
 from twin_graph import config, exchange
 from twin_graph.errors import UsageError
 from twin_graph.learner import greedy_agreement
-from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Swap
+from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Point, Swap
 from twin_graph.snapshots.run import Run
 from twin_graph.twin import Twin
 
@@ -104,7 +104,7 @@ def compare(first: Run, second: Run) -> Comparison:
     return Comparison(settings, equal, parted, list(_pairs(first, second, since)), scores)
 
 
-#: What a run did at a place, and how people call it: (updates, order, learner or kind) -> (words, value).
+#: What a run did, by place: (updates, order, which) -> (how people call it, what it was). Order 0 may be missing.
 _Marks = dict[tuple[int, int, str], tuple[str, str]]
 
 
@@ -116,6 +116,12 @@ def _marks(run: Run) -> _Marks:
             counters = Counters(**{name: line[name] for name in Counters.model_fields})
             key = counters.updates, 0, f"{counters.agent_steps}"
             marks[key] = f"the loss logged at {counters.agent_steps:,} agent steps", repr(line["loss"])
+    for point in run.ledger.events(Point):
+        steps = point.counters.agent_steps
+        marks[point.counters.updates, 0, f"{steps} point"] = (
+            f"the weights at {steps:,} agent steps",
+            point.weights_sha256,
+        )
     for commit in run.store().snapshots:
         marks[commit.updates, 1, commit.learner] = "the snapshot", commit.id
     for number, swap in enumerate(run.ledger.events(Swap)):
@@ -136,7 +142,7 @@ def _parting(first: _Marks, second: _Marks) -> tuple[int, Difference | None]:
             equal = key[0]
         elif (ours is None or theirs is None) and key[0] >= min(ends):  # one of them has not come so far
             break
-        elif (ours is None or theirs is None) and key[1] == 0:  # they log at different steps
+        elif (ours is None or theirs is None) and key[1] == 0:  # they log, or make points, at different steps
             continue
         else:
             words = (ours or theirs or ("",))[0]

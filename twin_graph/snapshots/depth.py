@@ -38,8 +38,10 @@ def learnt_from(depths: Sequence[float], *, n_steps: Sequence[int], discount: fl
       discount: per agent step.
       combine: how the values of several snapshots become one: `min` or `mean`.
     """
-    values = [value_of(depth, discount) for depth in depths]
-    target = depth_of(min(values) if combine == "min" else fmean(values), discount)
+    if combine == "min" or len(set(depths)) == 1:
+        target = min(depths)
+    else:
+        target = depth_of(fmean(value_of(depth, discount) for depth in depths), discount)
     if len(n_steps) == 1:
         return n_steps[0] + target
     return depth_of(fmean(value_of(n + target, discount) for n in n_steps), discount)

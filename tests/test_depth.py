@@ -1,0 +1,140 @@
+"""The depth of snapshots: by hand-made ledgers, and by what real runs expect of CartPole."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from twin_graph.settings import Settings
+from twin_graph.snapshots import report
+from twin_graph.snapshots.depth import Depths, depth_of, learnt_from, value_of
+from twin_graph.snapshots.ledger import Commit, Counters, Swap, utc_now
+from twin_graph.snapshots.run import Run, create
+
+Make = Callable[..., Settings]
+
+
+class Story:
+    """Writes a ledger by hand."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.run = create(folder, settings)
+        self.run.record_start()
+        self._number = 0
+
+    def commit(self, name: str, updates: int, *, learner: str = "online", imported: bool = False) -> None:
+        counters = Counters(agent_steps=updates, updates=updates, frames=updates, episodes=0)
+        commit = Commit(
+            attempt=1,
+            time=utc_now(),
+            number=None if imported else self._number,
+            lineage="import" if imported else learner,
+            learner=learner,
+            parent=None,
+            counters=counters,
+            weights_sha256="0" * 64,
+            snapshot=name,
+            bytes=1,
+        )
+        self._number += not imported
+        self.run.ledger.append(commit)
+
+    def restore(self, names: Sequence[str], after: int, *, learner: str = "online", into: str = "target") -> None:
+        counters = Counters(agent_steps=after, updates=after, frames=after, episodes=0)
+        fields = {"attempt": 1, "time": utc_now(), "into": into, "learner": learner, "snapshots": names}
+        fields |= {
+            "policy": "latest",
+            "candidates": names,
+            "reason": "",
+            "first_update": after + 1,
+            "counters": counters,
+        }
+        self.run.ledger.append(Swap.model_validate(fields))
+
+    def depths(self, *names: str) -> list[float | None]:
+        depths = Depths(self.run)
+        depths.catch_up()
+        return [depths.of(name) for name in names]
+
+
+@pytest.mark.parametrize("discount", [0.99, 0.9, 1.0])
+def test_values_and_depths_are_each_others_inverse(discount: float) -> None:
+    assert value_of(0, discount) == 0
+    assert value_of(1, discount) == pytest.approx(1)
+    assert value_of(3, discount) == pytest.approx(1 + discount + discount**2)
+    for depth in (0, 1, 2.5, 40):
+        assert depth_of(value_of(depth, discount), discount) == pytest.approx(depth)
+
+
+@pytest.mark.parametrize("combine", ["min", "mean"])
+def test_what_is_learnt_sees_its_own_rewards_and_the_targets(combine: str) -> None:
+    assert learnt_from([7], n_steps=[3], discount=0.9, combine=combine) == pytest.approx(10)
+    together = learnt_from([0, 20], n_steps=[3], discount=0.9, combine=combine)
+    value = min(value_of(0, 0.9), value_of(20, 0.9)) if combine == "min" else value_of(20, 0.9) / 2
+    assert value_of(together, 0.9) == pytest.approx(1 + 0.9 + 0.81 + 0.9**3 * value)
+    # A rollout of two steps: one bootstraps after both rewards, the other after one.
+    of_two = learnt_from([0], n_steps=[1, 2], discount=0.9, combine=combine)
+    assert value_of(of_two, 0.9) == pytest.approx((1 + 1.9) / 2)
+
+
+def test_a_generation_adds_n_steps_and_a_late_target_none(cartpole: Make, tmp_path: Path) -> None:
+    story = Story(tmp_path / "run", cartpole(train__n_step=3))
+    story.commit("s0", 0)
+    story.restore(["s0"], 0)
+    story.commit("s1", 50)
+    story.restore(["s1"], 50)
+    story.commit("s1b", 50)  # nothing was learnt from it yet
+    story.commit("s2", 100)
+    story.restore(["s0"], 100)  # an old target again
+    story.commit("s3", 150)
+    story.restore(["s2"], 150)
+    story.restore(["s2", "s3"], 200)
+    story.commit("s4", 250)
+    mean = learnt_from([6, 3], n_steps=[3], discount=0.99, combine="mean")
+    assert story.depths("s0", "s1", "s1b", "s2", "s3", "s4", "unknown") == [0, 3, 3, 6, 3, pytest.approx(mean), None]
+
+
+def test_swaps_into_the_online_twin_and_imports(cartpole: Make, tmp_path: Path) -> None:
+    story = Story(tmp_path / "run", cartpole(train__n_step=3))
+    story.commit("s0", 0)
+    story.restore(["s0"], 0)
+    story.commit("s1", 50)
+    story.restore(["s1"], 50)
+    story.commit("s2", 100)
+    story.restore(["s0"], 100, into="online")
+    story.commit("s3", 100)  # the weights of s0
+    story.commit("s4", 150)  # learnt since, from s1
+    story.commit("import-1", 0, imported=True)
+    story.restore(["import-1"], 150)
+    story.commit("s5", 200)
+    story.restore(["s5"], 200)
+    story.commit("s6", 250)
+    assert story.depths("s2", "s3", "s4", "import-1", "s5", "s6") == [6, 0, 6, None, None, None]
+
+
+def test_two_learners_learn_through_each_other(cartpole: Make, tmp_path: Path) -> None:
+    story = Story(tmp_path / "run", cartpole(train__n_step=2, mode="mutual"))
+    for learner in "ab":
+        story.commit(f"{learner}0", 0, learner=learner)
+    story.restore(["b0"], 0, learner="a")
+    story.restore(["a0"], 0, learner="b")
+    for learner in "ab":
+        story.commit(f"{learner}1", 50, learner=learner)
+    story.restore(["b1"], 50, learner="a")
+    story.commit("a2", 100, learner="a")
+    story.commit("b2", 100, learner="b")
+    assert story.depths("a1", "b1", "a2", "b2") == [2, 2, 4, 2]
+
+
+def test_a_run_without_a_target_has_no_depth(cartpole: Make, trained: Callable[[Settings], Run]) -> None:
+    run = trained(cartpole(train__target_q=False))
+    assert [entry["depth_agent_steps"] for entry in report.log(run)] == [None] * 5 + [0]
+
+
+def test_records_show_the_depth_of_a_real_run(cartpole: Make, trained: Callable[[Settings], Run]) -> None:
+    run = trained(cartpole(train__n_step=3, save__every_updates=50))
+    assert [entry["depth_agent_steps"] for entry in reversed(report.log(run))] == [0, 3, 6, 9, 12, 15]
+    assert report.show(run, "000002")["depth_agent_steps"] == 6
+    [served] = report.explain(run, 120)["snapshots"]
+    assert (served["id"], served["depth_agent_steps"]) == (run.resolve("000002").id, 6)
+    assert [line["depth"] for line in run.metrics() if "depth" in line][-1] == 15
