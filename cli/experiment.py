@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from twin_graph import cpu
-from twin_graph.errors import TwinGraphError
+from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments import runner, trial
 from twin_graph.experiments.runner import EXPERIMENTS, Begin, Experiment, Runner, State, begin_here
@@ -126,7 +126,8 @@ def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, int
 def report(folder: Path, as_json: bool) -> None:
     """Compare the runs of the experiment in FOLDER, finished or not.
 
-    FOLDER may also be a name under checkpoints/experiments/. Writes FOLDER/report/index.html, a single file that works
+    FOLDER may also be a name under checkpoints/experiments/, or the tables of a report, from which it is drawn again.
+    Writes FOLDER/report/index.html, a single file that works
     offline, and the same as report.md, CSV files and PNG pictures. Needs an extra: pip install '.[experiments]' in the
     repository.
 
@@ -134,9 +135,10 @@ def report(folder: Path, as_json: bool) -> None:
     Example:
       twin-graph experiment report cartpole-policies
     """
-    found = Experiment.open(folder if folder.exists() else EXPERIMENTS / folder)
+    folder = folder if folder.exists() else EXPERIMENTS / folder
     try:
         from twin_graph.experiments import report as library
+        from twin_graph.experiments import results, tables
     except ImportError as error:
         raise _extra_is_missing("a report", "experiments", error) from None
 
@@ -148,12 +150,74 @@ def report(folder: Path, as_json: bool) -> None:
         def tell(what: str, done: int, total: int) -> None:
             bar.update(task, description=what, completed=done, total=total)
 
-        written, numbers = library.write(found, tell)
+        if (folder / tables.PLAN).exists():
+            plan, fixed, read = tables.read(folder)
+        else:
+            found = Experiment.open(folder)
+            plan, fixed, read = found.plan, found.fixed, list(results.read(found))
+        written, numbers = library.write(plan, fixed, read, folder / "report", tell)
     if as_json:
         print_json(numbers)
         return
     for path in written:
         stdout.print(str(path), soft_wrap=True, markup=False)
+
+
+@experiment.command("clock")
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--served",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Only runs whose targets served this many updates, by the median: networks need some to fit their targets.",
+)
+@click.option("--plot", type=click.Path(path_type=Path), help="Also write a picture to this PNG or SVG file.")
+@json_option
+def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_json: bool) -> None:
+    """Compare what snapshots expect with what the ledger predicts, by the tables in FOLDERS.
+
+    The ledger knows through which snapshots every value came, and so how many rewards a network can have learned of.
+    FOLDERS are those of reports, or of tables such as those in studies/results.
+
+    \b
+    Example:
+      twin-graph experiment clock studies/results/cartpole-policies --served 250 --plot clock.png
+    """
+    try:
+        from twin_graph.experiments import clock as library
+        from twin_graph.experiments import figures, tables
+    except ImportError as error:
+        raise _extra_is_missing("the clock", "experiments", error) from None
+    points: dict[str, list[tuple[float, float]]] = {}
+    counts: dict[str, int] = {}
+    for folder in folders:
+        plan, _, runs = tables.read(folder)
+        for run in runs:
+            pairs, name = library.pairs(run), f"{plan.name}: {run.planned.condition}"
+            if not pairs or library.served(run) < served:
+                continue
+            points.setdefault(name, []).extend(pairs)
+            counts[name] = counts.get(name, 0) + 1
+    if not points:
+        raise UsageError("no run in these tables has both predictions and observations")
+    in_all = [pair for pairs in points.values() for pair in pairs]
+    if plot:
+        figures.against(points, "predicted by the ledger", "expected by the snapshot").savefig(plot, dpi=160)
+        say(f"picture: {plot}")
+    rows = {name: (counts[name], library.fit(pairs)) for name, pairs in points.items()}
+    whole = sum(counts.values()), library.fit(in_all)
+    if as_json:
+        document = {name: {"runs": count, **fit._asdict()} for name, (count, fit) in {**rows, "in all": whole}.items()}
+        print_json(document)
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("condition", "runs", "evaluations", "r", "mean error", "mean excess"):
+        table.add_column(heading, justify="left" if heading == "condition" else "right")
+    for name, (count, fit) in [*rows.items(), ("in all", whole)]:
+        numbers = (f"{fit.correlation:.4f}", f"{fit.error:.2f}", f"{fit.bias:.2f}")
+        table.add_row(escape(name), str(count), f"{fit.evaluations:,}", *numbers)
+    stdout.print(table)
 
 
 def _extra_is_missing(what: str, extra: str, error: ImportError) -> TwinGraphError:

@@ -27,6 +27,8 @@ class Evaluation(NamedTuple):
       q_start: the largest Q value at the first observation of each episode: what the snapshot expects.
       discounted: the discounted return of each episode, of rewards clipped as in training.
       cut: games that `evaluate.max_steps` ended; they count with the score that they had.
+      truncated: as `discounted`, of the first `depth` steps alone; empty where that is not known.
+      depth: how many agent steps ahead the snapshot can look; see `twin_graph.snapshots.depth`.
     """
 
     returns: list[float]
@@ -35,6 +37,8 @@ class Evaluation(NamedTuple):
     q_start: Sequence[float] = ()
     discounted: Sequence[float] = ()
     cut: int = 0
+    truncated: Sequence[float] = ()
+    depth: float | None = None
 
     @property
     def mean(self) -> float:
@@ -73,6 +77,7 @@ class Evaluation(NamedTuple):
             "q_start": list(self.q_start),
             "discounted": list(self.discounted),
             **({"cut": self.cut} if self.cut else {}),
+            **({} if self.depth is None else {"truncated": list(self.truncated), "depth_agent_steps": self.depth}),
         }
 
 
@@ -83,21 +88,29 @@ class _Game:
     score: float = 0.0
     q_start: float = math.nan
     discounted: float = 0.0
+    truncated: float = 0.0
     weight: float = 1.0
     steps: int = 0
     cut: bool = False
 
-    def add(self, score_t: float, r_t: float, q_tm1: float, discount: float) -> None:
+    def add(self, score_t: float, r_t: float, q_tm1: float, discount: float, depth: float) -> None:
         if math.isnan(self.q_start):
             self.q_start = q_tm1
-        self.steps += 1
         self.score += score_t
         self.discounted += self.weight * r_t
+        self.truncated += self.weight * r_t * min(1.0, max(0.0, depth - self.steps))
+        self.steps += 1
         self.weight *= discount
 
 
 def play(
-    q_values: Callable[[np.ndarray], np.ndarray], settings: Settings, *, episodes: int, seed: int, counter: int
+    q_values: Callable[[np.ndarray], np.ndarray],
+    settings: Settings,
+    *,
+    episodes: int,
+    seed: int,
+    counter: int,
+    depth: float | None = None,
 ) -> Iterator[Evaluation]:
     """Plays `episodes` whole games greedily but for `evaluate.epsilon`; yields what there is after each vector step.
 
@@ -109,6 +122,7 @@ def play(
       settings: of the run.
       episodes: games to play.
       seed, counter: give the environments' seeds and the random actions; use a pair once for fresh ones.
+      depth: see `Evaluation`.
     """
     count = min(episodes, PARALLEL_GAMES)
     games: list[_Game | None] = [None] * episodes
@@ -130,7 +144,9 @@ def play(
             step = env.step(np.where(explore, random.integers(0, env.spec.n_actions, size=count), q.argmax(axis=1)))
             r_t = step.score_t if clip is None else np.clip(step.score_t, -clip, clip)
             for e, game in enumerate(now):
-                game.add(float(step.score_t[e]), float(r_t[e]), float(q[e].max()), settings.train.discount)
+                game.add(
+                    float(step.score_t[e]), float(r_t[e]), float(q[e].max()), settings.train.discount, depth or 0.0
+                )
                 if step.last_t[e]:
                     game.cut = not step.terminal_t[e] and game.steps == max_steps
                     if playing[e] < episodes:
@@ -146,6 +162,8 @@ def play(
                 [game.q_start for game in whole],
                 [game.discounted for game in whole],
                 sum(game.cut for game in whole),
+                [game.truncated for game in whole],
+                depth,
             )
     finally:
         env.close()

@@ -11,7 +11,7 @@ from twin_graph.envs import VectorStep
 from twin_graph.evaluation import Evaluation
 from twin_graph.keeper import Keeper
 from twin_graph.snapshots.depth import Depths
-from twin_graph.snapshots.ledger import Counters
+from twin_graph.snapshots.ledger import Commit, Counters
 from twin_graph.snapshots.workers import WorkerStatus
 from twin_graph.stopwatch import PHASES
 
@@ -143,8 +143,13 @@ class Progress:
         self._marked, self._mark, self.latest = now, so_far, metrics
         return metrics
 
+    def depth_of(self, snapshot: Commit) -> float | None:
+        """How many agent steps ahead its values can reach; see `twin_graph.snapshots.depth`."""
+        self._depths.catch_up()
+        return self._depths.of(snapshot.id)
+
     def _depth(self) -> dict[str, float]:
-        """How many agent steps ahead the values that are being learned can reach; see `twin_graph.snapshots.depth`."""
+        """The same of the values that are being learned."""
         self._depths.catch_up()
         learners = self.keeper.learners
         depths = {learner.name: self._depths.of_targets(learner.name) for learner in learners}

@@ -82,8 +82,9 @@ def _evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Progress
             assert newest is not None
             for snapshot in [newest] if rival is None else [rival, newest]:
                 twin.restore_snapshot(snapshot, keeper.store)
-                counter = progress.agent_steps
-                for evaluation in play(twin.q_values, settings, episodes=episodes, seed=settings.seed, counter=counter):
+                at = {"seed": settings.seed, "counter": progress.agent_steps}
+                depth = progress.depth_of(snapshot)
+                for evaluation in play(twin.q_values, settings, episodes=episodes, depth=depth, **at):
                     progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
                     yield progress
                     if progress.stop.is_set():

@@ -3,7 +3,7 @@
 import itertools
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -135,6 +135,22 @@ def served(results: Sequence[tuple[str, Result]]) -> Figure:
                 )
     for panel in panels:
         _finish(panel)
+    return figure
+
+
+def against(points: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str) -> Figure:
+    """Numbers against what they were predicted to be, a colour for each name while they are few, and the diagonal."""
+    figure = _figure(4.6)
+    axes = figure.subplots()
+    few = len(points) <= len(_COLOURS)
+    for (name, pairs), colour in zip(points.items(), itertools.cycle(_COLOURS if few else _COLOURS[:1]), strict=False):
+        predicted, observed = ([pair[i] for pair in pairs] for i in (0, 1))
+        axes.plot(predicted, observed, "o", color=colour, markersize=3, alpha=0.5, markeredgewidth=0, label=name)
+    ends = [function(pair[0] for pairs in points.values() for pair in pairs) for function in (min, max)]
+    axes.plot(ends, ends, color=_GREY, linewidth=1, linestyle="--")
+    _finish(axes, x_label, y_label)
+    if few:
+        figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8.5)
     return figure
 
 

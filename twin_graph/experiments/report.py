@@ -5,12 +5,9 @@
   report.md        the same, with its pictures in separate files
   *.png            the pictures
   conditions.csv   a line for each condition: the numbers of the first table, with their intervals
-  runs.csv         a line for each run
-  curves.csv       a line for each scheduled evaluation
-  targets.csv      a line for each time that a snapshot was the target
+  plan.json, runs.csv and others: see `twin_graph.experiments.tables`
 """
 
-import csv
 import io
 import itertools
 import math
@@ -22,16 +19,15 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from twin_graph.experiments import figures, page, results, statistics
+from twin_graph.experiments import clock, figures, page, statistics, tables
 from twin_graph.experiments.figures import Line
 from twin_graph.experiments.page import Page, Picture, Table
-from twin_graph.experiments.plan import NUDGED, Origin, Plan
+from twin_graph.experiments.plan import NUDGED, Origin, Pairs, Plan
 from twin_graph.experiments.results import Curve, Result
-from twin_graph.experiments.runner import Experiment
 from twin_graph.experiments.statistics import FEW_SEEDS, GOOD_SEEDS, RESAMPLES, Band, Condition, Estimate, Norm
+from twin_graph.experiments.tables import last
 from twin_graph.snapshots.files import make_folder, write_file
 
-_REPORT = "report"
 _DPI = 200
 # Of each figure, its heading and what it shows.
 _WORDS = {
@@ -83,6 +79,12 @@ _WORDS = {
         "The share of those observations on which both twins prefer the same action. Near 1, double Q-learning and "
         "plain Q-learning bootstrap from the same action.",
     ),
+    "clock": (
+        "What the ledger predicts",
+        "What each evaluated snapshot expects of a game (as above) against what it can expect by the genealogy of its "
+        "targets alone: the rewards of as many steps as its depth, with no parameter fitted{assumption}. {fit}. What "
+        "lies above the line is overestimated.",
+    ),
     "overestimation": (
         "Overestimation",
         "What a snapshot expects of a game at its first observation (the largest Q value) less what it then gets "
@@ -119,11 +121,15 @@ class _Data(NamedTuple):
         return band and Band(band.at, *(self.shown(line) for line in band[1:]))
 
 
-def write(experiment: Experiment, tell: Callable[[str, int, int], None]) -> tuple[list[Path], dict[str, Any]]:
+def write(
+    plan: Plan, fixed: Pairs, found: list[Result], folder: Path, tell: Callable[[str, int, int], None]
+) -> tuple[list[Path], dict[str, Any]]:
     """Writes the report of an experiment, finished or not.
 
     Args:
-      experiment: whose runs are read.
+      plan, fixed: of the experiment.
+      found: its runs.
+      folder: where to write.
       tell: called with what is being done, for progress: in words, how many of how many are done.
 
     Returns:
@@ -132,27 +138,23 @@ def write(experiment: Experiment, tell: Callable[[str, int, int], None]) -> tupl
     Raises:
       OSError: a file could not be written; each that was is whole.
     """
-    found = list(results.read(experiment))
-    norms = statistics.norms(experiment.plan, found)
-    conditions = statistics.analyse(experiment.plan, found, norms, tell)
-    data = _Data(experiment.plan, found, norms, conditions)
+    norms = statistics.norms(plan, found)
+    conditions = statistics.analyse(plan, found, norms, tell)
+    data = _Data(plan, found, norms, conditions)
     tell("drawing", 0, 1)
     made = _page(data)
     tell("writing", 0, 1)
-    folder = experiment.folder / _REPORT
     make_folder(folder)
     pictures = {picture.name: _png(picture.figure) for picture in made.pictures}
     files = {f"{name}.png": content for name, content in pictures.items()}
-    files["conditions.csv"] = _csv([numbers(condition) for condition in conditions])
-    files["runs.csv"] = _csv([_run_numbers(result, norms) for result in found])
-    files["curves.csv"] = _csv([row for result in found for row in _curve_rows(result)])
-    files["targets.csv"] = _csv([row for result in found for row in _target_rows(result)])
+    files["conditions.csv"] = tables.as_csv([numbers(condition) for condition in conditions])
+    files |= tables.write(plan, fixed, found, norms)
     files["report.md"] = page.markdown(made).encode()
     files["index.html"] = page.html(made, pictures).encode()
     for name, content in files.items():
         write_file(folder / name, content)
     summary = {
-        "experiment": experiment.plan.name,
+        "experiment": plan.name,
         "conditions": [numbers(condition) for condition in conditions],
         "findings": made.findings,
         "warnings": made.warnings,
@@ -172,62 +174,10 @@ def numbers(condition: Condition) -> dict[str, Any]:
     row["steps_to_threshold"] = statistics.typical(condition.steps_to)
     row["seconds_to_threshold"] = statistics.typical(condition.seconds_to)
     row["target_age_updates"] = _mean(_mean_age(run) for run in _shown_runs(condition))
-    row["overestimation"] = _mean(_last(run.overestimation) for run in _shown_runs(condition))
+    row["overestimation"] = _mean(last(run.overestimation) for run in _shown_runs(condition))
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
     }
-
-
-def _run_numbers(run: Result, norms: dict[str, Norm]) -> dict[str, Any]:
-    norm = norms[run.planned.task]
-    steps = run.reached(norm.threshold)
-    row = {
-        "run": run.planned.name,
-        "condition": run.planned.condition,
-        "environment": run.planned.task,
-        "seed": run.planned.seed,
-        "state": run.state,
-        "agent_steps": run.agent_steps,
-        "updates": run.updates,
-        "score": run.final,
-        "normalised_score": norm.normalised(run.final),
-        "mean_of_scores": run.score_mean,
-        "steps_to_threshold": steps,
-        "seconds_to_threshold": None if steps is None else round(run.seconds_at(steps), 1),
-        "expected": _last(run.expected),
-        "realised": _last(run.realised),
-        "target_age_updates": _mean_age(run),
-        "attempts": run.attempts,
-        "stops": run.stops,
-        "error": run.error,
-    }
-    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
-
-
-def _curve_rows(run: Result) -> Iterator[dict[str, Any]]:
-    for step, score in run.scores.items():
-        planned = run.planned
-        yield {
-            "condition": planned.condition,
-            "environment": planned.task,
-            "seed": planned.seed,
-            "agent_steps": step,
-            "score": score,
-            "expected": run.expected.get(step),
-            "realised": run.realised.get(step),
-        }
-
-
-def _target_rows(run: Result) -> Iterator[dict[str, Any]]:
-    for service in run.services:
-        yield {
-            "run": run.planned.name,
-            "learner": service.learner,
-            "first_update": service.first,
-            "last_update": service.last,
-            "committed_at_updates": " ".join(map(str, service.committed)),
-            "by_hand": service.by_hand,
-        }
 
 
 def _page(data: _Data) -> Page:
@@ -351,7 +301,13 @@ def _comparison(data: _Data) -> Table:
 
 
 def _pictures(data: _Data) -> Iterator[Picture]:
-    words = {"first": data.conditions[0].name, "threshold": _thresholds(data)}
+    constant = all(task in clock.STEP_REWARDS for task in data.plan.tasks)
+    words = {
+        "first": data.conditions[0].name,
+        "threshold": _thresholds(data),
+        "fit": clock.words(clock.fit(pair for run in data.results for pair in clock.pairs(run))),
+        "assumption": ", at a reward of 1 each" if constant else "; the rewards are those of the evaluation's games",
+    }
     for name, figure in itertools.chain(_score_figures(data), _target_figures(data)):
         heading, text = _WORDS[name]
         yield Picture(name, heading.format(**words), text.format(**words), figure)
@@ -397,6 +353,9 @@ def _target_figures(data: _Data) -> Iterator[tuple[str, Figure]]:
             lambda run: run.overestimation, "agent steps", label, at=0.0, at_label="neither too much nor too little"
         ),
     )
+    points = {c.name: [pair for run in c.runs for pair in clock.pairs(run)] for c in conditions}
+    if any(points.values()):
+        yield "clock", figures.against(points, "predicted by the ledger", "expected by the snapshot")
 
 
 def _mean_line(condition: Condition, of: Callable[[Result], Curve]) -> Line:
@@ -415,7 +374,7 @@ def _runs(data: _Data) -> Table:
             run.state,
             f"{run.agent_steps:,}",
             _number(None if math.isnan(run.final) else run.final),
-            _number(_last(run.overestimation)),
+            _number(last(run.overestimation)),
             str(run.attempts) if run.attempts else "-",
         ]
         for run in data.results
@@ -467,10 +426,6 @@ def _mean_age(run: Result) -> float:
     return math.nan if age is None else age
 
 
-def _last(curve: Curve) -> float:
-    return curve[max(curve)] if curve else math.nan
-
-
 def _mean(values: Iterator[float]) -> float:
     known = [value for value in values if not math.isnan(value)]
     return fmean(known) if known else math.nan
@@ -504,12 +459,3 @@ def _png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=_DPI, format="png", metadata={"Software": None})
     return buffer.getvalue()
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> bytes:
-    buffer = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return buffer.getvalue().encode()

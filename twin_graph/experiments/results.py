@@ -46,9 +46,11 @@ class Result(NamedTuple):
       state: see `twin_graph.experiments.runner.State`.
       agent_steps, updates: according to its records.
       scores: mean return of the games that the newest snapshot played, by agent steps; of two learners, their mean.
+      evaluated: after how many updates that snapshot was committed, by agent steps.
       games: how many games such a score is the mean of, at most.
       expected: what those snapshots expected of these games: mean of the largest Q of the first observations.
       realised: what came of it: mean discounted return, of rewards as they are learnt from.
+      truncated: the same, of no more steps than the snapshot's depth; see `twin_graph.snapshots.depth`.
       seconds: of training, without start-up, until this many agent steps.
       q_distance, agreement: of the targets from their online twins, by agent steps.
       services: of the targets, in order.
@@ -63,9 +65,11 @@ class Result(NamedTuple):
     agent_steps: int
     updates: int
     scores: Curve
+    evaluated: dict[int, int]
     games: int
     expected: Curve
     realised: Curve
+    truncated: Curve
     seconds: Curve
     q_distance: Curve
     agreement: Curve
@@ -115,7 +119,7 @@ def read(experiment: Experiment) -> Iterator[Result]:
 
 
 def _nothing(state: State) -> Result:
-    return Result(state.planned, state.state, 0, 0, {}, 0, {}, {}, {}, {}, {}, [], 0, 0, "", state.error)
+    return Result(state.planned, state.state, 0, 0, {}, {}, 0, {}, {}, {}, {}, {}, {}, [], 0, 0, "", state.error)
 
 
 def _result(state: State, run: Run) -> Result:
@@ -134,9 +138,11 @@ def _result(state: State, run: Run) -> Result:
         agent_steps=newest["agent_steps"],
         updates=newest["updates"],
         scores=_by_step(evaluations, lambda line: line["returns"]),
+        evaluated={line["played_at"]["agent_steps"]: line["updates"] for line in evaluations},
         games=max((len(line["returns"]) for line in evaluations), default=0),
         expected=_by_step(evaluations, lambda line: line.get("q_start", ()) if comparable else ()),
         realised=_by_step(evaluations, lambda line: line.get("discounted", ()) if comparable else ()),
+        truncated=_by_step(evaluations, lambda line: line.get("truncated", ()) if comparable else ()),
         seconds=_seconds(metrics),
         q_distance=_telemetry(metrics, "target/q_distance"),
         agreement=_telemetry(metrics, "target/greedy_agreement"),

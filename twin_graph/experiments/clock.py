@@ -1,0 +1,105 @@
+"""What snapshots can expect by the ledger alone, against what they do expect: the ledger's clock.
+
+The prediction has no parameter that is fitted: see `twin_graph.snapshots.depth`. Where every step is worth the same, it
+follows from the depth; elsewhere it is what the evaluation's games gave in as many steps as the snapshot's depth.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from twin_graph import mutual, targets
+from twin_graph.experiments.results import Curve, Result, Service
+from twin_graph.settings import Settings
+from twin_graph.snapshots.depth import learnt_from, value_of
+
+#: Reward of each step, by environment, where it is always the same.
+STEP_REWARDS = {"CartPole-v1": 1.0}
+
+
+class Fit(NamedTuple):
+    """How predictions agree with what was observed.
+
+    Attributes:
+      evaluations: how many.
+      correlation: Pearson's; NaN of fewer than three.
+      error: mean absolute difference.
+      bias: mean of observed less predicted.
+    """
+
+    evaluations: int
+    correlation: float
+    error: float
+    bias: float
+
+
+def fit(pairs: Iterable[tuple[float, float]]) -> Fit:
+    """Of pairs (predicted, observed)."""
+    numbers = list(pairs)
+    if not numbers:
+        return Fit(0, math.nan, math.nan, math.nan)
+    before, seen = np.array(numbers, np.float64).T
+    varied = len(numbers) > 2 and before.min() < before.max() and seen.min() < seen.max()
+    correlation = float(np.corrcoef(before, seen)[0, 1]) if varied else math.nan
+    return Fit(len(numbers), correlation, float(np.abs(seen - before).mean()), float((seen - before).mean()))
+
+
+def pairs(run: Result) -> list[tuple[float, float]]:
+    """(predicted, observed) at each evaluation of a run for which both are known."""
+    can = predicted(run)
+    return [(can[step], run.expected[step]) for step in run.expected if step in can]
+
+
+def served(run: Result) -> float:
+    """For how many updates a target of a run served, the median; 0 without any."""
+    return float(np.median([service.last - service.first + 1 for service in run.services] or [0]))
+
+
+def predicted(run: Result) -> Curve:
+    """What the snapshot of each evaluation can expect of a game; empty where the records do not say."""
+    settings, reward = run.planned.settings, STEP_REWARDS.get(run.planned.task)
+    if reward is None:
+        return run.truncated
+    if not run.services or settings.store.shared:
+        return {}
+    learners = mutual.Turns(settings).learners
+    depths = {learner: _Depths(learner, run.services, settings) for learner in learners}
+    for name, other in zip(learners, learners[::-1], strict=True):
+        depths[name].source = depths[other]
+    return {
+        step: reward
+        * sum(value_of(depths[name].of(updates), settings.train.discount) for name in learners)
+        / len(learners)
+        for step, updates in run.evaluated.items()
+    }
+
+
+class _Depths:
+    """The depths of a learner's snapshots, by the updates after which they were committed."""
+
+    def __init__(self, learner: str, services: Sequence[Service], settings: Settings) -> None:
+        self._services = [service for service in services if service.learner == learner]
+        self._train = settings.train
+        several = any(len(service.committed) > 1 for service in self._services)
+        self._combine = targets.parse(settings.target.policy).combine if several else "mean"
+        self._known = {0: 0.0}
+        self.source = self
+
+    def of(self, updates: int) -> float:
+        served = [service for service in self._services if service.first <= updates]
+        if updates not in self._known:
+            train = self._train
+            n_steps = range(1, train.rollout_steps + 1) if train.rollout_steps else [train.n_step]
+            below = [self.source.of(committed) for committed in served[-1].committed]
+            self._known[updates] = learnt_from(below, n_steps=n_steps, discount=train.discount, combine=self._combine)
+        return self._known[updates]
+
+
+def words(found: Fit) -> str:
+    """For people."""
+    if not found.evaluations:
+        return "The records do not say"
+    numbers = f"r = {found.correlation:.4f}, mean error {found.error:.2f}, mean excess {found.bias:.2f}"
+    return f"{numbers}, over {found.evaluations:,} evaluations"

@@ -1,0 +1,188 @@
+"""The numbers of an experiment as CSV files, and back: enough to draw its report again where the runs are gone.
+
+plan.json        the experiment's file, and what was fixed at its start
+runs.csv         a line for each run
+curves.csv       a line for each scheduled evaluation
+targets.csv      a line for each time that a snapshot was the target
+telemetry.csv    a line for each time that a run logged its progress
+"""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from twin_graph.errors import DamagedError, UsageError
+from twin_graph.experiments import plan as plans
+from twin_graph.experiments.clock import predicted
+from twin_graph.experiments.plan import Plan
+from twin_graph.experiments.results import Curve, Result, Service
+from twin_graph.experiments.statistics import Norm
+from twin_graph.snapshots.files import checked, read_file
+
+PLAN = "plan.json"
+_TELEMETRY = ("seconds", "q_distance", "agreement")
+
+
+def write(plan: Plan, fixed: plans.Pairs, results: Sequence[Result], norms: Mapping[str, Norm]) -> dict[str, bytes]:
+    """The files, by name."""
+    record = {"file": plan.text, "fixed": dict(fixed), "origin": plan.origin.record() if plan.origin else None}
+    return {
+        PLAN: checked(record, indent=1),
+        "runs.csv": as_csv([_of_run(result, norms[result.planned.task]) for result in results]),
+        "curves.csv": as_csv([row for result in results for row in _of_evaluations(result)]),
+        "targets.csv": as_csv([row for result in results for row in _of_targets(result)]),
+        "telemetry.csv": as_csv([row for result in results for row in _of_telemetry(result)]),
+    }
+
+
+def read(folder: Path) -> tuple[Plan, plans.Pairs, list[Result]]:
+    """What `write` wrote. Raises `DamagedError`, or `UsageError` if there is nothing."""
+    if not (folder / PLAN).exists():
+        raise UsageError(f"no tables of an experiment in {folder}: there is no {PLAN}")
+    record = read_file(folder / PLAN)
+    try:
+        fixed = tuple(record["fixed"].items())
+        origin = plans.Origin.recorded(record["origin"]) if record["origin"] else None
+        plan = plans.parse(record["file"], fixed=fixed, origin=origin)
+        rows = {name: _grouped(_rows(folder / f"{name}.csv")) for name in ("curves", "targets", "telemetry")}
+        of_runs = {row["run"]: row for row in _rows(folder / "runs.csv")}
+        results = [
+            _result(run, of_runs[run.name], **{name: found.get(run.name, []) for name, found in rows.items()})
+            for run in plan.runs
+        ]
+    except (KeyError, TypeError, ValueError, UsageError) as error:
+        raise DamagedError(f"the tables in {folder} cannot be used: {error!r}") from None
+    return plan, fixed, results
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    buffer = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return buffer.getvalue().encode()
+
+
+def _of_run(run: Result, norm: Norm) -> dict[str, Any]:
+    steps, mean_age = run.reached(norm.threshold), run.mean_age(1, run.updates)
+    row = {
+        "run": run.planned.name,
+        "condition": run.planned.condition,
+        "environment": run.planned.task,
+        "seed": run.planned.seed,
+        "state": run.state,
+        "agent_steps": run.agent_steps,
+        "updates": run.updates,
+        "score": run.final,
+        "normalised_score": norm.normalised(run.final),
+        "mean_of_scores": run.score_mean,
+        "steps_to_threshold": steps,
+        "seconds_to_threshold": None if steps is None else round(run.seconds_at(steps), 1),
+        "expected": last(run.expected),
+        "realised": last(run.realised),
+        "target_age_updates": mean_age,
+        "games": run.games,
+        "attempts": run.attempts,
+        "stops": run.stops,
+        "processor": run.processor,
+        "error": run.error,
+    }
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+
+
+def _of_evaluations(run: Result) -> Iterator[dict[str, Any]]:
+    can = predicted(run)
+    for step, score in run.scores.items():
+        yield {
+            "run": run.planned.name,
+            "condition": run.planned.condition,
+            "environment": run.planned.task,
+            "seed": run.planned.seed,
+            "agent_steps": step,
+            "updates": run.evaluated[step],
+            "score": score,
+            "expected": run.expected.get(step),
+            "realised": run.realised.get(step),
+            "truncated": run.truncated.get(step),
+            "predicted": can.get(step),
+        }
+
+
+def _of_targets(run: Result) -> Iterator[dict[str, Any]]:
+    for service in run.services:
+        yield {
+            "run": run.planned.name,
+            "learner": service.learner,
+            "first_update": service.first,
+            "last_update": service.last,
+            "committed_at_updates": " ".join(map(str, service.committed)),
+            "by_hand": service.by_hand,
+        }
+
+
+def _of_telemetry(run: Result) -> Iterator[dict[str, Any]]:
+    for step in sorted({step for name in _TELEMETRY for step in getattr(run, name)}):
+        row = {name: getattr(run, name).get(step) for name in _TELEMETRY}
+        yield {"run": run.planned.name, "agent_steps": step, **row}
+
+
+def _result(
+    planned: plans.PlannedRun,
+    row: Mapping[str, str],
+    curves: Sequence[Mapping[str, str]],
+    targets: Sequence[Mapping[str, str]],
+    telemetry: Sequence[Mapping[str, str]],
+) -> Result:
+    return Result(
+        planned=planned,
+        state=row["state"],
+        agent_steps=int(row["agent_steps"]),
+        updates=int(row["updates"]),
+        scores=_curve(curves, "score"),
+        evaluated={int(line["agent_steps"]): int(line["updates"]) for line in curves},
+        games=int(row["games"]),
+        expected=_curve(curves, "expected"),
+        realised=_curve(curves, "realised"),
+        truncated=_curve(curves, "truncated"),
+        seconds=_curve(telemetry, "seconds"),
+        q_distance=_curve(telemetry, "q_distance"),
+        agreement=_curve(telemetry, "agreement"),
+        services=[_service(line) for line in targets],
+        attempts=int(row["attempts"]),
+        stops=int(row["stops"]),
+        processor=row["processor"],
+        error=row["error"],
+    )
+
+
+def _service(line: Mapping[str, str]) -> Service:
+    committed = tuple(map(int, line["committed_at_updates"].split()))
+    span = int(line["first_update"]), int(line["last_update"])
+    return Service(*span, committed, line["learner"], line["by_hand"] == "True")
+
+
+def _curve(lines: Iterable[Mapping[str, str]], name: str) -> Curve:
+    return {int(line["agent_steps"]): float(line[name]) for line in lines if line[name]}
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    if not path.exists():  # tables of older versions have no telemetry
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _grouped(rows: Iterable[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
+    found: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        found.setdefault(row["run"], []).append(row)
+    return found
+
+
+def last(curve: Curve) -> float:
+    """The newest number; NaN of none."""
+    return curve[max(curve)] if curve else math.nan
