@@ -77,7 +77,7 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
         except ImportError as error:
             raise _extra_is_missing("--executor ray", "ray", error) from None
         on_ray.check_address()
-    plan = plans.read(file)
+    plan = plans.read(file, lambda name: Experiment.origin_in(out or EXPERIMENTS / name))
     plans.check_policies(plan)
     folder = out or EXPERIMENTS / plan.name
     with stderr.status("checking the runs, then training for a few seconds to measure the rate"):

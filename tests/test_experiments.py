@@ -60,7 +60,7 @@ target.policy = ["latest", "lag(40)"]
 RUNS = ["latest,seed=1", "lag-40,seed=1", "latest,seed=2", "lag-40,seed=2"]
 FIGURES = (
     *("learning", "aggregates", "profiles", "improvement", "threshold", "age", "served", "distance", "agreement"),
-    "overestimation",
+    *("overestimation", "clock"),
 )
 
 
@@ -660,7 +660,7 @@ def seeds(condition: statistics.Condition) -> list[list[plan.PlannedRun]]:
     return [[result.planned for result in row] for row in condition.rows]
 
 
-@pytest.mark.parametrize("command", ["run", "report"])
+@pytest.mark.parametrize("command", ["run", "report", "clock"])
 def test_every_command_has_help_with_an_example(command: str) -> None:
     shown = CliRunner().invoke(cli, ["experiment", command, "--help"])
     assert re.search(rf"Examples?:\n\s+twin-graph experiment {command}", shown.output)

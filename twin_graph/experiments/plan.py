@@ -5,7 +5,7 @@ import json
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -203,14 +203,22 @@ class _Level(NamedTuple):
     settings: Pairs
 
 
-def read(path: Path) -> Plan:
-    """The plan of an experiment file. Raises `UsageError` for the first thing that is wrong, before anything runs."""
+def read(path: Path, origin_of: Callable[[str], Origin | None] = lambda name: None) -> Plan:  # noqa: ARG005
+    """The plan of an experiment file.
+
+    Args:
+      path: of the file.
+      origin_of: returns what the experiment of a name has recorded of the run from which its runs are forked.
+
+    Raises:
+      UsageError: the first thing that is wrong, before anything runs.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     try:
-        return parse(text)
+        return parse(text, origin=origin_of(_validated(text).name))
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
 

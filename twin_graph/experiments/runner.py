@@ -84,6 +84,11 @@ class Experiment:
             raise DamagedError(f"{path} cannot be used: {error}") from None
 
     @classmethod
+    def origin_in(cls, folder: Path) -> plans.Origin | None:
+        """The run from which those in a folder are forked, if there is an experiment and they are."""
+        return cls.open(folder).plan.origin if (folder / _RECORD).exists() else None
+
+    @classmethod
     def prepare(
         cls, plan: Plan, folder: Path, jobs: int, measure: Callable[[Sequence[config.Settings]], Trial]
     ) -> "Experiment":

@@ -1,0 +1,198 @@
+"""Experiments whose runs are forked from one run, and the tables from which reports are drawn again."""
+
+import csv
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from commands import twin_graph
+from test_resume import end
+
+from twin_graph.errors import UsageError
+from twin_graph.experiments import clock, plan, results, tables
+from twin_graph.experiments.runner import Experiment
+from twin_graph.settings import Settings
+from twin_graph.snapshots.depth import Depths, value_of
+from twin_graph.snapshots.run import Run
+
+ROOT = Path(__file__).parents[1]
+FILE = """
+name = "what-if"
+steps = 1_200
+[from]
+run = "parent"
+points = [1]
+noise_seeds = [1, 7]
+chaos = true
+[factors]
+target.policy = ["latest", "lag(100)"]
+"""
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def parent(cartpole: Callable[..., Settings], trained: Callable[[Settings], Run], tmp_path: Path) -> Run:
+    """A run `parent` under `checkpoints/`, with all its resume points."""
+    settings = cartpole(resume__keep="all", target__policy="window(3)", loss="mse", evaluate__every_steps=300)
+    (tmp_path / "checkpoints").mkdir()
+    return Run(Path(shutil.move(trained(settings).folder, tmp_path / "checkpoints" / "parent")))
+
+
+def test_conditions_begin_from_the_same_states_and_are_compared_in_pairs(
+    parent: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file.toml").write_text(FILE.replace('"latest"', '"window(3)"'))
+    done = twin_graph("experiment", "run", "file.toml", "--jobs", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "3 conditions, 6 runs of 1,200 agent steps" in done.stderr
+    folder = tmp_path / "checkpoints" / "experiments" / "what-if"
+    runs = {path.parent.name: Run(path.parent) for path in folder.glob("*/run.json")}
+    assert sorted(runs) == [
+        f"{condition},point=1,seed={seed}"
+        for condition in ("lag-100", "window-3", "window-3-one-weight-moved")
+        for seed in (1, 7)
+    ]
+    # The first condition is the parent's, and so with its seed is the future that the parent had.
+    assert end(runs["window-3,point=1,seed=1"]) == end(parent)
+    assert len({end(run)[0] for run in runs.values()}) == 6
+    border = runs["lag-100,point=1,seed=7"].description["forked_from"]["updates"]
+    shared = {tuple(s.id for s in run.store().snapshots if s.updates <= border) for run in runs.values()}
+    assert len(shared) == 1
+
+    shutil.rmtree(parent.folder)
+    again = twin_graph("experiment", "run", "file.toml", cwd=tmp_path)
+    assert "6 of 6 runs done" in again.stderr
+    assert twin_graph("experiment", "report", "what-if", cwd=tmp_path).returncode == 0
+    final = {name: [line["mean"] for line in run.evaluations()][-1] for name, run in runs.items()}
+    compared = {row["condition"]: row for row in rows(folder / "report" / "conditions.csv")}
+    assert compared["window(3)"]["difference"] == ""
+    for condition, slug in (("lag(100)", "lag-100"), ("window(3), one weight moved", "window-3-one-weight-moved")):
+        pairs = [final[f"{slug},point=1,seed={seed}"] - final[f"window-3,point=1,seed={seed}"] for seed in (1, 7)]
+        assert float(compared[condition]["difference"]) == pytest.approx(fmean(pairs))
+        limits = [float(compared[condition][f"difference_{name}"]) for name in ("low", "high")]
+        assert limits == pytest.approx([min(pairs), max(pairs)])
+    text = (folder / "report" / "report.md").read_text()
+    assert "All are forked from parent at resume point 1 (update 76)." in text
+    monkeypatch.chdir(tmp_path)
+    assert Experiment.open(folder).plan.origin is not None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("points = [1]", "points = [1]\nupdates = [5]", "give points, the numbers of resume points, or updates"),
+        ("points = [1]", "points = [9]", r"no resume point 9; there are 0 \(@update:0\), 1"),
+        ("points = [1]", "points = [1, 1]", "resume point 1 is named twice"),
+        ("points = [1]", "updates = [80, 90]", "resume point 1 is named twice"),
+        ("noise_seeds = [1, 7]", "", r"from\.noise_seeds is missing"),
+        ("noise_seeds = [1, 7]", "noise_seeds = [7, 7]", r"noise_seeds=\[7, 7\]: one of them is repeated"),
+        ("steps = 1_200", "steps = 500", "steps=500: resume point 1 is at 504 agent steps"),
+        ("steps = 1_200", "steps = 1_200\npreset = 'cartpole'", r"preset has no place beside \[from\]"),
+        ("steps = 1_200", "steps = 1_200\nseeds = [1]", r"seeds has no place beside \[from\]"),
+        ("chaos = true", "chaos = true\nhaste = 1", r"unknown key 'from\.haste'"),
+        ("target.policy", "env.count = [4]\ntarget.policy", r"env\.count cannot change in a run that has started"),
+        ('run = "parent"', 'run = "nobody"', "no run in nobody"),
+    ],
+)
+def test_a_bad_file_is_refused_before_anything_is_forked(
+    parent: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = FILE.replace(before, after)
+    assert text != FILE
+    with pytest.raises(UsageError, match=message):
+        plan.parse(text)
+    assert [path.name for path in parent.folder.parent.iterdir()] == ["parent"]
+
+
+def test_ordinary_files_need_a_preset_and_seeds() -> None:
+    for missing in ("preset", "seeds"):
+        lines = ["name = 'x'", "steps = 100", "preset = 'cartpole'", "seeds = [1]", "[factors]", "loss = ['mse']"]
+        text = "\n".join(line for line in lines if not line.startswith(missing))
+        with pytest.raises(UsageError, match=f"{missing} is missing"):
+            plan.parse(text)
+
+
+def test_a_report_is_drawn_again_from_its_tables(parent: Run, tmp_path: Path) -> None:
+    (tmp_path / "file.toml").write_text(FILE.replace("noise_seeds = [1, 7]", "noise_seeds = [1]"))
+    assert twin_graph("experiment", "run", "file.toml", cwd=tmp_path).returncode == 0
+    folder = tmp_path / "checkpoints" / "experiments" / "what-if"
+    assert twin_graph("experiment", "report", str(folder), cwd=tmp_path).returncode == 0
+    [first, *_] = results.read(Experiment.open(folder))
+    copy = tmp_path / "tables"
+    shutil.copytree(folder / "report", copy)
+    shutil.rmtree(folder)
+    shutil.rmtree(parent.folder)
+    *_, [again, *_] = tables.read(copy)
+    assert again == first
+    assert twin_graph("experiment", "report", str(copy), cwd=tmp_path).returncode == 0
+    for path in copy.iterdir():
+        if path.suffix in (".csv", ".md", ".json"):
+            assert (copy / "report" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+# The ledger's clock
+
+
+def test_predictions_are_the_depths_of_the_ledger(
+    cartpole: Callable[..., Settings], trained: Callable[[Settings], Run], tmp_path: Path
+) -> None:
+    for mode, policy in (("plain", "ensemble(3, mean)"), ("plain", "lag(60)"), ("mutual", "latest")):
+        settings = cartpole(mode=mode, target__policy=policy, train__n_step=3, save__every_updates=25)
+        run = trained(settings)
+        depths = Depths(run)
+        depths.catch_up()
+        lines = [line for line in run.evaluations() if line["snapshot"] == line["challenger"]]
+        wanted: dict[int, list[float]] = {}
+        for line in lines:
+            depth = depths.of(line["snapshot"])
+            assert depth == line["depth_agent_steps"]
+            assert depth is not None
+            wanted.setdefault(line["played_at"]["agent_steps"], []).append(value_of(depth, 0.99))
+        planned = plan.PlannedRun("run", "", "CartPole-v1", 1, (), settings)
+        services = list(results._services(run, run.ledger.events(), 250))
+        empty = results._nothing(results.State(planned, "done", 0))
+        read = empty._replace(
+            services=services, evaluated={line["played_at"]["agent_steps"]: line["updates"] for line in lines}
+        )
+        assert clock.predicted(read) == pytest.approx({step: fmean(values) for step, values in wanted.items()})
+
+
+def test_truncated_returns_are_of_as_many_steps_as_the_depth(
+    cartpole: Callable[..., Settings], trained: Callable[[Settings], Run]
+) -> None:
+    for line in trained(cartpole(train__n_step=3)).evaluations():
+        depth = line["depth_agent_steps"]
+        assert line["truncated"] == pytest.approx([value_of(min(depth, steps), 0.99) for steps in line["returns"]])
+
+
+def test_the_clock_of_the_committed_studies_agrees(tmp_path: Path) -> None:
+    """A run of CartPole expects what its ledger allows, where targets serve long enough to be fitted."""
+    studies = [str(ROOT / "studies" / "results" / name) for name in ("cartpole-policies", "refresh-period")]
+    done = twin_graph("experiment", "clock", *studies, "--served", "250", "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)["in all"]
+    assert (found["runs"], found["evaluations"]) == (145, 1_740)
+    assert found["correlation"] > 0.9997
+    assert found["error"] < 0.6
+    picture = tmp_path / "clock.svg"
+    fast = twin_graph("experiment", "clock", studies[1], "--plot", str(picture), cwd=tmp_path)
+    assert "refresh-period: latest, refresh_every_updates=50" in fast.stdout
+    assert picture.exists()
+    pong = twin_graph("experiment", "clock", str(ROOT / "studies" / "results" / "pong-short"), cwd=tmp_path)
+    assert pong.returncode == 2
+    assert "no run in these tables has both" in pong.stderr
+
+
+def test_a_fit_of_nothing_or_of_one_number_has_no_correlation() -> None:
+    assert math.isnan(clock.fit([]).error)
+    assert clock.fit([(1, 3)] * 5)[2:] == (2, 2)
+    assert math.isnan(clock.fit([(1, 3)] * 5).correlation)
+    assert clock.fit([(1, 2), (2, 4), (3, 6)]).correlation == pytest.approx(1)
