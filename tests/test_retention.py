@@ -311,7 +311,7 @@ def test_a_swap_by_hand_that_a_crash_took_back_and_that_happens_again_keeps_its_
 ) -> None:
     run.record_start()
     point = commit_point(run, 950, [ten[9]])
-    swap(run, ten[1], 980, [ten[9]], request="request-1")  # `SwapRequests` carries it out at update 980 again
+    swap(run, ten[1], 980, [ten[9]], request="request-1")  # `Requests` carries it out at update 980 again
     run.record_start(point)
     commit_point(run, 960, [ten[9]])
     assert 1 not in removed(run)
