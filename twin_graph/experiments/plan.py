@@ -76,9 +76,9 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    preset: str = ""
+    preset: str | None = None
     steps: Annotated[int, Field(ge=1)]
-    seeds: list[int] = []
+    seeds: Annotated[list[int], Field(min_length=1)] | None = None
     description: str = ""
     settings: dict[str, Any] = {}
     scores: dict[str, Any] = {}
@@ -87,11 +87,11 @@ class _File(BaseModel):
 
     @pydantic.model_validator(mode="after")
     def _has_a_beginning(self) -> "_File":
-        given = {"preset": bool(self.preset), "seeds": bool(self.seeds)}
-        if self.from_ is None and (missing := [name for name, there in given.items() if not there]):
-            raise ValueError(f"{missing[0]} is missing")
-        if self.from_ and (too_much := [name for name, there in given.items() if there]):
-            raise ValueError(f"{too_much[0]} has no place beside [from]: preset and seed are those of its run")
+        for name, value in (("preset", self.preset), ("seeds", self.seeds)):
+            if self.from_ is None and value is None:
+                raise ValueError(f"{name} is missing")
+            if self.from_ and value is not None:
+                raise ValueError(f"{name} has no place beside [from]: preset and seed are those of its run")
         return self
 
 
@@ -243,7 +243,7 @@ def parse(text: str, *, fixed: Pairs = (), origin: Origin | None = None) -> Plan
             "factors is empty: name a setting and its values, as in \"target.policy\" = ['latest', 'best']"
         )
     _check_disjoint(common, levels)
-    seeds = file.from_.noise_seeds if file.from_ else file.seeds
+    seeds = file.from_.noise_seeds if file.from_ else file.seeds or []
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"{'noise_seeds' if file.from_ else 'seeds'}={seeds}: one of them is repeated")
     origin = _origin(file.from_, origin) if file.from_ else None
@@ -386,7 +386,7 @@ def _run(
     overrides = (*common, *(pair for level in combination for pair in level.settings))
     steps = ("train.steps", file.steps)
     if point is None:
-        settings = config.load(file.preset, [*overrides, steps, ("seed", seed)])
+        settings = config.load(file.preset or "", [*overrides, steps, ("seed", seed)])
     elif file.steps <= point.agent_steps:
         raise UsageError(f"steps={file.steps}: resume point {point.number} is at {point.agent_steps:,} agent steps")
     else:
