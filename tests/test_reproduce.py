@@ -7,15 +7,17 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import twin_graph
+from gymnasium.envs.classic_control import CartPoleEnv
 from test_fork import contents, forked
 from test_resume import attempt
 
 from twin_graph import config, envs, nudge, training
 from twin_graph.checkpoint import newest_point, point_at
-from twin_graph.errors import UsageError
+from twin_graph.errors import ForeignError, UsageError
 from twin_graph.exchange import import_checkpoint
 from twin_graph.graph_mode import tf
 from twin_graph.reproduce import Reproduction, reproduce
@@ -200,6 +202,29 @@ def test_what_cannot_recur_is_said_at_once(cartpole: Make, trained: Callable[[Se
     (tmp_path / "aside").rename(cut.points().path(2) / "online.index")
     with pytest.raises(UsageError, match="resume point 2 is abandoned"):
         again(cut, tmp_path / "cut again", begin="2")
+
+
+def test_a_boundary_that_an_error_made_does_not_recur(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, made = CartPoleEnv.step, [0]
+
+    def failing_step(env: CartPoleEnv, action: int) -> Any:
+        made[0] += 1
+        if made[0] == 80 * 8 + 4:
+            raise RuntimeError("simulator exploded")
+        return step(env, action)
+
+    run = create(tmp_path / "run", cartpole(resume__every_steps=400, resume__keep="all", evaluate__episodes=0))
+    with monkeypatch.context() as patched:
+        patched.setattr(CartPoleEnv, "step", failing_step)
+        with pytest.raises(ForeignError):
+            attempt(run)
+    attempt(run)
+    with pytest.raises(UsageError, match="attempt 1 failed at agent step 640, which ended all episodes there"):
+        again(run, tmp_path / "whole")
+    assert again(run, tmp_path / "since", begin="2").difference is None
+    assert again(run, tmp_path / "before", last=100).difference is None
 
 
 def test_the_command_reports_what_recurred_and_leaves_nothing(

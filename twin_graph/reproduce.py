@@ -128,7 +128,7 @@ def reproduce(
       KeyboardInterrupt: a person stopped it.
     """
     _check(run, point)
-    parts = list(_parts(run, point))
+    parts = list(_parts(run, point, last))
     scratch = _scratch(run, point, folder, parts[0].settings)
     before = _Held.of(scratch)
     recorded = _Held.of(run).since(before, last)
@@ -195,8 +195,8 @@ def _check(run: Run, point: PointState | None) -> None:
         raise UsageError(f"a weight was moved when {run.folder} was forked; reproduce what followed, with --from")
 
 
-def _parts(run: Run, point: PointState | None) -> Iterator[_Part]:
-    """What the processes did that trained since a point, in order."""
+def _parts(run: Run, point: PointState | None, last: int | None) -> Iterator[_Part]:
+    """What the processes did that trained since a point, in order; raises `UsageError` if it cannot be done again."""
     known = point.known_bytes[LEDGER] if point else 0
     starts = run.ledger.events(Start)[len([s for s, holds in run.ledger.with_abandoned(Start, upto=known) if holds]) :]
     ends = {end.attempt: end for end, _ in run.ledger.with_abandoned(End)}
@@ -204,18 +204,37 @@ def _parts(run: Run, point: PointState | None) -> Iterator[_Part]:
     begins = [(start.attempt, start.counters.agent_steps if start.counters else 0) for start in starts]
     if point:
         begins.insert(0, (point.attempt, point.counters.agent_steps))
+    here = run.points().newest()
     merged: _Part | None = None
     for (attempt, begin), (_, until) in itertools.zip_longest(begins, begins[1:], fillvalue=(0, None)):
         if until == begin:  # resumed from there, and nothing of it holds
             continue
-        newest = max((made.counters.agent_steps for made in points if made.attempt == attempt), default=until)
-        is_stop = attempt in ends and ends[attempt].reason == INTERRUPTED and until in (None, newest)
-        part = _Part(attempt, run.settings_of(attempt), newest if is_stop else None, until)
+        settings, end = run.settings_of(attempt), ends.get(attempt)
+        made = max((p for p in points if p.attempt == attempt), key=lambda p: p.counters.agent_steps, default=None)
+        # Runs of older versions have no points in the ledger.
+        otherwise = here.counters.agent_steps if here and until is None else until
+        newest = made.counters.agent_steps if made else otherwise
+        failed = end is not None and end.state == "failed" and newest == until
+        matters = made is not None and (last is None or last > made.counters.updates)
+        if failed and made and matters and not (made.request or _is_scheduled(settings, made)):
+            raise UsageError(
+                f"attempt {attempt} failed at agent step {newest:,}, which ended all episodes there and does not recur: "
+                f"reproduce what was before, --to @update:{made.counters.updates}, or what followed, with --from"
+            )
+        is_stop = end is not None and end.reason == INTERRUPTED and until in (None, newest)
+        part = _Part(attempt, settings, newest if is_stop else None, until)
         if merged and (merged.stop is not None or merged.settings != part.settings):
             yield merged
         merged = part
     assert merged
     yield merged
+
+
+def _is_scheduled(settings: Settings, point: Point) -> bool:
+    """Whether the schedule made a resume point, at the first boundary after so many steps, as far as one can tell."""
+    return point.counters.agent_steps % settings.resume.every_steps < max(
+        settings.train.chunk_steps, settings.env.count
+    )
 
 
 def _scratch(run: Run, point: PointState | None, folder: Path, settings: Settings) -> Run:

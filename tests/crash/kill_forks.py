@@ -50,7 +50,7 @@ SETTINGS = {
     "twin.compiled": False,
 }
 #: What is killed, and the seconds within which it is.
-VICTIMS = {"fork": 0.4, "forked run": 2.0, "reproduce": 2.0, "parent": 2.0}
+VICTIMS = {"fork": 0.15, "forked run": 2.0, "reproduce": 2.0, "parent": 2.0}
 
 
 class Harness:
@@ -78,7 +78,8 @@ class Harness:
 
     def kill(self) -> None:
         """Kills something, and looks at what is left."""
-        victim = self._random.choice(list(VICTIMS))
+        seldom = min(VICTIMS, key=lambda victim: self.kills[victim])
+        victim = self._random.choice([*VICTIMS, *[seldom] * len(VICTIMS)])
         forks = sorted(path for path in self._folder.glob("fork*") if path.name != "forked")
         if victim == "forked run" and not forks:
             victim = "fork"
