@@ -12,7 +12,7 @@ import pytest
 from commands import twin_graph
 from test_resume import attempt, end
 
-from twin_graph import config, envs, nudge, training
+from twin_graph import config, envs, nudge, resources, training
 from twin_graph.checkpoint import newest_point, point_at
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.settings import Settings
@@ -277,6 +277,18 @@ def test_as_many_points_are_kept_as_asked_for(cartpole: Make, tmp_path: Path, ke
         assert point_at(run, str(number)).number == number
     named = {segment.file.name for number in kept for segment in point_at(run, str(number)).segments}
     assert {path.name for path in (run.folder / "resume" / "replay").glob("*")} == named
+
+
+def test_the_disk_that_points_need_is_reckoned_with(cartpole: Make, trained: Callable[[Settings], Run]) -> None:
+    few, many = (
+        cartpole(resume__keep=keep, resume__every_steps=40, model__hidden_units=[128, 128]) for keep in (2, "all")
+    )
+    needed = {}
+    for settings in (few, many):
+        with contextlib.closing(envs.make(settings.env, count=8)) as env:
+            needed[settings.resume.keep] = resources.measure(settings, env, Path()).disk
+    used = sum(path.stat().st_size for path in trained(many).folder.rglob("*") if path.is_file())
+    assert needed[2] < used < needed[None]
 
 
 def test_a_point_on_request_is_made_at_once_and_again_after_a_crash(cartpole: Make, tmp_path: Path) -> None:

@@ -218,8 +218,8 @@ def _parts(run: Run, point: PointState | None, last: int | None) -> Iterator[_Pa
         matters = made is not None and (last is None or last > made.counters.updates)
         if failed and made and matters and not (made.request or _is_scheduled(settings, made)):
             raise UsageError(
-                f"attempt {attempt} failed at agent step {newest:,}, which ended all episodes there and does not recur: "
-                f"reproduce what was before, --to @update:{made.counters.updates}, or what followed, with --from"
+                f"attempt {attempt} failed at agent step {newest:,}, which ended all episodes there and does not "
+                f"recur: reproduce what was before, --to @update:{made.counters.updates}, or what followed, with --from"
             )
         is_stop = end is not None and end.reason == INTERRUPTED and until in (None, newest)
         part = _Part(attempt, settings, newest if is_stop else None, until)

@@ -71,11 +71,12 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
     units = {"updates": updates, "steps": train.steps, "episodes": train.steps}
     snapshots = learners * (units[settings.save_schedule.unit] // settings.save_schedule.every + 2)
     kept = min(snapshots, learners * save.keep_last + (snapshots // save.keep_every if save.keep_every else 0))
-    # Between two resume points nothing is removed, and two points are kept while a third is being written.
+    # Between two resume points nothing is removed, and those kept are there while the next is being written.
+    points = min(settings.resume.keep or math.inf, train.steps // settings.resume.every_steps + 2)
     prepared = max(1, math.ceil(train.chunk_steps / train.every_steps)) * train.batch_size * train.accumulate
     children = settings.workers.count + settings.workers.servers if settings.workers.count and not elsewhere else 0
     observation = int(np.prod(env.spec.observation_shape)) * np.dtype(env.spec.observation_dtype).itemsize
-    recent = 2 * settings.resume.every_steps * snapshots // train.steps
+    recent = int(points * settings.resume.every_steps * snapshots // train.steps)
     capacity = settings.replay.capacity_steps
     replay = 0
     if not elsewhere:
@@ -95,10 +96,10 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
         memory_free=cpu.memory_free(),
         disk=min(snapshots, kept + recent) * weights
         + snapshots * _MANIFEST_AND_LEDGER_BYTES
-        + 3 * 3 * learners * weights
-        # The older of the two points may need what the newer no longer does, and segments go as a whole.
+        + int(points + 1) * 3 * learners * weights
+        # Older points may need what the newest no longer does, and segments go as a whole.
         + stored
-        + min(stored, between_points + SEGMENT_BYTES)
+        + int(min(replay * train.steps // capacity, (points - 1) * between_points + SEGMENT_BYTES))
         + between_points
         + train.steps // settings.log.every_steps * logged,
         disk_free=shutil.disk_usage(existing).free,
