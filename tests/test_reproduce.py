@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from commands import twin_graph
 from gymnasium.envs.classic_control import CartPoleEnv
-from test_fork import contents, forked
+from test_fork import VARIANTS, contents, forked
 from test_resume import attempt
 
 from twin_graph import config, envs, nudge, training
@@ -104,6 +104,16 @@ def test_everything_that_happened_to_a_run_recurs(eventful: Run, tmp_path: Path)
     short = again(eventful, tmp_path / "short", last=100)
     assert short.difference is None
     assert short.last <= 100
+
+
+@pytest.mark.parametrize("variant", ["compiled", "prioritized", "ensemble", "mutual"])
+def test_what_every_kind_of_run_did_recurs(
+    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path, variant: str
+) -> None:
+    run = trained(cartpole(resume__keep="all", **VARIANTS[variant]))
+    found = again(run, tmp_path / "again", begin="1")
+    assert found.difference is None
+    assert found.snapshots >= 3
 
 
 def test_a_fork_recurs_with_the_stretch_of_its_parent(

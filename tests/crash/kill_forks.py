@@ -138,13 +138,12 @@ class Harness:
             self.problems.append(f"{victim}: the known run changed")
         for folder in self._folder.glob("fork*"):
             run = Run(folder)
-            newest_point(run)
             self.problems += [f"{victim}: {line}" for line in verify(run).damage]
-            if run.state() == "finished":
+            if self._is_complete(run):
                 self._ended(folder)
         parent = Run(self._folder / "parent")
         self.problems += [f"{victim}: {line}" for line in verify(parent).damage]
-        if parent.state() == "finished":
+        if self._is_complete(parent):
             self._ended(parent.folder)
             self._begin_parent()
         if victim == "fork":
@@ -163,6 +162,11 @@ class Harness:
             if path.is_file() and path.parent.name != "control":
                 digest.update(str(path).encode() + path.read_bytes())
         return digest.hexdigest()
+
+    @staticmethod
+    def _is_complete(run: Run) -> bool:
+        """Whether its last point is made; it may have been killed before it could say so."""
+        return newest_point(run).point.counters.agent_steps >= run.settings.train.steps
 
     @staticmethod
     def _end_of(run: Run) -> tuple[str, list[str]]:
