@@ -24,7 +24,7 @@ PATH = (
     ("twin_graph/prepared.py",),
     ("twin_graph/mutual.py",),
     ("twin_graph/learner.py",),
-    ("twin_graph/target_twins.py", "twin_graph/bootstrap.py"),
+    ("twin_graph/holder.py", "twin_graph/bootstrap.py"),
     ("twin_graph/twin.py",),
     ("twin_graph/session_calls.py", "twin_graph/calls.py"),
     ("twin_graph/model.py",),

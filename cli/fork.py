@@ -67,7 +67,7 @@ def fork(
             point = point_at(parent, at)
         before = parent.settings_of(point.attempt)
         settings = config.change(before, overrides, seed=seed)
-        targets.parse(settings.target.policy).check(settings)
+        targets.roles(settings)
         change: forks.Change | None = None
         if nudge:
             from twin_graph import nudge as nudging

@@ -1,6 +1,6 @@
 """`twin-graph swap`."""
 
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -8,7 +8,7 @@ from twin_graph import mutual
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer, Request
-from twin_graph.snapshots.ledger import BY_REQUEST, Swap
+from twin_graph.snapshots.ledger import BY_REQUEST, Into, Swap
 from twin_graph.snapshots.run import Run, find
 from twin_graph.words import command
 
@@ -22,7 +22,7 @@ _PATIENCE_SECONDS = 120.0  # an evaluation or a resume point may be under way
 @click.argument("ref", required=False)
 @click.option(
     "--into",
-    type=click.Choice(["target", "online"]),
+    type=click.Choice(["target", "opponent", "online"]),
     default="target",
     show_default=True,
     help="Which twin to restore it into.",
@@ -35,7 +35,7 @@ _PATIENCE_SECONDS = 120.0  # an evaluation or a resume point may be under way
 def swap(
     run: str,
     ref: str | None,
-    into: Literal["target", "online"],
+    into: Into,
     learner: str | None,
     hold: bool,
     undo: bool,
@@ -57,7 +57,7 @@ def swap(
     if undo == (ref is not None):
         raise UsageError("give REF, or --undo to undo the last swap")
     if hold and (undo or into == "online"):
-        raise UsageError("--hold is only for a swap into the target")
+        raise UsageError("--hold is only for a swap into the target or the opponent")
     names = mutual.Turns(found.settings).learners
     if not undo and (learner or names[0]) not in names:
         raise UsageError(f"{found.folder} has one learner; leave out --learner")

@@ -39,7 +39,7 @@ def reference(settings: Settings) -> tuple[str, list[tuple[int, str]]]:
     Returns:
       The hash of both learners' weights, and for each update its number and whose it was.
     """
-    train, period = settings.train, settings.refresh_schedule.every
+    train, period = settings.train, settings.refresh_schedule_of("target").every
     env = envs.make(settings.env, count=settings.env.count)
     spec = ModelSpec.of(settings, env.spec)
     replay = Replay(

@@ -250,7 +250,7 @@ os.kill(os.getpid(), 9)
     assert told["reason"].startswith(f"killed: process {process.pid} on ")
 
 
-def test_explain_names_what_the_target_twins_held_at_every_update(cartpole: Make, tmp_path: Path) -> None:
+def test_explain_names_what_the_holder_held_at_every_update(cartpole: Make, tmp_path: Path) -> None:
     """Through kills, prunes, an older point than the newest, and swaps by hand: against what the twins recorded."""
     settings = cartpole(
         target__policy="ensemble(2, mean)", save__every_updates=10, save__keep_last=2, save__keep_every=0, loss="mse"

@@ -24,7 +24,7 @@ from twin_graph.settings import SaveSettings
 from twin_graph.snapshots import control, files
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.ledger import BY_HAND, IMPORT, Commit, Counters, Health, Pin, Prune, Swap
-from twin_graph.snapshots.points import LearnerState, PointState, TargetState
+from twin_graph.snapshots.points import HolderState, LearnerState, PointState
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import SnapshotStore, Variable
 from twin_graph.targets import parse
@@ -65,7 +65,7 @@ def commit_point(run: Run, updates: int, target: Sequence[Commit]) -> PointState
             LearnerState(
                 name="online",
                 updates=updates,
-                target=TargetState(
+                target=HolderState(
                     snapshots=tuple(s.id for s in target), since=counters(updates), policy="latest", held=False
                 ),
             ),
@@ -111,7 +111,7 @@ def removed(run: Run, policy: str = "latest", *, keep_last: int = 1, keep_every:
     save = SaveSettings(keep_last=keep_last, keep_every=keep_every)
     store = run.store()
     numbers = {s.id: s.number for s in [*store.snapshots, *store.abandoned]}
-    return [numbers[i] for i in removable(run, store, oldest_point(run), parse(policy), save)]
+    return [numbers[i] for i in removable(run, store, oldest_point(run), {"target": parse(policy)}, save)]
 
 
 @pytest.fixture
@@ -268,7 +268,9 @@ def test_imports_are_never_removed(run: Run, ten: list[Commit]) -> None:
     imported = commit(run, 77, lineage=IMPORT)
     commit_point(run, 950, [ten[9]])
     removed(run)
-    assert imported.id not in removable(run, run.store(), oldest_point(run), parse("latest"), run.settings.save)
+    assert imported.id not in removable(
+        run, run.store(), oldest_point(run), {"target": parse("latest")}, run.settings.save
+    )
 
 
 @pytest.fixture
@@ -299,7 +301,9 @@ def test_an_abandoned_snapshot_whose_weights_were_removed_can_be_committed_again
     point = commit_point(run, 370, [resumed[3]])
     save = run.settings.save
     store = run.store()
-    store.remove_weights(lambda: removable(run, store, oldest_point(run), parse("latest"), save), attempt=run.attempt)
+    store.remove_weights(
+        lambda: removable(run, store, oldest_point(run), {"target": parse("latest")}, save), attempt=run.attempt
+    )
     run.record_start(point)
     again = commit(run, 400)
     assert again.id == resumed[4].id
@@ -463,7 +467,7 @@ def test_a_pin_of_another_process_is_seen_by_a_removal_that_comes_after_it(run: 
     opened_before, point = run.store(), oldest_point(run)
     run.store().pin(ten[3].id, keep=True, attempt=1)
     opened_before.remove_weights(
-        lambda: removable(run, opened_before, point, parse("latest"), run.settings.save), attempt=1
+        lambda: removable(run, opened_before, point, {"target": parse("latest")}, run.settings.save), attempt=1
     )
     assert weights(run.store()) == {3, 9}
 
@@ -650,7 +654,7 @@ def calls_of_a_resume_point(run: Run, store: SnapshotStore) -> Counter[str]:
             variables=[],
         )
         swap(run, snapshot, updates, [])
-        assert store.remove_weights(lambda: removable(run, store, older, parse("latest"), save), attempt=1)
+        assert store.remove_weights(lambda: removable(run, store, older, {"target": parse("latest")}, save), attempt=1)
     return calls
 
 

@@ -12,6 +12,7 @@ from test_resume import attempt, end
 from twin_graph import envs, training
 from twin_graph.agent import Agent
 from twin_graph.errors import DivergedError
+from twin_graph.holder import Holder
 from twin_graph.learners import Learners, Trained
 from twin_graph.model import ModelSpec
 from twin_graph.prepared import Prepared
@@ -20,7 +21,6 @@ from twin_graph.settings import Settings
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run, create
 from twin_graph.streams import Purpose, environment_seeds, stream
-from twin_graph.target_twins import Target
 from twin_graph.twin import Twin, weights_sha256
 
 Make = Callable[..., Settings]
@@ -53,7 +53,7 @@ def reference(settings: Settings, folder: Path) -> tuple[str, list[int]]:
         online, target, behaviour = (
             open_.enter_context(Twin(name, spec, seed=settings.seed, threads=1)) for name in ("o", "t", "b")
         )
-        model, every, act = online.model, settings.refresh_schedule.every, settings.act
+        model, every, act = online.model, settings.refresh_schedule_of("target").every, settings.act
 
         def refresh_if_due() -> None:
             if updates // every > refreshes[-1] // every:
@@ -113,8 +113,8 @@ def test_a_training_follows_the_schedule_as_written_down(
         resume__every_steps=1_000,
         evaluate__episodes=0,
     )
-    monkeypatch.setattr("twin_graph.target_twins.TARGET_BATCH", settings.train.batch_size)
-    monkeypatch.setattr("twin_graph.target_twins._FEW_NUMBERS", 0)
+    monkeypatch.setattr("twin_graph.holder.TARGET_BATCH", settings.train.batch_size)
+    monkeypatch.setattr("twin_graph.holder._FEW_NUMBERS", 0)
     run = train(settings)
     weights, refreshes = reference(settings, tmp_path)
     assert run.store().newest.weights_sha256 == weights
@@ -185,7 +185,7 @@ def test_targets_that_were_prepared_are_those_of_the_target_of_their_update(
         return train_prepared(learners, prepared)
 
     monkeypatch.setattr(Learners, "train", look)
-    monkeypatch.setattr("twin_graph.target_twins.TARGET_BATCH", 10_000)
+    monkeypatch.setattr("twin_graph.holder.TARGET_BATCH", 10_000)
     train(cartpole(train__chunk_steps=32, target__refresh_every_updates=10))
     assert len(stale) > 20
     assert not any(stale)
@@ -193,13 +193,13 @@ def test_targets_that_were_prepared_are_those_of_the_target_of_their_update(
 
 def test_acting_with_the_target_asks_the_target(cartpole: Make, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    q_values = Target.q_values
+    q_values = Holder.q_values
 
-    def count(target: Target, observations: np.ndarray) -> np.ndarray:
+    def count(target: Holder, observations: np.ndarray) -> np.ndarray:
         asked.append(len(observations))
         return q_values(target, observations)
 
-    monkeypatch.setattr(Target, "q_values", count)
+    monkeypatch.setattr(Holder, "q_values", count)
     act = {"act__epsilon_start": 0.0, "act__epsilon_end": 0.0}
     train(cartpole(act__with="target", **act))
     assert asked.count(8) == 1_200 // 8

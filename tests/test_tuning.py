@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from twin_graph import cpu, target_twins, tuning
+from twin_graph import cpu, holder, tuning
 from twin_graph.envs import EnvSpec
 from twin_graph.model import ModelSpec
 from twin_graph.settings import Settings
@@ -61,7 +61,7 @@ def test_targets_are_measured_in_the_blocks_of_the_training(
 
     monkeypatch.setattr(Twin, "q_values", seen)
     monkeypatch.setattr(tuning, "_ROUND_SECONDS", 0.05)
-    monkeypatch.setattr(target_twins, "_FEW_NUMBERS", 0)  # as if CartPole's observations were images
+    monkeypatch.setattr(holder, "_FEW_NUMBERS", 0)  # as if CartPole's observations were images
     chosen = cartpole(train__batch_size=32, twin__threads=0, twin__precision="fp32", **settings)
     machine(monkeypatch, "avx2")
     tuning.measure(chosen, spec_of(chosen))

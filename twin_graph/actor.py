@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from twin_graph import sampling
+from twin_graph import legal, sampling
 from twin_graph.envs import EnvSpec, check_finite
 from twin_graph.mutual import Turns
 from twin_graph.replay import Batch, Observations, Replay, Transition
@@ -46,16 +46,17 @@ class Actor:
         )
         self.sampler = sampling.of(self.replay, settings)
 
-    def act(self, q_values: Callable[[], np.ndarray], agent_step: int) -> np.ndarray:
+    def act(self, observations: np.ndarray, q_values: Callable[[], np.ndarray], agent_step: int) -> np.ndarray:
         """Epsilon-greedy actions, int64 `[E]`, after this many agent steps.
 
         Args:
-          q_values: returns float32 `[E, A]`; not called where all actions are random.
+          observations: `[E, *observation_shape]`; say which actions are legal, if some are not.
+          q_values: of them, returns float32 `[E, A]`; not called where all actions are random.
           agent_step: determines epsilon and the random draws; their number never varies.
         """
         random = self._streams.at(agent_step)
         explore = random.random(self._environments) < self._settings.act.epsilon_at(agent_step)
-        actions = random.integers(0, self._env.n_actions, size=self._environments)
+        actions = legal.random_actions(self._env, observations, random)
         return actions if explore.all() else np.where(explore, actions, q_values().argmax(axis=1))
 
     def observe(self, transition: Transition) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from twin_graph.actor import Actor
 from twin_graph.envs import EnvSpec
+from twin_graph.envs.seats import Turn
 from twin_graph.keeper import Keeper
 from twin_graph.model import ModelSpec
 from twin_graph.mutual import Turns
@@ -107,7 +108,13 @@ class Agent:
           frozen: by the weights of `learners.freeze()`, not those of now; without meaning if `act.with` is `target`.
         """
         with self.keeper.stopwatch.phase("act"):
-            return self.actor.act(lambda: self.learners.act(observations, frozen=frozen), self.tally.agent_steps)
+            return self.actor.act(
+                observations, lambda: self.learners.act(observations, frozen=frozen), self.tally.agent_steps
+            )
+
+    def answer(self, turn: Turn, *, frozen: bool = False) -> np.ndarray:
+        """The opponent's actions, int64 `[B]`, in games of two players; `frozen` as in `act`."""
+        return self.learners.first.answer(turn, frozen=frozen)
 
     def observe(self, transition: Transition) -> None:
         """Puts one step of all E environments into the replay.

@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -119,15 +119,15 @@ class Checkpoints:
             if number != newest.number and (state := self._points.readable(number)):
                 yield state
 
-    def restore(self, point: PointState, policy: "Policy") -> list[tuple["Learner", str]]:
+    def restore(self, point: PointState, policies: "Mapping[str, Policy]") -> list[tuple["Learner", str, str]]:
         """Goes back to a resume point; the ledger already says so.
 
         Args:
           point: which.
-          policy: of the present settings.
+          policies: of the present settings, by roles.
 
         Returns:
-          The learners whose target another policy had chosen, which is to be refreshed, and that policy.
+          What is to be refreshed, since another policy had chosen it: the learner, the role, and that policy.
         """
         arrays = self._points.arrays(point)
         self._tally.restore(point)
@@ -138,9 +138,9 @@ class Checkpoints:
         self.newest = point
         folder = self._points.path(point.number)
         return [
-            (learner, state.target.policy)
+            (learner, role, policy)
             for learner, state in zip(self._learners, point.learners, strict=True)
-            if not learner.restore(state, folder / learner.name, policy)
+            for role, policy in learner.restore(state, folder / learner.name, policies)
         ]
 
 
@@ -270,5 +270,5 @@ def check_records(run: Run, point: PointState) -> None:
                 raise DamagedError(f"{path} is damaged: line {line.number} is not what was written")
     run.ledger.check(upto=point.known_bytes[run.ledger.path.name])
     store = Snapshots(run.store_folder, run.ledger, upto=point.known_bytes[run.ledger.path.name])
-    for snapshot_id in point.targets:
+    for snapshot_id in point.held:
         store.check_files(snapshot_id)

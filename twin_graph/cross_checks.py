@@ -33,6 +33,9 @@ def check(settings: "Settings") -> None:
             f"twin.compiled=true makes an update of one minibatch: use train.batch_size={train.examples} in place of "
             f"train.accumulate={train.accumulate}"
         )
+    if settings.opponent.policy is not None and (settings.mode == "mutual" or settings.workers.count):
+        other = "mode=plain" if settings.mode == "mutual" else "workers.count=0"
+        raise ValueError(f"opponent.policy={settings.opponent.policy} needs one learner in one process: {other}")
     if train.rollout_steps:
         _check_rollouts(settings)
     if settings.mode == "mutual" and not train.target_q:

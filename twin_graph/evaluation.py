@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin_graph import envs
+from twin_graph import envs, legal
+from twin_graph.envs.seats import Seat
 from twin_graph.settings import EVALUATION_MAX_STEPS, Settings
 from twin_graph.streams import Purpose, environment_seeds, stream
 from twin_graph.words import counted
@@ -135,13 +136,16 @@ def play(
     max_steps = settings.evaluate.max_steps or EVALUATION_MAX_STEPS
     epsilon = env.evaluation_epsilon if settings.evaluate.epsilon is None else settings.evaluate.epsilon
     protocol = {**env.protocol, "epsilon": epsilon}
+    if isinstance(env, Seat):
+        env.opponent = env.fixed_player(settings.evaluate.against)
+        protocol["against"] = settings.evaluate.against
     clip = env.spec.reward_clip
     try:
         s_tm1 = env.reset(seeds)
         while (playing < episodes).any():
             explore = random.random(count) < epsilon
             q = q_values(s_tm1)
-            step = env.step(np.where(explore, random.integers(0, env.spec.n_actions, size=count), q.argmax(axis=1)))
+            step = env.step(np.where(explore, legal.random_actions(env.spec, s_tm1, random), q.argmax(axis=1)))
             r_t = step.score_t if clip is None else np.clip(step.score_t, -clip, clip)
             for e, game in enumerate(now):
                 game.add(

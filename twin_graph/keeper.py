@@ -22,7 +22,7 @@ from twin_graph.snapshots.ledger import Commit, Counters, End, Swap, utc_now
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.stopwatch import Stopwatch
-from twin_graph.streams import Purpose, stream
+from twin_graph.streams import stream
 from twin_graph.tally import Tally
 
 
@@ -55,8 +55,7 @@ class Keeper:
     def __init__(self, run: Run, spec: ModelSpec, tally: Tally, actor: Actor | None, point: PointState | None) -> None:
         self.run, self.settings, self.tally = run, run.settings, tally
         self.stopwatch = Stopwatch()
-        self._policy = targets.parse(run.settings.target.policy)
-        self._policy.check(run.settings)
+        self._policies = targets.roles(run.settings)
         self._saved = tally.counters
         self._closed = False
         with contextlib.ExitStack() as building:
@@ -90,7 +89,7 @@ class Keeper:
             # Apart from those of runs with seeds near. (TensorFlow takes seeds modulo 2**31 - 1.)
             seed = self.settings.seed + i * 2**30
             like = built[0].online if built else None
-            learner = Learner(name, self.run, self.store, spec, self._policy, self.stopwatch, seed=seed, like=like)
+            learner = Learner(name, self.run, self.store, spec, self._policies, self.stopwatch, seed=seed, like=like)
             building.callback(learner.close)
             built.append(learner)
         return Learners(built, turns, self.tally, self.stopwatch)
@@ -142,26 +141,29 @@ class Keeper:
         return [learner.commit(self._saved, self.probe.health(learner)) for learner in self.learners]
 
     def refresh_if_due(self) -> None:
-        """Refreshes each target that is not held if the schedule says so."""
-        schedule = self.settings.refresh_schedule
+        """Refreshes each target, and an opponent, that is not held, if its schedule says so."""
         for learner in self.learners:
-            if not learner.target.held and schedule.due(learner.target.since, self.tally):
-                self._refresh(learner, str(schedule))
+            for role, holder in learner.holders.items():
+                schedule = self.settings.refresh_schedule_of(role)
+                if not holder.held and schedule.due(holder.since, self.tally):
+                    self._refresh(learner, role, str(schedule))
 
     def refresh(self, reason: str) -> None:
-        """Restores what the target policy chooses into each learner's target, and records it."""
+        """Restores what the policies choose into each learner's target, and into an opponent, and records it."""
         for learner in self.learners:
-            self._refresh(learner, reason)
+            for role in learner.holders:
+                self._refresh(learner, role, reason)
 
-    def _refresh(self, learner: Learner, reason: str) -> None:
-        random = stream(self.settings.seed, Purpose.TARGET, self.tally.updates)
-        choice = self._policy.choose(self._history(learner.source), random)
-        learner.refresh(choice, self.tally.counters, policy=self._policy.text, reason=reason)
+    def _refresh(self, learner: Learner, role: str, reason: str) -> None:
+        policy, random = self._policies[role], stream(self.settings.seed, targets.PURPOSES[role], self.tally.updates)
+        choice = policy.choose(self._history(learner.source), random)
+        learner.refresh(role, choice, self.tally.counters, policy=policy.text, reason=reason)
 
-    def rival(self, learner: Learner) -> Commit | None:
-        """The snapshot that the newest has to beat at the next scheduled evaluation, if the policy wants one."""
-        rival = self._policy.rival(self._history(learner.lineage))
-        return self.store.find(rival) if rival else None
+    def rivals(self, learner: Learner) -> list[Commit]:
+        """The snapshots that the newest has to beat at the next scheduled evaluation, if the policies want any."""
+        history = self._history(learner.lineage)
+        rivals = dict.fromkeys(policy.rival(history) for policy in self._policies.values())
+        return [self.store.find(rival) for rival in rivals if rival]
 
     def _history(self, lineage: str) -> targets.History:
         """What a target policy may look at now."""
@@ -178,7 +180,7 @@ class Keeper:
         Args:
           snapshots: one, but for the undoing of a swap of an ensemble.
           learner: its name.
-          into: `target` or `online`.
+          into: `target`, `opponent` or `online`.
           hold: no refreshes by the schedule until it is undone.
           request: the person's, for the ledger.
           undo: whether this takes back another swap.
@@ -216,7 +218,7 @@ class Keeper:
             oldest = self.checkpoints.commit(self._saved, returns, request)
         with self.stopwatch.phase("prune"):
             self.store.remove_weights(
-                lambda: retention.removable(self.run, self.store, oldest, self._policy, self.settings.save),
+                lambda: retention.removable(self.run, self.store, oldest, self._policies, self.settings.save),
                 attempt=self.run.attempt,
             )
         assert self.checkpoints.newest is not None
@@ -225,5 +227,5 @@ class Keeper:
     def _restore(self, point: PointState) -> None:
         self._saved = point.saved
         self.store.reload()
-        for learner, policy in self.checkpoints.restore(point, self._policy):
-            self._refresh(learner, f"the policy was {policy}")
+        for learner, role, policy in self.checkpoints.restore(point, self._policies):
+            self._refresh(learner, role, f"the policy was {policy}")

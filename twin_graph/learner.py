@@ -1,14 +1,17 @@
 """A learner: an online twin, a target, and the snapshots by which one becomes the other."""
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from twin_graph.envs.seats import Turn, at_random, by_values
 from twin_graph.errors import DivergedError, TwinMismatchError
+from twin_graph.holder import Holder
 from twin_graph.model import ModelSpec
 from twin_graph.mutual import Turns
 from twin_graph.prepared import Prepared, feeds
@@ -17,7 +20,6 @@ from twin_graph.snapshots.points import LearnerState
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.stopwatch import Stopwatch
-from twin_graph.target_twins import Target
 from twin_graph.targets import Choice, Policy
 from twin_graph.twin import Twin, weights_sha256
 
@@ -38,7 +40,7 @@ class Learner:
       run: in whose folder snapshots are committed and swaps recorded.
       store: the run's snapshots.
       spec: of the twins.
-      policy: for the target.
+      policies: for the target, and for an opponent, by these roles.
       stopwatch: measures phases.
       seed: of the initial weights.
       like: a twin with which these must be able to exchange snapshots.
@@ -46,6 +48,7 @@ class Learner:
     Attributes:
       online: the twin that trains.
       target: supplies bootstrap values.
+      holders: the target, and in games of two players the opponent, by these roles.
       lineage: where its snapshots go.
       source: the lineage from which its target comes.
       updates: its own.
@@ -58,7 +61,7 @@ class Learner:
         run: Run,
         store: SnapshotStore,
         spec: ModelSpec,
-        policy: Policy,
+        policies: Mapping[str, Policy],
         stopwatch: Stopwatch,
         *,
         seed: int,
@@ -76,7 +79,7 @@ class Learner:
         self._stopwatch = stopwatch
         self._settings_sha256 = settings.sha256()
         self._train, self._seed, self._check = settings.train, settings.seed, settings.twin.check
-        self._acts_by_target = settings.act.with_ == "target"
+        self._acts_by_target, self._opponent_epsilon = settings.act.with_ == "target", settings.opponent.epsilon
         self.online = Twin(
             name,
             spec,
@@ -87,23 +90,28 @@ class Learner:
             block=settings.block_updates,
             like=like,
         )
+        self.holders: dict[str, Holder] = {}
         try:
-            self.target = Target(
-                spec,
-                threads=threads,
-                at_once=at_once,
-                precision=precision,
-                members=policy.members,
-                combine=policy.combine,
-                like=self.online,
-            )
+            for role, policy in policies.items():
+                self.holders[role] = Holder(
+                    role,
+                    spec,
+                    threads=threads,
+                    at_once=at_once,
+                    precision=precision,
+                    members=max(1, policy.members),  # a person may give a seat to a snapshot
+                    combine=policy.combine,
+                    like=self.online,
+                )
         except BaseException:
-            self.online.close()
+            self.close()
             raise
+        self.target = self.holders["target"]
 
     def close(self) -> None:
         """Ends the sessions."""
-        self.target.close()
+        for holder in self.holders.values():
+            holder.close()
         self.online.close()
 
     def train(self, updates: Sequence[int], prepared: Prepared) -> Losses:
@@ -194,9 +202,10 @@ class Learner:
             )
             return self.newest
 
-    def refresh(self, choice: Choice, counters: Counters, *, policy: str, reason: str) -> None:
-        """Restores what a target policy chose into the target, and records it."""
-        self._restore_target(
+    def refresh(self, role: str, choice: Choice, counters: Counters, *, policy: str, reason: str) -> None:
+        """Restores what a policy chose into the holder of a role, and records it."""
+        self._restore(
+            role,
             choice.snapshots,
             counters,
             policy=policy,
@@ -211,21 +220,24 @@ class Learner:
         """Restores what a person chose, and records it, and how; see `Keeper.swap`."""
         policy, reason = (UNDO, "undone by hand") if undo else (BY_HAND, "by hand")
         how |= {"policy": policy, "reason": reason, "candidates": tuple(snapshot.id for snapshot in snapshots)}
-        if into == "target":
-            self.target.held = hold
-            return self._restore_target(snapshots, counters, hold=hold, **how)
+        if into in self.holders:
+            self.holders[into].held = hold
+            return self._restore(into, snapshots, counters, hold=hold, **how)
         assert self.newest is not None
         [snapshot] = snapshots
         self.online.restore_snapshot(snapshot, self._store)
         self.online.reset_optimizer()
         return self._record(counters, into="online", snapshots=(snapshot.id,), previous=(self.newest.id,), **how)
 
-    def _restore_target(self, snapshots: Sequence[Commit], counters: Counters, *, policy: str, **fields: Any) -> Swap:
+    def _restore(
+        self, role: str, snapshots: Sequence[Commit], counters: Counters, *, policy: str, **fields: Any
+    ) -> Swap:
         with self._stopwatch.phase("refresh"):
-            previous = self.target.snapshots
-            self.target.restore(snapshots, self._store)
-            self.target.since, self.target.policy = counters, policy
-            restored = {"into": "target", "snapshots": self.target.snapshots, "previous": previous}
+            holder = self.holders[role]
+            previous = holder.snapshots
+            holder.restore(snapshots, self._store)
+            holder.since, holder.policy = counters, policy
+            restored = {"into": role, "snapshots": holder.snapshots, "previous": previous}
             return self._record(counters, policy=policy, **restored, **fields)
 
     def _record(self, counters: Counters, **fields: object) -> Swap:
@@ -253,6 +265,16 @@ class Learner:
             return self.target.q_values(observations)
         return self.online.q_values(observations, frozen=frozen)
 
+    def answer(self, turn: Turn, *, frozen: bool) -> np.ndarray:
+        """The opponent's actions, int64 `[B]`: by what it holds, else by the online twin's weights, or at random."""
+        opponent, spec = self.holders["opponent"], self.online.spec.env
+        if opponent.snapshots:
+            return by_values(spec, opponent.q_values, self._opponent_epsilon)(turn)
+        if opponent.policy == "self":
+            own = functools.partial(self.online.q_values, frozen=frozen)
+            return by_values(spec, own, self._opponent_epsilon)(turn)
+        return at_random(spec)(turn)
+
     def telemetry(self, probe: np.ndarray) -> dict[str, float]:
         """How far the target is from the online twin, on these observations."""
         ours, theirs = self.online.q_values(probe), self.target.q_values(probe)
@@ -266,29 +288,34 @@ class Learner:
     @property
     def state(self) -> LearnerState:
         """What a resume point keeps of it, apart from the variables."""
-        return LearnerState(name=self.name, updates=self.updates, target=self.target.state)
+        holders = {role: holder.state for role, holder in self.holders.items()}
+        return LearnerState.model_validate({"name": self.name, "updates": self.updates, **holders})
 
-    def restore(self, state: LearnerState, variables: Path, policy: Policy) -> bool:
+    def restore(
+        self, state: LearnerState, variables: Path, policies: Mapping[str, Policy]
+    ) -> Iterator[tuple[str, str]]:
         """Returns to a resume point.
 
         Args:
           state: of this learner.
           variables: prefix of a Saver's files with all variables.
-          policy: of the present settings.
+          policies: of the present settings, by roles.
 
-        Returns:
-          Whether its target is what it was; not if a policy chose it that is no longer the present one.
+        Yields:
+          The roles whose holders are not what they were, since the policy that chose is not the present one, and that.
         """
         self.updates = state.updates
         self.online.restore(variables, optimizer=True)
         mine = [snapshot for snapshot in self._store.snapshots if snapshot.learner == self.name]
         self.newest = mine[-1] if mine else None
-        target = state.target
-        if target.policy not in (policy.text, BY_HAND, UNDO) or len(target.snapshots) > policy.members:
-            return False
-        self.target.restore([self._store.find(i) for i in target.snapshots], self._store)
-        self.target.since, self.target.policy, self.target.held = target.since, target.policy, target.held
-        return True
+        for role, holder in self.holders.items():
+            then = state.holders.get(role)
+            chosen_anew = then is None or then.policy not in (policies[role].text, BY_HAND, UNDO)
+            if then is None or chosen_anew or len(then.snapshots) > len(holder.twins):
+                yield role, then.policy if then else "none"
+                continue
+            holder.restore([self._store.find(i) for i in then.snapshots], self._store)
+            holder.since, holder.policy, holder.held = then.since, then.policy, then.held
 
 
 def greedy_agreement(q: np.ndarray, other_q: np.ndarray) -> float:

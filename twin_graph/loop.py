@@ -1,5 +1,6 @@
 """The run loop: everything that happens in a run, in the order in which it happens. See docs/schedule.md."""
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from twin_graph.agent import Agent
 from twin_graph.envs import VectorEnv, VectorStep
+from twin_graph.envs.seats import Seat
 from twin_graph.prepared import Prepared
 from twin_graph.progress import Progress, Scores
 from twin_graph.replay import Transition
@@ -106,13 +108,13 @@ class StepByStep(Stepper):
 
     def __init__(self, agent: Agent, env: VectorEnv) -> None:
         self._agent = agent
-        self._play = Play(agent, env)
+        self._play = Play(agent, env, frozen=False)
 
     def begin(self) -> None:
         self._play.begin()
 
     def advance(self) -> list[float]:
-        ended = self._play.step(frozen=False)
+        ended = self._play.step()
         self._agent.learn()
         return ended
 
@@ -126,7 +128,7 @@ class InChunks(Stepper):
 
     def __init__(self, agent: Agent, env: VectorEnv) -> None:
         self._agent = agent
-        self._play = Play(agent, env)
+        self._play = Play(agent, env, frozen=True)
         self._prepared: Prepared | None = None
         self._actor = ThreadPoolExecutor(1, "actor")
 
@@ -173,18 +175,26 @@ class InChunks(Stepper):
     def _collect(self, first: int) -> tuple[list[float], Prepared | None]:
         """Steps to the chunk's end, and prepares the updates, from `first` on, that are due then."""
         agent, train = self._agent, self._agent.settings.train
-        chunk, began, ended = Schedule("steps", train.chunk_steps), agent.tally.counters, self._play.step(frozen=True)
+        chunk, began, ended = Schedule("steps", train.chunk_steps), agent.tally.counters, self._play.step()
         while agent.agent_steps < train.steps and not chunk.due(began, agent.tally):
-            ended += self._play.step(frozen=True)
+            ended += self._play.step()
         due = agent.actor.due(first)
         return ended, agent.prepare(due) if due else None
 
 
 class Play:
-    """An agent's episodes in its environments."""
+    """An agent's episodes in its environments.
 
-    def __init__(self, agent: Agent, env: VectorEnv) -> None:
-        self._agent, self._env = agent, env
+    Args:
+      agent: acts, and has the opponent in games of two players.
+      env: the environments.
+      frozen: see `Agent.act`.
+    """
+
+    def __init__(self, agent: Agent, env: VectorEnv, *, frozen: bool) -> None:
+        self._agent, self._env, self._frozen = agent, env, frozen
+        if isinstance(env, Seat):
+            env.opponent = functools.partial(agent.answer, frozen=frozen)
         self._scores = Scores(env.count)
         self._s_tm1 = np.empty(0)
 
@@ -193,10 +203,10 @@ class Play:
         self._s_tm1 = self._env.reset(self._agent.environment_seeds())
         self._scores = Scores(self._env.count)
 
-    def step(self, *, frozen: bool) -> list[float]:
+    def step(self) -> list[float]:
         """One vector step; returns the true scores of the episodes that ended."""
         s_tm1, agent = self._s_tm1, self._agent
-        a_tm1 = agent.act(s_tm1, frozen=frozen)
+        a_tm1 = agent.act(s_tm1, frozen=self._frozen)
         with agent.keeper.stopwatch.phase("environment"):
             step: VectorStep = self._env.step(a_tm1)
         agent.observe(Transition(s_tm1, a_tm1, step.r_t, step.terminal_t, step.last_t, step.s_t))

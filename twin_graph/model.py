@@ -10,6 +10,7 @@ from twin_graph import block as blocks
 from twin_graph import cpu_layers, losses, networks, optimizers, xla_layers
 from twin_graph import layers as plain_layers
 from twin_graph.envs import EnvSpec
+from twin_graph.errors import UsageError
 from twin_graph.graph_mode import tf
 from twin_graph.settings import ModelSettings, Settings, TrainSettings
 
@@ -35,8 +36,16 @@ class ModelSpec:
 
     @classmethod
     def of(cls, settings: Settings, env: EnvSpec) -> "ModelSpec":
-        """The spec that settings ask for in an environment. Raises `UsageError` if the network does not fit it."""
+        """The spec that settings ask for in an environment. Raises `UsageError` if they do not fit it."""
         networks.check(settings.network, settings.env.id, env)
+        if env.players == 2 and settings.opponent.policy is None:
+            raise UsageError(
+                f"{settings.env.id} is a game of two players: say who the opponent is, --set opponent.policy=latest"
+            )
+        if env.players == 1 and settings.opponent.policy is not None:
+            raise UsageError(
+                f"opponent.policy={settings.opponent.policy}: {settings.env.id} has one player; leave it out"
+            )
         return cls(env, settings.network, settings.loss, settings.model, settings.train)
 
 
@@ -127,7 +136,7 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
 
     def network(observation: Tensor, dropout_seed: Tensor, layers: networks.Layers = layers) -> Tensor:
         build = networks.Build(spec.model, dtype, layers, dropout_seed)
-        return networks.q_network(spec.network, observation, env.n_actions, build)
+        return networks.q_network(spec.network, observation, env, build)
 
     q_tm1 = tf.identity(network(s_tm1, dropout_seed), name="q_tm1")
     activations = tuple(tf.get_collection(plain_layers.ACTIVATIONS))

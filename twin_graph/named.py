@@ -1,12 +1,17 @@
 """What people choose by name: one table for each kind of thing, and functions of their own as `module:function`."""
 
 import importlib
+import inspect
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pydantic
+
 from twin_graph.config import nearest
 from twin_graph.errors import UsageError
+from twin_graph.words import what_is_wrong
 
 T = TypeVar("T")
 
@@ -39,3 +44,37 @@ def find(setting: str, name: str, table: Mapping[str, T]) -> T | Any:
     if not callable(found):
         raise UsageError(f"{setting}={name} is no function")
     return found
+
+
+def call(setting: str, text: str, table: Mapping[str, T], *, skip: int) -> tuple[T | Any, dict[str, Any]]:
+    """The function that a text such as `mix(0.8, 8)` names, and its arguments by name, checked by their annotations.
+
+    Args:
+      setting: whose value it is, for messages.
+      text: a name, and values of parameters in parentheses.
+      table: see `find`.
+      skip: parameters before those that a person gives.
+
+    Raises:
+      UsageError: there is no such function, or the values do not fit it.
+    """
+    form = re.fullmatch(r"\s*([\w.]+(?::\w+)?)\s*(?:\((.*)\))?\s*", text)
+    if not form:
+        raise UsageError(f"{setting}={text}: write it as a name with its parameters, for example 'mix(0.8, 8)'")
+    name, inside = form[1], (form[2] or "").strip()
+    function: Any = find(setting, name, table)
+    values = [value.strip() for value in inside.split(",")] if inside else []
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())[skip:]
+    usage = f"{name}({', '.join(p.name if p.default is p.empty else f'{p.name}={p.default}' for p in parameters)})"
+    if len(values) > len(parameters) or any(p.default is p.empty for p in parameters[len(values) :]):
+        raise UsageError(f"{setting}={text}: it takes {usage}")
+    arguments = {p.name: p.default for p in parameters}
+    for parameter, value in zip(parameters, values, strict=False):
+        if parameter.annotation is parameter.empty:
+            raise UsageError(f"{setting}={text}: the parameter {parameter.name} needs a type annotation")
+        try:
+            arguments[parameter.name] = pydantic.TypeAdapter(parameter.annotation).validate_python(value)
+        except pydantic.ValidationError as error:
+            wrong = what_is_wrong(error.errors()[0])
+            raise UsageError(f"{setting}={text}: {parameter.name}={value}: {wrong}; it takes {usage}") from None
+    return function, arguments

@@ -26,6 +26,7 @@ from twin_graph.layers import (
     relu,
     torch,
 )
+from twin_graph.legal import ILLEGAL
 from twin_graph.settings import ModelSettings
 
 
@@ -178,14 +179,14 @@ class Network(NamedTuple):
 
 
 def _is_image(env: EnvSpec) -> bool:
-    return len(env.observation_shape) == 3 or (len(env.observation_shape) == 2 and env.observation_dtype == "uint8")
+    return len(env.network_shape) == 3 or (len(env.network_shape) == 2 and env.observation_dtype == "uint8")
 
 
 NETWORKS = {
     "nature": Network(nature, "images [stack, H, W] or [H, W, channels]", _is_image),
-    "pooled80": Network(pooled80, "images [stack, 80, 80]", lambda env: env.observation_shape[1:] == (80, 80)),
-    "minatar": Network(minatar, "images [H, W, channels]", lambda env: len(env.observation_shape) == 3),
-    "blob": Network(blob, "images [H, W, channels]", lambda env: len(env.observation_shape) == 3),
+    "pooled80": Network(pooled80, "images [stack, 80, 80]", lambda env: env.network_shape[1:] == (80, 80)),
+    "minatar": Network(minatar, "images [H, W, channels]", lambda env: len(env.network_shape) == 3),
+    "blob": Network(blob, "images [H, W, channels]", lambda env: len(env.network_shape) == 3),
     "mlp": Network(mlp, "numbers", lambda env: True),  # noqa: ARG005
 }
 
@@ -195,7 +196,7 @@ def check(name: str, env_id: str, env: EnvSpec) -> None:
     network = named.find("network", name, NETWORKS)
     if not isinstance(network, Network) or network.fits(env):
         return
-    shape = env.observation_shape
+    shape = env.network_shape
     other = "network=" + ("blob" if channels_last(shape) else "nature" if len(shape) == 3 else "mlp")
     if network.function is pooled80 and env.stack > 1:
         other = "env.image_height=80 --set env.image_width=80"
@@ -205,8 +206,20 @@ def check(name: str, env_id: str, env: EnvSpec) -> None:
     )
 
 
-def q_network(name: str, observation: Tensor, n_actions: int, build: Build) -> Tensor:
-    """Q values, float32 `[B, A]`, by the network of this name. Raises `ForeignError` if a person's own fails."""
+def q_network(name: str, observation: Tensor, env: EnvSpec, build: Build) -> Tensor:
+    """Q values, float32 `[B, A]`, by the network of this name; those of illegal actions are `ILLEGAL`.
+
+    Raises:
+      ForeignError: a person's own network fails.
+    """
+    if not env.masked:
+        return _of_seen(name, observation, env.n_actions, build)
+    seen, legal = observation[:, : -env.n_actions], observation[:, -env.n_actions :]
+    q = _of_seen(name, tf.reshape(seen, [-1, *env.seen_shape]), env.n_actions, build)
+    return tf.where(tf.not_equal(legal, tf.zeros([], legal.dtype)), q, tf.fill(tf.shape(q), ILLEGAL))
+
+
+def _of_seen(name: str, observation: Tensor, n_actions: int, build: Build) -> Tensor:
     network = named.find("network", name, NETWORKS)
     if isinstance(network, Network):
         return network.function(observation, n_actions, build)

@@ -23,7 +23,7 @@ def nudge(folder: Path, state: PointState) -> tuple[str, PointState]:
     """
     files = {learner.name: _variables(folder / learner.name) for learner in state.learners}
     first = state.learners[0].name
-    snapshot = Manifest.read(folder.parent.parent / "snapshots" / state.targets[0])
+    snapshot = Manifest.read(folder.parent.parent / "snapshots" / state.held[0])
     trainable = [variable.name for variable in snapshot.variables]
     name = max(trainable, key=lambda name: float(np.abs(files[first][name]).max()))
     weights = files[first][name]

@@ -6,6 +6,7 @@ import numpy as np
 
 from twin_graph.learner import Learner, greedy_agreement
 from twin_graph.learners import Learners
+from twin_graph.legal import legal_only
 from twin_graph.snapshots.ledger import Health
 from twin_graph.tally import Tally
 
@@ -32,7 +33,7 @@ class Probe:
         """The size of its Q values, and what no return can exceed."""
         if self.observations is None:
             return None
-        q_abs = np.abs(learner.online.q_values(self.observations))
+        q_abs = np.abs(legal_only(learner.online.q_values(self.observations)))
         finite = bool(np.isfinite(q_abs).all())
         largest = self._tally.reward_limit
         return Health(

@@ -81,8 +81,11 @@ class Requests:
         last = self._last_by_hand() if request.kind == "undo" else None
         learner, into = (last.learner, last.into) if last else (request.learner, request.into)
         snapshots = [store.find(snapshot_id) for snapshot_id in (last.previous if last else (request.snapshot,))]
-        if into == "target" and len(snapshots) > len(self._keeper.learners[learner].target.twins):
-            raise UsageError(f"the target was {len(snapshots)} snapshots together, which this policy has no twins for")
+        holders = self._keeper.learners[learner].holders
+        if into != "online" and into not in holders:
+            raise UsageError(f"there is no {into}: opponent.policy is not set")
+        if into in holders and len(snapshots) > len(holders[into].twins):
+            raise UsageError(f"the {into} was {len(snapshots)} snapshots together, which this policy has no twins for")
         for snapshot in snapshots:
             store.prefix(snapshot.id)  # its weights are there
             store.check_files(snapshot.id)
@@ -93,7 +96,8 @@ class Requests:
         swaps = self._run.ledger.events(Swap, text=BY_REQUEST)
         if swaps and swaps[-1].policy != UNDO:
             last = swaps[-1]
-            if last.into == "target" and self._keeper.learners[last.learner].target.policy != BY_HAND:
+            holder = self._keeper.learners[last.learner].holders.get(last.into)
+            if holder and holder.policy != BY_HAND:
                 raise UsageError(f"the schedule has replaced {last.snapshots[0]} since; nothing to undo")
             return last
         raise UsageError("there is no manual swap to undo")
@@ -103,8 +107,9 @@ class Requests:
         self._done.add(("swap", request))
         names = ", ".join(swap.snapshots)
         whose = "" if len(self._keeper.learners) == 1 else f"{learner}'s "
-        message = f"{names} is in {whose or 'the '}{into} twin from update {swap.first_update:,} on" + (
-            ", held" if hold else ""
+        message = (
+            f"{names} is in {whose or 'the '}{into}{'' if into == 'opponent' else ' twin'} from update {swap.first_update:,} on"
+            + (", held" if hold else "")
         )
         answer = Answer(done=True, message=message, first_update=swap.first_update)
         for waiting in control.pending(self._run.control):

@@ -56,8 +56,8 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
     Raises:
       UsageError: the network does not fit the environment's observations.
     """
-    policy = targets.parse(settings.target.policy)
-    policy.check(settings)
+    policies = targets.roles(settings)
+    twins = sum(max(1, policy.members) for policy in policies.values())
     spec = ModelSpec.of(settings, env.spec)
     with tf.Graph().as_default():
         model = build_model(spec)
@@ -91,7 +91,7 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
         # Both observations of each transition, of the chunk that is trained and of the one that is prepared.
         memory=replay
         + (1 + children) * PROCESS_BYTES
-        + (learners * (policy.members + 1) - 2) * _TWIN_BYTES
+        + (learners * (twins + 1) - 2) * _TWIN_BYTES
         + 2 * 2 * prepared * observation,
         memory_free=cpu.memory_free(),
         disk=min(snapshots, kept + recent) * weights
@@ -103,7 +103,7 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
         + between_points
         + train.steps // settings.log.every_steps * logged,
         disk_free=shutil.disk_usage(existing).free,
-        members=policy.members,
+        members=policies["target"].members,
     )
 
 

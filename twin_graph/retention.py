@@ -1,5 +1,7 @@
 """Which snapshots may lose their weight files."""
 
+from collections.abc import Mapping
+
 from twin_graph.config import change
 from twin_graph.errors import UsageError
 from twin_graph.settings import SaveSettings
@@ -8,25 +10,27 @@ from twin_graph.snapshots.ledger import BY_REQUEST, Swap
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import SnapshotStore
-from twin_graph.streams import Purpose, stream
-from twin_graph.targets import History, Policy, matches, parse
+from twin_graph.streams import stream
+from twin_graph.targets import PURPOSES, History, Policy, matches, roles
 
 
-def removable(run: Run, store: SnapshotStore, oldest: PointState, policy: Policy, save: SaveSettings) -> list[str]:
+def removable(
+    run: Run, store: SnapshotStore, oldest: PointState, policies: Mapping[str, Policy], save: SaveSettings
+) -> list[str]:
     """Ids of the snapshots whose weights nobody needs.
 
     Kept are each learner's newest `save.keep_last`, each `save.keep_every`-th, all that is pinned or best, and all
-    that a run resumed from the oldest resume point could want: its target, what its policy could choose,
-    what was committed later, and what people asked for.
+    that a run resumed from the oldest resume point could want: its target and its opponent, what their policies could
+    choose, what was committed later, and what people asked for.
 
     Args:
       run, store: just read.
       oldest: the oldest resume point that is kept.
-      policy: the target's.
+      policies: by roles.
       save: the retention settings.
     """
     then = oldest.counters.updates
-    kept = set(store.pins) | set(oldest.targets) | {request.snapshot for request in control.pending(run.control)}
+    kept = set(store.pins) | set(oldest.held) | {request.snapshot for request in control.pending(run.control)}
     kept |= _newest_of_each(store, save.keep_last)
     if save.keep_every:
         kept |= {s.id for s in store.available if s.number is not None and s.number % save.keep_every == 0}
@@ -49,7 +53,9 @@ def removable(run: Run, store: SnapshotStore, oldest: PointState, policy: Policy
     played = matches(line for line in evaluations if line["played_at"]["updates"] <= then)
     for lineage in {snapshot.lineage for snapshot in before}:
         history = History(then, [snapshot for snapshot in before if snapshot.lineage == lineage], played)
-        kept |= {s.id for s in policy.choose(history, stream(run.settings.seed, Purpose.TARGET, then)).candidates}
+        for role, policy in policies.items():
+            random = stream(run.settings.seed, PURPOSES[role], then)
+            kept |= {s.id for s in policy.choose(history, random).candidates}
     return [s.id for s in [*available, *store.abandoned] if s.id not in kept and store.has_weights(s.id)]
 
 
@@ -88,7 +94,7 @@ def prune(run: Run, *, keep_last: int | None, keep_every: int | None, dry_run: b
         store = run.store()
 
         def choose() -> list[str]:
-            return removable(run, store, point, parse(settings.target.policy), settings.save)
+            return removable(run, store, point, roles(settings), settings.save)
 
         return choose() if dry_run else store.remove_weights(choose, attempt=point.attempt, look_again=True)
 

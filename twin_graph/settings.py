@@ -258,6 +258,19 @@ class TargetSettings(_Section):
     refresh_every_episodes: int | None = _every("episodes", "refresh the target")
 
 
+class OpponentSettings(_Section):
+    policy: str | None = _setting(
+        None,
+        "who has the other seat in games of two players: random, self (the weights of now), or a snapshot of its own "
+        "past as target.policy chooses them; null elsewhere",
+        source="self-play as in Bansal et al. 2018, OpenAI Five",
+    )
+    epsilon: float = _setting(0.0, "share of random actions of the opponent", ge=0, le=1)
+    refresh_every_updates: int | None = _every("updates", "choose the opponent anew")
+    refresh_every_steps: int | None = _every("agent steps", "choose the opponent anew")
+    refresh_every_episodes: int | None = _every("episodes", "choose the opponent anew")
+
+
 class MutualSettings(_Section):
     act: Literal["alternate", "random", "both", "a", "b"] = _setting(
         "both",
@@ -337,6 +350,11 @@ class EvaluateSettings(_Section):
         source="Rainbow, Dopamine; 0.05 in 2015",
         ge=0,
         le=1,
+    )
+    against: str = _setting(
+        "random",
+        "who has the other seat in games of two players, always the same: random, mcts(simulations), perfect (small "
+        "games)",
     )
 
     @property
@@ -447,6 +465,7 @@ class Settings(_Section):
     replay: ReplaySettings = ReplaySettings()
     act: ActSettings = ActSettings()
     target: TargetSettings = TargetSettings()
+    opponent: OpponentSettings = OpponentSettings()
     mutual: MutualSettings = MutualSettings()
     store: StoreSettings = StoreSettings()
     workers: WorkersSettings = WorkersSettings()
@@ -476,19 +495,18 @@ class Settings(_Section):
         """Of the whole training: enough for `train.steps` agent steps."""
         return math.ceil(self.train.steps / self.env.count)
 
-    @property
-    def refresh_schedule(self) -> Schedule:
-        """When the target is refreshed."""
-        return Schedule.of(self, "target.refresh_every") or _REFRESH_DEFAULT
+    def refresh_schedule_of(self, role: str) -> Schedule:
+        """When a holder is refreshed, by its role: `target` or `opponent`."""
+        return Schedule.of(self, f"{role}.refresh_every") or _REFRESH_DEFAULT
 
     @property
     def save_schedule(self) -> Schedule:
         """When a snapshot is committed."""
-        return Schedule.of(self, "save.every") or self.refresh_schedule
+        return Schedule.of(self, "save.every") or self.refresh_schedule_of("target")
 
     @pydantic.model_validator(mode="after")
     def _fit_together(self) -> typing.Self:
-        _ = self.refresh_schedule, self.save_schedule
+        _ = self.refresh_schedule_of("target"), self.refresh_schedule_of("opponent"), self.save_schedule
         check(self)
         return self
 

@@ -19,6 +19,7 @@ class Purpose(enum.IntEnum):
     PROBE = 8
     WHO_LEARNS = 9
     WHO_ACTS = 10
+    OPPONENT = 11
 
 
 def stream(seed: int, purpose: Purpose, counter: int) -> np.random.Generator:

@@ -14,20 +14,18 @@ choose now, or later when only newer ones have come.
 """
 
 import functools
-import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
-import pydantic
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from twin_graph import named
 from twin_graph.errors import UsageError, foreign_error
 from twin_graph.settings import Settings
 from twin_graph.snapshots.ledger import Commit
-from twin_graph.words import counted, what_is_wrong
+from twin_graph.streams import Purpose
+from twin_graph.words import counted
 
 ENSEMBLE_LIMIT = 8
 #: The fewest games from which the test of `best` is to be believed.
@@ -330,14 +328,37 @@ def best(
     return Choice([held], candidates, champion.reason)
 
 
+def _check_seat(settings: Settings) -> str:
+    """That it is not the target's: there is nothing to bootstrap from."""
+    return (
+        "" if settings.target.policy.strip() not in ("random", "self") else "a game to play: it is for opponent.policy"
+    )
+
+
+@needs(members=0, check=_check_seat)
+def no_snapshot(history: History, random: np.random.Generator) -> Choice:  # noqa: ARG001
+    """None: the opponent takes each legal action with the same probability."""
+    return Choice([], [], "moves at random")
+
+
+@needs(members=0, check=_check_seat)
+def own_weights(history: History, random: np.random.Generator) -> Choice:  # noqa: ARG001
+    """None: the opponent acts by the agent's own weights of now."""
+    return Choice([], [], "the weights of now")
+
+
 POLICIES: dict[str, Callable[..., Choice]] = {
     function.__name__: function for function in (latest, best, lag, window, mix, pinned, rollback, ensemble)
-}
+} | {"random": no_snapshot, "self": own_weights}
+
+#: By the roles of holders, what their choices by lot are drawn from.
+PURPOSES = {"target": Purpose.TARGET, "opponent": Purpose.OPPONENT}
 
 
 class Policy(NamedTuple):
-    """A policy and its parameters, as `target.policy` names them."""
+    """A policy and its parameters, as a setting names them: `target.policy` or `opponent.policy`."""
 
+    setting: str
     text: str
     function: Callable[..., Choice]
     arguments: dict[str, Any]
@@ -345,24 +366,26 @@ class Policy(NamedTuple):
     def check(self, settings: Settings) -> None:
         """Raises `UsageError` if the other settings do not let this policy work."""
         if wrong := self._needs.check(settings, **self.arguments):
-            raise UsageError(f"target.policy={self.text} needs {wrong}")
+            raise UsageError(f"{self.setting}={self.text} needs {wrong}")
 
     def choose(self, history: History, random: np.random.Generator) -> Choice:
         """Raises `UsageError` if a user's own policy does not answer with snapshots it was shown."""
         try:
             choice = self.function(history, random, **self.arguments)
         except Exception as error:
-            raise foreign_error(f"target.policy={self.text}", error) from error
+            raise foreign_error(f"{self.setting}={self.text}", error) from error
         shown = {snapshot.id for snapshot in history.snapshots}
         if not isinstance(choice, Choice) or not all(
-            isinstance(part, Sequence) and part and all(isinstance(s, Commit) and s.id in shown for s in part)
+            isinstance(part, Sequence)
+            and (part or not self.members)
+            and all(isinstance(s, Commit) and s.id in shown for s in part)
             for part in choice[:2]
         ):
-            raise UsageError(f"target.policy={self.text} must return a Choice among history.snapshots, not {choice!r}")
+            raise UsageError(f"{self.setting}={self.text} must return a Choice among history.snapshots, not {choice!r}")
         if len(choice.snapshots) > self.members:
             raise UsageError(
-                f"target.policy={self.text} chose {len(choice.snapshots)} snapshots and has "
-                f"{counted(self.members, 'target twin')}: `@needs(members=...)` before the function says how many"
+                f"{self.setting}={self.text} chose {len(choice.snapshots)} snapshots and has "
+                f"{counted(self.members, 'twin')}: `@needs(members=...)` before the function says how many"
             )
         return choice
 
@@ -386,29 +409,24 @@ class Policy(NamedTuple):
         return getattr(self.function, "needs", Needs())
 
 
-def parse(text: str) -> Policy:
-    """The policy that `target.policy` names, for example `latest`, `mix(0.8, 8)` or `my_module:mine(3)`.
+def parse(text: str, setting: str = "target.policy") -> Policy:
+    """The policy that a setting names, for example `latest`, `mix(0.8, 8)` or `my_module:mine(3)`.
 
     Raises:
       UsageError: an unknown name, or parameters that do not fit it.
     """
-    form = re.fullmatch(r"\s*([\w.]+(?::\w+)?)\s*(?:\((.*)\))?\s*", text)
-    if not form:
-        raise UsageError(f"target.policy={text}: write it as a name with its parameters, for example 'mix(0.8, 8)'")
-    name, inside = form[1], (form[2] or "").strip()
-    function = named.find("target.policy", name, POLICIES)
-    values = [value.strip() for value in inside.split(",")] if inside else []
-    parameters = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
-    usage = f"{name}({', '.join(p.name if p.default is p.empty else f'{p.name}={p.default}' for p in parameters)})"
-    if len(values) > len(parameters) or any(p.default is p.empty for p in parameters[len(values) :]):
-        raise UsageError(f"target.policy={text}: it takes {usage}")
-    arguments = {p.name: p.default for p in parameters}
-    for parameter, value in zip(parameters, values, strict=False):
-        if parameter.annotation is parameter.empty:
-            raise UsageError(f"target.policy={text}: the parameter {parameter.name} needs a type annotation")
-        try:
-            arguments[parameter.name] = TypeAdapter(parameter.annotation).validate_python(value)
-        except pydantic.ValidationError as error:
-            wrong = what_is_wrong(error.errors()[0])
-            raise UsageError(f"target.policy={text}: {parameter.name}={value}: {wrong}; it takes {usage}") from None
-    return Policy(text, function, arguments)
+    return Policy(setting, text, *named.call(setting, text, POLICIES, skip=2))
+
+
+def roles(settings: Settings) -> dict[str, Policy]:
+    """The policies of a run by the roles for which they choose: `target`, and `opponent` in games of two players.
+
+    Raises:
+      UsageError: one is unknown, or the other settings do not let it work.
+    """
+    found = {"target": parse(settings.target.policy)}
+    if settings.opponent.policy:
+        found["opponent"] = parse(settings.opponent.policy, "opponent.policy")
+    for policy in found.values():
+        policy.check(settings)
+    return found

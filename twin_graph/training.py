@@ -70,7 +70,7 @@ def run_to_its_end(progress: Progress, stepper: Stepper) -> Iterator[Progress]:
 
 
 def _evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Progress]:
-    """Plays the newest snapshot, and the rival that it has to beat, by this twin; records both, or neither."""
+    """Plays the newest snapshot, and rivals that it has to beat, by this twin; records all of them, or none."""
     keeper, settings = progress.keeper, progress.keeper.settings
     episodes = settings.evaluate.episodes
     if twin is None or progress.stop.is_set():
@@ -78,9 +78,9 @@ def _evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Progress
     with keeper.stopwatch.phase("evaluate"):
         played: list[tuple[Commit, Commit, Evaluation]] = []
         for learner in keeper.learners:
-            newest, rival = learner.newest, keeper.rival(learner)
+            newest = learner.newest
             assert newest is not None
-            for snapshot in [newest] if rival is None else [rival, newest]:
+            for snapshot in [*keeper.rivals(learner), newest]:
                 twin.restore_snapshot(snapshot, keeper.store)
                 at = {"seed": settings.seed, "counter": progress.agent_steps}
                 depth = progress.depth_of(snapshot)

@@ -9,9 +9,9 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from twin_graph import config, cpu
+from twin_graph.holder import blocks
 from twin_graph.model import ModelSpec
 from twin_graph.settings import Settings
-from twin_graph.target_twins import blocks
 from twin_graph.twin import Twin
 
 _ROUNDS = 3

@@ -17,6 +17,7 @@ from twin_graph.distributed.shared import Shared
 from twin_graph.envs import VectorEnv
 from twin_graph.errors import DivergedError, TwinGraphError
 from twin_graph.graph_mode import tf
+from twin_graph.holder import Holder
 from twin_graph.model import ModelSpec
 from twin_graph.prepared import feeds
 from twin_graph.progress import RECENT_EPISODES, Scores
@@ -27,7 +28,6 @@ from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.workers import FOLDER, UpdateLog, name_of, own_status, write_status
 from twin_graph.streams import Purpose, environment_seeds
 from twin_graph.tally import Tally
-from twin_graph.target_twins import Target
 from twin_graph.twin import Twin
 
 _STATUS_SECONDS = 1.0
@@ -52,7 +52,8 @@ class Worker:
         self._tally = Tally(env.spec.frames_per_step)
         self._actor = Actor(settings, self._tally, env.spec, env.count)
         policy = targets.parse(settings.target.policy)
-        self._target = Target(
+        self._target = Holder(
+            "target",
             copy.twin.spec,
             threads=settings.twin.threads,
             precision="fp32",
@@ -109,7 +110,7 @@ class Worker:
 
     def _make(self, step: int, s_tm1: np.ndarray) -> np.ndarray:
         """One vector step, by the copy's Q values; returns the next observations."""
-        a_tm1 = self._actor.act(lambda: self._copy.twin.q_values(s_tm1), step * self._env.count)
+        a_tm1 = self._actor.act(s_tm1, lambda: self._copy.twin.q_values(s_tm1), step * self._env.count)
         answer = self._env.step(a_tm1)
         self._actor.observe(Transition(s_tm1, a_tm1, answer.r_t, answer.terminal_t, answer.last_t, answer.s_t))
         if ended := self._scores.add(answer):

@@ -23,6 +23,9 @@ class EnvSpec(NamedTuple):
       stack: newest frames on the observation's first axis; 1 where observations are whole.
       frames_per_step: emulator frames in one agent step.
       reward_clip: rewards are clipped to plus and minus this in training; None where they are not.
+      masked: an observation is `(N + A,)`, and its last A numbers say which actions are legal; see `twin_graph.legal`.
+      seen_shape: of what comes before them.
+      players: 2 for one seat of a game whose other seat an opponent has; see `twin_graph.envs.seats`.
     """
 
     observation_shape: tuple[int, ...]
@@ -31,6 +34,14 @@ class EnvSpec(NamedTuple):
     stack: int = 1
     frames_per_step: int = 1
     reward_clip: float | None = None
+    masked: bool = False
+    seen_shape: tuple[int, ...] = ()
+    players: int = 1
+
+    @property
+    def network_shape(self) -> tuple[int, ...]:
+        """Of what a network takes: observations without their mask."""
+        return self.seen_shape if self.masked else self.observation_shape
 
 
 class VectorStep(NamedTuple):
@@ -107,7 +118,11 @@ class Kind(Protocol):
 
 #: Kinds of environments by the namespace of their ids; "" is for all others. Imported when one is made, since ALE takes
 #: half a second.
-KINDS = {"ALE/": "twin_graph.envs.atari:Atari", "": "twin_graph.envs.gym:Gym"}
+KINDS = {
+    "ALE/": "twin_graph.envs.atari:Atari",
+    "OpenSpiel/": "twin_graph.envs.open_spiel:make",
+    "": "twin_graph.envs.gym:Gym",
+}
 
 
 def make(settings: EnvSettings, *, count: int, evaluation: bool = False, max_steps: int | None = None) -> VectorEnv:

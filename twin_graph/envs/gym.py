@@ -24,8 +24,10 @@ from twin_graph.words import counted
 class Gym:
     """Implements `twin_graph.envs.VectorEnv`; owns the environments.
 
-    Observations of spaces other than Box are flattened. An error inside an environment, an observation of another shape
-    than it declares, and a number that is not finite are reported with the environment's number.
+    Observations of spaces other than Box are flattened. Where `info` has an `action_mask`, or a Dict of observations
+    has one beside `observation`, as games of Gymnasium and PettingZoo do, it says which actions are legal. An error
+    inside an environment, an observation of another shape than it declares, and a number that is not finite are
+    reported with the environment's number.
 
     Args:
       settings: which environment.
@@ -38,14 +40,15 @@ class Gym:
         self, settings: EnvSettings, *, count: int, evaluation: bool = False, max_steps: int | None = None
     ) -> None:
         declared = _look_at(settings)
-        _check_observations(settings.id, declared.observations)
         if settings.actions is not None:
             raise UsageError(f"env.actions chooses among the actions of an Atari game, and {settings.id} is none")
         _check_actions(settings.id, declared.actions)
         self._id = settings.id
         limits = [limit for limit in (declared.time_limit, max_steps) if limit is not None]
         self.time_limit = min(limits, default=EVALUATION_MAX_STEPS if evaluation else None)
-        one = functools.partial(_make_one, settings, declared.flattened, self.time_limit)
+        assert isinstance(declared.actions, spaces.Discrete)
+        n_actions = int(declared.actions.n)
+        one = functools.partial(_make_one, settings, declared, self.time_limit)
         each = [functools.partial(one, index) for index in range(count)]
         self._env: AsyncVectorEnv | SyncVectorEnv
         if settings.vectorization == "async":
@@ -56,11 +59,11 @@ class Gym:
             self._env = SyncVectorEnv(each, autoreset_mode=AutoresetMode.SAME_STEP)
         box = self._env.single_observation_space
         assert isinstance(box, spaces.Box)
-        assert isinstance(declared.actions, spaces.Discrete)
         self._first_action = int(declared.actions.start)
         self.count = count
         dtype = "uint8" if box.dtype == np.uint8 else "float32"
-        self.spec = EnvSpec(box.shape, int(declared.actions.n), dtype)
+        seen_shape = declared.seen_shape if declared.masked else ()
+        self.spec = EnvSpec(box.shape, n_actions, dtype, masked=declared.masked, seen_shape=seen_shape)
         self.evaluation_epsilon = 0.0
         self.protocol: dict[str, str | int | float | bool] = {
             "environment": settings.id,
@@ -70,8 +73,10 @@ class Gym:
         }
         if settings.kwargs:
             self.protocol["arguments"] = ", ".join(f"{name}={value!r}" for name, value in settings.kwargs.items())
+        if declared.masked:
+            self.protocol["actions"] = f"{n_actions}, of which the legal ones"
         if declared.flattened:
-            numbers = counted(box.shape[0], "number")
+            numbers = counted(declared.seen_shape[0], "number")
             self.protocol["observations"] = f"{type(declared.observations).__name__} flattened to {numbers}"
 
     def reset(self, seeds: np.ndarray) -> np.ndarray:
@@ -113,6 +118,8 @@ class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         try:
             observation, info = self.env.reset(seed=seed, options=options)
+        except ForeignError:
+            raise
         except Exception as error:
             raise foreign_error(f"{self._name}, reset", error) from error
         return self._of_declared_shape("reset", observation), info
@@ -121,6 +128,8 @@ class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             observation, reward, terminated, truncated, info = self.env.step(action)
             told = float(reward), bool(terminated), bool(truncated)
+        except ForeignError:
+            raise
         except Exception as error:
             raise foreign_error(f"{self._name}, step", error) from error
         return self._of_declared_shape("step", observation), *told, info
@@ -134,16 +143,72 @@ class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation
 
 
-def _make_one(settings: EnvSettings, flattened: bool, time_limit: int | None, index: int) -> gymnasium.Env[Any, Any]:
+class _Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Puts the mask of legal actions at the end of the observation; see `twin_graph.legal`."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], name: str, n_actions: int) -> None:
+        super().__init__(env)
+        self._name, self._n_actions = name, n_actions
+        self._space = _seen(env.observation_space)
+        flat = spaces.flatten_space(self._space)
+        bytes_ = flat.dtype in (np.uint8, np.bool_)
+        low, high, dtype = (0, 255, np.uint8) if bytes_ else (-np.inf, np.inf, np.float32)
+        self._dtype, self._scale = np.dtype(dtype), 255 if flat.dtype == np.bool_ else 1
+        self.observation_space = spaces.Box(low, high, (spaces.flatdim(self._space) + n_actions,), dtype)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._joined("reset", observation, info, over=False), info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        joined = self._joined("step", observation, info, over=terminated)
+        return joined, float(reward), terminated, truncated, info
+
+    def _joined(self, method: str, observation: Any, info: dict[str, Any], *, over: bool) -> np.ndarray:
+        of = observation if _has_mask(self.env.observation_space) else info
+        if (given := of.get(_MASK)) is None:
+            raise ForeignError(f"{self._name}, {method}: there is no {_MASK}, and there was one at the first reset")
+        legal = np.asarray(given)
+        if legal.shape != (self._n_actions,):
+            actions = counted(self._n_actions, "action")
+            raise ForeignError(f"{self._name}, {method}: {_MASK} has shape {list(legal.shape)} for {actions}")
+        if not over and not legal.any():
+            raise ForeignError(f"{self._name}, {method}: {_MASK} forbids every action, and the episode goes on")
+        seen = np.asarray(spaces.flatten(self._space, observation["observation"] if of is observation else observation))
+        return np.concatenate([seen.astype(self._dtype) * self._dtype.type(self._scale), legal != 0], dtype=self._dtype)
+
+
+#: As Gymnasium's Taxi has it in `info`, and PettingZoo's classic games beside `observation`.
+_MASK = "action_mask"
+
+
+def _has_mask(observations: spaces.Space[Any]) -> bool:
+    return isinstance(observations, spaces.Dict) and set(observations) == {"observation", _MASK}
+
+
+def _seen(observations: spaces.Space[Any]) -> spaces.Space[Any]:
+    """What of an observation is not a mask."""
+    if _has_mask(observations):
+        assert isinstance(observations, spaces.Dict)
+        return observations["observation"]
+    return observations
+
+
+def _make_one(settings: EnvSettings, declared: "_Declared", time_limit: int | None, index: int) -> Any:
     if settings.vectorization == "async":  # Ctrl-C reaches every process: the trainer is the one that answers it
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     env = _make(settings, max_episode_steps=time_limit)
-    if flattened:
+    name = f"{settings.id}, environment {index}"
+    if declared.masked:
+        assert isinstance(declared.actions, spaces.Discrete)
+        return _Guarded(_Masked(env, name, int(declared.actions.n)), name)
+    if declared.flattened:
         env = FlattenObservation(env)
     if env.observation_space.dtype == np.bool_:  # what is there or not takes a byte, as brightness: all or none
         bytes_ = spaces.Box(0, 255, env.observation_space.shape, np.uint8)
         env = TransformObservation(env, lambda seen: seen * np.uint8(255), bytes_)
-    return _Guarded(env, f"{settings.id}, environment {index}")
+    return _Guarded(env, name)
 
 
 def _make(settings: EnvSettings, **options: Any) -> gymnasium.Env[Any, Any]:
@@ -152,11 +217,21 @@ def _make(settings: EnvSettings, **options: Any) -> gymnasium.Env[Any, Any]:
 
 
 class _Declared(NamedTuple):
-    """What an environment says of itself; the time limit is in agent steps."""
+    """What an environment says of itself.
+
+    Attributes:
+      actions, observations: their spaces; observations without a mask.
+      flattened: these become a vector.
+      seen_shape: of what a network is given.
+      masked: which actions are legal is told.
+      time_limit: in agent steps.
+    """
 
     actions: spaces.Space[Any]
     observations: spaces.Space[Any]
     flattened: bool
+    seen_shape: tuple[int, ...]
+    masked: bool
     time_limit: int | None
 
 
@@ -181,8 +256,22 @@ def _look_at(settings: EnvSettings) -> _Declared:
         raise UsageError(f"cannot make {settings.id!r}: {type(error).__name__}: {error} ({place(error)})") from error
     actions, observations = environment.action_space, environment.observation_space
     time_limit = environment.spec.max_episode_steps if environment.spec else None
+    masked = _tells_what_is_legal(environment)
     environment.close()
-    return _Declared(actions, observations, not isinstance(observations, spaces.Box), time_limit)
+    seen = _seen(observations)
+    flattened = not isinstance(seen, spaces.Box)
+    _check_observations(settings.id, seen)
+    seen_shape = (spaces.flatten_space(seen) if flattened else seen).shape or ()
+    return _Declared(actions, seen, flattened, seen_shape, masked, time_limit)
+
+
+def _tells_what_is_legal(environment: gymnasium.Env[Any, Any]) -> bool:
+    if _has_mask(environment.observation_space):
+        return True
+    try:
+        return _MASK in environment.reset()[1]
+    except Exception:  # it is reset again where its errors are told
+        return False
 
 
 def _check_actions(environment_id: str, actions: spaces.Space[Any]) -> None:

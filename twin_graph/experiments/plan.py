@@ -287,9 +287,9 @@ def _origin(wanted: _From, known: Origin | None) -> Origin:
 
 
 def check_policies(plan: Plan) -> None:
-    """Raises `UsageError` if a target policy is unknown, cannot be imported, or cannot work with these settings."""
+    """Raises `UsageError` if a policy is unknown, cannot be imported, or cannot work with these settings."""
     for settings in {run.condition: run.settings for run in plan.runs}.values():
-        targets.parse(settings.target.policy).check(settings)
+        targets.roles(settings)
 
 
 def _validated(text: str) -> _File:

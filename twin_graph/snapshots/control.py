@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from twin_graph.snapshots.files import checked, make_folder, write_file
-from twin_graph.snapshots.ledger import ONLY_LEARNER, Record, utc_now
+from twin_graph.snapshots.ledger import ONLY_LEARNER, Into, Record, utc_now
 
 Kind = Literal["swap", "undo", "point"]
 _PATTERN = "request-*.json"
@@ -48,7 +48,7 @@ class Request(Record):
     time: str
     kind: Kind
     snapshot: str = ""
-    into: Literal["target", "online"] = "target"
+    into: Into = "target"
     learner: str = ONLY_LEARNER
     hold: bool = False
     answer: Answer | None = None
@@ -58,14 +58,16 @@ class Request(Record):
         if self.kind != "swap":
             return {"undo": "undo of the last swap", "point": "a resume point"}[self.kind]
         whose = "the" if self.learner == ONLY_LEARNER else f"{self.learner}'s"
-        return f"swap {self.snapshot} into {whose} {self.into} twin" + (", held" if self.hold else "")
+        return f"swap {self.snapshot} into {whose} {self.into}{'' if self.into == 'opponent' else ' twin'}" + (
+            ", held" if self.hold else ""
+        )
 
 
 def ask(
     folder: Path,
     kind: Kind,
     snapshot: str = "",
-    into: Literal["target", "online"] = "target",
+    into: Into = "target",
     *,
     learner: str = ONLY_LEARNER,
     hold: bool = False,

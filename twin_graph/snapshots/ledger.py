@@ -55,6 +55,8 @@ class Health(Record):
     q_limit: float | None
 
 
+#: What snapshots are restored into.
+Into = Literal["target", "opponent", "online"]
 #: Name of the learner where there is one.
 ONLY_LEARNER = "online"
 
@@ -136,13 +138,13 @@ class Commit(SnapshotRecord):
 
 
 class Swap(_Event):
-    """Snapshots were restored into a twin; those of a refresh supply the targets from `first_update` on.
+    """Snapshots were restored into a twin; those of a target supply bootstrap values from `first_update` on.
 
     Attributes:
-      into: `target` or `online`.
+      into: `target`, `opponent` or `online`.
       learner: whose.
       worker: which worker's target; empty for that of the run, which workers follow as soon as they can.
-      snapshots: one, or the members of an ensemble.
+      snapshots: one, or the members of an ensemble; none for an opponent that needs none.
       policy: which chose; `BY_HAND` or `UNDO` where a person did.
       candidates: what it could choose from.
       reason: in words.
@@ -156,10 +158,10 @@ class Swap(_Event):
     """
 
     event: Literal["swap"] = "swap"
-    into: Literal["target", "online"]
+    into: Into
     learner: str = ONLY_LEARNER
     worker: str = ""
-    snapshots: tuple[str, ...] = Field(min_length=1)
+    snapshots: tuple[str, ...]
     policy: str
     candidates: tuple[str, ...]
     reason: str

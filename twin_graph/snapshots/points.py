@@ -58,8 +58,8 @@ class Segment(Record):
     stop: int = Field(ge=0)
 
 
-class TargetState(Record):
-    """What the target held.
+class HolderState(Record):
+    """What a target, or an opponent, held.
 
     Attributes:
       snapshots: restored.
@@ -80,12 +80,18 @@ class LearnerState(Record):
     Attributes:
       name: of the learner, and of the files with its variables.
       updates: its own.
-      target: see `TargetState`.
+      target, opponent: see `HolderState`; there is an opponent in games of two players.
     """
 
     name: str
     updates: int = Field(ge=0)
-    target: TargetState
+    target: HolderState
+    opponent: HolderState | None = None
+
+    @property
+    def holders(self) -> dict[str, HolderState]:
+        """By their roles."""
+        return {"target": self.target} | ({"opponent": self.opponent} if self.opponent else {})
 
 
 class PointState(Record):
@@ -122,9 +128,9 @@ class PointState(Record):
     files: tuple[FileRecord, ...] = ()
 
     @property
-    def targets(self) -> tuple[str, ...]:
-        """The snapshots that the targets held."""
-        return tuple(snapshot for learner in self.learners for snapshot in learner.target.snapshots)
+    def held(self) -> tuple[str, ...]:
+        """The snapshots that targets and opponents held."""
+        return tuple(i for learner in self.learners for holder in learner.holders.values() for i in holder.snapshots)
 
     @classmethod
     def read(cls, folder: Path) -> Self:

@@ -1,4 +1,4 @@
-"""A target: the twin that supplies bootstrap values, or the twins of an ensemble."""
+"""A holder of snapshots: a target, which supplies bootstrap values, or an opponent, which has the other seat."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from twin_graph.model import ModelSpec
 from twin_graph.snapshots.ledger import Commit, Counters
-from twin_graph.snapshots.points import TargetState
+from twin_graph.snapshots.points import HolderState
 from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.twin import Twin
 
@@ -23,10 +23,11 @@ def blocks(observations: np.ndarray) -> Iterator[np.ndarray]:
     return (observations[i : i + rows] for i in range(0, len(observations), rows))
 
 
-class Target:
-    """Owns the target twins and records which snapshot each holds; closed by `close()`.
+class Holder:
+    """Owns the twins of a target or an opponent, and records which snapshot each holds; closed by `close()`.
 
     Args:
+      role: `target` or `opponent`.
       spec, threads, at_once, precision: of the twins; see `Twin`.
       members: how many twins there are.
       combine: how their Q values become one, for each action: `min` or `mean`.
@@ -41,6 +42,7 @@ class Target:
 
     def __init__(
         self,
+        role: str,
         spec: ModelSpec,
         *,
         threads: int,
@@ -50,7 +52,7 @@ class Target:
         combine: str,
         like: Twin | None = None,
     ) -> None:
-        names = ["target"] if members == 1 else [f"target {i}" for i in range(members)]
+        names = [role] if members == 1 else [f"{role} {i}" for i in range(members)]
         self.twins = [
             Twin(name, spec, threads=threads, at_once=at_once, precision=precision, like=like) for name in names
         ]
@@ -107,6 +109,6 @@ class Target:
         return next((i for i, twin in twins if twin.weights_sha256() != store.find(i).weights_sha256), "")
 
     @property
-    def state(self) -> TargetState:
+    def state(self) -> HolderState:
         """What a resume point keeps of it."""
-        return TargetState(snapshots=self.snapshots, since=self.since, policy=self.policy, held=self.held)
+        return HolderState(snapshots=self.snapshots, since=self.since, policy=self.policy, held=self.held)

@@ -1,0 +1,177 @@
+"""Games of two players as environments of one: the agent has one seat of each board, an opponent has the other.
+
+Boards take one move at a time. Where both players of a game move at once, as in Pong, the first one's move waits until
+the second has moved without seeing it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from twin_graph.envs import EnvSpec, VectorStep
+from twin_graph.legal import mask, pick
+
+#: Who is to move on a board where nobody is: the game is over.
+NOBODY = -1
+
+
+class Turn(NamedTuple):
+    """What those are shown whose turn it is, on B boards.
+
+    Attributes:
+      observations: `[B, *observation_shape]`, each from the side of whoever is to move.
+      draws: random numbers in [0, 1) for this move alone, float64 `[B, 2]`.
+      states: the games themselves, for players that look ahead; empty where they cannot be copied.
+    """
+
+    observations: np.ndarray
+    draws: np.ndarray
+    states: Sequence[Any] = ()
+
+
+#: Chooses an action, int64 `[B]`, on each board. It depends on the turn alone, so that games can be played again.
+Player = Callable[[Turn], np.ndarray]
+
+
+class Boards(Protocol):
+    """E boards of one game. Seats are numbered 0 and 1.
+
+    Attributes:
+      count: E.
+      spec: of one seat.
+      protocol: what a score depends on, in words for people.
+      time_limit: moves of one player after which a game ends.
+      to_move: whose turn it is, int64 `[E]`, or `NOBODY`.
+    """
+
+    count: int
+    spec: EnvSpec
+    protocol: dict[str, str | int | float | bool]
+    time_limit: int | None
+    to_move: np.ndarray
+
+    def begin(self, board: int, random: np.random.Generator) -> None:
+        """Begins a new game."""
+        ...
+
+    def observe(self, boards: np.ndarray, seats: np.ndarray) -> np.ndarray:
+        """Observations `[B, *observation_shape]` of these boards from these seats."""
+        ...
+
+    def states(self, boards: np.ndarray) -> Sequence[Any]:
+        """See `Turn`."""
+        ...
+
+    def move(self, boards: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """Those to move do, on each of these boards; returns what both seats gain, float32 `[B, 2]`."""
+        ...
+
+    def fixed_player(self, name: str) -> Player:
+        """A player that never learns, by its name. Raises `UsageError` if there is none."""
+        ...
+
+    def close(self) -> None:
+        """Ends what was begun."""
+        ...
+
+
+class Seat:
+    """Implements `twin_graph.envs.VectorEnv`: one seat of each board, which changes sides from game to game.
+
+    An agent's step is its move and the opponent's answer: what it observes next is its own next turn, or the end.
+
+    Args:
+      boards: on which it is played.
+
+    Attributes:
+      opponent: has the other seats; to be set before the first reset.
+    """
+
+    evaluation_epsilon = 0.0
+
+    def __init__(self, boards: Boards) -> None:
+        self._boards = boards
+        self.count, self.spec, self.time_limit = boards.count, boards.spec, boards.time_limit
+        self.protocol = boards.protocol
+        self.opponent: Player | None = None
+        self._all = np.arange(self.count)
+        self._seats = self._all % 2
+        self._randoms: list[np.random.Generator] = []
+
+    def reset(self, seeds: np.ndarray) -> np.ndarray:
+        self._randoms = [np.random.Generator(np.random.Philox(key=int(seed))) for seed in seeds]
+        self._seats = self._all % 2
+        for board in range(self.count):
+            self._boards.begin(board, self._randoms[board])
+        self._answer()
+        return self._boards.observe(self._all, self._seats)
+
+    def step(self, actions: np.ndarray) -> VectorStep:
+        boards = self._boards
+        gains = boards.move(self._all, actions) + self._answer()
+        score_t = gains[self._all, self._seats]
+        last_t = boards.to_move == NOBODY
+        s_next = s_t = boards.observe(self._all, self._seats)
+        if last_t.any():
+            for board in np.flatnonzero(last_t).tolist():
+                boards.begin(board, self._randoms[board])
+                self._seats[board] = 1 - self._seats[board]
+            self._answer()
+            s_next = boards.observe(self._all, self._seats)
+        return VectorStep(s_t=s_t, r_t=score_t, terminal_t=last_t, last_t=last_t, s_next=s_next, score_t=score_t)
+
+    def fixed_player(self, name: str) -> Player:
+        """A player that never learns, by its name. Raises `UsageError` if there is none."""
+        return self._boards.fixed_player(name)
+
+    def close(self) -> None:
+        self._boards.close()
+
+    def _answer(self) -> np.ndarray:
+        """The opponent moves, on all boards at once, until it is the agent's turn or the end; returns the gains."""
+        gains = np.zeros((self.count, 2), np.float32)
+        while True:
+            theirs = np.flatnonzero(self._boards.to_move == 1 - self._seats)
+            if not len(theirs):
+                return gains
+            assert self.opponent is not None
+            gains[theirs] += play_turn(self._boards, theirs, self.opponent, [self._randoms[board] for board in theirs])
+
+
+def play_turn(boards: Boards, which: np.ndarray, player: Player, randoms: Sequence[np.random.Generator]) -> np.ndarray:
+    """One player moves on those boards where it is to move; returns what both seats gain, float32 `[B, 2]`.
+
+    Args:
+      boards: of which
+      which: are to be played on, integers `[B]`.
+      player: who moves.
+      randoms: a generator for each.
+    """
+    observations = boards.observe(which, boards.to_move[which])
+    draws = np.stack([random.random(2) for random in randoms])
+    return boards.move(which, player(Turn(observations, draws, boards.states(which))))
+
+
+def at_random(spec: EnvSpec) -> Player:
+    """A player that takes each legal action with the same probability."""
+    return lambda turn: pick(mask(spec, turn.observations), turn.draws[:, 0])
+
+
+def by_values(spec: EnvSpec, q_values: Callable[[np.ndarray], np.ndarray], epsilon: float = 0.0) -> Player:
+    """A player that takes the action of the highest Q value, but for a share of random ones.
+
+    Args:
+      spec: of a seat.
+      q_values: observations `[B, ...]` to Q values `[B, A]`.
+      epsilon: the share.
+    """
+    random = at_random(spec)
+
+    def move(turn: Turn) -> np.ndarray:
+        greedy: np.ndarray = q_values(turn.observations).argmax(axis=1)
+        if not epsilon:
+            return greedy
+        return np.where(turn.draws[:, 1] < epsilon, random(turn), greedy)
+
+    return move

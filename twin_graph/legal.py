@@ -1,0 +1,45 @@
+"""Legal actions: where some actions are illegal, an observation says at its end which are legal.
+
+The mask is a part of the observation, so that it goes wherever the observation goes: through replay, resume points,
+both twins, exports. The network gives an illegal action the value `ILLEGAL`, below every other, so that no maximum
+chooses it, whether that of acting, of a target, or of double Q-learning.
+"""
+
+import numpy as np
+
+from twin_graph.envs import EnvSpec
+
+#: Q of an illegal action: finite, since infinity times a discount of 0 is no number.
+ILLEGAL = np.float32(-1e9)
+
+
+def with_mask(seen: np.ndarray, legal: np.ndarray) -> np.ndarray:
+    """What is seen, `[B, ...]`, and which actions are legal, `[B, A]`, as observations `[B, N + A]`."""
+    return np.concatenate([seen.reshape(len(seen), -1), legal.astype(seen.dtype)], axis=1)
+
+
+def mask(env: EnvSpec, observations: np.ndarray) -> np.ndarray:
+    """Which actions are legal, bool `[B, A]`, at observations `[B, *observation_shape]`."""
+    if env.masked:
+        legal: np.ndarray = observations[:, -env.n_actions :] != 0
+        return legal
+    return np.ones((len(observations), env.n_actions), np.bool_)
+
+
+def random_actions(env: EnvSpec, observations: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Actions, int64 `[B]`, each legal one with the same probability; as many draws whatever is legal."""
+    if env.masked:
+        return pick(mask(env, observations), random.random(len(observations)))
+    return random.integers(0, env.n_actions, size=len(observations))
+
+
+def pick(legal: np.ndarray, draw: np.ndarray) -> np.ndarray:
+    """Legal actions, int64 `[B]`, by draws from [0, 1), float64 `[B]`, among masks `[B, A]` none of which is empty."""
+    number = (draw * legal.sum(axis=1)).astype(np.int64)
+    picked: np.ndarray = (legal.cumsum(axis=1) > number[:, None]).argmax(axis=1)
+    return picked
+
+
+def legal_only(q: np.ndarray) -> np.ndarray:
+    """Q values of legal actions, one after the other, of Q values `[B, A]`."""
+    return q[q > ILLEGAL]
