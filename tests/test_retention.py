@@ -32,6 +32,9 @@ from twin_graph.targets import parse
 PROTOCOL = {"epsilon": 0.0}
 
 
+LATEST = {"target": parse("latest")}
+
+
 def counters(updates: int) -> Counters:
     return Counters(agent_steps=4 * updates, updates=updates, frames=4 * updates, episodes=updates // 10)
 
@@ -268,9 +271,7 @@ def test_imports_are_never_removed(run: Run, ten: list[Commit]) -> None:
     imported = commit(run, 77, lineage=IMPORT)
     commit_point(run, 950, [ten[9]])
     removed(run)
-    assert imported.id not in removable(
-        run, run.store(), oldest_point(run), {"target": parse("latest")}, run.settings.save
-    )
+    assert imported.id not in removable(run, run.store(), oldest_point(run), LATEST, run.settings.save)
 
 
 @pytest.fixture
@@ -301,9 +302,7 @@ def test_an_abandoned_snapshot_whose_weights_were_removed_can_be_committed_again
     point = commit_point(run, 370, [resumed[3]])
     save = run.settings.save
     store = run.store()
-    store.remove_weights(
-        lambda: removable(run, store, oldest_point(run), {"target": parse("latest")}, save), attempt=run.attempt
-    )
+    store.remove_weights(lambda: removable(run, store, oldest_point(run), LATEST, save), attempt=run.attempt)
     run.record_start(point)
     again = commit(run, 400)
     assert again.id == resumed[4].id
@@ -466,9 +465,7 @@ def test_a_pin_of_another_process_is_seen_by_a_removal_that_comes_after_it(run: 
     commit_point(run, 950, [ten[9]])
     opened_before, point = run.store(), oldest_point(run)
     run.store().pin(ten[3].id, keep=True, attempt=1)
-    opened_before.remove_weights(
-        lambda: removable(run, opened_before, point, {"target": parse("latest")}, run.settings.save), attempt=1
-    )
+    opened_before.remove_weights(lambda: removable(run, opened_before, point, LATEST, run.settings.save), attempt=1)
     assert weights(run.store()) == {3, 9}
 
 
@@ -654,7 +651,7 @@ def calls_of_a_resume_point(run: Run, store: SnapshotStore) -> Counter[str]:
             variables=[],
         )
         swap(run, snapshot, updates, [])
-        assert store.remove_weights(lambda: removable(run, store, older, {"target": parse("latest")}, save), attempt=1)
+        assert store.remove_weights(lambda: removable(run, store, older, LATEST, save), attempt=1)
     return calls
 
 

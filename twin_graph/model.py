@@ -39,9 +39,7 @@ class ModelSpec:
         """The spec that settings ask for in an environment. Raises `UsageError` if they do not fit it."""
         networks.check(settings.network, settings.env.id, env)
         if env.players == 2 and settings.opponent.policy is None:
-            raise UsageError(
-                f"{settings.env.id} is a game of two players: say who the opponent is, --set opponent.policy=latest"
-            )
+            raise UsageError(f"{settings.env.id} has two players: choose the other with --set opponent.policy=latest")
         if env.players == 1 and settings.opponent.policy is not None:
             raise UsageError(
                 f"opponent.policy={settings.opponent.policy}: {settings.env.id} has one player; leave it out"

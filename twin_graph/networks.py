@@ -108,6 +108,16 @@ def minatar(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     return _read_out("fc1", flatten(x), 128, n_actions, (torch, torch), build)
 
 
+def board(observation: Tensor, n_actions: int, build: Build) -> Tensor:
+    """For boards on which four in a row matter: 64 4x4 filters, 128 units; started as `mlp`.
+
+    Takes `[B, H, W, C]`, channels last.
+    """
+    x = numbers(observation, build.dtype)
+    x = relu("conv1", build.layers.convolution("conv1", x, 4, 64, 1, build.model.padding, torch))
+    return _read_out("fc1", flatten(x), 128, n_actions, (torch, torch), build)
+
+
 def mlp(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     """Fully connected layers of `model.hidden_units` with rectifiers, for vectors: float32 `[B, D]` to Q `[B, A]`.
 
@@ -186,6 +196,7 @@ NETWORKS = {
     "nature": Network(nature, "images [stack, H, W] or [H, W, channels]", _is_image),
     "pooled80": Network(pooled80, "images [stack, 80, 80]", lambda env: env.network_shape[1:] == (80, 80)),
     "minatar": Network(minatar, "images [H, W, channels]", lambda env: len(env.network_shape) == 3),
+    "board": Network(board, "boards [H, W, channels]", lambda env: len(env.network_shape) == 3),
     "blob": Network(blob, "images [H, W, channels]", lambda env: len(env.network_shape) == 3),
     "mlp": Network(mlp, "numbers", lambda env: True),  # noqa: ARG005
 }

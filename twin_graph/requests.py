@@ -107,9 +107,9 @@ class Requests:
         self._done.add(("swap", request))
         names = ", ".join(swap.snapshots)
         whose = "" if len(self._keeper.learners) == 1 else f"{learner}'s "
-        message = (
-            f"{names} is in {whose or 'the '}{into}{'' if into == 'opponent' else ' twin'} from update {swap.first_update:,} on"
-            + (", held" if hold else "")
+        twin = into if into == "opponent" else f"{into} twin"
+        message = f"{names} is in {whose or 'the '}{twin} from update {swap.first_update:,} on" + (
+            ", held" if hold else ""
         )
         answer = Answer(done=True, message=message, first_update=swap.first_update)
         for waiting in control.pending(self._run.control):

@@ -447,7 +447,7 @@ class Settings(_Section):
 
     preset: str = _setting("", "the preset that this run started from")
     seed: int = _setting(1, "seed of everything random", ge=0, lt=2**31)
-    network: Annotated[str, Named("nature", "pooled80", "minatar", "blob", "mlp")] = _setting(
+    network: Annotated[str, Named("nature", "pooled80", "minatar", "board", "blob", "mlp")] = _setting(
         "nature", "the Q network; module:function for your own", source=NATURE
     )
     mode: Literal["plain", "mutual"] = _setting(
