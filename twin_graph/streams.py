@@ -20,6 +20,8 @@ class Purpose(enum.IntEnum):
     WHO_LEARNS = 9
     WHO_ACTS = 10
     OPPONENT = 11
+    TOURNAMENT = 12
+    OPENING = 13
 
 
 def stream(seed: int, purpose: Purpose, counter: int) -> np.random.Generator:

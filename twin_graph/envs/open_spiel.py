@@ -105,6 +105,12 @@ class Spiel:
         player: Player = function(self._game, self.spec, **arguments)
         return player
 
+    def show(self, board: int) -> str:
+        return str(self._states[board])
+
+    def name_of(self, board: int, action: int) -> str:
+        return str(self._states[board].action_to_string(action))
+
     def close(self) -> None:
         pass
 

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from twin_graph.envs import EnvSpec, VectorStep
+from twin_graph.envs import EnvSpec, VectorStep, make
+from twin_graph.errors import UsageError
 from twin_graph.legal import mask, pick
+from twin_graph.settings import EnvSettings
 
 #: Who is to move on a board where nobody is: the game is over.
 NOBODY = -1
@@ -71,6 +73,14 @@ class Boards(Protocol):
         """A player that never learns, by its name. Raises `UsageError` if there is none."""
         ...
 
+    def show(self, board: int) -> str:
+        """The board in text. Raises `UsageError` if it cannot be shown so."""
+        ...
+
+    def name_of(self, board: int, action: int) -> str:
+        """What people call an action of whoever is to move."""
+        ...
+
     def close(self) -> None:
         """Ends what was begun."""
         ...
@@ -85,13 +95,14 @@ class Seat:
       boards: on which it is played.
 
     Attributes:
+      boards: as given.
       opponent: has the other seats; to be set before the first reset.
     """
 
     evaluation_epsilon = 0.0
 
     def __init__(self, boards: Boards) -> None:
-        self._boards = boards
+        self.boards = boards
         self.count, self.spec, self.time_limit = boards.count, boards.spec, boards.time_limit
         self.protocol = boards.protocol
         self.opponent: Player | None = None
@@ -103,12 +114,12 @@ class Seat:
         self._randoms = [np.random.Generator(np.random.Philox(key=int(seed))) for seed in seeds]
         self._seats = self._all % 2
         for board in range(self.count):
-            self._boards.begin(board, self._randoms[board])
+            self.boards.begin(board, self._randoms[board])
         self._answer()
-        return self._boards.observe(self._all, self._seats)
+        return self.boards.observe(self._all, self._seats)
 
     def step(self, actions: np.ndarray) -> VectorStep:
-        boards = self._boards
+        boards = self.boards
         gains = boards.move(self._all, actions) + self._answer()
         score_t = gains[self._all, self._seats]
         last_t = boards.to_move == NOBODY
@@ -123,20 +134,29 @@ class Seat:
 
     def fixed_player(self, name: str) -> Player:
         """A player that never learns, by its name. Raises `UsageError` if there is none."""
-        return self._boards.fixed_player(name)
+        return self.boards.fixed_player(name)
 
     def close(self) -> None:
-        self._boards.close()
+        self.boards.close()
 
     def _answer(self) -> np.ndarray:
         """The opponent moves, on all boards at once, until it is the agent's turn or the end; returns the gains."""
         gains = np.zeros((self.count, 2), np.float32)
         while True:
-            theirs = np.flatnonzero(self._boards.to_move == 1 - self._seats)
+            theirs = np.flatnonzero(self.boards.to_move == 1 - self._seats)
             if not len(theirs):
                 return gains
             assert self.opponent is not None
-            gains[theirs] += play_turn(self._boards, theirs, self.opponent, [self._randoms[board] for board in theirs])
+            gains[theirs] += play_turn(self.boards, theirs, self.opponent, [self._randoms[board] for board in theirs])
+
+
+def boards_of(settings: EnvSettings, count: int) -> Boards:
+    """`count` boards of the game of `settings.id`. Raises `UsageError` if it has one player."""
+    env = make(settings, count=count)
+    if isinstance(env, Seat):
+        return env.boards
+    env.close()
+    raise UsageError(f"{settings.id} has one player: there is nobody to play against")
 
 
 def play_turn(boards: Boards, which: np.ndarray, player: Player, randoms: Sequence[np.random.Generator]) -> np.ndarray:

@@ -197,6 +197,33 @@ def ages(results: Sequence[Result]) -> Callable[[Result], Curve]:
     return of
 
 
+def heat_map(values: np.ndarray, rows: Sequence[str], columns: Sequence[str], label: str) -> Figure:
+    """Shares from 0 to 1 as colours, with the number in each cell; cells that are not a number stay empty.
+
+    Args:
+      values: `[len(rows), len(columns)]`.
+      rows, columns: their names.
+      label: what the colours say.
+    """
+    figure = Figure(figsize=(_WIDTH + 0.3 * len(columns), 1.2 + 0.36 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(values, cmap="RdBu", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right", fontsize=_FONT - 1)
+    axes.set_yticks(range(len(rows)), rows, fontsize=_FONT - 1)
+    for (row, column), value in np.ndenumerate(values):
+        if not math.isnan(value):
+            dark = abs(value - 0.5) > 0.3
+            text = f"{value:.0%}".removesuffix("%")
+            axes.text(
+                column, row, text, ha="center", va="center", fontsize=_FONT - 2, color="white" if dark else "black"
+            )
+    axes.set_title(f"{label}, in %", fontsize=_FONT)
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    return figure
+
+
 def _figure(height: float) -> Figure:
     return Figure(figsize=(_WIDTH, height), layout="constrained")
 

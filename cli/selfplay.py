@@ -1,0 +1,152 @@
+"""`twin-graph tournament` and `twin-graph play`: games of two players."""
+
+from pathlib import Path
+
+import click
+import numpy as np
+from rich.progress import Progress
+from rich.table import Table
+
+from twin_graph.errors import UsageError
+from twin_graph.snapshots.run import find, locate
+
+from .params import complete_run, json_option, print_json, run_argument, say, stderr, stdout
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_run)
+@click.option("--snapshots", type=click.IntRange(min=1), default=8, show_default=True, help="How many of each run.")
+@click.option("--against", default="random", show_default=True, help="Fixed players too, e.g. 'random mcts(100)'.")
+@click.option("--games", type=click.IntRange(min=2), default=40, show_default=True, help="Of each pair; half a seat.")
+@click.option("--opening", type=click.IntRange(min=0), default=2, show_default=True, help="Random moves at the start.")
+@click.option("--epsilon", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Random share of moves.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Also draw who beat whom, to this PNG or SVG file.")
+@json_option
+def tournament(
+    runs: tuple[str, ...],
+    snapshots: int,
+    against: str,
+    games: int,
+    opening: int,
+    epsilon: float,
+    seed: int,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Have snapshots of RUN... play each other, and rate them.
+
+    Everybody plays everybody, each opening from both seats. Games are recorded with the runs as they are played: a
+    tournament that was interrupted continues, and one with more snapshots plays only what is new. Ratings are Elo by
+    the model of Bradley and Terry, with 95% bootstrap intervals.
+
+    \b
+    Examples:
+      twin-graph tournament tictactoe-seed1-1
+      twin-graph tournament connect-four-seed1-1 connect-four-seed2-1 --against 'random mcts(1000)' --plot ratings.png
+    """
+    found = [find(run) for run in runs]
+    if games % 2:
+        raise UsageError(f"--games {games} is odd: each opening is played from both seats")
+
+    from twin_graph import tournament as tournaments
+
+    who = tournaments.contestants(found, snapshots, against.split())
+    rules = tournaments.Rules(games, opening, epsilon, seed)
+    with Progress(console=stderr, transient=True) as bar:
+        task = bar.add_task("pairs")
+        for done, total, pairings in tournaments.play(found, who, rules):  # noqa: B007
+            bar.update(task, completed=done, total=total)
+    ratings = tournaments.rate(who, pairings)
+    document = tournaments.record_ratings(found, who, ratings, rules)
+    circles = tournaments.cycles(who, pairings)
+    if plot:
+        tournaments.draw(who, pairings, ratings, plot)
+        say(f"picture: {plot}")
+    if as_json:
+        print_json({**document, "cycles": circles})
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("player")
+    for heading in ("Elo", "95% interval", "points"):
+        table.add_column(heading, justify="right")
+    shares = tournaments.shares(who, pairings)
+    for one in document["players"]:
+        interval = f"{one['low']:.0f} to {one['high']:.0f}"
+        table.add_row(one["name"], f"{one['elo']:.0f}", interval, f"{shares[one['key']]:.1%}")
+    stdout.print(table)
+    for a, b, c in circles[:_SHOWN]:
+        stdout.print(f"cycle: {a} beats {b}, which beats {c}, which beats the first", markup=False)
+    if len(circles) > _SHOWN:
+        stdout.print(f"and {len(circles) - _SHOWN} more cycles; --json has all of them")
+
+
+_SHOWN = 5
+_HELP = "type a move or its number; q for Q values, x to give up"
+
+
+@click.command()
+@run_argument
+@click.argument("ref", default="latest")
+@click.option("--second", is_flag=True, help="Let the snapshot move first.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the game.")
+def play(run: str, ref: str, second: bool, seed: int) -> None:
+    """Play a game against snapshot REF of RUN in the terminal.
+
+    Type a move as it is shown, or its number. REF is an id or the beginning of one, latest, latest~3, best,
+    @update:12000, or RUN:REF.
+
+    \b
+    Example:
+      twin-graph play connect-four-seed1-1 best
+    """
+    owner, snapshot = locate(find(run), ref)
+    store = owner.store()
+    store.prefix(snapshot.id)
+    store.check_files(snapshot.id)
+
+    from twin_graph.envs.seats import NOBODY, boards_of
+    from twin_graph.exchange import spec_of
+    from twin_graph.legal import mask
+    from twin_graph.twin import Twin
+
+    boards = boards_of(owner.settings.env, 1)
+    board, mine = np.array([0]), int(second)
+    boards.begin(0, np.random.default_rng(seed))
+    boards.show(0)
+    gained = np.zeros(2)
+    with Twin("opponent", spec_of(owner), threads=1) as twin, store.reading():
+        twin.restore_snapshot(snapshot, store)
+        while (seat := int(boards.to_move[0])) != NOBODY:
+            observation = boards.observe(board, np.array([seat]))
+            q = twin.q_values(observation)[0]
+            if seat == mine:
+                legal = np.flatnonzero(mask(boards.spec, observation)[0]).tolist()
+                names = {action: boards.name_of(0, action) for action in legal}
+                click.echo(f"\n{boards.show(0)}\n")
+                action = _ask(names, {action: float(q[action]) for action in legal})
+            else:
+                action = int(q.argmax())
+                click.echo(f"\n{snapshot.id} plays {boards.name_of(0, action)}")
+            gained += boards.move(board, np.array([action]))[0]
+    click.echo(f"\n{boards.show(0)}\n")
+    outcome = "you win" if gained[mine] > 0 else f"{snapshot.id} wins" if gained[mine] < 0 else "a draw"
+    click.echo(outcome)
+
+
+def _ask(names: dict[int, str], q: dict[int, float]) -> int:
+    """A person's move; `names` are the legal ones, `q` what the snapshot would expect of each in this seat."""
+    moves = {name: action for action, name in names.items()} | {str(action): action for action in names}
+    listed = "  ".join(f"{action}: {name}" for action, name in names.items())
+    click.echo(f"moves: {listed}")
+    while True:
+        given = click.prompt(f"your move ({_HELP})", prompt_suffix="\n> ").strip()
+        if given in moves:
+            return moves[given]
+        if given == "q":
+            for action in sorted(q, key=lambda action: -q[action]):
+                click.echo(f"  {names[action]:<10} {q[action]:+.3f}")
+        elif given == "x":
+            raise click.Abort
+        else:
+            click.echo(f"{given!r} is not a legal move: {listed}")

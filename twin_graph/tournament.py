@@ -1,0 +1,329 @@
+"""Tournaments: snapshots of one or several runs, and players that never learn, play each other from both seats.
+
+The games of each pair are recorded with the runs as soon as they are played: a tournament that was killed continues where
+it was, and ratings are computed from the records alone.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import choix
+import numpy as np
+
+from twin_graph.envs.seats import NOBODY, Boards, Player, boards_of, by_values, play_turn
+from twin_graph.errors import UsageError
+from twin_graph.exchange import spec_of
+from twin_graph.model import ModelSpec
+from twin_graph.snapshots.files import append_line, checked, read_lines, write_file
+from twin_graph.snapshots.ledger import Commit, utc_now
+from twin_graph.snapshots.run import Run
+from twin_graph.streams import Purpose, stream
+from twin_graph.twin import Twin
+
+#: Files in a run's folder.
+GAMES, RATINGS = "games.jsonl", "ratings.json"
+#: Who everybody is measured from, if he plays.
+ANCHOR = "random"
+_ELO = 400 / np.log(10)  # a difference of 400 is a probability of 10 : 1 (Elo 1978)
+_RESAMPLES = 300
+#: What everybody is credited with against everybody, in wins: without it, who won all games would have no rating.
+_PRIOR = 0.1
+
+
+class Contestant(NamedTuple):
+    """Who plays.
+
+    Attributes:
+      name: for people: `RUN:SNAPSHOT`, or that of a fixed player.
+      key: by which games are found again: the hash of a snapshot's weights, or the name of a fixed player.
+      run, snapshot: whose weights these are; None for a fixed player.
+    """
+
+    name: str
+    key: str
+    run: Run | None = None
+    snapshot: Commit | None = None
+
+
+class Pairing(NamedTuple):
+    """The games of two contestants.
+
+    Attributes:
+      first, second: their keys.
+      returns: what the first got in each game; games 2i and 2i + 1 have the same opening, in which it has seat 0 and 1.
+    """
+
+    first: str
+    second: str
+    returns: Sequence[float]
+
+    @property
+    def score(self) -> float:
+        """The share of points that the first got: a win is one, a draw a half."""
+        return float(np.mean(_points(self.returns)))
+
+
+class Rating(NamedTuple):
+    """Elo, as points above `random` if it plays, else above the mean; with its 95% bootstrap interval over openings."""
+
+    elo: float
+    low: float
+    high: float
+
+
+class Rules(NamedTuple):
+    """What games are comparable.
+
+    Attributes:
+      games: of each pair; even.
+      opening_moves: made at random before the contestants take over.
+      epsilon: share of random actions of snapshots.
+      seed: of openings and of all else that is random.
+    """
+
+    games: int
+    opening_moves: int
+    epsilon: float
+    seed: int
+
+
+def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> list[Contestant]:
+    """Evenly spaced snapshots of each run, the first and the newest among them, and fixed players by their names.
+
+    Snapshots of equal weights, as forks share them, are one contestant.
+
+    Raises:
+      UsageError: the runs play different games, or games of one player.
+    """
+    if others := [run for run in runs if run.settings.env != runs[0].settings.env]:
+        ours, theirs = runs[0].settings.env.id, others[0].settings.env.id
+        raise UsageError(f"{runs[0].name} plays {ours} and {others[0].name} plays {theirs}, or by other env settings")
+    found: dict[str, Contestant] = {}
+    for run in runs:
+        present = run.store().available
+        if not present:
+            raise UsageError(f"{run.folder} has no snapshot with weights")
+        for i in np.unique(np.linspace(0, len(present) - 1, snapshots).round().astype(int)).tolist():
+            one = present[i]
+            found.setdefault(one.weights_sha256, Contestant(f"{run.name}:{one.id}", one.weights_sha256, run, one))
+    return [*found.values(), *(Contestant(name, name) for name in fixed)]
+
+
+def play(runs: Sequence[Run], who: Sequence[Contestant], rules: Rules) -> Iterator[tuple[int, int, list[Pairing]]]:
+    """Plays all pairs whose games are not recorded yet; yields how many pairs are done, of how many, and these.
+
+    Raises:
+      UsageError: the game has one player, or no such fixed player.
+    """
+    pairs = list(itertools.combinations(who, 2))
+    recorded = read(runs, rules)
+    done = [recorded[a.key, b.key] for a, b in pairs if (a.key, b.key) in recorded]
+    boards = boards_of(runs[0].settings.env, rules.games)
+    players = _Players(boards, rules.epsilon)
+    try:
+        yield len(done), len(pairs), done
+        for a, b in pairs:
+            if (a.key, b.key) not in recorded:
+                returns = match(boards, players.first(a), players.second(b), rules)
+                pairing = Pairing(a.key, b.key, returns)
+                if owner := a.run or b.run:
+                    _record(owner, a, b, pairing, rules)
+                done.append(pairing)
+                yield len(done), len(pairs), done
+    finally:
+        players.close()
+        boards.close()
+
+
+def match(boards: Boards, first: Player, second: Player, rules: Rules) -> list[float]:
+    """Plays `rules.games` games at once, on as many boards; returns what the first player got in each."""
+    games = np.arange(boards.count)
+    seats = games % 2  # of the first player
+    randoms = [stream(rules.seed, Purpose.TOURNAMENT, int(game)) for game in games]
+    openings = [stream(rules.seed, Purpose.OPENING, int(game) // 2) for game in games]
+    gained = np.zeros((boards.count, 2))
+    for game in games.tolist():
+        boards.begin(game, openings[game])
+    anybody = boards.fixed_player(ANCHOR)
+    for _ in range(rules.opening_moves):
+        going = games[boards.to_move != NOBODY]
+        gained[going] += play_turn(boards, going, anybody, [openings[game] for game in going])
+    while (boards.to_move != NOBODY).any():
+        for player, seat in ((first, seats), (second, 1 - seats)):
+            turn = games[boards.to_move == seat]
+            if len(turn):
+                gained[turn] += play_turn(boards, turn, player, [randoms[game] for game in turn])
+    returns: list[float] = gained[games, seats].tolist()
+    return returns
+
+
+class _Players:
+    """Makes players of contestants; owns two twins for each kind of network, one for either side."""
+
+    def __init__(self, boards: Boards, epsilon: float) -> None:
+        self._boards, self._epsilon = boards, epsilon
+        self._specs: dict[str, ModelSpec] = {}
+        self._twins: list[tuple[str, ModelSpec, Twin]] = []
+        self._fixed: dict[str, Player] = {}
+
+    def first(self, who: Contestant) -> Player:
+        return self._player(who, "first")
+
+    def second(self, who: Contestant) -> Player:
+        return self._player(who, "second")
+
+    def close(self) -> None:
+        for _, _, twin in self._twins:
+            twin.close()
+
+    def _player(self, who: Contestant, side: str) -> Player:
+        if who.run is None or who.snapshot is None:
+            if who.name not in self._fixed:
+                self._fixed[who.name] = self._boards.fixed_player(who.name)
+            return self._fixed[who.name]
+        spec = self._specs.get(who.run.name) or self._specs.setdefault(who.run.name, spec_of(who.run))
+        twin = next((twin for of_side, of, twin in self._twins if (of_side, of) == (side, spec)), None)
+        if twin is None:
+            twin = Twin(side, spec, threads=1)
+            self._twins.append((side, spec, twin))
+        if twin.holds != who.snapshot.id:
+            store = who.run.store()
+            with store.reading():
+                twin.restore_snapshot(who.snapshot, store)
+        return by_values(spec.env, twin.q_values, self._epsilon)
+
+
+def _record(run: Run, a: Contestant, b: Contestant, pairing: Pairing, rules: Rules) -> None:
+    line = {
+        "time": utc_now(),
+        "players": [a.name, b.name],
+        "keys": [a.key, b.key],
+        "rules": rules._asdict(),
+        "environment": run.settings.env.id,
+        "returns": list(pairing.returns),
+    }
+    append_line(run.folder / GAMES, line)
+
+
+def read(runs: Sequence[Run], rules: Rules) -> dict[tuple[str, str], Pairing]:
+    """The games that are recorded with these runs, played by these rules, by the keys of both."""
+    found = {}
+    for run in runs:
+        for line in read_lines(run.folder / GAMES):
+            record = line.record
+            if record and record["rules"] == rules._asdict():
+                first, second = record["keys"]
+                found[first, second] = Pairing(first, second, record["returns"])
+                found[second, first] = Pairing(second, first, [-r for r in record["returns"]])
+    return found
+
+
+def rate(who: Sequence[Contestant], pairings: Sequence[Pairing], seed: int = 0) -> list[Rating]:
+    """Ratings of the contestants, in their order, by the model of Bradley and Terry (1952); a draw is half a win.
+
+    Args:
+      who: contestants.
+      pairings: all of their games.
+      seed: of the bootstrap, which draws openings with replacement.
+    """
+    place = {one.key: i for i, one in enumerate(who)}
+    points = [_points(pairing.returns) for pairing in pairings]
+    ends = [(place[pairing.first], place[pairing.second]) for pairing in pairings]
+    at = place.get(ANCHOR)
+
+    def elo(scores: Sequence[np.ndarray]) -> np.ndarray:
+        wins = np.zeros((len(who), len(who)))
+        for (i, j), score in zip(ends, scores, strict=True):
+            wins[i, j] += score.sum()
+            wins[j, i] += len(score) - score.sum()
+        values: np.ndarray = choix.ilsr_pairwise_dense(wins, alpha=_PRIOR, max_iter=1_000) * _ELO
+        return values - (values.mean() if at is None else values[at])
+
+    random = stream(seed, Purpose.BOOTSTRAP, 0)
+    resampled = []
+    for _ in range(_RESAMPLES):
+        chosen = [random.integers(0, len(score) // 2, len(score) // 2) for score in points]
+        resampled.append(
+            elo([score.reshape(-1, 2)[which].ravel() for score, which in zip(points, chosen, strict=True)])
+        )
+    low, high = np.percentile(resampled, [2.5, 97.5], axis=0)
+    return [Rating(float(value), float(a), float(b)) for value, a, b in zip(elo(points), low, high, strict=True)]
+
+
+def cycles(who: Sequence[Contestant], pairings: Sequence[Pairing]) -> list[tuple[str, str, str]]:
+    """Contestants of whom the first beats the second, the second the third, and the third the first, by their names.
+
+    One beats another if the 95% interval of its share of points, over openings, is above a half.
+    """
+    names = {one.key: one.name for one in who}
+    beats = set()
+    for pairing in pairings:
+        by_opening = _points(pairing.returns).reshape(-1, 2).mean(axis=1)
+        error = 1.96 * by_opening.std(ddof=1) / np.sqrt(len(by_opening)) if len(by_opening) > 1 else np.inf
+        if by_opening.mean() - error > 0.5:
+            beats.add((pairing.first, pairing.second))
+        if by_opening.mean() + error < 0.5:
+            beats.add((pairing.second, pairing.first))
+    after: dict[str, list[str]] = {}
+    for one, other in sorted(beats):
+        after.setdefault(one, []).append(other)
+    return [
+        (names[a], names[b], names[c])
+        for a in after
+        for b in after[a]
+        for c in after.get(b, [])
+        if (c, a) in beats and a == min(a, b, c)
+    ]
+
+
+def shares(who: Sequence[Contestant], pairings: Sequence[Pairing]) -> dict[str, float]:
+    """The share of points of each contestant over all of its games, by keys."""
+    got: dict[str, list[float]] = {one.key: [] for one in who}
+    for pairing in pairings:
+        got[pairing.first].append(pairing.score)
+        got[pairing.second].append(1 - pairing.score)
+    return {key: float(np.mean(scores)) if scores else float("nan") for key, scores in got.items()}
+
+
+def draw(who: Sequence[Contestant], pairings: Sequence[Pairing], ratings: Sequence[Rating], path: Path) -> None:
+    """Writes a picture: each row's share of points against each column, the strongest first.
+
+    Raises:
+      UsageError: something is there already, or matplotlib is not installed.
+    """
+    try:
+        from twin_graph.experiments import figures
+    except ModuleNotFoundError:
+        raise UsageError("a picture needs matplotlib: pip install 'twin-graph[experiments]'") from None
+    if path.exists():
+        raise UsageError(f"{path} exists already; choose another path")
+    order = sorted(range(len(who)), key=lambda i: -ratings[i].elo)
+    place = {who[i].key: row for row, i in enumerate(order)}
+    shares = np.full((len(who), len(who)), np.nan)
+    for pairing in pairings:
+        a, b = place[pairing.first], place[pairing.second]
+        shares[a, b], shares[b, a] = pairing.score, 1 - pairing.score
+    names = [f"{who[i].name.rpartition(':')[2].partition('-')[0] if who[i].run else who[i].name}" for i in order]
+    labels = [f"{name}  {ratings[i].elo:.0f}" for name, i in zip(names, order, strict=True)]
+    figures.heat_map(shares, labels, names, "share of points of the row against the column").savefig(path, dpi=200)
+
+
+def record_ratings(
+    runs: Sequence[Run], who: Sequence[Contestant], ratings: Sequence[Rating], rules: Rules
+) -> Mapping[str, Any]:
+    """Writes `ratings.json` in the folder of each run, durably, and returns what it says."""
+    rated = sorted(zip(who, ratings, strict=True), key=lambda pair: -pair[1].elo)
+    document = {
+        "rules": rules._asdict(),
+        "environment": runs[0].settings.env.id,
+        "players": [{"name": one.name, "key": one.key, **rating._asdict()} for one, rating in rated],
+    }
+    for run in runs:
+        write_file(run.folder / RATINGS, checked(document, indent=1))
+    return document
+
+
+def _points(returns: Sequence[float]) -> np.ndarray:
+    return (np.sign(np.array(returns)) + 1) / 2
