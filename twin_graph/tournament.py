@@ -1,7 +1,7 @@
 """Tournaments: snapshots of one or several runs, and players that never learn, play each other from both seats.
 
-The games of each pair are recorded with the runs as soon as they are played: a tournament that was killed continues where
-it was, and ratings are computed from the records alone.
+The games of each pair are recorded with the runs as soon as they are played: a tournament that was killed continues
+where it was, and ratings are computed from the records alone.
 """
 
 import itertools
@@ -45,6 +45,13 @@ class Contestant(NamedTuple):
     key: str
     run: Run | None = None
     snapshot: Commit | None = None
+
+    def short(self, *, with_run: bool) -> str:
+        """For pictures: the snapshot's number, with the run if there are several."""
+        if self.run is None or self.snapshot is None:
+            return self.name
+        number = self.snapshot.id.partition("-")[0]
+        return f"{self.run.name}:{number}" if with_run else number
 
 
 class Pairing(NamedTuple):
@@ -239,7 +246,8 @@ def rate(who: Sequence[Contestant], pairings: Sequence[Pairing], seed: int = 0) 
             wins[i, j] += score.sum()
             wins[j, i] += len(score) - score.sum()
         values: np.ndarray = choix.ilsr_pairwise_dense(wins, alpha=_PRIOR, max_iter=1_000) * _ELO
-        return values - (values.mean() if at is None else values[at])
+        values -= values.mean() if at is None else values[at]
+        return values
 
     random = stream(seed, Purpose.BOOTSTRAP, 0)
     resampled = []
@@ -305,7 +313,8 @@ def draw(who: Sequence[Contestant], pairings: Sequence[Pairing], ratings: Sequen
     for pairing in pairings:
         a, b = place[pairing.first], place[pairing.second]
         shares[a, b], shares[b, a] = pairing.score, 1 - pairing.score
-    names = [f"{who[i].name.rpartition(':')[2].partition('-')[0] if who[i].run else who[i].name}" for i in order]
+    several = len({one.run.name for one in who if one.run}) > 1
+    names = [who[i].short(with_run=several) for i in order]
     labels = [f"{name}  {ratings[i].elo:.0f}" for name, i in zip(names, order, strict=True)]
     figures.heat_map(shares, labels, names, "share of points of the row against the column").savefig(path, dpi=200)
 
@@ -326,4 +335,5 @@ def record_ratings(
 
 
 def _points(returns: Sequence[float]) -> np.ndarray:
-    return (np.sign(np.array(returns)) + 1) / 2
+    points: np.ndarray = (np.sign(np.array(returns)) + 1) / 2
+    return points

@@ -212,11 +212,8 @@ def heat_map(values: np.ndarray, rows: Sequence[str], columns: Sequence[str], la
     axes.set_yticks(range(len(rows)), rows, fontsize=_FONT - 1)
     for (row, column), value in np.ndenumerate(values):
         if not math.isnan(value):
-            dark = abs(value - 0.5) > 0.3
-            text = f"{value:.0%}".removesuffix("%")
-            axes.text(
-                column, row, text, ha="center", va="center", fontsize=_FONT - 2, color="white" if dark else "black"
-            )
+            colour = "white" if abs(value - 0.5) > 0.3 else "black"
+            axes.text(column, row, f"{100 * value:.0f}", ha="center", va="center", fontsize=_FONT - 2, color=colour)
     axes.set_title(f"{label}, in %", fontsize=_FONT)
     axes.tick_params(length=0)
     for spine in axes.spines.values():
