@@ -76,6 +76,8 @@ def _line(progress: Any, elapsed: float, *, verbose: bool) -> str:
     if left := _seconds_left(progress):
         parts.append(f"{clock(left)} left")
     parts.append(f"target {_targets(progress)}")
+    if progress.opponent:
+        parts.append(f"opponent {progress.opponent}")
     if verbose:
         parts += [f"({counted(progress.target_age, 'update')} old)", f"{clock(elapsed)} elapsed"]
         parts += [counted(progress.updates, "update"), f"epsilon {progress.epsilon:.2f}"]
@@ -112,7 +114,7 @@ def _panel(progress: Any, elapsed: float, *, verbose: bool) -> Group:
         "rate",
         _rate(progress),
     )
-    facts.add_row("score", _score(progress))
+    facts.add_row("score", _score(progress), *(("opponent", progress.opponent) if progress.opponent else ()))
     workers = Table.grid(padding=(0, 2))
     for worker, restarts in progress.workers:
         again = f", restarted {counted(restarts, 'time')}" if restarts else ""

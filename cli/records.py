@@ -9,6 +9,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
+from twin_graph.errors import UsageError
 from twin_graph.snapshots import report
 from twin_graph.snapshots.ledger import ONLY_LEARNER
 from twin_graph.snapshots.run import RUNS, find
@@ -51,6 +52,10 @@ def status(run: str, as_json: bool) -> None:
             "target" if target["lineage"] == ONLY_LEARNER else f"{target['lineage']}'s target",
             f"{target['snapshot']}  (policy {target['policy']}, {counted(target['age_updates'], 'update')} old{held})",
         )
+    if opponent := summary["opponent"]:
+        held = ", held" if opponent["held"] else ""
+        since = f"for {counted(opponent['age_agent_steps'], 'agent step')}{held}"
+        table.add_row("opponent", f"{_who(opponent)}  (policy {opponent['policy']}, {since})")
     names = {
         "q_distance": "mean |Q - Q_target|",
         "greedy_agreement": "equal greedy actions",
@@ -213,16 +218,31 @@ def show(run: str, ref: str, as_json: bool) -> None:
 
 @click.command()
 @run_argument
-@click.option("--update", required=True, type=click.IntRange(min=1), help="Which update, counted from 1.")
+@click.option("--update", type=click.IntRange(min=1), help="Which update, counted from 1.")
+@click.option("--step", type=click.IntRange(min=1), help="Which agent step, for the opponent of games of two players.")
 @json_option
-def explain(run: str, update: int, as_json: bool) -> None:
-    """Show which snapshot bootstrapped an update of RUN, and why it was chosen.
+def explain(run: str, update: int | None, step: int | None, as_json: bool) -> None:
+    """Show which snapshot bootstrapped an update of RUN, or who was played against, and why it was chosen.
 
     \b
-    Example:
+    Examples:
       twin-graph explain pong-seed1-1 --update 12000
+      twin-graph explain connect-four-seed1-1 --step 90000
     """
     found = find(run)
+    if (update is None) == (step is None):
+        raise UsageError("give --update, or --step for who the opponent was")
+    if step is not None:
+        about = report.explain_step(found, step)
+        if as_json:
+            print_json(about)
+            return
+        table = Table.grid(padding=(0, 2))
+        table.add_row("agent step", f"{step:,}")
+        _add_opponent(table, about["opponent"])
+        stdout.print(table)
+        return
+    assert update is not None
     told = report.explain(found, update)
     if as_json:
         print_json(told)
@@ -249,9 +269,26 @@ def explain(run: str, update: int, as_json: bool) -> None:
         table.add_row("random draw", f"{told['draw']:.6f}")
     first, last = told["used_for_updates"]
     table.add_row("used for", f"updates {first:,} to {last:,}{', held' if told['held'] else ''}")
+    if told["opponent"]:
+        _add_opponent(table, told["opponent"])
     of = f" of {told['run']}" if told["run"] != found.name else ""
     table.add_row("recorded", escape(f"attempt {told['attempt']}{of}, {told['time'][:19].replace('T', ' ')} UTC"))
     stdout.print(table)
+
+
+def _add_opponent(table: Table, opponent: Mapping[str, Any]) -> None:
+    """Rows on who had the other seat."""
+    first, until = opponent["agent_steps"]
+    span = f"agent steps {first:,} to {until:,}" if until else f"from agent step {first:,} on"
+    table.add_row("opponent", f"{_who(opponent)}  ({span}{', held' if opponent['held'] else ''})")
+    table.add_row("its policy", escape(opponent["policy"]))
+    table.add_row("its reason", escape(opponent["reason"]))
+    if opponent["draw"] is not None:
+        table.add_row("its draw", f"{opponent['draw']:.6f}")
+
+
+def _who(opponent: Mapping[str, Any]) -> str:
+    return ", ".join(opponent["snapshots"]) or "no snapshot"
 
 
 def worker_line(worker: Mapping[str, Any]) -> str:

@@ -42,6 +42,23 @@ PONG = {
     "evaluate.episodes": 0,
     "log.every_steps": 40,
 }
+TICTACTOE = {
+    "env.count": 4,
+    "train.chunk_steps": 0,
+    "twin.compiled": False,
+    "train.steps": 1_200,
+    "train.start_steps": 200,
+    "train.every_steps": 4,
+    "train.batch_size": 16,
+    "model.hidden_units": [16],
+    "target.refresh_every_updates": 50,
+    "save.every_updates": 20,
+    "opponent.refresh_every_updates": 30,
+    "resume.every_steps": 500,
+    "evaluate.every_steps": 600,
+    "evaluate.episodes": 4,
+    "log.every_steps": 200,
+}
 
 
 @pytest.fixture
@@ -54,6 +71,12 @@ def cartpole() -> Callable[..., config.Settings]:
 def pong() -> Callable[..., config.Settings]:
     """Settings of a Pong training of seconds, on the real emulator and the whole network."""
     return lambda **changes: _settings("pong", PONG, changes)
+
+
+@pytest.fixture
+def tictactoe() -> Callable[..., config.Settings]:
+    """Settings of tic-tac-toe against a past self, for seconds."""
+    return lambda **changes: _settings("tictactoe", TICTACTOE, changes)
 
 
 @pytest.fixture

@@ -133,6 +133,7 @@ class InChunks(Stepper):
         self._actor = ThreadPoolExecutor(1, "actor")
 
     def begin(self) -> None:
+        self._agent.learners.freeze()  # an opponent may move first
         self._play.begin()
 
     def advance(self) -> list[float]:

@@ -83,6 +83,12 @@ class Progress:
         return tuple(snapshot for held in self.keeper.learners.held for snapshot in held)
 
     @property
+    def opponent(self) -> str | None:
+        """Who has the other seat, for people: a snapshot, or a policy without one; None in games of one player."""
+        opponent = self.keeper.learners.first.holders.get("opponent")
+        return None if opponent is None else ", ".join(opponent.snapshots) or opponent.policy
+
+    @property
     def target_age(self) -> int:
         """Updates made since a target was restored."""
         return self.keeper.learners.target_age
@@ -131,6 +137,7 @@ class Progress:
             "train_return": sum(self.returns) / len(self.returns) if self.returns else math.nan,
             "target_snapshots": self.target,
             "target_age_updates": self.target_age,
+            **({} if self.opponent is None else {"opponent": self.opponent}),
             **telemetry,
             "agent_steps_per_second": (so_far[0] - steps) / elapsed,
             "updates_per_second": (so_far[1] - updates) / elapsed,

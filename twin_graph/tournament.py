@@ -4,6 +4,7 @@ The games of each pair are recorded with the runs as soon as they are played: a 
 where it was, and ratings are computed from the records alone.
 """
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -102,11 +103,14 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
     Snapshots of equal weights, as forks share them, are one contestant.
 
     Raises:
-      UsageError: the runs play different games, or games of one player.
+      UsageError: the runs play different games, or games of one player, or there is no such fixed player.
     """
     if others := [run for run in runs if run.settings.env != runs[0].settings.env]:
         ours, theirs = runs[0].settings.env.id, others[0].settings.env.id
         raise UsageError(f"{runs[0].name} plays {ours} and {others[0].name} plays {theirs}, or by other env settings")
+    with contextlib.closing(boards_of(runs[0].settings.env, 1)) as boards:
+        for name in fixed:
+            boards.fixed_player(name)
     found: dict[str, Contestant] = {}
     for run in runs:
         present = run.store().available
@@ -119,11 +123,7 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
 
 
 def play(runs: Sequence[Run], who: Sequence[Contestant], rules: Rules) -> Iterator[tuple[int, int, list[Pairing]]]:
-    """Plays all pairs whose games are not recorded yet; yields how many pairs are done, of how many, and these.
-
-    Raises:
-      UsageError: the game has one player, or no such fixed player.
-    """
+    """Plays all pairs whose games are not recorded yet; yields how many pairs are done, of how many, and these."""
     pairs = list(itertools.combinations(who, 2))
     recorded = read(runs, rules)
     done = [recorded[a.key, b.key] for a, b in pairs if (a.key, b.key) in recorded]

@@ -101,7 +101,7 @@ class Spiel:
         return gains
 
     def fixed_player(self, name: str) -> Player:
-        function, arguments = call("evaluate.against", name, PLAYERS, skip=2)
+        function, arguments = call("against", name, PLAYERS, skip=2)
         player: Player = function(self._game, self.spec, **arguments)
         return player
 

@@ -1,6 +1,6 @@
 """What a run's records say, put together for `status`, `runs`, `log`, `show` and `explain`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def status(run: Run) -> dict[str, Any]:
 def _status(run: Run, store: SnapshotStore, scores: Mapping[str, float]) -> dict[str, Any]:
     metrics = run.newest_metrics()
     point = run.points().newest()
-    targets, known = _newest_swaps(run)
+    targets, opponent, known = _newest_swaps(run)
     known += [snapshot.counters for snapshot in [*store.snapshots[-1:], *store.imports]]
     if point:
         known.append(point.counters)
@@ -46,6 +46,7 @@ def _status(run: Run, store: SnapshotStore, scores: Mapping[str, float]) -> dict
         "total_steps": run.settings.train.steps,
         **counters,
         "targets": [target for swap in targets for target in _targets(swap, counters["updates"])],
+        "opponent": _opponent(opponent, counters) if opponent else None,
         "telemetry": {name: value for name, value in metrics.items() if name.startswith("target/")},
         "refresh_milliseconds": metrics.get("milliseconds/refresh"),
         "workers": [
@@ -68,11 +69,13 @@ def _status(run: Run, store: SnapshotStore, scores: Mapping[str, float]) -> dict
     }
 
 
-def _newest_swaps(run: Run) -> tuple[list[Swap], list[Counters]]:
-    """What went last into each learner's target, in that order, and how far the run was at the swaps since its last
-    commit: at those before it was not farther.
+def _newest_swaps(run: Run) -> tuple[list[Swap], Swap | None, list[Counters]]:
+    """What went last into each learner's target, in that order, and into an opponent; and how far the run was at the
+    swaps since its last commit: at those before it was not farther.
     """
     newest: dict[str, Swap] = {}
+    opponent: Swap | None = None
+    has_opponent = run.settings.opponent.policy is not None
     counters: list[Counters] = []
     committed = False
     for event in run.ledger.newest_first(Commit, Swap):
@@ -83,9 +86,21 @@ def _newest_swaps(run: Run) -> tuple[list[Swap], list[Counters]]:
                 counters.append(event.counters)
             if event.into == "target" and not event.worker:
                 newest.setdefault(event.learner, event)
-        if committed and len(newest) == len(mutual.Turns(run.settings).learners):
+            if event.into == "opponent":
+                opponent = opponent or event
+        if committed and len(newest) == len(mutual.Turns(run.settings).learners) and (opponent or not has_opponent):
             break
-    return sorted(newest.values(), key=lambda swap: swap.learner), counters
+    return sorted(newest.values(), key=lambda swap: swap.learner), opponent, counters
+
+
+def _opponent(swap: Swap, counters: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "snapshots": list(swap.snapshots),
+        "policy": swap.policy,
+        "since_agent_steps": swap.counters.agent_steps,
+        "age_agent_steps": max(0, counters["agent_steps"] - swap.counters.agent_steps),
+        "held": swap.hold,
+    }
 
 
 def _targets(swap: Swap, updates: int) -> list[dict[str, Any]]:
@@ -164,6 +179,10 @@ def show(run: Run, reference: str) -> dict[str, Any]:
     }
 
 
+def _names(snapshots: Sequence[str]) -> str:
+    return f"{', '.join(snapshots)} " if snapshots else ""
+
+
 def restored(run: Run, point: PointState) -> Iterator[str]:
     """What a run that continues from a point restores and what it repeats, a line each for people."""
     counters = point.counters
@@ -179,9 +198,10 @@ def restored(run: Run, point: PointState) -> Iterator[str]:
     else:
         yield "absent: replay, nothing was collected yet"
     for learner in point.learners:
-        target, whose = learner.target, "" if len(point.learners) == 1 else f"{learner.name}'s "
-        held = ", held by hand" if target.held else ""
-        yield f"restored: {whose}target {', '.join(target.snapshots)} (policy {target.policy}{held})"
+        whose = "" if len(point.learners) == 1 else f"{learner.name}'s "
+        for role, holder in learner.holders.items():
+            held = ", held by hand" if holder.held else ""
+            yield f"restored: {whose}{role} {_names(holder.snapshots)}(policy {holder.policy}{held})"
     yield "reset: environments, as at every resume point"
     for request in control.pending(run.control):
         yield f"waiting: {request.words()}, since {request.time[:19]}"
@@ -241,6 +261,42 @@ def explain(run: Run, update: int) -> dict[str, Any]:
         "attempt": swap.attempt,
         "run": run.maker_of(swap.attempt),
         "time": swap.time,
+        "held": swap.hold,
+        "request": swap.request,
+        "opponent": _opponent_at(run, update - 1) if run.settings.opponent.policy else None,
+    }
+
+
+def explain_step(run: Run, agent_step: int) -> dict[str, Any]:
+    """Who had the other seat at an agent step, and why.
+
+    Raises:
+      UsageError: the records have no such step, or the run has no opponent.
+    """
+    if run.settings.opponent.policy is None:
+        raise UsageError(f"{run.folder} has no opponent: {run.settings.env.id} has one player")
+    made: int = _status(run, run.store(), {})["agent_steps"]
+    if not 1 <= agent_step <= made:
+        raise UsageError(f"agent step {agent_step:,}: the records hold agent steps 1 to {made:,}")
+    return {"agent_step": agent_step, "opponent": _opponent_at(run, agent_step - 1, by="agent_steps")}
+
+
+def _opponent_at(run: Run, count: int, *, by: str = "updates") -> dict[str, Any]:
+    """Who the opponent was after so many updates, or agent steps."""
+    until: int | None = None
+    for swap in run.ledger.newest_first(Swap):
+        if swap.into == "opponent":
+            if getattr(swap.counters, by) <= count:
+                break
+            until = swap.counters.agent_steps
+    else:
+        raise UsageError(f"{run.folder} records no opponent")
+    return {
+        "snapshots": list(swap.snapshots),
+        "policy": swap.policy,
+        "reason": swap.reason,
+        "draw": swap.draw,
+        "agent_steps": [swap.counters.agent_steps + 1, until],
         "held": swap.hold,
         "request": swap.request,
     }

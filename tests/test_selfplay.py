@@ -1,0 +1,301 @@
+"""Games of two players: boards, seats, opponents out of the store, and what the records say of them."""
+
+import itertools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyspiel
+import pytest
+from best_response import worst_returns
+from commands import Command, twin_graph
+from test_resume import attempt, end
+
+from twin_graph import envs
+from twin_graph.envs.open_spiel import Spiel
+from twin_graph.envs.seats import NOBODY, Seat, Turn, at_random, boards_of, by_values, play_turn
+from twin_graph.errors import UsageError
+from twin_graph.legal import mask
+from twin_graph.settings import EnvSettings, Settings
+from twin_graph.snapshots import report
+from twin_graph.snapshots.ledger import Swap
+from twin_graph.snapshots.run import Run, create
+from twin_graph.snapshots.verify import verify
+from twin_graph.targets import parse, roles
+
+Make = Callable[..., Settings]
+
+TICTACTOE = EnvSettings(id="OpenSpiel/tic_tac_toe")
+
+
+def pieces(observation: np.ndarray) -> np.ndarray:
+    """Of an observation of tic-tac-toe `[36]`: 1 for one's own pieces, -1 for the other's, 0 for none, `[9]`."""
+    planes = observation[:27].reshape(9, 3)
+    return planes[:, 2] - planes[:, 1]
+
+
+def test_from_either_seat_one_sees_ones_own_pieces_in_the_same_place() -> None:
+    boards = Spiel(TICTACTOE, 1)
+    board = np.array([0])
+    for action in (4, 0, 8):
+        boards.move(board, np.array([action]))
+    expected = np.array([-1, 0, 0, 0, 1, 0, 0, 0, 1])
+    first, second = (boards.observe(board, np.array([seat]))[0] for seat in (0, 1))
+    np.testing.assert_array_equal(pieces(first), expected)
+    np.testing.assert_array_equal(pieces(second), -expected)
+    np.testing.assert_array_equal(mask(boards.spec, first[None])[0], expected == 0)
+
+
+@pytest.mark.parametrize("game", ["connect_four", "hex", "othello", "breakthrough", "tic_tac_toe"])
+def test_any_such_game_can_be_played_to_its_end(game: str) -> None:
+    env = envs.make(EnvSettings(id=f"OpenSpiel/{game}"), count=4)
+    assert isinstance(env, Seat)
+    env.opponent = at_random(env.spec)
+    random, scores = np.random.default_rng(1), []
+    s_tm1 = env.reset(np.arange(4))
+    while len(scores) < 12:
+        actions = [random.choice(np.flatnonzero(legal)) for legal in mask(env.spec, s_tm1)]
+        step = env.step(np.array(actions))
+        assert (step.score_t[~step.last_t] == 0).all()
+        scores += step.score_t[step.last_t].tolist()
+        s_tm1 = step.s_next
+    assert set(scores) <= {-1.0, 0.0, 1.0}
+    assert len(set(scores)) > 1
+
+
+def test_seats_alternate_and_each_reward_is_that_of_the_agents_seat() -> None:
+    """Whoever moves first completes a row first: the agent takes the first free square, its opponent the last one."""
+    env = Seat(boards_of(TICTACTOE, 2))
+
+    def last_free(turn: Turn) -> np.ndarray:
+        return 8 - mask(env.spec, turn.observations)[:, ::-1].argmax(axis=1)
+
+    env.opponent = last_free
+    s_tm1 = env.reset(np.array([1, 2]))
+    moved_first = [[not pieces(s).any()] for s in s_tm1]
+    scores: list[list[float]] = [[], []]
+    while min(map(len, scores)) < 4:
+        step = env.step(mask(env.spec, s_tm1).argmax(axis=1))
+        s_tm1 = step.s_next
+        for board in np.flatnonzero(step.last_t):
+            scores[board].append(float(step.score_t[board]))
+            moved_first[board].append(not pieces(s_tm1[board]).any())
+    assert [first[:4] for first in moved_first] == [[True, False, True, False], [False, True, False, True]]
+    assert [of_board[:4] for of_board in scores] == [[1, -1, 1, -1], [-1, 1, -1, 1]]
+
+
+def test_the_opponent_is_asked_for_all_boards_in_one_call() -> None:
+    env = Seat(boards_of(EnvSettings(id="OpenSpiel/connect_four"), 8))
+    asked: list[int] = []
+    random = at_random(env.spec)
+
+    def count(turn: Turn) -> np.ndarray:
+        asked.append(len(turn.observations))
+        return random(turn)
+
+    env.opponent = count
+    s_tm1 = env.reset(np.arange(8))
+    for _ in range(3):
+        s_tm1 = env.step(mask(env.spec, s_tm1).argmax(axis=1)).s_next
+    assert asked == [4, 8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("game", "words"),
+    [
+        ("leduc_poker", "its players have secrets and it has dice or cards"),
+        ("backgammon", "cannot be learnt here: it has dice or cards"),
+        ("goofspiel", "its players move at the same time"),
+        ("catch", "it is not for two players"),
+        ("connect_for", "unknown game 'OpenSpiel/connect_for'; did you mean 'connect_four'?"),
+    ],
+)
+def test_games_of_other_kinds_are_refused_in_one_line(game: str, words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        envs.make(EnvSettings(id=f"OpenSpiel/{game}"), count=1)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_perfect_players_draw_and_never_lose_to_a_search() -> None:
+    boards = boards_of(TICTACTOE, 40)
+    perfect, others = boards.fixed_player("perfect"), [boards.fixed_player(name) for name in ("mcts(50)", "random")]
+    every = np.arange(40)
+    for other, least in zip(others, (0.0, 0.7), strict=True):
+        randoms = [np.random.default_rng(i) for i in every]
+        gained = np.zeros(40)
+        for board in every.tolist():
+            boards.begin(board, randoms[board])
+        while (boards.to_move != NOBODY).any():
+            for seat, player in ((0, perfect), (1, other)):
+                which = np.flatnonzero(boards.to_move == seat)
+                if len(which):
+                    gained[which] += play_turn(boards, which, player, [randoms[i] for i in which])[:, 0]
+        assert gained.min() >= 0
+        assert gained.mean() >= least
+
+
+def test_fixed_players_are_named_like_policies() -> None:
+    boards = boards_of(TICTACTOE, 1)
+    with pytest.raises(UsageError, match=r"against=mcts\(one\): simulations=one: must be a whole number"):
+        boards.fixed_player("mcts(one)")
+    with pytest.raises(UsageError, match=r"unknown against 'perfct'; did you mean 'perfect'"):
+        boards.fixed_player("perfct")
+    with pytest.raises(UsageError, match=r"needs a smaller game than connect_four"):
+        boards_of(EnvSettings(id="OpenSpiel/connect_four"), 1).fixed_player("perfect")
+
+
+def test_a_share_of_moves_is_random() -> None:
+    boards = boards_of(TICTACTOE, 1)
+    observations = np.repeat(boards.observe(np.array([0]), np.array([0])), 4_000, axis=0)
+    draws = np.random.default_rng(5).random((4_000, 2))
+    greedy = by_values(boards.spec, lambda seen: np.tile(np.arange(9.0), (len(seen), 1)), 0.3)
+    moves = greedy(Turn(observations, draws))
+    assert abs((moves != 8).mean() - 0.3 * 8 / 9) < 0.03
+
+
+OPPONENTS = ["latest", "window(3)", "mix(0.5, 3)", "best(mean)", "ensemble(2, mean)", "random", "self"]
+
+
+@pytest.mark.parametrize("policy", OPPONENTS)
+def test_a_killed_run_ends_as_an_uninterrupted_one(
+    tictactoe: Make, train: Callable[[Settings], Run], tmp_path: Path, policy: str
+) -> None:
+    settings = tictactoe(opponent__policy=policy, opponent__epsilon=0.2)
+    whole = train(settings)
+    killed = create(tmp_path / "killed", settings)
+    attempt(killed, 640)
+    attempt(killed, 1_100)
+    attempt(killed)
+    assert end(killed) == end(whole)
+    assert verify(killed).damage == []
+    opponents = [
+        [(s.counters.agent_steps, s.snapshots, s.reason) for s in _into_opponent(run)] for run in (killed, whole)
+    ]
+    assert opponents[0] == opponents[1]
+    assert len(opponents[0]) > 6
+    assert all(snapshots if policy not in ("random", "self") else not snapshots for _, snapshots, _ in opponents[0][1:])
+
+
+def _opponents(run: Run) -> list[tuple[int, tuple[str, ...], str]]:
+    return [(swap.counters.agent_steps, swap.snapshots, swap.reason) for swap in _into_opponent(run)]
+
+
+def _into_opponent(run: Run) -> list[Swap]:
+    return [swap for swap in run.ledger.events(Swap) if swap.into == "opponent"]
+
+
+def test_opponents_train_differently(tictactoe: Make, train: Callable[[Settings], Run]) -> None:
+    """The comparison above would prove little if the opponent had no influence."""
+    runs = [train(tictactoe(opponent__policy=policy, evaluate__episodes=0)) for policy in ("latest", "random", "self")]
+    assert len({run.store().newest.weights_sha256 for run in runs}) == 3
+
+
+@pytest.mark.parametrize("policy", ["window(3)", "self"])
+def test_in_chunks_it_does_not_matter_whether_they_overlap(
+    tictactoe: Make, train: Callable[[Settings], Run], policy: str
+) -> None:
+    runs = [
+        train(tictactoe(opponent__policy=policy, train__chunk_steps=32, twin__overlap=overlap, evaluate__episodes=0))
+        for overlap in (False, True, True)
+    ]
+    assert len({run.store().newest.weights_sha256 for run in runs}) == 1
+
+
+def test_the_records_say_who_the_opponent_was(tictactoe: Make, train: Callable[[Settings], Run]) -> None:
+    run = train(tictactoe(opponent__policy="window(3)"))
+    swaps = _into_opponent(run)
+    for swap, after in itertools.pairwise(swaps):
+        for step in (swap.counters.agent_steps + 1, after.counters.agent_steps):
+            told = report.explain_step(run, step)["opponent"]
+            assert told["snapshots"] == list(swap.snapshots)
+            assert told["agent_steps"] == [swap.counters.agent_steps + 1, after.counters.agent_steps]
+    told = report.explain(run, 100)
+    assert told["opponent"]["policy"] == "window(3)"
+    assert told["opponent"]["snapshots"] != told["snapshots"] or told["opponent"]["reason"] != told["reason"]
+    now = report.status(run)["opponent"]
+    assert now["snapshots"] == list(swaps[-1].snapshots)
+    assert now["age_agent_steps"] == 1_200 - swaps[-1].counters.agent_steps
+    evaluation = next(iter(run.evaluations()))
+    assert evaluation["protocol"]["against"] == "perfect"
+    for step in (0, 1_201):
+        with pytest.raises(UsageError, match="the records hold agent steps 1 to 1,200"):
+            report.explain_step(run, step)
+
+
+def test_retention_keeps_whom_the_opponents_policy_could_choose(
+    tictactoe: Make, train: Callable[[Settings], Run]
+) -> None:
+    settings = tictactoe(opponent__policy="window(9)", save__keep_last=1, save__keep_every=0)
+    run = train(settings)
+    store = run.store()
+    present = {snapshot.id for snapshot in store.available}
+    assert {snapshot.id for snapshot in store.snapshots[-9:]} <= present
+    assert len(present) < len(store.snapshots)
+    assert set(roles(settings)) == {"target", "opponent"}
+
+
+def test_policies_without_snapshots_are_for_opponents_alone(tictactoe: Make) -> None:
+    for name in ("random", "self"):
+        with pytest.raises(UsageError, match=rf"target.policy={name} needs a game to play: it is for opponent.policy"):
+            roles(tictactoe(target__policy=name))
+    with pytest.raises(UsageError, match=r"opponent.policy=windw: unknown policy 'windw'; did you mean 'window'"):
+        parse("windw", "opponent.policy")
+
+
+@pytest.mark.parametrize("other", [{"mode": "mutual"}, {"workers__count": 2}])
+def test_an_opponent_needs_one_learner(tictactoe: Make, other: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"opponent.policy=window\(16\) needs one learner in one process"):
+        tictactoe(**other)
+
+
+def test_a_person_chooses_the_opponent_while_it_trains(tictactoe: Make, tmp_path: Path) -> None:
+    """By the command line, on a run that trains in a process of its own; undone, killed and resumed."""
+    run = create(tmp_path / "run", tictactoe(train__steps=200_000, evaluate__episodes=0, save__keep_last=10_000))
+    attempt(run, 640)
+    training = Command("resume", "run", cwd=tmp_path)
+    try:
+        _wait(lambda: run.state() == "running")
+        chosen = Run(run.folder).store().snapshots[1].id
+        swapped = twin_graph("swap", "run", chosen, "--into", "opponent", "--hold", "--json", cwd=tmp_path)
+        assert swapped.returncode == 0, swapped.stderr
+        assert "is in the opponent from update" in swapped.stderr
+        _wait(lambda: report.status(Run(run.folder))["agent_steps"] > 4_000)
+        now = report.status(Run(run.folder))["opponent"]
+        assert (now["snapshots"], now["policy"], now["held"]) == ([chosen], "by hand", True)
+        assert twin_graph("swap", "run", "--undo", cwd=tmp_path).returncode == 0
+        assert report.status(Run(run.folder))["opponent"]["snapshots"] != [chosen]
+    finally:
+        training.kill()
+        training.wait(30)
+    again = _into_opponent(Run(run.folder))
+    assert [swap.policy for swap in again if swap.request] == ["by hand", "undo"]
+    resumed = json.loads(twin_graph("status", "run", "--json", cwd=tmp_path).stdout)
+    assert resumed["opponent"]["held"] is False
+
+
+def _wait(until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not until():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_best_response_finds_what_an_untrained_policy_loses(
+    tictactoe: Make, train: Callable[[Settings], Run]
+) -> None:
+    run = train(tictactoe(train__steps=300, evaluate__episodes=0))
+    assert worst_returns(run, "000000") == (-1, -1)
+
+
+def test_the_observation_at_the_end_of_a_game_has_nothing_that_is_legal() -> None:
+    boards = Spiel(TICTACTOE, 1)
+    for action in (0, 3, 1, 4, 2):
+        gains = boards.move(np.array([0]), np.array([action]))
+    assert boards.to_move.tolist() == [NOBODY]
+    assert gains.tolist() == [[1.0, -1.0]]
+    assert not boards.observe(np.array([0]), np.array([1]))[0, -9:].any()
+    assert isinstance(boards.new_state(), pyspiel.State)

@@ -1,0 +1,171 @@
+"""Tournaments: ratings from recorded games, continued where they were, and games against a person."""
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import twin_graph
+
+from twin_graph import tournament
+from twin_graph.envs.seats import boards_of
+from twin_graph.errors import UsageError
+from twin_graph.settings import EnvSettings, Settings
+from twin_graph.snapshots.run import Run
+from twin_graph.tournament import Contestant, Pairing, Rules
+
+Make = Callable[..., Settings]
+RULES = Rules(games=12, opening_moves=2, epsilon=0.0, seed=0)
+
+
+@pytest.fixture
+def run(tictactoe: Make, trained: Callable[[Settings], Run]) -> Run:
+    return trained(tictactoe(evaluate__episodes=0))
+
+
+def test_a_tournament_that_was_killed_continues_and_ends_with_the_same_ratings(run: Run, tmp_path: Path) -> None:
+    whole, killed = (Run(shutil.copytree(run.folder, tmp_path / name / "run")) for name in ("whole", "killed"))
+    who = tournament.contestants([whole], 3, ["random", "perfect"])
+    *_, (done, total, pairings) = tournament.play([whole], who, RULES)
+    assert (done, total) == (10, 10)
+
+    who = tournament.contestants([killed], 3, ["random", "perfect"])
+    for done, _, _ in tournament.play([killed], who, RULES):
+        if done == 4:
+            break
+    with (killed.folder / tournament.GAMES).open("a") as file:  # a line that a kill cut off
+        file.write('{"time": "20')
+    counts = [done for done, _, _ in tournament.play([killed], who, RULES)]
+    assert counts == [4, 5, 6, 7, 8, 9, 10]
+    *_, (_, _, again) = tournament.play([killed], who, RULES)
+    assert sorted(again) == sorted(pairings)
+    assert tournament.rate(who, again) == tournament.rate(who, pairings)
+
+
+def test_other_rules_are_other_games(run: Run) -> None:
+    who = tournament.contestants([run], 2, ["random"])
+    for _ in tournament.play([run], who, RULES):
+        pass
+    assert len(tournament.read([run], RULES)) == 2 * 3
+    assert tournament.read([run], RULES._replace(seed=1)) == {}
+
+
+def test_both_sides_of_an_opening_are_played() -> None:
+    """A player that meets itself has one half of the points: what it gains from one seat it loses from the other."""
+    boards = boards_of(EnvSettings(id="OpenSpiel/tic_tac_toe"), 40)
+    perfect = boards.fixed_player("perfect")
+
+    def first(turn: object) -> np.ndarray:  # deterministic
+        return perfect(turn._replace(draws=np.zeros_like(turn.draws)))  # type: ignore[attr-defined]
+
+    returns = np.array(tournament.match(boards, first, first, RULES._replace(games=40, opening_moves=3)))
+    np.testing.assert_array_equal(returns[::2], -returns[1::2])
+    assert set(returns) == {-1.0, 0.0, 1.0}
+
+
+NAMES = [Contestant(name, name) for name in ("random", "a", "b", "c")]
+
+
+def of(first: str, second: str, wins: int, losses: int) -> Pairing:
+    """A pairing of 100 games; the rest are draws. Games of one opening end alike."""
+    returns = [1.0] * wins + [-1.0] * losses + [0.0] * (100 - wins - losses)
+    return Pairing(first, second, returns)
+
+
+def test_ratings_are_those_of_the_model() -> None:
+    """Who wins 10 games for each that it loses is 400 points better, and a draw is half of each."""
+    pairings = [of("random", "a", 10, 90)]
+    ratings = tournament.rate(NAMES[:2], pairings)
+    assert ratings[0].elo == 0
+    assert ratings[1].elo == pytest.approx(400 * np.log10(9), abs=5)  # with a little credit
+    assert ratings[1].low < ratings[1].elo < ratings[1].high
+    assert ratings[1].high - ratings[1].low < 500
+    assert tournament.rate(NAMES[:2], [of("random", "a", 0, 0)])[1].elo == pytest.approx(0, abs=1e-6)
+
+
+def test_who_won_everything_has_a_rating_too() -> None:
+    pairings = [of(a.key, b.key, 0, 100) for a, b in itertools.combinations(NAMES, 2)]
+    ratings = tournament.rate(NAMES, pairings)
+    assert all(np.isfinite(rating).all() for rating in ratings)
+    assert [rating.elo for rating in ratings] == sorted(rating.elo for rating in ratings)
+
+
+def test_cycles_are_named_once_and_only_where_they_are_certain() -> None:
+    certain = [of("a", "b", 80, 20), of("b", "c", 80, 20), of("a", "c", 20, 80), of("random", "a", 0, 100)]
+    assert tournament.cycles(NAMES, certain) == [("a", "b", "c")]
+    assert tournament.cycles(NAMES, [*certain[:2], of("a", "c", 48, 52)]) == []
+    assert tournament.cycles(NAMES, [*certain[:2], of("a", "c", 80, 20)]) == []
+
+
+def test_equal_weights_are_one_contestant(run: Run, tmp_path: Path) -> None:
+    twin = Run(shutil.copytree(run.folder, tmp_path / "twin"))
+    assert len(tournament.contestants([run, twin], 4, [])) == len(tournament.contestants([run], 4, [])) == 4
+    names = [one.name for one in tournament.contestants([run], 4, [])]
+    assert names[0] == f"{run.name}:{run.store().available[0].id}"
+    assert names[-1] == f"{run.name}:{run.store().newest.id}"
+
+
+def test_the_command_rates_draws_and_records(run: Run, tmp_path: Path) -> None:
+    command = ("tournament", str(run.folder), "--snapshots", "2", "--games", "8", "--against", "random perfect")
+    told = twin_graph(*command, "--plot", "who.png", "--json", cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    document = json.loads(told.stdout)
+    assert [player["elo"] for player in document["players"] if player["name"] == "random"] == [0]
+    assert document["players"][0]["name"] == "perfect"
+    assert (tmp_path / "who.png").stat().st_size > 5_000
+    recorded = json.loads((run.folder / tournament.RATINGS).read_text())
+    assert recorded["players"] == document["players"]
+    again = twin_graph(*command, cwd=tmp_path)
+    assert again.stdout.splitlines()[1].startswith("perfect")
+    refused = twin_graph(*command, "--plot", "who.png", cwd=tmp_path)
+    assert "who.png exists already; choose another path" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--games", "7"], "--games 7 is odd: each opening is played from both seats"),
+        (["--against", "mcts(no)"], "simulations=no: must be a whole number"),
+        (["--against", "nobody"], "unknown against 'nobody'"),
+    ],
+)
+def test_what_cannot_be_played_is_said_in_one_line(run: Run, tmp_path: Path, more: list[str], words: str) -> None:
+    told = twin_graph("tournament", str(run.folder), *more, cwd=tmp_path)
+    assert told.returncode == 2
+    assert words in told.stderr
+    assert len(told.stderr.splitlines()) == 1
+
+
+def test_games_of_one_player_have_no_tournament(cartpole: Make, trained: Callable[[Settings], Run]) -> None:
+    single = trained(cartpole(train__steps=300, evaluate__episodes=0))
+    with pytest.raises(UsageError, match="CartPole-v1 has one player: there is nobody to play against"):
+        tournament.contestants([single], 2, [])
+
+
+def test_runs_of_different_games_cannot_meet(run: Run, cartpole: Make, trained: Callable[[Settings], Run]) -> None:
+    other = trained(cartpole(train__steps=300, evaluate__episodes=0))
+    with pytest.raises(UsageError, match=r"plays OpenSpiel/tic_tac_toe and .* plays CartPole-v1"):
+        tournament.contestants([run, other], 2, [])
+
+
+def test_a_person_plays_a_game_to_its_end(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By moves of both kinds, with a look at the Q values, and with what is no move."""
+    import click
+    from click.testing import CliRunner
+    from twin_graph_cli.selfplay import play
+
+    moves = ["q", "z", "x(9,9)", *[str(action) for action in range(9)] * 5]
+    result = CliRunner().invoke(play, [str(run.folder), "latest"], input="\n".join(moves))
+    assert result.exit_code == 0, result.output
+    assert "'z' is not a legal move: 0: x(0,0)" in result.output
+    assert result.output.splitlines()[-1] in ("you win", "a draw", f"{run.store().newest.id} wins")
+    assert result.output.count("  x(") >= 9
+    given_up = CliRunner().invoke(play, [str(run.folder), "--second"], input="x\n")
+    assert given_up.exit_code == 1
+    assert isinstance(given_up.exception, SystemExit | click.Abort)
+    assert f"{run.store().newest.id} plays x" in given_up.output
