@@ -1,5 +1,6 @@
 """Games of two players: boards, seats, opponents out of the store, and what the records say of them."""
 
+import contextlib
 import itertools
 import json
 import time
@@ -15,6 +16,7 @@ from commands import Command, twin_graph
 from test_resume import attempt, end
 
 from twin_graph import envs
+from twin_graph.config import load
 from twin_graph.envs.open_spiel import Spiel
 from twin_graph.envs.seats import NOBODY, Seat, Turn, at_random, boards_of, by_values, play_turn
 from twin_graph.errors import UsageError
@@ -299,3 +301,85 @@ def test_the_observation_at_the_end_of_a_game_has_nothing_that_is_legal() -> Non
     assert gains.tolist() == [[1.0, -1.0]]
     assert not boards.observe(np.array([0]), np.array([1]))[0, -9:].any()
     assert isinstance(boards.new_state(), pyspiel.State)
+
+
+PONG = EnvSettings(id="TwoPlayer/Pong", noop_max=0)
+
+
+def test_pong_for_two_looks_as_pong_for_one_does() -> None:
+    """The screen before the first serve differs by the paddles alone, and by a rounding."""
+    with (
+        contextlib.closing(envs.make(EnvSettings(id="ALE/Pong-v5", noop_max=0), count=1)) as alone,
+        contextlib.closing(boards_of(PONG, 1)) as boards,
+    ):
+        theirs = alone.reset(np.array([1]))[0, -1].astype(int)
+        boards.begin(0, np.random.default_rng(1))
+        for _ in range(15):  # the cartridge draws its court later in this mode
+            for _ in (0, 1):
+                boards.move(np.array([0]), np.array([0]))
+            theirs = alone.step(np.array([0])).s_t[0, -1].astype(int)
+        ours = boards.observe(np.array([0]), np.array([0]))[0, -1].astype(int)
+        assert boards.spec == alone.spec._replace(players=2)
+        assert (abs(ours - theirs) <= 1).mean() > 0.98
+        left = boards.observe(np.array([0]), np.array([1]))[0, -1]
+        np.testing.assert_array_equal(left, ours[:, ::-1])
+
+
+def test_in_pong_each_player_moves_its_own_paddle_the_same_way() -> None:
+    def height(seat: int) -> float:
+        court = boards.observe(np.array([0]), np.array([seat]))[0, -1][14:76, 73:77]
+        return float(np.flatnonzero((court > 100).any(axis=1)).mean())
+
+    with contextlib.closing(boards_of(PONG, 1)) as boards:
+        for up, still in ((0, 1), (1, 0)):
+            boards.begin(0, np.random.default_rng(1))
+            for _ in range(15):
+                for _ in (0, 1):
+                    boards.move(np.array([0]), np.array([0]))
+            before = [height(seat) for seat in (0, 1)]
+            for _ in range(4):
+                for seat in (0, 1):
+                    boards.move(np.array([0]), np.array([2 if seat == up else 0]))
+            assert height(up) < before[up] - 3
+            assert height(still) == before[still]
+
+
+def test_a_game_of_pong_follows_from_its_seeds(tmp_path: Path) -> None:
+    """On emulators that are new and on those that have played; with sticky actions, which are drawn for each player."""
+    env = envs.make(PONG.model_copy(update={"noop_max": 30, "sticky": 0.25}), count=2)
+    assert isinstance(env, Seat)
+    env.opponent = at_random(env.spec)
+    played = []
+    for _ in (1, 2):
+        s_tm1, random, seen = env.reset(np.array([3, 4])), np.random.default_rng(1), []
+        for _ in range(250):
+            step = env.step(random.integers(0, 6, 2))
+            seen.append((step.s_next.tobytes(), step.r_t.tolist()))
+        played.append([s_tm1.tobytes(), *seen])
+    env.close()
+    assert played[0] == played[1]
+    assert {reward for _, rewards in played[0][1:] for reward in rewards} == {-1.0, 0.0, 1.0}
+
+
+def test_pong_for_two_resumes_exactly(train: Callable[[Settings], Run], tmp_path: Path) -> None:
+    small = {
+        "env.count": 2,
+        "train.steps": 160,
+        "train.start_steps": 80,
+        "train.chunk_steps": 16,
+        "train.batch_size": 4,
+        "replay.capacity_steps": 1_000,
+        "target.refresh_every_updates": 8,
+        "opponent.refresh_every_updates": 4,
+        "resume.every_steps": 100,
+        "evaluate.every_steps": 160,
+        "evaluate.episodes": 1,
+        "evaluate.max_steps": 30,
+    }
+    settings = load("pong-selfplay", small.items())
+    whole, killed = train(settings), create(tmp_path / "killed", settings)
+    attempt(killed, 120)
+    attempt(killed)
+    assert end(killed) == end(whole)
+    [evaluation] = whole.evaluations()
+    assert evaluation["protocol"]["environment"] == "ALE/Pong-v5"

@@ -29,7 +29,7 @@ Format = Literal["tf1", "savedmodel", "npz"]
 def spec_of(run: Run) -> ModelSpec:
     """The model of a run; makes one of its environments to see the shapes."""
     settings = run.settings
-    with contextlib.closing(envs.make(settings.env, count=1, evaluation=True)) as env:
+    with contextlib.closing(envs.make(settings.env, count=1)) as env:
         return ModelSpec.of(settings, env.spec)
 
 

@@ -121,6 +121,7 @@ class Kind(Protocol):
 KINDS = {
     "ALE/": "twin_graph.envs.atari:Atari",
     "OpenSpiel/": "twin_graph.envs.open_spiel:make",
+    "TwoPlayer/": "twin_graph.envs.pong:make",
     "": "twin_graph.envs.gym:Gym",
 }
 

@@ -59,6 +59,7 @@ class Spiel:
         }
         self._states = [self._game.new_initial_state() for _ in range(count)]
         self.to_move = np.zeros(count, np.int64)
+        self.cut = np.zeros(count, np.bool_)
 
     def begin(self, board: int, random: np.random.Generator) -> None:  # noqa: ARG002 - nothing is random in them
         self.set_state(board, self.new_state())

@@ -45,6 +45,7 @@ class Boards(Protocol):
       protocol: what a score depends on, in words for people.
       time_limit: moves of one player after which a game ends.
       to_move: whose turn it is, int64 `[E]`, or `NOBODY`.
+      cut: bool `[E]`; the game did not end by itself, but by its time limit.
     """
 
     count: int
@@ -52,6 +53,7 @@ class Boards(Protocol):
     protocol: dict[str, str | int | float | bool]
     time_limit: int | None
     to_move: np.ndarray
+    cut: np.ndarray
 
     def begin(self, board: int, random: np.random.Generator) -> None:
         """Begins a new game."""
@@ -123,6 +125,7 @@ class Seat:
         gains = boards.move(self._all, actions) + self._answer()
         score_t = gains[self._all, self._seats]
         last_t = boards.to_move == NOBODY
+        terminal_t = last_t & ~boards.cut
         s_next = s_t = boards.observe(self._all, self._seats)
         if last_t.any():
             for board in np.flatnonzero(last_t).tolist():
@@ -130,7 +133,7 @@ class Seat:
                 self._seats[board] = 1 - self._seats[board]
             self._answer()
             s_next = boards.observe(self._all, self._seats)
-        return VectorStep(s_t=s_t, r_t=score_t, terminal_t=last_t, last_t=last_t, s_next=s_next, score_t=score_t)
+        return VectorStep(s_t=s_t, r_t=score_t, terminal_t=terminal_t, last_t=last_t, s_next=s_next, score_t=score_t)
 
     def fixed_player(self, name: str) -> Player:
         """A player that never learns, by its name. Raises `UsageError` if there is none."""

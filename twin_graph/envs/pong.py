@@ -1,0 +1,166 @@
+"""Pong for two on the Atari 2600, `TwoPlayer/Pong`, by the package multi_agent_ale_py of the extra `selfplay`.
+
+Preprocessed as games of one player are: the maximum of the last two grey screens of an agent step, scaled to 84x84,
+four of them stacked. It is evaluated in the game of one player, against the computer player of the cartridge.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from ale_py import roms
+
+from twin_graph.envs import EnvSpec, VectorEnv
+from twin_graph.envs.atari import Atari
+from twin_graph.envs.seats import NOBODY, Player, Seat, at_random
+from twin_graph.errors import UsageError
+from twin_graph.settings import EnvSettings
+
+try:
+    import multi_agent_ale_py
+except ModuleNotFoundError:
+    raise UsageError("Pong for two is not installed: pip install 'twin-graph[selfplay]'") from None
+
+ID, ALONE = "TwoPlayer/Pong", "ALE/Pong-v5"
+_MODE = 4  # of the cartridge: two players, one paddle each
+#: NOOP, FIRE, RIGHT, LEFT, RIGHTFIRE, LEFTFIRE, in the order in which `ALE/Pong-v5` has them.
+_ACTIONS = np.array([0, 1, 3, 4, 11, 12])
+
+
+def make(settings: EnvSettings, *, count: int, evaluation: bool, max_steps: int | None = None) -> VectorEnv:
+    """A kind of environments; see `twin_graph.envs.make`."""
+    if settings.id != ID:
+        raise UsageError(f"unknown game {settings.id!r}; there is {ID}")
+    if evaluation:
+        alone = settings.model_copy(update={"id": ALONE})
+        return Atari(alone, count=count, evaluation=True, max_steps=max_steps)
+    return Seat(Pong(settings, count))
+
+
+class Pong:
+    """Implements `twin_graph.envs.seats.Boards`. Both paddles move at once: seat 0's move waits for seat 1's.
+
+    Seat 0 has the right paddle, as the agent has in the game of one player. Seat 1 sees the screen mirrored, so that
+    its paddle is on the right too; the two paddles' greys differ by one part in 256.
+
+    A point is 1 for who made it and -1 for the other. Who lets the ball wait is fined one, which nobody gains.
+    """
+
+    def __init__(self, settings: EnvSettings, count: int) -> None:
+        if settings.actions is not None or settings.kwargs:
+            given = "env.actions" if settings.actions is not None else "env.kwargs"
+            raise UsageError(f"{given} is for other environments than {ID}")
+        self._settings = settings
+        height, width, stack = settings.image_height, settings.image_width, settings.stack
+        self.count = count
+        self.spec = EnvSpec(
+            (stack, height, width), len(_ACTIONS), "uint8", stack, settings.frame_skip, reward_clip=1.0, players=2
+        )
+        self.time_limit: int | None = settings.max_frames // settings.frame_skip
+        self.protocol: dict[str, str | int | float | bool] = {
+            "environment": settings.id,
+            "environments": count,
+            "actions": len(_ACTIONS),
+            "seats": "both, in turns",
+            "frame skip": settings.frame_skip,
+            "sticky actions": settings.sticky,
+            "no-ops up to": settings.noop_max,
+            "time limit, frames": settings.max_frames,
+            "image": f"{height}x{width}x{stack}",
+        }
+        multi_agent_ale_py.ALEInterface.setLoggerMode("error")
+        self._emulators = [_emulator() for _ in range(count)]
+        screen = self._emulators[0].getScreenGrayscale().shape
+        self._rows, self._columns = _averages(height, screen[0]), _averages(width, screen[1]).T
+        self._frames = np.zeros((count, stack, height, width), np.uint8)
+        self._randoms: list[np.random.Generator] = [np.random.default_rng(0)] * count
+        self._first_move = np.zeros(count, np.int64)
+        self._last_actions = np.zeros((count, 2), np.int64)
+        self._number = np.zeros(count, np.int64)
+        self.cut = np.zeros(count, np.bool_)
+        self.to_move = np.zeros(count, np.int64)
+
+    def begin(self, board: int, random: np.random.Generator) -> None:
+        self._randoms[board] = random
+        emulator = self._emulators[board]
+        emulator.reset_game()
+        self._last_actions[board] = 0
+        for _ in range(int(random.integers(0, self._settings.noop_max + 1))):
+            emulator.act(self._last_actions[board])
+        self._frames[board] = 0
+        self._frames[board, -1] = self._scaled(emulator.getScreenGrayscale())
+        self._number[board] = 0
+        self.to_move[board] = 0
+
+    def observe(self, boards: np.ndarray, seats: np.ndarray) -> np.ndarray:
+        frames: np.ndarray = self._frames[boards]
+        mirrored = seats == 1
+        frames[mirrored] = frames[mirrored, ..., ::-1]
+        return frames
+
+    def states(self, boards: np.ndarray) -> Sequence[Any]:  # noqa: ARG002 - emulators are not copied
+        return ()
+
+    def move(self, boards: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        gains = np.zeros((len(boards), 2), np.float32)
+        for row, (board, action) in enumerate(zip(boards.tolist(), actions.tolist(), strict=True)):
+            if self.to_move[board] == 0:
+                self._first_move[board] = action
+                self.to_move[board] = 1
+            else:
+                gains[row] = self._step(board, _ACTIONS[[self._first_move[board], action]])
+        return gains
+
+    def _step(self, board: int, actions: np.ndarray) -> np.ndarray:
+        """One agent step of both players; returns what both gain."""
+        settings, emulator = self._settings, self._emulators[board]
+        gains, screens = np.zeros(2, np.float32), []
+        for frame in range(settings.frame_skip):
+            sticks = settings.sticky > 0 and self._randoms[board].random(2) < settings.sticky
+            self._last_actions[board] = np.where(sticks, self._last_actions[board], actions)
+            gains += emulator.act(self._last_actions[board])
+            if frame >= settings.frame_skip - 2:
+                screens.append(emulator.getScreenGrayscale())
+        self._frames[board, :-1] = self._frames[board, 1:]
+        self._frames[board, -1] = self._scaled(np.max(screens, axis=0))
+        self._number[board] += 1
+        over = bool(emulator.game_over())
+        self.cut[board] = not over and self._number[board] * settings.frame_skip >= settings.max_frames
+        self.to_move[board] = NOBODY if over or self.cut[board] else 0
+        return gains
+
+    def _scaled(self, screen: np.ndarray) -> np.ndarray:
+        scaled: np.ndarray = (self._rows @ screen[..., 0].astype(np.float32) @ self._columns + 0.5).astype(np.uint8)
+        return scaled
+
+    def fixed_player(self, name: str) -> Player:
+        if name != "random":
+            raise UsageError(f"against={name}: {ID} has no fixed player but random")
+        return at_random(self.spec)
+
+    def show(self, board: int) -> str:  # noqa: ARG002
+        raise UsageError(f"{ID} cannot be played in a terminal: both paddles move at once")
+
+    def name_of(self, board: int, action: int) -> str:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._emulators.clear()
+
+
+def _emulator() -> Any:
+    emulator = multi_agent_ale_py.ALEInterface()
+    emulator.setInt(b"random_seed", 0)
+    emulator.setFloat(b"repeat_action_probability", 0.0)  # sticky actions are drawn here, one for each player
+    emulator.loadROM(str(roms.get_rom_path("pong")))
+    emulator.setMode(_MODE)
+    return emulator
+
+
+def _averages(size: int, pixels: int) -> np.ndarray:
+    """Which share of each of so many pixels goes into each of fewer, float32 `[size, pixels]`; rows add up to 1."""
+    ends = np.arange(size + 1) * pixels / size
+    at = np.arange(pixels)
+    overlap = np.minimum(ends[1:, None], at + 1) - np.maximum(ends[:-1, None], at)
+    shares: np.ndarray = (np.clip(overlap, 0, 1) * size / pixels).astype(np.float32)
+    return shares
