@@ -258,8 +258,8 @@ class Run:
     def newest_metrics(self) -> dict[str, Any]:
         """The newest line of metrics with counters and rates; empty before the first."""
         lines = read_lines(self.folder / METRICS, newest_bytes=_NEWEST_METRICS_BYTES)
-        records = [line.record for line in lines if line.record]
-        return next((record for record in reversed(records) if "agent_steps_per_second" in record), {})
+        records = (line.record for line in reversed(list(lines)))
+        return next((record for record in records if record and "agent_steps_per_second" in record), {})
 
     def scores(self) -> dict[str, float]:
         """Mean return by snapshot id, over the episodes of its scheduled evaluations."""

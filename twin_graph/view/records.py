@@ -2,10 +2,13 @@
 
 import math
 import threading
+import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from twin_graph import config, mutual
 from twin_graph.errors import DamagedError, TwinGraphError, UsageError
@@ -22,6 +25,8 @@ POINTS = 1_500
 #: Episodes in one picture; beyond that every k-th evaluation is drawn.
 EPISODES = 20_000
 SPARK_POINTS = 60
+#: How long a request waits for runs that nobody has read yet; what is missing then comes with the next.
+PATIENCE_SECONDS = 0.25
 FILMS = "videos"
 
 _COUNTERS = "agent_steps", "updates"
@@ -66,19 +71,23 @@ class _Columns:
         self._columns: dict[str, array[float]] = {}
         self._damaged: list[tuple[int, int]] = []  # start and number of a line
 
-    def read(self) -> dict[str, list[float | None]]:
-        """The columns that hold, of at most `POINTS` rows, which are means. Raises `DamagedError`."""
+    def read(self) -> dict[str, list[float]]:
+        """The columns that hold, of at most `POINTS` rows, which are means; NaN where there is no number.
+
+        Raises:
+          DamagedError: a line that holds is not what was written.
+        """
         self._catch_up()
         parts = [part for part in self._run.abandoned(METRICS) if part]
         for start, number in self._damaged:
             if not any(start in part for part in parts):
                 raise DamagedError(f"{self._run.folder / METRICS} is damaged: line {number} is not what was written")
-        rows: Sequence[int] = range(len(self._starts))
-        if parts:
-            rows = [row for row in rows if not any(self._starts[row] in part for part in parts)]
-        size = max(1, math.ceil(len(rows) / POINTS))
-        groups = [rows[first : first + size] for first in range(0, len(rows), size)]
-        return {name: [_mean(column, group) for group in groups] for name, column in self._columns.items()}
+        starts = np.array(self._starts)
+        holds = np.ones(len(starts), bool)
+        for part in parts:
+            holds &= (starts < part.start) | (starts >= part.stop)
+        first = np.arange(0, holds.sum(), max(1, math.ceil(holds.sum() / POINTS)))
+        return {name: _means(np.array(column)[holds], first) for name, column in self._columns.items()}
 
     def _catch_up(self) -> None:
         is_anew, lines = self._lines.new()
@@ -100,46 +109,21 @@ class _Columns:
 
 
 class Records:
-    """One run. Not for several threads at once.
+    """One run, opened. Not for several threads at once."""
 
-    Args:
-      folder: of the run.
-
-    Attributes:
-      run: opened anew when its `run.json` changes.
-      summary: as `twin_graph.snapshots.report.status` has it, with the learning curve in little as `spark`; of a
-        damaged run as `twin_graph.snapshots.report.runs`.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.summary: dict[str, Any] = {}
-        self._files = [folder / name for name in (LEDGER, EVALUATIONS, METRICS, "control", FILMS)]
-        self._described: object = None
-        self._seen: object = None
-
-    def look(self) -> bool:
-        """Whether there is something new, which `summary` then has."""
-        described, seen = _stamp(self.folder / "run.json"), [_stamp(path) for path in self._files]
-        try:
-            is_new = (described, seen) != (self._described, self._seen)
-            if not is_new and not (self.summary["state"] == "running" and self.run.state() != "running"):
-                return False
-            if described != self._described:
-                self._open()
-            self._described, self._seen = described, seen
-            self.summary = {**report.status(self.run), "spark": self._spark()}
-        except (TwinGraphError, OSError) as error:
-            self._described, self._seen = described, seen
-            self.summary = {"run": self.folder.resolve().name, "state": "damaged", "reason": str(error)}
-        return True
-
-    def _open(self) -> None:
-        self.run = Run(self.folder)
-        self._depths = Depths(self.run)
-        self._columns = _Columns(self.run)
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._depths = Depths(run)
+        self._columns = _Columns(run)
         self._place = Place()
+        self._updates = 0
         self._forget_ledger()
+
+    def summary(self) -> dict[str, Any]:
+        """What `twin-graph status` says, and the learning curve in little as `spark`."""
+        summary = report.status(self.run)
+        self._updates = summary["updates"]
+        return {**summary, "spark": self._spark()}
 
     def _spark(self) -> list[list[float]]:
         """Agent steps and scores; of a run without scores, its training returns."""
@@ -147,7 +131,7 @@ class Records:
         if len(curve) < 2:
             columns = self._columns.read()
             pairs = zip(columns.get("agent_steps", []), columns.get("train_return", []), strict=True)
-            curve = [(steps, mean) for steps, mean in pairs if steps is not None and mean is not None]
+            curve = [(steps, mean) for steps, mean in pairs if math.isfinite(mean)]
         curve.sort(key=lambda point: point[0])
         every = max(1, math.ceil(len(curve) / SPARK_POINTS))
         return [list(point) for point in [*curve[:-1:every], *curve[-1:]]]
@@ -192,7 +176,7 @@ class Records:
         rows: list[tuple[Any, ...]] = []
         policies: dict[str, int] = {}
         ids: dict[str, int] = {}
-        updates = self.summary["updates"]
+        updates = self._updates
         for learner, swaps in self._targets.items():
             ends = [swap.first_update - 1 for swap in swaps[1:]] + [updates]
             for swap, last in zip(swaps, ends, strict=True):
@@ -285,12 +269,12 @@ class Records:
         """The film of a snapshot. Raises `UsageError` if there is none."""
         if snapshot_id not in self._films():
             raise UsageError(f"no film of {snapshot_id}; make one with `twin-graph record`")
-        return self.folder / FILMS / f"{snapshot_id}.mp4"
+        return self.run.folder / FILMS / f"{snapshot_id}.mp4"
 
     def _films(self) -> list[str]:
         """Snapshots of which there is a film, in the order of their ids; files of other names are passed over."""
         self._catch_up()
-        paths = sorted((self.folder / FILMS).glob("*.mp4"))
+        paths = sorted((self.run.folder / FILMS).glob("*.mp4"))
         return [path.stem for path in paths if path.stem in self._commits and path.is_file() and not path.is_symlink()]
 
     def _learner_of(self) -> dict[str, str]:
@@ -328,6 +312,69 @@ class _Served(NamedTuple):
     hold: bool
 
 
+class _Known:
+    """A run that the page knows of.
+
+    Attributes:
+      folder: of the run.
+      summary: see `Records.summary`. Before the first `look` its state is `reading`; of a damaged run it is `damaged`,
+        of one whose folder was removed `gone`, with the reason.
+      changed: the library's version when the summary last changed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.summary: dict[str, Any] = {"run": folder.resolve().name, "state": "reading"}
+        self.changed = 0
+        self._files = [folder / name for name in (LEDGER, EVALUATIONS, METRICS, "control", FILMS)]
+        self._seen: object = None
+        self._described: object = None
+        self._records: Records | None = None
+        self._is_kept = False
+
+    def look(self) -> bool:
+        """Whether there is something new, which `summary` then has."""
+        described = _stamp(self.folder / "run.json")
+        seen = described, [_stamp(path) for path in self._files]
+        has_ended = self.summary["state"] == "running" and (not self._records or self._records.run.state() != "running")
+        if seen == self._seen and not has_ended:
+            return False
+        self._seen = seen
+        if described is None:
+            self._fail("gone", "its folder was removed")
+            return True
+        try:
+            if described != self._described or self._records is None:
+                self._records, self._described = Records(Run(self.folder)), described
+            self.summary = self._records.summary()
+            if self.summary["state"] != "running" and not self._is_kept:
+                self._records = None  # a list of runs needs no more of it
+        except (TwinGraphError, OSError) as error:
+            self._fail("damaged", str(error))
+        return True
+
+    def _fail(self, state: str, reason: str) -> None:
+        self.summary = {"run": self.folder.resolve().name, "state": state, "reason": reason}
+        self._records = None
+
+    def records(self) -> Records:
+        """Opens the run, and keeps what is read of it from here on. Call after `look`.
+
+        Raises:
+          UsageError: its folder was removed.
+          DamagedError: its records are not what was written.
+        """
+        if self.summary["state"] == "gone":
+            raise UsageError(f"{self.folder} was removed")
+        if self.summary["state"] == "damaged":
+            raise DamagedError(self.summary["reason"])
+        self._is_kept = True
+        if self._records is None:
+            self._records = Records(Run(self.folder))
+            self._records.summary()
+        return self._records
+
+
 class Library:
     """The runs of the page, each known by its place in this list, which stays. For several threads.
 
@@ -342,78 +389,70 @@ class Library:
     def __init__(self, folders: Iterable[Path], folder: Path | None) -> None:
         self.lock = threading.Lock()
         self._folder = folder
-        self._records = [Records(path) for path in folders]
-        self._changed = [0] * len(self._records)
+        self._known = [_Known(path) for path in folders]
         self._version = 0
 
     def find(self, index: int) -> Records:
-        """The run with this number. Raises `UsageError` if there is none, or none any more."""
-        if not 0 <= index < len(self._records) or not self._is_there(self._records[index]):
+        """The run with this number. Raises `UsageError` if there is none, or none any more, and `DamagedError`."""
+        if not 0 <= index < len(self._known):
             raise UsageError("there is no such run")
-        records = self._records[index]
-        self._look(index)
-        if records.summary["state"] == "damaged":
-            raise DamagedError(records.summary["reason"])
-        return records
+        self._look(self._known[index])
+        return self._known[index].records()
 
     def changes(self, since: int) -> tuple[int, list[dict[str, Any]]]:
-        """What is new on disk after a version that this returned before; all of it after 0.
+        """What is new on disk after a version that this returned before; all of it after -1.
 
         Returns:
-          The present version, and the summaries of runs that changed, with their `index`; `gone` of those removed.
+          The present version, and the summaries of runs that changed, with their `index`.
         """
         with self.lock:
             self._discover()
-            for index in range(len(self._records)):
-                self._look(index)
+            until = time.monotonic() + PATIENCE_SECONDS
+            for known in self._known:
+                if known.summary["state"] != "reading" or time.monotonic() < until:
+                    self._look(known)
             return self._version, [
-                {**self._records[index].summary, "index": index}
-                for index, changed in enumerate(self._changed)
-                if changed > since
+                {**known.summary, "index": index} for index, known in enumerate(self._known) if known.changed > since
             ]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether every run that is known was read."""
+        return all(known.summary["state"] != "reading" for known in self._known)
 
     def tree(self) -> list[tuple[int, int]]:
         """Depth and number of each run, forks after the run that they were forked from."""
         with self.lock:
             summaries = [
-                {**records.summary, "index": index}
-                for index, records in enumerate(self._records)
-                if records.summary and records.summary["state"] != "gone"
+                {**known.summary, "index": index}
+                for index, known in enumerate(self._known)
+                if known.summary["state"] != "gone"
             ]
-        return [(depth, summary["index"]) for depth, summary in report.tree(sorted(summaries, key=_by_name))]
+        by_name = sorted(summaries, key=lambda summary: str(summary["run"]))
+        return [(depth, summary["index"]) for depth, summary in report.tree(by_name)]
 
     def differences(self, indexes: Sequence[int]) -> list[dict[str, Any]]:
         """The settings in which runs differ, with the value of each."""
         runs = [self.find(index).run for index in indexes]
         described = [{setting.key: setting.value for setting in config.describe(run.settings)} for run in runs]
         return [
-            {"key": key, "values": [settings.get(key) for settings in described]}
-            for key in described[0]
-            if any(settings.get(key) != value for value in [described[0][key]] for settings in described)
+            {"key": key, "values": [settings[key] for settings in described]}
+            for key, value in described[0].items()
+            if any(settings[key] != value for settings in described)
         ]
 
     def _discover(self) -> None:
         if self._folder is None:
             return
-        known = {records.folder for records in self._records}
-        for path in sorted(self._folder.glob("*/run.json")):
-            if path.parent not in known:
-                self._records.append(Records(path.parent))
-                self._changed.append(0)
+        folders = {known.folder for known in self._known}
+        self._known += [
+            _Known(path.parent) for path in sorted(self._folder.glob("*/run.json")) if path.parent not in folders
+        ]
 
-    def _look(self, index: int) -> None:
-        records = self._records[index]
-        if self._is_there(records):
-            is_new = records.look()
-        else:
-            is_new = records.summary.get("state") != "gone"
-            records.summary = {"run": records.folder.name, "state": "gone", "reason": "its folder was removed"}
-        if is_new:
+    def _look(self, known: _Known) -> None:
+        if known.look():
             self._version += 1
-            self._changed[index] = self._version
-
-    def _is_there(self, records: Records) -> bool:
-        return (records.folder / "run.json").exists()
+            known.changed = self._version
 
 
 def rounded(value: Any) -> Any:
@@ -427,13 +466,15 @@ def rounded(value: Any) -> Any:
     return value
 
 
-def _by_name(summary: dict[str, Any]) -> Any:
-    return summary["run"]
-
-
-def _mean(column: "array[float]", rows: Sequence[int]) -> float | None:
-    numbers = [column[row] for row in rows if not math.isnan(column[row])]
-    return sum(numbers) / len(numbers) if numbers else None
+def _means(column: np.ndarray, first: np.ndarray) -> list[float]:
+    """Means of the rows from each of `first` to the next, without those that hold no number; NaN where none does."""
+    if not len(first):
+        return []
+    is_number = np.isfinite(column)
+    sums = np.add.reduceat(np.where(is_number, column, 0.0), first)
+    with np.errstate(invalid="ignore"):
+        means: list[float] = (sums / np.add.reduceat(is_number.astype(int), first)).tolist()
+    return means
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -108,8 +108,16 @@ def serve(library: Library, listening: socket.socket, token: str, *, allow_swaps
         guarded, log_level="critical", access_log=False, lifespan="off", ws="none", server_header=False
     )
     api.server = uvicorn.Server(config)
-    threading.Thread(target=library.changes, args=(0,), daemon=True).start()  # reads while the browser starts
+    threading.Thread(target=_read, args=(library,), daemon=True).start()
     api.server.run(sockets=[listening])
+
+
+def _read(library: Library) -> None:
+    """Reads all runs while the browser starts; the lock is free now and then for what it asks first."""
+    library.changes(-1)
+    while not library.is_read:
+        time.sleep(0.01)
+        library.changes(-1)
 
 
 class _Api:
@@ -150,7 +158,7 @@ class _Api:
         return answer
 
     def _runs(self, request: Request) -> Response:  # noqa: ARG002
-        version, runs = self._library.changes(0)
+        version, runs = self._library.changes(-1)
         tree = self._library.tree()
         return _json({"version": version, "runs": runs, "tree": tree, "allow_swaps": self._allow_swaps})
 
@@ -161,16 +169,17 @@ class _Api:
     async def _changes(self, version: int) -> AsyncIterator[str]:
         sent = time.monotonic()
         while not self.server.should_exit:
+            began = time.monotonic()
             version, runs = await run_in_threadpool(self._library.changes, version)
             if runs:
                 yield f"id: {version}\ndata: {json.dumps(rounded({'runs': runs, 'tree': self._library.tree()}))}\n\n"
+                sent = time.monotonic()
             elif time.monotonic() - sent > _ALIVE_SECONDS:
                 yield ": nothing new\n\n"
-            else:
-                await asyncio.sleep(_LOOK_SECONDS)
-                continue
-            sent = time.monotonic()
-            await asyncio.sleep(_LOOK_SECONDS)
+                sent = time.monotonic()
+            if self._library.is_read:
+                # Long records take long to look at: this takes a tenth of a processor, and no more.
+                await asyncio.sleep(max(_LOOK_SECONDS, 10 * (time.monotonic() - began)))
 
     def _differences(self, request: Request) -> Response:
         indexes = [_whole(index, "runs") for index in request.query_params.get("runs", "").split(",")]
@@ -188,7 +197,7 @@ class _Api:
 
         def answer() -> Response:
             with self._library.lock:
-                run = Run(self._library.find(request.path_params["index"]).folder)
+                run = Run(self._library.find(request.path_params["index"]).run.folder)
             dry_run = wanted["dry_run"]
             if wanted["undo"]:
                 outcome = swaps.undo(run, dry_run=dry_run)

@@ -77,7 +77,7 @@ export function spark(points, width = 104, height = 26) {
 /** The state of a run, by a dot and a word. */
 export const state = (summary) => h("span", { class: `state ${summary.state}` }, summary.state);
 
-/** Runs `work` now and whenever it is asked to, but never twice at once, and rests in between. */
+/** Runs `work` now and whenever it is asked to, but never twice at once. In between it rests, long after long work. */
 export function throttled(work, restMilliseconds) {
   let isBusy = false;
   let isAsked = false;
@@ -87,8 +87,10 @@ export function throttled(work, restMilliseconds) {
     isBusy = true;
     while (isAsked) {
       isAsked = false;
+      const began = performance.now();
       await work();
-      await new Promise((resume) => setTimeout(resume, restMilliseconds));
+      const rest = Math.max(restMilliseconds, 5 * (performance.now() - began));
+      await new Promise((resume) => setTimeout(resume, rest));
     }
     isBusy = false;
   };

@@ -128,9 +128,10 @@ function row(index, chosen, tell) {
     fill(run) {
       name.textContent = run.run;
       pick.setAttribute("aria-label", `Compare ${run.run}`);
-      pick.disabled = run.state === "damaged";
+      pick.disabled = run.state === "damaged" || run.state === "reading";
       put(cells.state, state(run));
       element.classList.toggle("damaged", run.state === "damaged");
+      if (run.state === "reading") return;
       if (run.state === "damaged") {
         put(cells.env, h("span", { class: "soft wrap" }, run.reason));
         for (const column of ["curve", "latest", "best", "steps", "rate"]) put(cells[column]);

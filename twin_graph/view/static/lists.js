@@ -129,7 +129,9 @@ export function ledgerPart(run) {
       h("td", { class: "soft time" }, when(row.time)),
       h("td", { class: "event" }, h("span", { class: `kind ${row.kind.split(" ").join("-")}` }, row.kind), !row.holds && h("span", { class: "soft" }, " abandoned")),
       h("td", { class: "number updates" }, row.updates === null ? null : count(row.updates)), h("td", { class: "number steps" }, row.agent_steps === null ? null : count(row.agent_steps)),
-      h("td", { class: "which" }, row.snapshots.map((snapshot) => h("button", { type: "button", class: "snapshot", onclick: () => run.open(snapshot) }, snapshot))),
+      h("td", { class: "which" }, row.snapshots.slice(0, 1).map((snapshot) =>
+        h("button", { type: "button", class: "snapshot", onclick: () => run.open(snapshot) }, snapshot)),
+      row.snapshots.length > 1 && h("span", { class: "soft", title: row.snapshots.join(", ") }, ` and ${row.snapshots.length - 1} more`)),
       h("td", { class: "what" }, row.text))));
   }
 
@@ -139,7 +141,7 @@ export function ledgerPart(run) {
 export function filmsPart(run) {
   const part = section("Films", "Games that a snapshot played, as `twin-graph record` filmed them.", "films");
   const { films } = run.about;
-  const best = run.summary().scores.best?.snapshot;
+  const best = run.summary().scores?.best?.snapshot;
   const video = h("video", { controls: true, preload: "metadata", playsinline: true });
   const choice = h("select", { id: "film", onchange: play }, films.map((film) =>
     h("option", { value: film, selected: film === (films.includes(best) ? best : films.at(-1)) }, film === best ? `${film}, the best` : film)));

@@ -39,6 +39,7 @@ export function runView(library, index) {
   function tell() {
     const now = summary();
     title.textContent = now.run;
+    if (now.state === "reading") return;
     const policy = run.about?.has_target === false ? "no target" : run.about && `policy ${run.about.policy}`;
     put(lead, state(now), now.reason && now.state !== "running" ? h("span", null, now.reason) : null,
       h("span", null, now.environment), policy && h("span", null, policy), run.about && h("span", null, `seed ${run.about.seed}`),
