@@ -41,7 +41,7 @@ def view(runs: tuple[str, ...], folder: Path, port: int, allow_swaps: bool, no_b
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
-        raise TwinGraphError("view needs its extra: pip install 'twin-graph[view]'") from None
+        raise TwinGraphError("view needs starlette and uvicorn: pip install '.[view]' in the repository") from None
     from twin_graph.view.records import Library
 
     if not runs and not folder.is_dir():

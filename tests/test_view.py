@@ -62,11 +62,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["fork", "cartpole-seed1-1", "--at", "2", "--seed", "2", "--run-dir", "checkpoints/what-if"],
         ["resume", "checkpoints/what-if"],
         ["train", "cartpole", "--steps", "600", *TINY, "--set=mode=mutual", "--run-dir", "checkpoints/mutual"],
-        ["train", "cartpole", "--steps", "500", *TINY, "--run-dir", f"checkpoints/{HURT}"],
     ):
         done = twin_graph(*arguments, cwd=cwd)
         assert done.returncode == 0, done.stderr
-    run = Run(cwd / "checkpoints" / HURT)
+    run = Run(shutil.copytree(run_folder(cwd), run_folder(cwd, HURT)))
     swap = run.ledger.events(Swap)[-1]
     run.ledger.append(swap.model_copy(update={"reason": HURT_REASON, "policy": HURT_REASON}))
     run.ledger.append(End(attempt=1, time=utc_now(), state="failed", reason=HURT_REASON))
@@ -245,6 +244,31 @@ def test_a_person_without_a_mouse_reaches_every_view(server: Server, browser: An
     assert served in browser.find_element("id", "dialog").text
     browser.switch_to.active_element.send_keys(Keys.ESCAPE)
     wait(browser, "!document.querySelector('dialog[open]')")
+
+
+@needs_browser
+def test_the_picture_says_under_the_cursor_and_at_a_click_which_snapshot_served(server: Server, browser: Any) -> None:
+    from selenium.webdriver import ActionChains
+
+    number = server.number("cartpole-seed1-1")
+    look(browser, f"{server.address}#/run/{number}")
+    wait(browser, READY["run"])
+    over = browser.find_element("css selector", "#targets .u-over")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", over)
+    ActionChains(browser).move_to_element_with_offset(over, 40, 0).click().perform()
+    told = wait(browser, "document.querySelector('#targets .at').textContent")
+    update = int(re.findall(r"update ([\d,]+):", told)[0].replace(",", ""))
+    explained = server.json(f"runs/{number}/explain?update={update}")
+    [served] = explained["snapshots"]
+    assert f"{served['id']}, {served['age_updates']} update" in told
+    why = wait(browser, "document.querySelector('.why').textContent")
+    assert f"Update {update} was bootstrapped by {served['id']}" in why
+    assert explained["reason"] in why
+    ages = wait(browser, "[...document.querySelectorAll('#targets .at')].map(e => e.textContent)")
+    assert ages[1:] == [
+        f"{served['age_updates']} updates at update {update}",
+        f"{served['depth_agent_steps']:g} agent steps at update {update}",
+    ]
 
 
 @needs_browser

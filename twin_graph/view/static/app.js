@@ -25,7 +25,11 @@ function take(message) {
 function show() {
   view?.close?.();
   const [, kind, numbers] = location.hash.match(/^#\/(run|compare)\/([\d,]+)$/) ?? [];
-  const indexes = (numbers ?? "").split(",").filter(Boolean).map(Number).filter((index) => library.runs.has(index));
+  const indexes = (numbers ?? "")
+    .split(",")
+    .filter(Boolean)
+    .map(Number)
+    .filter((index) => library.runs.has(index));
   let title = "Runs";
   if (kind === "run" && indexes.length) {
     title = library.runs.get(indexes[0]).run;
@@ -60,10 +64,14 @@ try {
   take(message);
   show();
   document.documentElement.dataset.ready = "true";
-  follow(message.version, (news) => {
-    take(news);
-    view.changed?.(new Set(news.runs.map((summary) => summary.index)));
-  }, say);
+  follow(
+    message.version,
+    (news) => {
+      take(news);
+      view.changed?.(new Set(news.runs.map((summary) => summary.index)));
+    },
+    say,
+  );
 } catch (error) {
   put(main, h("p", { class: "note bad" }, error.message));
 }

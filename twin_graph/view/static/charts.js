@@ -19,10 +19,12 @@ export function faint(name, alpha) {
 }
 
 /** A colour of the style sheet, mixed with that of the paper, so that areas are quieter than lines. */
-export function quiet(name, part) {
+function quiet(name, part) {
   const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
   const paper = channels(colour("paper"));
-  return `rgb(${channels(colour(name)).map((value, i) => Math.round(part * value + (1 - part) * paper[i])).join(", ")})`;
+  return `rgb(${channels(colour(name))
+    .map((value, i) => Math.round(part * value + (1 - part) * paper[i]))
+    .join(", ")})`;
 }
 
 /** Colours of things that have no colour of their own, by their place. */
@@ -120,23 +122,45 @@ export class Plot {
       legend: { show: false },
       scales: { x: { time: false, ...(what.xRange && { range: what.xRange }) }, y: { range: what.range ?? padded } },
       axes: [
-        { ...axis, label: what.x, labelSize: 18, size: 26, space: 64, values: (u, ticks) => ticks.map(brief),
-          grid: { show: false } },
-        { ...axis, size: (u, values) => what.axisSize ?? 14 + 7 * Math.max(2, ...(values ?? []).map((text) => text.length)), space: 34,
-          values: (u, ticks) => ticks.map(what.ticks ?? brief) },
+        {
+          ...axis,
+          label: what.x,
+          labelSize: 18,
+          size: 26,
+          space: 64,
+          values: (u, ticks) => ticks.map(brief),
+          grid: { show: false },
+        },
+        {
+          ...axis,
+          size: (u, values) => what.axisSize ?? 14 + 7 * Math.max(2, ...(values ?? []).map((text) => text.length)),
+          space: 34,
+          values: (u, ticks) => ticks.map(what.ticks ?? brief),
+        },
       ],
-      series: [{}, ...what.series.map((one, i) => ({
-        label: one.name,
-        show: !this.hidden.has(i),
-        stroke: one.colour && colour(one.colour),
-        width: one.width ?? 1.75,
-        dash: one.dash,
-        fill: one.fill && quiet(one.fill, QUIET),
-        spanGaps: true,
-        paths: one.line === false ? () => null : undefined,
-        points: { show: Boolean(one.dots), size: one.dots, width: 1.5, fill: one.dotFill ? colour(one.dotFill) : undefined },
-      }))],
-      bands: (what.bands ?? []).map(([upper, lower, name, alpha]) => ({ series: [upper, lower], fill: faint(name, alpha ?? 0.18) })),
+      series: [
+        {},
+        ...what.series.map((one, i) => ({
+          label: one.name,
+          show: !this.hidden.has(i),
+          stroke: one.colour && colour(one.colour),
+          width: one.width ?? 1.75,
+          dash: one.dash,
+          fill: one.fill && quiet(one.fill, QUIET),
+          spanGaps: true,
+          paths: one.line === false ? () => null : undefined,
+          points: {
+            show: Boolean(one.dots),
+            size: one.dots,
+            width: 1.5,
+            fill: one.dotFill ? colour(one.dotFill) : undefined,
+          },
+        })),
+      ],
+      bands: (what.bands ?? []).map(([upper, lower, name, alpha]) => ({
+        series: [upper, lower],
+        fill: faint(name, alpha ?? 0.18),
+      })),
       cursor: {
         y: false,
         points: { show: false },
@@ -153,7 +177,9 @@ export class Plot {
 
   clickable(u) {
     let from = null;
-    u.over.addEventListener("mousedown", (event) => { from = event.clientX; });
+    u.over.addEventListener("mousedown", (event) => {
+      from = event.clientX;
+    });
     u.over.addEventListener("mouseup", (event) => {
       if (from !== null && Math.abs(event.clientX - from) < 3) this.what.click(u.posToVal(u.cursor.left, "x"));
       from = null;
@@ -162,21 +188,37 @@ export class Plot {
 
   legend() {
     const { what } = this;
-    this.at = h("span", { class: what.read ? "at long" : "at" });
+    this.at = h("span", { class: what.fixedKeys ? "at long" : "at" });
     this.values = [];
     const keys = what.series.map((one, i) => {
       if (one.hidden) return null;
       const swatch = h("i", { class: `swatch ${one.dots && one.line === false ? "dot" : ""}` });
       swatch.style.background = one.dash
         ? `repeating-linear-gradient(90deg, ${colour(one.colour)} 0 4px, transparent 4px 7px)`
-        : one.fill ? quiet(one.fill, QUIET) : colour(one.colour);
+        : one.fill
+          ? quiet(one.fill, QUIET)
+          : colour(one.colour);
       if (what.fixedKeys || one.silent) return h("span", { class: "key" }, swatch, one.name);
       const value = h("b");
       this.values[i] = value;
-      return h("button", { type: "button", class: "key", "aria-pressed": String(!this.hidden.has(i)),
-        onclick: (event) => this.toggle(i, event.currentTarget) }, swatch, one.name, value);
+      return h(
+        "button",
+        {
+          type: "button",
+          class: "key",
+          "aria-pressed": String(!this.hidden.has(i)),
+          onclick: (event) => this.toggle(i, event.currentTarget),
+        },
+        swatch,
+        one.name,
+        value,
+      );
     });
-    this.keys.replaceChildren(...(what.unit ? [h("span", { class: "unit" }, what.unit)] : []), ...keys.filter(Boolean), this.at);
+    this.keys.replaceChildren(
+      ...(what.unit ? [h("span", { class: "unit" }, what.unit)] : []),
+      ...keys.filter(Boolean),
+      this.at,
+    );
   }
 
   /** Shows or hides a series, with those that belong to it: the edges of its interval. */
@@ -239,6 +281,11 @@ export function clipped(u, paint) {
   u.ctx.beginPath();
   u.ctx.rect(left, top, width, height);
   u.ctx.clip();
-  paint(u.ctx, (x) => u.valToPos(x, "x", true), (y) => u.valToPos(y, "y", true), devicePixelRatio);
+  paint(
+    u.ctx,
+    (x) => u.valToPos(x, "x", true),
+    (y) => u.valToPos(y, "y", true),
+    devicePixelRatio,
+  );
   u.ctx.restore();
 }

@@ -23,15 +23,39 @@ export function compareView(library, indexes) {
   const settings = h("div");
   const scores = section("Scores", "The mean return of whole games that a snapshot plays, with its 95% interval.");
   const measures = MEASURES.map((measure) => ({ ...measure, part: section(measure.title) }));
-  const element = h("div", null,
+  const element = h(
+    "div",
+    null,
     h("h1", null, "Runs compared"),
-    h("div", { class: "panel scroll", tabindex: 0, role: "region", "aria-label": "The runs" }, h("table", { class: "plain" },
-      h("thead", null, h("tr", null, ["run", "state", "agent steps", "updates", "latest score", "best score"].map((text, i) =>
-        h("th", { scope: "col", class: i > 1 && "number" }, text)))), facts)),
+    h(
+      "div",
+      { class: "panel scroll", tabindex: 0, role: "region", "aria-label": "The runs" },
+      h(
+        "table",
+        { class: "plain" },
+        h(
+          "thead",
+          null,
+          h(
+            "tr",
+            null,
+            ["run", "state", "agent steps", "updates", "latest score", "best score"].map((text, i) =>
+              h("th", { scope: "col", class: i > 1 && "number" }, text),
+            ),
+          ),
+        ),
+        facts,
+      ),
+    ),
     h("div", { class: "bar" }, axisChoice(draw)),
     scores.element,
-    h("div", { class: "halves" }, measures.map(({ part }) => part.element)),
-    h("section", { class: "panel" }, h("h2", null, "Settings that differ"), settings));
+    h(
+      "div",
+      { class: "halves" },
+      measures.map(({ part }) => part.element),
+    ),
+    h("section", { class: "panel" }, h("h2", null, "Settings that differ"), settings),
+  );
 
   function plot(part, what) {
     if (!plots.has(part)) plots.set(part, new Plot(part.body, what));
@@ -42,13 +66,34 @@ export function compareView(library, indexes) {
     const present = indexes.filter((index) => curves.has(index));
     const colour = (index) => several(indexes.indexOf(index));
     const isOne = (index) => curves.get(index).scores.filter((one) => one.scheduled).length === 1;
-    const lines = present.flatMap((index) => curves.get(index).scores.filter((one) => one.scheduled).map((one) => ({
-      scores: one, name: isOne(index) ? name(index) : `${name(index)}, ${one.learner}`, colour: colour(index),
-    })));
-    show(scores, learning(lines, [], axis.name), { label: "Scores of the runs", unit: "score, return per episode", height: 320 });
+    const lines = present.flatMap((index) =>
+      curves
+        .get(index)
+        .scores.filter((one) => one.scheduled)
+        .map((one) => ({
+          scores: one,
+          name: isOne(index) ? name(index) : `${name(index)}, ${one.learner}`,
+          colour: colour(index),
+        })),
+    );
+    show(scores, learning(lines, [], axis.name), {
+      label: "Scores of the runs",
+      unit: "score, return per episode",
+      height: 320,
+    });
     for (const { part, column, unit, title, format } of measures) {
-      const of = present.map((index) => ({ metrics: curves.get(index).metrics, column, name: name(index), colour: colour(index) }));
-      show(part, metric(of, axis.name, format), { label: title, unit, height: 220, ticks: format === percent ? percent : undefined });
+      const of = present.map((index) => ({
+        metrics: curves.get(index).metrics,
+        column,
+        name: name(index),
+        colour: colour(index),
+      }));
+      show(part, metric(of, axis.name, format), {
+        label: title,
+        unit,
+        height: 220,
+        ticks: format === percent ? percent : undefined,
+      });
     }
   }
 
@@ -58,13 +103,24 @@ export function compareView(library, indexes) {
   }
 
   function tell() {
-    put(facts, indexes.filter((index) => library.runs.has(index)).map((index) => {
-      const run = library.runs.get(index);
-      const swatch = h("i", { class: `swatch ${several(indexes.indexOf(index))}` });
-      return h("tr", null, h("td", null, swatch, h("a", { href: `#/run/${index}` }, run.run)), h("td", null, state(run)),
-        h("td", { class: "number" }, count(run.agent_steps)), h("td", { class: "number" }, count(run.updates)),
-        ["latest", "best"].map((which) => h("td", { class: "number" }, score(run.scores?.[which]?.mean))));
-    }));
+    put(
+      facts,
+      indexes
+        .filter((index) => library.runs.has(index))
+        .map((index) => {
+          const run = library.runs.get(index);
+          const swatch = h("i", { class: `swatch ${several(indexes.indexOf(index))}` });
+          return h(
+            "tr",
+            null,
+            h("td", null, swatch, h("a", { href: `#/run/${index}` }, run.run)),
+            h("td", null, state(run)),
+            h("td", { class: "number" }, count(run.agent_steps)),
+            h("td", { class: "number" }, count(run.updates)),
+            ["latest", "best"].map((which) => h("td", { class: "number" }, score(run.scores?.[which]?.mean))),
+          );
+        }),
+    );
   }
 
   const load = throttled(async () => {
@@ -83,13 +139,30 @@ export function compareView(library, indexes) {
   async function differ() {
     try {
       const found = await get("differences", { runs: indexes.join(",") });
-      const head = h("tr", null, h("th", { scope: "col" }, "setting"), indexes.map((index) => h("th", { scope: "col" }, name(index))));
-      const rows = found.map(({ key, values }) => h("tr", null, h("th", { scope: "row" }, h("code", null, key)),
-        values.map((value) => h("td", null, value === null ? NONE : String(value)))));
-      put(settings, rows.length
-        ? h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Settings that differ" },
-          h("table", { class: "plain" }, h("thead", null, head), h("tbody", null, rows)))
-        : h("p", { class: "note" }, "They have equal settings."));
+      const head = h(
+        "tr",
+        null,
+        h("th", { scope: "col" }, "setting"),
+        indexes.map((index) => h("th", { scope: "col" }, name(index))),
+      );
+      const rows = found.map(({ key, values }) =>
+        h(
+          "tr",
+          null,
+          h("th", { scope: "row" }, h("code", null, key)),
+          values.map((value) => h("td", null, value === null ? NONE : String(value))),
+        ),
+      );
+      put(
+        settings,
+        rows.length
+          ? h(
+              "div",
+              { class: "scroll", tabindex: 0, role: "region", "aria-label": "Settings that differ" },
+              h("table", { class: "plain" }, h("thead", null, head), h("tbody", null, rows)),
+            )
+          : h("p", { class: "note" }, "They have equal settings."),
+      );
     } catch (error) {
       put(settings, h("p", { class: "note bad" }, error.message));
     }

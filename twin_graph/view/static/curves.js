@@ -4,7 +4,7 @@ import { UNITS, fromZero, joined } from "./charts.js";
 import { score } from "./dom.js";
 
 /** Of lines of metrics, those rows that have both values, by rising x. */
-export function pairs(metrics, x, y) {
+function pairs(metrics, x, y) {
   const columns = [[], []];
   const [xs, ys] = [metrics[x] ?? [], metrics[y] ?? []];
   for (let row = 0; row < xs.length; row += 1) {
@@ -35,10 +35,12 @@ export function learning(lines, others, x) {
       add([scores[x], scores.mean], { name, colour, dots: 8, dotFill: "paper", line: false, format: score });
       continue;
     }
-    add([scores[x], scores.low, scores.high, scores.mean],
+    add(
+      [scores[x], scores.low, scores.high, scores.mean],
       { name: `${name}, low`, hidden: true, width: 0 },
       { name: `${name}, high`, hidden: true, width: 0 },
-      { name, colour, width: 2, dots, format: score, with: [first, first + 1] });
+      { name, colour, width: 2, dots, format: score, with: [first, first + 1] },
+    );
     bands.push([first + 2, first + 1, colour]);
   }
   return { data: tables.length ? joined(tables) : null, what: { series, bands, x: UNITS[x] } };

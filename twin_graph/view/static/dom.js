@@ -67,8 +67,14 @@ export function spark(points, width = 104, height = 26) {
   const [lastX, lastY] = at.at(-1).split(",");
   return s(
     "svg",
-    { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
-      "aria-label": `learning curve from ${score(ys[0])} to ${score(ys.at(-1))}` },
+    {
+      class: "spark",
+      viewBox: `0 0 ${width} ${height}`,
+      width,
+      height,
+      role: "img",
+      "aria-label": `learning curve from ${score(ys[0])} to ${score(ys.at(-1))}`,
+    },
     s("polyline", { points: at.join(" ") }),
     s("circle", { cx: lastX, cy: lastY, r: 2.2 }),
   );

@@ -18,23 +18,57 @@ export function homeView(library) {
   const rows = new Map();
   let sorted = null; // {column, down}; else the tree
   const lead = h("p", { class: "lead" });
-  const filter = h("input", { type: "search", placeholder: "Filter by name or environment",
-    "aria-label": "Filter runs", oninput: arrange });
-  const compare = h("button", { type: "button", class: "main", disabled: true, onclick: () => {
-    location.hash = `#/compare/${[...chosen].join(",")}`;
-  } });
-  const headings = COLUMNS.map((column) => h("th", { scope: "col", class: `col-${column.name}${column.number ? " number" : ""}` },
-    column.key ? h("button", { type: "button", class: "sort", onclick: () => sort(column) }, column.label) : column.label));
+  const filter = h("input", {
+    type: "search",
+    placeholder: "Filter by name or environment",
+    "aria-label": "Filter runs",
+    oninput: arrange,
+  });
+  const compare = h("button", {
+    type: "button",
+    class: "main",
+    disabled: true,
+    onclick: () => {
+      location.hash = `#/compare/${[...chosen].join(",")}`;
+    },
+  });
+  const headings = COLUMNS.map((column) =>
+    h(
+      "th",
+      { scope: "col", class: `col-${column.name}${column.number ? " number" : ""}` },
+      column.key
+        ? h("button", { type: "button", class: "sort", onclick: () => sort(column) }, column.label)
+        : column.label,
+    ),
+  );
   const body = h("tbody");
-  const table = h("table", { class: "runs" },
-    h("thead", null, h("tr", null, h("th", { class: "pick" }, h("span", { class: "unseen" }, "compare")), headings)), body);
-  const empty = h("p", { class: "note" }, "No runs yet. Start one with ", h("code", null, "twin-graph train cartpole"),
-    "; it appears here by itself.");
-  const element = h("div", null, h("h1", null, "Runs"), lead, h("div", { class: "bar" }, filter, compare), empty, table);
+  const table = h(
+    "table",
+    { class: "runs" },
+    h("thead", null, h("tr", null, h("th", { class: "pick" }, h("span", { class: "unseen" }, "compare")), headings)),
+    body,
+  );
+  const empty = h(
+    "p",
+    { class: "note" },
+    "No runs yet. Start one with ",
+    h("code", null, "twin-graph train cartpole"),
+    "; it appears here by itself.",
+  );
+  const element = h(
+    "div",
+    null,
+    h("h1", null, "Runs"),
+    lead,
+    h("div", { class: "bar" }, filter, compare),
+    empty,
+    table,
+  );
 
   function sort(column) {
     const isSame = sorted?.column === column;
-    if (isSame && sorted.down === !column.number) sorted = null; // the third time: the tree again
+    if (isSame && sorted.down === !column.number)
+      sorted = null; // the third time: the tree again
     else sorted = { column, down: isSame ? !sorted.down : Boolean(column.number) };
     arrange();
   }
@@ -52,11 +86,13 @@ export function homeView(library) {
       const { column, down } = sorted;
       const key = ([, index]) => column.key(library.runs.get(index));
       const isNone = (value) => value === undefined || value === null;
-      order = order.map(([, index]) => [0, index]).sort((one, other) => {
-        const [a, b] = [key(one), key(other)];
-        if (isNone(a) || isNone(b)) return isNone(a) - isNone(b);
-        return (a < b ? -1 : a > b ? 1 : 0) * (down ? -1 : 1);
-      });
+      order = order
+        .map(([, index]) => [0, index])
+        .sort((one, other) => {
+          const [a, b] = [key(one), key(other)];
+          if (isNone(a) || isNone(b)) return isNone(a) - isNone(b);
+          return (a < b ? -1 : a > b ? 1 : 0) * (down ? -1 : 1);
+        });
     }
     COLUMNS.forEach((column, i) => {
       if (sorted?.column === column) headings[i].setAttribute("aria-sort", sorted.down ? "descending" : "ascending");
@@ -106,15 +142,19 @@ export function homeView(library) {
 }
 
 function row(index, chosen, tell) {
-  const pick = h("input", { type: "checkbox", onchange: () => {
-    if (pick.checked) chosen.add(index);
-    else chosen.delete(index);
-    tell();
-  } });
+  const pick = h("input", {
+    type: "checkbox",
+    onchange: () => {
+      if (pick.checked) chosen.add(index);
+      else chosen.delete(index);
+      tell();
+    },
+  });
   const twig = h("span", { class: "twig", "aria-hidden": "true" });
   const name = h("a", { href: `#/run/${index}` });
-  const cells = Object.fromEntries(COLUMNS.map(({ name: column, number }) =>
-    [column, h("td", { class: `col-${column}${number ? " number" : ""}` })]));
+  const cells = Object.fromEntries(
+    COLUMNS.map(({ name: column, number }) => [column, h("td", { class: `col-${column}${number ? " number" : ""}` })]),
+  );
   cells.run.append(twig, name);
   const progress = h("span", { class: "progress", "aria-hidden": "true" }, h("span"));
   const element = h("tr", null, h("td", { class: "pick" }, pick), Object.values(cells));
@@ -139,10 +179,19 @@ function row(index, chosen, tell) {
       }
       put(cells.env, run.environment);
       put(cells.curve, spark(run.spark));
-      for (const which of ["latest", "best"]) put(cells[which], run.scores[which] ? score(run.scores[which].mean) : NONE);
+      for (const which of ["latest", "best"])
+        put(cells[which], run.scores[which] ? score(run.scores[which].mean) : NONE);
       progress.firstChild.style.width = `${Math.min(100, (100 * run.agent_steps) / (run.total_steps || 1))}%`;
-      put(cells.steps, h("span", { title: `${count(run.agent_steps)} of ${count(run.total_steps)}` },
-        count(run.agent_steps), h("span", { class: "soft of" }, ` / ${brief(run.total_steps)}`)), progress);
+      put(
+        cells.steps,
+        h(
+          "span",
+          { title: `${count(run.agent_steps)} of ${count(run.total_steps)}` },
+          count(run.agent_steps),
+          h("span", { class: "soft of" }, ` / ${brief(run.total_steps)}`),
+        ),
+        progress,
+      );
       put(cells.rate, run.agent_steps_per_second ? count(run.agent_steps_per_second) : NONE);
       cells.rate.classList.toggle("soft", run.state !== "running");
     },

@@ -8,25 +8,50 @@ import { count, h } from "./dom.js";
 export function section(title, text, id, tools) {
   const note = h("p", { class: "note bad", hidden: true });
   const body = h("div", { class: "body" });
-  const element = h("section", { class: "panel", id, tabindex: id && -1 },
-    h("header", null, h("h2", null, title), tools), text && h("p", { class: "about" }, coded(text)), note, body);
+  const element = h(
+    "section",
+    { class: "panel", id, tabindex: id && -1 },
+    h("header", null, h("h2", null, title), tools),
+    text && h("p", { class: "about" }, coded(text)),
+    note,
+    body,
+  );
   return { element, note, body };
 }
 
 /** Text with `code` as Markdown writes it. */
 const coded = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", null, part) : part));
 
+/** A snapshot's id, which opens what is known of it. */
+export function snapshotButton(snapshot, open) {
+  return h("button", { type: "button", class: "snapshot", onclick: () => open(snapshot) }, snapshot);
+}
+
 /** Which x axis the curves have. */
 export function axisChoice(changed) {
   const name = `axis${Math.random()}`;
-  return h("fieldset", { class: "choice" }, h("legend", null, "x axis"),
-    Object.entries(UNITS).map(([value, label]) => h("label", null, h("input", {
-      type: "radio", name, value, checked: axis.name === value,
-      onchange: () => {
-        axis.name = value;
-        changed();
-      },
-    }), label)));
+  return h(
+    "fieldset",
+    { class: "choice" },
+    h("legend", null, "x axis"),
+    Object.entries(UNITS).map(([value, label]) =>
+      h(
+        "label",
+        null,
+        h("input", {
+          type: "radio",
+          name,
+          value,
+          checked: axis.name === value,
+          onchange: () => {
+            axis.name = value;
+            changed();
+          },
+        }),
+        label,
+      ),
+    ),
+  );
 }
 
 /** Buttons to page through rows that the server has; `turned(offset)` is called. */
@@ -48,7 +73,9 @@ export function pager(size, turned) {
     tell(total) {
       newer.disabled = offset === 0;
       older.disabled = offset + size >= total;
-      where.textContent = total ? `${count(offset + 1)} to ${count(Math.min(total, offset + size))} of ${count(total)}` : "none";
+      where.textContent = total
+        ? `${count(offset + 1)} to ${count(Math.min(total, offset + size))} of ${count(total)}`
+        : "none";
     },
   };
 }

@@ -3,33 +3,51 @@
 import { get } from "./api.js";
 import { Plot, clipped, colour, faint, fromZero, joined } from "./charts.js";
 import { count, counted, h, number, put } from "./dom.js";
-import { section } from "./parts.js";
+import { section, snapshotButton } from "./parts.js";
 
 const SYNC = "targets";
 const AXIS = 52; // pixels; the three plots are in line
 
 export function timelinePart(run) {
   const { learners } = run.about;
-  const part = section("Which snapshot served when",
+  const part = section(
+    "Which snapshot served when",
     "The online twin moves up the diagonal, an update at a time. A bar is a snapshot that was the target: as high as the update at which it was committed, as long as it served. The shade between them is its age.",
-    "targets");
+    "targets",
+  );
   if (!run.about.has_target) {
     put(part.body, h("p", { class: "note" }, "This run uses no target: the online twin's own values bootstrapped."));
-    return { ...part, read: null };
+    return part;
   }
   const hosts = { served: h("div"), age: h("div"), depth: h("div") };
-  const input = h("input", { type: "number", min: 1, step: 1, required: true, id: "explain-update", inputmode: "numeric" });
+  const input = h("input", {
+    type: "number",
+    min: 1,
+    step: 1,
+    required: true,
+    id: "explain-update",
+    inputmode: "numeric",
+  });
   const why = h("div", { class: "why", role: "status" });
-  const form = h("form", { class: "bar", onsubmit: (event) => {
-    event.preventDefault();
-    explain(Number(input.value));
-  } }, h("label", { for: "explain-update" }, "Why that target? Click into the picture, or name an update:"), input,
-    h("button", { type: "submit" }, "Explain"));
-  part.body.append(hosts.served, hosts.age, hosts.depth, form, why);
+  const form = h(
+    "form",
+    {
+      class: "bar",
+      onsubmit: (event) => {
+        event.preventDefault();
+        explain(Number(input.value));
+      },
+    },
+    h("label", { for: "explain-update" }, "Why that target? Click into the picture, or name an update:"),
+    input,
+    h("button", { type: "submit" }, "Explain"),
+  );
+  part.body.append(hosts.served, form, why, hosts.age, hosts.depth);
   let lines = null;
   const plots = {};
 
-  const toneOf = (row) => (lines.by_hand[lines.policy[row]] ? "hand" : lines.learner[row] === learners[1] ? "hue2" : "target");
+  const toneOf = (row) =>
+    lines.by_hand[lines.policy[row]] ? "hand" : lines.learner[row] === learners[1] ? "hue2" : "target";
 
   /** The rows that served at an update; several where the target is an ensemble, or there are two learners. */
   function serving(update) {
@@ -54,27 +72,40 @@ export function timelinePart(run) {
     return found;
   }
 
+  const updateAt = (x) => Math.max(1, Math.min(lines.updates, Math.ceil(x)));
+
   function told(x) {
-    const update = Math.max(1, Math.min(lines.updates, Math.ceil(x)));
+    const update = updateAt(x);
     const rows = serving(update);
     if (!rows.length) return `update ${count(update)}`;
     const what = rows.slice(0, 2).map((row) => {
       const made = lines.made_at[row];
-      return `${lines.ids[lines.snapshot[row]]}, ${made === null ? "imported" : `${counted(update - 1 - made, "update")} old`}`
-        + (lines.depth[row] === null ? "" : `, depth ${number(lines.depth[row])} agent steps`);
+      return (
+        `${lines.ids[lines.snapshot[row]]}, ${made === null ? "imported" : `${counted(update - 1 - made, "update")} old`}` +
+        (lines.depth[row] === null ? "" : `, depth ${number(lines.depth[row])} agent steps`)
+      );
     });
-    return `update ${count(update)}: ${what.join("; ")}${rows.length > 2 ? `; and ${rows.length - 2} more` : ""} (${lines.policies[lines.policy[rows[0]]]})`;
+    const more = rows.length > 2 ? `; and ${rows.length - 2} more` : "";
+    return `update ${count(update)}: ${what.join("; ")}${more} (${lines.policies[lines.policy[rows[0]]]})`;
   }
 
   async function explain(update) {
     input.value = update;
     try {
       const answer = await get(`runs/${run.index}/explain`, { update });
-      const served = answer.snapshots.map((one) => h("button", { type: "button", class: "snapshot", onclick: () => run.open(one.id) }, one.id));
+      const served = answer.snapshots.map((one) => snapshotButton(one.id, run.open));
       const [from, to] = answer.used_for_updates;
-      put(why, h("p", null, `Update ${count(answer.update)} was bootstrapped by `, served.flatMap((one, i) => (i ? [", ", one] : [one])),
-        `, which served for updates ${count(from)} to ${count(to)}. Policy ${answer.policy}: ${answer.reason}`
-        + (answer.candidates ? `; chosen from ${counted(answer.candidates, "candidate")}.` : ".")));
+      put(
+        why,
+        h(
+          "p",
+          null,
+          `Update ${count(answer.update)} was bootstrapped by `,
+          served.flatMap((one, i) => (i ? [", ", one] : [one])),
+          `, which served for updates ${count(from)} to ${count(to)}. Policy ${answer.policy}: ${answer.reason}` +
+            (answer.candidates ? `; chosen from ${counted(answer.candidates, "candidate")}.` : "."),
+        ),
+      );
     } catch (error) {
       put(why, h("p", { class: "bad" }, error.message));
     }
@@ -124,43 +155,49 @@ export function timelinePart(run) {
     });
   }
 
-  /** Of the age, the line of a saw: it grows with each update until another snapshot serves. */
-  function strip(valueAt) {
-    const tables = learners.map((learner) => {
-      const columns = [[], []];
-      for (let row = 0; row < lines.first.length;) {
-        let end = row;
-        const values = [[], []];
-        const ends = [lines.first[row], lines.last[row]];
-        while (end < lines.first.length && lines.first[end] === lines.first[row]) {
-          if (lines.learner[end] === learner && valueAt(end, ends[0]) !== null) {
-            ends.forEach((update, i) => values[i].push(valueAt(end, update)));
-          }
-          end += 1;
-        }
-        if (values[0].length) {
-          ends.slice(0, ends[0] === ends[1] ? 1 : 2).forEach((update, i) => {
-            columns[0].push(update);
-            columns[1].push(values[i].reduce((sum, value) => sum + value, 0) / values[i].length);
-          });
-        }
-        row = end;
+  const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+
+  /** The line of a value over updates: of the age it is a saw's, since it grows until another snapshot serves. */
+  function strip(learner, valueAt) {
+    const rows = [...lines.first.keys()].filter((row) => lines.learner[row] === learner && valueAt(row, 0) !== null);
+    const columns = [[], []];
+    for (let from = 0; from < rows.length;) {
+      const first = lines.first[rows[from]];
+      const last = lines.last[rows[from]];
+      let to = from;
+      while (to < rows.length && lines.first[rows[to]] === first) to += 1;
+      for (const update of first === last ? [first] : [first, last]) {
+        columns[0].push(update);
+        columns[1].push(mean(rows.slice(from, to).map((row) => valueAt(row, update))));
       }
-      return columns;
-    });
-    return tables;
+      from = to;
+    }
+    return columns;
   }
 
-  function show(name, tables, what) {
-    const present = tables.map((columns, i) => ({ columns, i })).filter(({ columns }) => columns[0].length);
+  function show(name, what, valueAt) {
+    const present = learners
+      .map((learner, i) => ({ columns: strip(learner, valueAt), i }))
+      .filter(({ columns }) => columns[0].length);
     if (!present.length) {
       put(hosts[name], h("p", { class: "note" }, "Nothing is recorded yet."));
       return;
     }
     const series = present.map(({ i }) => ({
-      name: learners.length > 1 ? `${what.name}, ${learners[i]}` : what.name, colour: i ? "hue2" : "target", width: 1.25, format: what.format,
+      name: learners.length > 1 ? `${what.name}, ${learners[i]}` : what.name,
+      colour: i ? "hue2" : "target",
+      width: 1.25,
     }));
-    plots[name] ??= new Plot(hosts[name], { label: what.name, unit: what.unit, height: 140, axisSize: AXIS, x: "updates", sync: SYNC, range: fromZero, series });
+    const read = (x) => {
+      const update = updateAt(x);
+      const values = learners
+        .map((learner) => serving(update).filter((row) => lines.learner[row] === learner && valueAt(row, 0) !== null))
+        .filter((rows) => rows.length)
+        .map((rows) => what.format(mean(rows.map((row) => valueAt(row, update)))));
+      return values.length ? `${values.join(" and ")} ${what.unit} at update ${count(update)}` : "";
+    };
+    const fixed = { label: what.name, unit: what.unit, height: 140, axisSize: AXIS, x: "updates", sync: SYNC };
+    plots[name] ??= new Plot(hosts[name], { ...fixed, range: fromZero, series, read });
     plots[name].show(joined(present.map(({ columns }) => columns)), { series });
   }
 
@@ -176,21 +213,32 @@ export function timelinePart(run) {
       const key = (name, tone, dash) => ({ name, colour: tone, dash, line: false });
       const series = [
         { ...key("online twin", "online", [5, 4]) },
-        ...learners.map((learner, i) => key(learners.length > 1 ? `target of ${learner}` : "target", i ? "hue2" : "target")),
+        ...learners.map((learner, i) =>
+          key(learners.length > 1 ? `target of ${learner}` : "target", i ? "hue2" : "target"),
+        ),
         ...(lines.by_hand.some(Boolean) ? [key("swapped by hand", "hand")] : []),
       ];
       // The cursor needs places to be at; what is seen is painted.
       const places = [0, lines.updates];
       plots.served ??= new Plot(hosts.served, {
         label: `Timeline of the target: ${counted(lines.ids.length, "snapshot")} served over ${counted(lines.updates, "update")}`,
-        unit: "update at which the snapshot was committed", height: 300, axisSize: AXIS, x: "updates", sync: SYNC, series, draw: paint,
-        range: (u) => [lowest(u), u.scales.x.max ?? lines.updates], read: told, click: (x) => explain(Math.max(1, Math.ceil(x))),
+        unit: "update at which the snapshot was committed",
+        height: 300,
+        axisSize: AXIS,
+        x: "updates",
+        sync: SYNC,
+        series,
+        draw: paint,
+        range: (u) => [lowest(u), u.scales.x.max ?? lines.updates],
+        read: told,
+        click: (x) => explain(updateAt(x)),
         fixedKeys: true,
       });
       plots.served.show([places, ...series.map(() => places)], { series });
-      show("age", strip((row, update) => (lines.made_at[row] === null ? null : update - 1 - lines.made_at[row])),
-        { name: "age of the target", unit: "updates", format: count });
-      show("depth", strip((row) => lines.depth[row]), { name: "depth of the target", unit: "agent steps", format: number });
+      show("age", { name: "age of the target", unit: "updates", format: count }, (row, update) =>
+        lines.made_at[row] === null ? null : update - 1 - lines.made_at[row],
+      );
+      show("depth", { name: "depth of the target", unit: "agent steps", format: number }, (row) => lines.depth[row]);
     },
     close: () => Object.values(plots).forEach((plot) => plot.close()),
   };
