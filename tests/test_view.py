@@ -508,7 +508,8 @@ def test_curves_are_the_records_own_and_are_averaged_when_long(
         [
             sum(line["agent_steps"] for line in lines[at : at + size]) / len(lines[at : at + size])
             for at in range(0, len(lines), size)
-        ]
+        ],
+        abs=0.5,
     )
     [scores] = opened("what-if").curves()["scores"]
     assert scores["mean"] == [e["mean"] for e in opened("what-if").run.evaluations()]

@@ -26,7 +26,7 @@ POINTS = 1_500
 EPISODES = 20_000
 SPARK_POINTS = 60
 #: How long a request waits for runs that nobody has read yet; what is missing then comes with the next.
-PATIENCE_SECONDS = 0.25
+PATIENCE_SECONDS = 0.1
 FILMS = "videos"
 
 _COUNTERS = "agent_steps", "updates"
@@ -164,9 +164,11 @@ class Records:
             values = {**line, "low": low, "high": high, "episodes": len(line["returns"])}
             for name, column in columns.items():
                 column.append(values[name])
+        metrics: dict[str, Any] = self._columns.read()
+        counters = {name: [round(value) for value in metrics[name]] for name in _COUNTERS if name in metrics}
         return {
             "phases": PHASES,
-            "metrics": self._columns.read(),
+            "metrics": metrics | counters,
             "scores": [{"learner": key[0], "scheduled": key[1], **columns} for key, columns in scores.items()],
         }
 

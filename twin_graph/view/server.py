@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -105,9 +106,16 @@ def serve(library: Library, listening: socket.socket, token: str, *, allow_swaps
     app = Starlette(routes=[inside], exception_handlers={TwinGraphError: _failed, HTTPException: _refused})
     guarded = Guard(app, token=token, port=listening.getsockname()[1])
     config = uvicorn.Config(
-        guarded, log_level="critical", access_log=False, lifespan="off", ws="none", server_header=False
+        guarded,
+        log_level="critical",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=3,
     )
     api.server = uvicorn.Server(config)
+    sys.setswitchinterval(0.0005)  # seconds: files of the page are not to wait for a thread that reads runs
     threading.Thread(target=_read, args=(library,), daemon=True).start()
     api.server.run(sockets=[listening])
 

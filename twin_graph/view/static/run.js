@@ -172,7 +172,7 @@ function curvesPart(run) {
   const { learners, is_in_chunks: isInChunks } = run.about;
   const learned = section(
     "Learning curve",
-    "A score is the mean return of whole games that one snapshot plays, with its 95% interval. The training return has exploration in it.",
+    "A score is the mean return of whole games that one snapshot plays, with its 95% interval. Training returns include exploration.",
     "learning",
     axisChoice(draw),
   );
