@@ -165,7 +165,11 @@ class Records:
             for name, column in columns.items():
                 column.append(values[name])
         metrics: dict[str, Any] = self._columns.read()
-        counters = {name: [round(value) for value in metrics[name]] for name in _COUNTERS if name in metrics}
+        counters = {
+            name: [round(value) if math.isfinite(value) else None for value in metrics[name]]
+            for name in _COUNTERS
+            if name in metrics
+        }
         return {
             "phases": PHASES,
             "metrics": metrics | counters,
