@@ -6,13 +6,13 @@ import click
 
 from twin_graph import config, targets
 from twin_graph.errors import UsageError
-from twin_graph.snapshots import control
+from twin_graph.snapshots import control, swaps
 from twin_graph.snapshots import fork as forks
 from twin_graph.snapshots.run import find
 from twin_graph.words import command, counted
 
 from .params import json_option, print_json, run_argument, say, set_option
-from .swap import answered
+from .swap import tell
 
 
 @click.command()
@@ -107,4 +107,5 @@ def point(run: str, as_json: bool) -> None:
             else "it has no resume point"
         )
         raise UsageError(f"{found.folder} is not training; {there}")
-    answered(found, control.ask(found.control, "point"), "it is made when the run continues", as_json)
+    request = control.ask(found.control, "point")
+    tell(request, swaps.answered(found, request, "it is made when the run continues"), as_json)

@@ -31,6 +31,7 @@ COMMANDS = {
     "log": ("records", "List the snapshots of a run."),
     "show": ("records", "Show one snapshot."),
     "explain": ("records", "Show which snapshot bootstrapped an update, and why."),
+    "view": ("view", "Show runs in a browser, also while they train."),
     "compare": ("compare", "Show where two runs part, and how far apart they are."),
     "diff": ("exchange", "Compare the weights of two snapshots."),
     "verify": ("care", "Check every file of a run."),

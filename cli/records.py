@@ -1,7 +1,7 @@
 """Commands that read a run's records: `status`, `runs`, `log`, `show`. None of them imports TensorFlow."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ def runs(folder: Path, as_json: bool) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("run", "state", "environment", "agent steps", "snapshots", "latest score", "best score"):
         table.add_column(heading, justify="left" if heading in ("run", "state", "environment") else "right")
-    for depth, summary in _tree(summaries):
+    for depth, summary in report.tree(summaries):
         name = f"{'  ' * (depth - 1)}└ {summary['run']}" if depth else summary["run"]
         if summary["state"] == "damaged":
             table.add_row(escape(name), "damaged", escape(summary["reason"]))
@@ -115,20 +115,6 @@ def runs(folder: Path, as_json: bool) -> None:
             *(f"{score['mean']:.2f}" if score else "-" for score in scores),
         )
     stdout.print(table)
-
-
-def _tree(summaries: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each run, and how many runs it was forked from in turn; forks after the run that they were forked from."""
-    names = {summary["run"] for summary in summaries}
-    forks: dict[str, list[dict[str, Any]]] = {}
-    for summary in summaries:
-        parent = (summary.get("forked_from") or {}).get("run", "")
-        forks.setdefault(parent if parent in names - {summary["run"]} else "", []).append(summary)
-    waiting = [(0, summary) for summary in reversed(forks.pop("", []))]
-    while waiting:
-        depth, summary = waiting.pop()
-        yield depth, summary
-        waiting += [(depth + 1, fork) for fork in reversed(forks.pop(summary["run"], []))]
 
 
 @click.command()

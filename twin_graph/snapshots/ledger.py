@@ -290,7 +290,7 @@ class _Entry:
             return _EVENT.validate_python(self.line.record)
         event = self.kind.model_validate_json(self.line.content.rpartition(b', "crc": ')[0] + b"}")
         if self.kind is not Swap:
-            self.event, self.line = event, self.line._replace(content=b"")
+            self.event, self.line = event, Line(self.line.number, self.line.start, b"")
         return event
 
     @property

@@ -122,6 +122,20 @@ def runs(folder: Path) -> list[dict[str, Any]]:
     return summaries
 
 
+def tree(summaries: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each run, and how many runs it was forked from in turn; forks after the run that they were forked from."""
+    names = {summary["run"] for summary in summaries}
+    forks: dict[str, list[dict[str, Any]]] = {}
+    for summary in summaries:
+        parent = (summary.get("forked_from") or {}).get("run", "")
+        forks.setdefault(parent if parent in names - {summary["run"]} else "", []).append(summary)
+    waiting = [(0, summary) for summary in reversed(forks.pop("", []))]
+    while waiting:
+        depth, summary = waiting.pop()
+        yield depth, summary
+        waiting += [(depth + 1, fork) for fork in reversed(forks.pop(summary["run"], []))]
+
+
 def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[dict[str, Any]]:
     """The snapshots, or the newest `count`, newest first, with scores and marks.
 

@@ -238,12 +238,16 @@ class Run:
         """Metrics that hold. Raises `DamagedError`."""
         return self._that_hold(METRICS, ((line, line.record) for line in read_lines(self.folder / METRICS)))
 
+    def abandoned(self, name: str) -> list[range]:
+        """The parts of a file of records that a resumed run left behind, in bytes."""
+        starts = [start for start in self.ledger.events(Start) if start.known_bytes]
+        return [range(start.known_bytes[name], start.found_bytes[name]) for start in starts]
+
     def _that_hold(self, name: str, lines: Iterable[tuple[Line, dict[str, Any] | None]]) -> Iterator[dict[str, Any]]:
         """The records of a file but for those abandoned; evaluations by hand are never abandoned."""
-        starts = [start for start in self.ledger.events(Start) if start.known_bytes]
-        spans = [(start.known_bytes[name], start.found_bytes[name]) for start in starts]
+        parts = self.abandoned(name)
         for line, record in lines:
-            abandoned = any(known <= line.start < found for known, found in spans)
+            abandoned = any(line.start in part for part in parts)
             if record is None:
                 if abandoned:
                     continue
@@ -254,8 +258,8 @@ class Run:
     def newest_metrics(self) -> dict[str, Any]:
         """The newest line of metrics with counters and rates; empty before the first."""
         lines = read_lines(self.folder / METRICS, newest_bytes=_NEWEST_METRICS_BYTES)
-        records = [line.record for line in lines if line.record]
-        return next((record for record in reversed(records) if "agent_steps_per_second" in record), {})
+        records = (line.record for line in reversed(list(lines)))
+        return next((record for record in records if record and "agent_steps_per_second" in record), {})
 
     def scores(self) -> dict[str, float]:
         """Mean return by snapshot id, over the episodes of its scheduled evaluations."""

@@ -1,0 +1,59 @@
+"""`twin-graph view`."""
+
+import secrets
+import threading
+import webbrowser
+from pathlib import Path
+
+import click
+
+from twin_graph.errors import TwinGraphError, UsageError
+from twin_graph.snapshots.run import RUNS, find
+
+from .params import complete_run, say
+
+
+@click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_run)
+@click.option(
+    "--folder",
+    default=str(RUNS),
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where to look for runs, if no RUN is named.",
+)
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port of this machine.  [default: any free one]")
+@click.option("--allow-swaps", is_flag=True, help="Let the page restore snapshots into twins, as `twin-graph swap`.")
+@click.option("--no-browser", is_flag=True, help="Only print the address.")
+def view(runs: tuple[str, ...], folder: Path, port: int, allow_swaps: bool, no_browser: bool) -> None:
+    """Show runs in a browser, also while they train: all of them, or each RUN.
+
+    The page is for this machine alone, and its address holds a secret: whoever has it can read the runs. It changes
+    nothing, except that --allow-swaps lets it swap snapshots. Ctrl-C ends it.
+
+    \b
+    Examples:
+      twin-graph view
+      twin-graph view pong-seed1-1 what-if --port 8000 --no-browser
+    """
+    try:
+        from twin_graph.view import server
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise TwinGraphError("view needs starlette and uvicorn: pip install '.[view]' in the repository") from None
+    from twin_graph.view.records import Library
+
+    if not runs and not folder.is_dir():
+        raise UsageError(f"no folder {folder}; name the one with your runs with --folder")
+    library = Library([find(name).folder for name in runs], None if runs else folder)
+    listening, token = server.listen(port), secrets.token_urlsafe(24)
+    address = f"http://{server.ADDRESS}:{listening.getsockname()[1]}/{token}/"
+    click.echo(address)
+    say("for this machine alone; Ctrl-C ends it")
+    if not no_browser:
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+    try:
+        server.serve(library, listening, token, allow_swaps=allow_swaps)
+    except KeyboardInterrupt:
+        say("ended")

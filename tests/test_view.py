@@ -1,0 +1,607 @@
+"""`twin-graph view`: the server as a process, real runs, and a real browser."""
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+from commands import Command, twin_graph
+
+from twin_graph.errors import DamagedError, UsageError
+from twin_graph.snapshots import report
+from twin_graph.snapshots.files import checked
+from twin_graph.snapshots.ledger import End, Swap, utc_now
+from twin_graph.snapshots.run import Run
+from twin_graph.view.records import Library, Records
+
+TINY = [
+    "--set=train.start_steps=200",
+    "--set=train.every_steps=4",
+    "--set=model.hidden_units=[16]",
+    "--set=train.batch_size=16",
+    "--set=save.every_updates=25",
+    "--set=target.refresh_every_updates=25",
+    "--set=target.policy=mix(0.5, 4)",
+    "--set=evaluate.every_steps=400",
+    "--set=evaluate.episodes=3",
+    "--set=log.every_steps=100",
+    "--set=resume.every_steps=400",
+    "--set=resume.keep=all",
+    "--set=train.chunk_steps=0",
+    "--set=twin.compiled=false",
+]
+HURT = "<img src=x onerror=hurt=1><script>hurt=1<"
+HURT_REASON = "</td><script>window.hurt = 1</script>"
+WIDTHS = (1280, 400)
+
+needs_browser = pytest.mark.skipif(
+    not (shutil.which("chromium") and shutil.which("chromedriver")),
+    reason="needs Debian's packages chromium and chromium-driver",
+)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, its fork, two learners, and a run whose name and reasons are markup."""
+    cwd = tmp_path_factory.mktemp("work")
+    for arguments in (
+        ["train", "cartpole", "--steps", "1200", *TINY],
+        ["fork", "cartpole-seed1-1", "--at", "2", "--seed", "2", "--run-dir", "checkpoints/what-if"],
+        ["resume", "checkpoints/what-if"],
+        ["train", "cartpole", "--steps", "600", *TINY, "--set=mode=mutual", "--run-dir", "checkpoints/mutual"],
+    ):
+        done = twin_graph(*arguments, cwd=cwd)
+        assert done.returncode == 0, done.stderr
+    run = Run(shutil.copytree(run_folder(cwd), run_folder(cwd, HURT)))
+    swap = run.ledger.events(Swap)[-1]
+    run.ledger.append(swap.model_copy(update={"reason": HURT_REASON, "policy": HURT_REASON}))
+    run.ledger.append(End(attempt=1, time=utc_now(), state="failed", reason=HURT_REASON))
+    films = run_folder(cwd) / "videos"
+    films.mkdir()
+    (films / f"{Run(run_folder(cwd)).store().newest.id}.mp4").write_bytes(bytes(range(256)) * 4)
+    return cwd
+
+
+def run_folder(work: Path, name: str = "cartpole-seed1-1") -> Path:
+    return work / "checkpoints" / name
+
+
+class Server:
+    """`twin-graph view` in a process."""
+
+    def __init__(self, *arguments: str, cwd: Path) -> None:
+        command = [sys.executable, "-m", "twin_graph_cli", "view", "--no-browser", *arguments]
+        self.process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
+        self.host = urlsplit(self.address).netloc
+        self.token = urlsplit(self.address).path.strip("/")
+
+    def ask(
+        self, path: str, *, token: str | None = None, method: str = "GET", body: str | None = None, **headers: str
+    ) -> http.client.HTTPResponse:
+        """What it answers to a path, which goes on the wire as it is."""
+        connection = http.client.HTTPConnection(self.host, timeout=10)
+        inside = f"/{self.token if token is None else token}/{path}"
+        connection.putrequest(method, inside, skip_host=True)
+        named = {"Host": self.host, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        if body is not None:
+            named["Content-Length"] = str(len(body))
+        for name, value in named.items():
+            connection.putheader(name, value)
+        connection.endheaders(body.encode() if body is not None else None)
+        return connection.getresponse()
+
+    def json(self, path: str) -> Any:
+        return json.loads(self.ask(f"api/{path}").read())
+
+    def number(self, name: str) -> int:
+        """A run's number."""
+        return next(run["index"] for run in self.json("runs")["runs"] if run["run"] == name)
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait(10) == 0
+
+
+@contextlib.contextmanager
+def serving(*arguments: str, cwd: Path) -> Iterator[Server]:
+    server = Server(*arguments, cwd=cwd)
+    try:
+        yield server
+    finally:
+        server.end()
+
+
+@pytest.fixture(scope="module")
+def server(work: Path) -> Iterator[Server]:
+    with serving(cwd=work) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    with webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver"))) as browser:
+        yield browser
+
+
+def look(browser: Any, address: str, *, width: int = 1280, scheme: str = "light") -> None:
+    """Opens a page anew."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    media = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+    browser.get("about:blank")
+    browser.get_log("browser")
+    browser.get_log("performance")
+    browser.get(address)
+
+
+def wait(browser: Any, expression: str, seconds: float = 20) -> Any:
+    """What a JavaScript expression says as soon as it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := browser.execute_script(f"return {expression}")):
+        assert time.monotonic() < deadline, f"{expression}: {browser.execute_script('return document.body.innerText')}"
+        time.sleep(0.05)
+    return found
+
+
+def asked(browser: Any) -> list[str]:
+    """Every address that the page has asked for; icons of the browser's own controls are none."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    addresses = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    return [address for address in addresses if not address.startswith("data:")]
+
+
+READY = {
+    "": "document.querySelectorAll('.runs .spark').length >= 4",
+    "run": (
+        "document.querySelectorAll(':is(#learning, #targets, #twins, #time, #evaluations) canvas').length >= 9"
+        " && document.querySelectorAll('.ledger tbody tr').length > 0"
+    ),
+    "compare": (
+        "document.querySelectorAll('.panel canvas').length == 7 && document.querySelectorAll('.panel code').length > 0"
+    ),
+}
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_view_fits_its_window_without_a_complaint(server: Server, browser: Any, width: int, scheme: str) -> None:
+    names = ("cartpole-seed1-1", "mutual", "what-if")
+    first, mutual, fork = (server.number(name) for name in names)
+    grounds = set()
+    for kind, place in (
+        ("", ""),
+        ("run", f"#/run/{first}"),
+        ("run", f"#/run/{mutual}"),
+        ("compare", f"#/compare/{first},{fork}"),
+    ):
+        look(browser, server.address + place, width=width, scheme=scheme)
+        wait(browser, READY[kind])
+        # Not beside innerWidth, which grows with the page where a narrow window is a telephone's.
+        widest = browser.execute_script("return document.documentElement.scrollWidth")
+        small = browser.execute_script(
+            "return [...document.querySelectorAll('main *')].filter(e => e.textContent && e.getClientRects().length"
+            " && parseFloat(getComputedStyle(e).fontSize) < 12).map(e => e.outerHTML.slice(0, 80))"
+        )
+        unnamed = browser.execute_script(
+            "return [...document.querySelectorAll('button, input, select, a')].filter(e => e.getClientRects().length &&"
+            " !(e.textContent.trim() || e.ariaLabel || e.labels?.length || e.querySelector('[aria-label]'))).length"
+        )
+        grounds.add(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+        assert widest <= width, place
+        assert small == [], place
+        assert unnamed == 0, place
+        assert browser.get_log("browser") == [], place
+        assert all(address.startswith(server.address) for address in asked(browser)), place
+    [ground] = grounds
+    brightness = sum(map(int, re.findall(r"\d+", ground)[:3]))
+    assert brightness > 600 if scheme == "light" else brightness < 150
+
+
+@needs_browser
+def test_a_person_without_a_mouse_reaches_every_view(server: Server, browser: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    look(browser, server.address)
+    wait(browser, READY[""])
+    reached = []
+    for _ in range(40):
+        browser.switch_to.active_element.send_keys(Keys.TAB)
+        reached.append(browser.execute_script("return document.activeElement.textContent"))
+        if reached[-1] == "cartpole-seed1-1":
+            break
+    assert reached[-1] == "cartpole-seed1-1"
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    wait(browser, READY["run"])
+    field = browser.find_element("id", "explain-update")
+    field.send_keys("100", Keys.ENTER)
+    served = wait(browser, "document.querySelector('.why button')?.textContent")
+    assert f"Update 100 was bootstrapped by {served}" in browser.find_element("css selector", ".why").text
+    browser.find_element("css selector", ".why button").send_keys(Keys.ENTER)
+    wait(browser, "document.querySelector('dialog[open] dl')")
+    assert served in browser.find_element("id", "dialog").text
+    browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+    wait(browser, "!document.querySelector('dialog[open]')")
+
+
+@needs_browser
+def test_the_picture_says_under_the_cursor_and_at_a_click_which_snapshot_served(server: Server, browser: Any) -> None:
+    from selenium.webdriver import ActionChains
+
+    number = server.number("cartpole-seed1-1")
+    look(browser, f"{server.address}#/run/{number}")
+    wait(browser, READY["run"])
+    over = browser.find_element("css selector", "#targets .u-over")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", over)
+    ActionChains(browser).move_to_element_with_offset(over, 40, 0).click().perform()
+    told = wait(browser, "document.querySelector('#targets .at').textContent")
+    update = int(re.findall(r"update ([\d,]+):", told)[0].replace(",", ""))
+    explained = server.json(f"runs/{number}/explain?update={update}")
+    [served] = explained["snapshots"]
+    assert f"{served['id']}, {served['age_updates']} update" in told
+    why = wait(browser, "document.querySelector('.why').textContent")
+    assert f"Update {update} was bootstrapped by {served['id']}" in why
+    assert explained["reason"] in why
+    ages = wait(browser, "[...document.querySelectorAll('#targets .at')].map(e => e.textContent)")
+    assert ages[1:] == [
+        f"{served['age_updates']} updates at update {update}",
+        f"{served['depth_agent_steps']:g} agent steps at update {update}",
+    ]
+
+
+@needs_browser
+def test_what_a_run_says_is_text_and_nothing_else(server: Server, browser: Any) -> None:
+    look(browser, server.address)
+    wait(browser, READY[""])
+    assert HURT in browser.find_element("css selector", ".runs").text
+    look(browser, f"{server.address}#/run/{server.number(HURT)}")
+    wait(browser, READY["run"])
+    assert browser.find_element("tag name", "h1").text == HURT
+    assert HURT_REASON in browser.find_element("css selector", ".lead").text
+    assert HURT_REASON in browser.find_element("css selector", ".ledger").text
+    look(browser, f"{server.address}#/compare/{server.number(HURT)},{server.number('what-if')}")
+    wait(browser, READY["compare"])
+    assert HURT in browser.find_element("tag name", "main").text
+    assert browser.execute_script("return window.hurt") is None
+    assert browser.get_log("browser") == []
+
+
+def test_only_who_knows_the_token_and_asks_this_machine_is_answered(server: Server) -> None:
+    for path in ("", "api/runs", "app.js", "uplot/uPlot.esm.js"):
+        assert server.ask(path).status == 200
+        for token in ("", "wrong", server.token[:-1], f"{server.token}x", "%00", "%ff"):
+            assert server.ask(path, token=token).status == 403
+        port = server.host.partition(":")[2]
+        assert server.ask(path, Host=f"localhost:{port}").status == 200
+        for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", f"127.0.0.1:{port}.evil.example", ""):
+            assert server.ask(path, Host=host).status == 403
+        for origin in ("http://evil.example", "null", f"https://{server.host}"):
+            assert server.ask(path, Origin=origin).status == 403
+    headers = server.ask("", Origin=f"http://{server.host}").headers
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["content-security-policy"].startswith("default-src 'none'")
+    assert not [name for name in headers if name.lower().startswith("access-control")]
+    assert server.token not in server.ask("", token="wrong").read().decode()
+
+
+def test_it_listens_to_this_machine_alone(server: Server) -> None:
+    listening = [c for c in psutil.Process(server.process.pid).net_connections() if c.status == psutil.CONN_LISTEN]
+    assert {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
+
+
+def test_no_path_leads_out_of_the_runs(server: Server, work: Path) -> None:
+    number, films = server.number("cartpole-seed1-1"), run_folder(work) / "videos"
+    (film,) = films.iterdir()
+    assert server.ask(f"api/runs/{number}/films/{film.stem}").read() == film.read_bytes()
+    assert server.ask(f"api/runs/{number}/films/{film.stem}", Range="bytes=2-3").read() == b"\x02\x03"
+    secret = work / "secret.mp4"
+    secret.write_text("secret")
+    other = Run(run_folder(work)).store().snapshots[0].id
+    with contextlib.ExitStack() as undo:
+        for link in (films / f"{other}.mp4", films / "secret.mp4"):
+            link.symlink_to(secret)
+            undo.callback(link.unlink)
+        for path in (
+            f"api/runs/{number}/films/{other}",
+            f"api/runs/{number}/films/secret",
+            f"api/runs/{number}/films/..%2f..%2f..%2f..%2fsecret",
+            f"api/runs/{number}/films/../../../../secret",
+            f"api/runs/{number}/snapshots/..%2f..%2f..%2fsecret",
+            "api/runs/-1/about",
+            "api/runs/999/about",
+            "api/runs/../../secret.mp4",
+            "../secret.mp4",
+            "..%2f..%2f..%2fpyproject.toml",
+            "%2e%2e/server.py",
+            "//etc/passwd",
+            "uplot/../../server.py",
+        ):
+            answer = server.ask(path)
+            assert answer.status in (400, 403, 404), path
+            assert b"secret\n" not in answer.read()
+
+
+def test_it_changes_nothing_unless_it_may(server: Server, work: Path) -> None:
+    def everything() -> dict[str, tuple[int, int]]:
+        paths = [path for path in (work / "checkpoints").rglob("*") if path.is_file()]
+        return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in paths}
+
+    before, number = everything(), server.number("cartpole-seed1-1")
+    body = json.dumps(
+        {"reference": "latest", "into": "target", "learner": "", "hold": False, "undo": False, "dry_run": False}
+    )
+    assert (
+        server.ask(f"api/runs/{number}/swap", method="POST", body=body, Content_Type="application/json").status == 405
+    )
+    for what in ("about", "curves", "timeline", "episodes", "evaluations", "ledger", "explain?update=50"):
+        assert server.ask(f"api/runs/{number}/{what}").status == 200
+        assert server.ask(f"api/runs/{number}/{what}", method="POST", body=body).status == 405
+    assert everything() == before
+
+
+def test_wrong_questions_are_answered_in_one_line(server: Server) -> None:
+    number = server.number("cartpole-seed1-1")
+    for path, words in (
+        (f"runs/{number}/explain?update=1000000", "the records hold updates 1 to"),
+        (f"runs/{number}/explain?update=x", "update must be a whole number"),
+        (f"runs/{number}/snapshots/nothing", "no snapshot 'nothing'"),
+        (f"runs/{number}/ledger?count=-1", "count must be a whole number"),
+        ("differences?runs=", "runs must be a whole number"),
+        ("events?since=", "since must be a whole number"),
+    ):
+        answer = server.ask(f"api/{path}")
+        assert answer.status == 400, path
+        assert words in json.loads(answer.read())["error"]
+
+
+@needs_browser
+def test_a_run_that_trains_is_followed_and_swapped_by_hand(work: Path, browser: Any) -> None:
+    cwd = work / "live"
+    cwd.mkdir()
+    (cwd / "checkpoints").mkdir()
+    steps = "parseInt(document.querySelector('td.col-steps')?.innerText.replaceAll(',', ''))"
+    updates = "parseInt(document.querySelectorAll('.facts dd')[2]?.textContent.replaceAll(',', ''))"
+    with serving("--allow-swaps", cwd=cwd) as server:
+        look(browser, server.address)
+        wait(browser, "document.querySelector('main .note:not([hidden])')?.textContent.startsWith('No runs yet')")
+        training = Command("train", "cartpole", "--steps", "1000000", *TINY, cwd=cwd)
+        try:
+            seen = wait(browser, steps, 30)
+            wait(browser, f"({steps}) > {seen}")
+            assert "1 training" in browser.find_element("css selector", ".lead").text
+            browser.find_element("link text", "cartpole-seed1-1").click()
+            wait(browser, READY["run"])
+            seen = wait(browser, updates)
+            wait(browser, f"({updates}) > {seen}")
+
+            swap = browser.find_element("css selector", "form.swapping button.main")
+            answer = browser.find_element("css selector", "output.answer")
+            buttons = browser.find_elements("css selector", "form.swapping button")
+            assert not swap.is_enabled()
+            reference = browser.find_element("id", "swap-reference")
+            reference.send_keys("latest~999999")
+            browser.execute_script("arguments[0].click()", buttons[0])
+            wait(browser, "document.querySelector('output.bad')?.textContent.includes('the run has only')")
+            assert not swap.is_enabled()
+            reference.clear()
+            reference.send_keys("latest~3")
+            browser.execute_script("arguments[0].click()", buttons[0])
+            wait(browser, "document.querySelector('output.good')?.textContent.includes('fits; nothing was changed')")
+            run = Run(run_folder(cwd))
+            assert not run.ledger.events(Swap, text='"request": "')
+            browser.execute_script("arguments[0].click()", swap)
+            wait(browser, "document.querySelector('output.good')?.textContent.includes('is in the target twin')")
+            [by_hand] = run.ledger.events(Swap, text='"request": "')
+            assert (
+                answer.text == f"{by_hand.snapshots[0]} is in the target twin from update {by_hand.first_update:,} on"
+            )
+            browser.execute_script(
+                "const kind = document.getElementById('ledger-kind'); kind.value = 'swap by hand';"
+                "kind.dispatchEvent(new Event('change'))"
+            )
+            wait(browser, f"document.querySelector('.ledger tbody')?.innerText.includes('{by_hand.snapshots[0]}')")
+        finally:
+            training.send_signal(signal.SIGINT)
+            training.wait(60)
+        wait(browser, "document.querySelector('.lead .stopped')")
+        assert browser.get_log("browser") == [] or all(
+            "400" in entry["message"]
+            for entry in browser.get_log("browser")  # the swap that was refused
+        )
+        assert all(address.startswith(server.address) for address in asked(browser))
+
+
+def test_a_swap_is_asked_for_in_all_its_words(work: Path) -> None:
+    with serving("--allow-swaps", "what-if", cwd=work) as server:
+        wanted = {"reference": "latest", "into": "target", "learner": "", "hold": False, "undo": False, "dry_run": True}
+
+        def post(body: Any, kind: str = "application/json") -> tuple[int, Any]:
+            answer = server.ask("api/runs/0/swap", method="POST", body=json.dumps(body), Content_Type=kind)
+            return answer.status, json.loads(answer.read())
+
+        assert post(wanted)[0] == 200
+        assert post(wanted, "text/plain")[0] == 400
+        for change in (
+            {"into": "elsewhere"},
+            {"hold": 1},
+            {"reference": None},
+            {"more": ""},
+            {"reference": "x" * 20_000},
+        ):
+            assert post({**wanted, **change})[0] == 400
+        assert post({**wanted, "hold": True, "into": "online"}) == (
+            400,
+            {"error": "--hold is only for a swap into the target"},
+        )
+        assert post([])[0] == 400
+        assert server.ask("api/runs/0/swap", method="POST", body="{", Content_Type="application/json").status == 400
+        run = Run(run_folder(work, "what-if"))
+        before = report.status(run)["requests"]
+        assert post({**wanted, "dry_run": False})[1]["message"].startswith("recorded: the run is not training")
+        assert len(report.status(run)["requests"]) == len(before) + 1
+        assert post({**wanted, "undo": True, "dry_run": False})[1]["message"].startswith("undone: ")
+        assert report.status(run)["requests"] == before
+
+
+@pytest.fixture
+def opened(work: Path) -> Callable[[str], Records]:
+    def open_run(name: str) -> Records:
+        records = Records(Run(run_folder(work, name)))
+        records.summary()
+        return records
+
+    return open_run
+
+
+@pytest.mark.parametrize("name", ["cartpole-seed1-1", "what-if", "mutual"])
+def test_the_timeline_says_what_explain_says(opened: Callable[[str], Records], name: str) -> None:
+    records = opened(name)
+    lines = records.timeline()
+    for update in range(1, lines["updates"] + 1, 7):
+        told = report.explain(records.run, update)
+        rows = [
+            row
+            for row, (first, last) in enumerate(zip(lines["first"], lines["last"], strict=True))
+            if first <= update <= last and lines["learner"][row] == told["learner"]
+        ]
+        assert [lines["ids"][lines["snapshot"][row]] for row in rows] == [one["id"] for one in told["snapshots"]]
+        assert [update - 1 - lines["made_at"][row] for row in rows] == [one["age_updates"] for one in told["snapshots"]]
+        assert [lines["depth"][row] for row in rows] == [one["depth_agent_steps"] for one in told["snapshots"]]
+        assert {lines["policies"][lines["policy"][row]] for row in rows} == {told["policy"]}
+
+
+def test_curves_are_the_records_own_and_are_averaged_when_long(
+    opened: Callable[[str], Records], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [line for line in opened("what-if").run.metrics() if "agent_steps_per_second" in line]
+    columns = opened("what-if").curves()["metrics"]
+    assert columns["agent_steps"] == [line["agent_steps"] for line in lines]
+    for name in ("loss", "target/q_distance", "time_share/train"):
+        known = [value for value in columns[name] if value == value]
+        assert known == pytest.approx([line[name] for line in lines if line.get(name) is not None])
+    monkeypatch.setattr("twin_graph.view.records.POINTS", 4)
+    few = opened("what-if").curves()["metrics"]
+    size = -(-len(lines) // 4)
+    assert few["agent_steps"] == pytest.approx(
+        [
+            sum(line["agent_steps"] for line in lines[at : at + size]) / len(lines[at : at + size])
+            for at in range(0, len(lines), size)
+        ],
+        abs=0.5,
+    )
+    [scores] = opened("what-if").curves()["scores"]
+    assert scores["mean"] == [e["mean"] for e in opened("what-if").run.evaluations()]
+
+
+def test_the_ledger_is_paged_filtered_and_keeps_what_was_abandoned_apart(work: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run_folder(work, "what-if"), tmp_path / "again")
+    records = Records(Run(folder))
+    every = records.ledger(0, 1000)
+    assert every["total"] == len(every["rows"]) == len(records.run.ledger.events())
+    assert records.ledger(3, 2)["rows"] == every["rows"][3:5]
+    assert {row["kind"] for row in records.ledger(0, 1000, kind="swap")["rows"]} == {"swap"}
+    snapshot = records.run.store().newest.id
+    named = records.ledger(0, 1000, text=snapshot.upper())
+    assert named["total"]
+    assert all(snapshot in row["text"] or snapshot in row["snapshots"] for row in named["rows"])
+    newest = records.run.points().newest()
+    assert newest is not None
+    records.run.ledger.append(records.run.ledger.events(Swap)[-1])
+    records.run.record_metrics({"agent_steps": 10**9, "agent_steps_per_second": 1.0})
+    assert records.curves()["metrics"]["agent_steps"][-1] == 10**9
+    records.run.record_start(newest)  # a trainer that resumes from before
+    now = records.ledger(0, 1000)
+    assert now["rows"][0]["kind"] == "start"
+    assert now["total"] < records.ledger(0, 1000, abandoned=True)["total"]
+    assert records.curves()["metrics"]["agent_steps"][-1] < 10**9
+
+
+def test_runs_that_begin_change_end_or_are_damaged_are_told_apart(work: Path, tmp_path: Path) -> None:
+    library = Library([], tmp_path)
+    assert library.changes(-1) == (0, [])
+    folder = shutil.copytree(run_folder(work), tmp_path / "one")
+    version, [one] = library.changes(-1)
+    assert (one["run"], one["state"], one["index"]) == ("one", "finished", 0)
+    assert one["spark"][-1] == [one["agent_steps"], one["scores"]["latest"]["mean"]]
+    assert library.changes(version) == (version, [])
+    fork = shutil.copytree(run_folder(work, "what-if"), tmp_path / "a-fork")
+    description = json.loads((fork / "run.json").read_text())
+    del description["crc"]
+    description["forked_from"]["run"] = "one"
+    (fork / "run.json").write_bytes(checked(description, indent=1))
+    version, [other] = library.changes(version)
+    assert other["run"] == "a-fork"
+    assert library.tree() == [(0, 0), (1, 1)]
+    content = (folder / "ledger.jsonl").read_bytes()
+    (folder / "ledger.jsonl").write_bytes(content.replace(b'"attempt": 1', b'"attempt": 2', 1))
+    version, [damaged] = library.changes(version)
+    assert damaged["state"] == "damaged"
+    assert "ledger.jsonl is damaged: line 1" in damaged["reason"]
+    with pytest.raises(DamagedError, match="line 1"):
+        library.find(0)
+    shutil.rmtree(folder)
+    version, [gone] = library.changes(version)
+    assert (gone["state"], gone["index"]) == ("gone", 0)
+    with pytest.raises(UsageError, match="was removed"):
+        library.find(0)
+    assert library.find(1).run.name == "a-fork"
+    with pytest.raises(UsageError, match="no such run"):
+        library.find(2)
+
+
+def test_view_needs_no_tensorflow(work: Path) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nimport twin_graph_cli.view\nfrom twin_graph.view import server\n"
+        "from twin_graph.view.records import Library\n"
+        "library = Library([], Path('checkpoints'))\nlibrary.changes(-1)\n"
+        "for ask in ('about', 'curves', 'timeline', 'episodes'): getattr(library.find(0), ask)()\n"
+        "print({'tensorflow', 'gymnasium', 'ale_py', 'matplotlib'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=work, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_what_cannot_be_shown_is_said_in_one_line(work: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for arguments, words in (
+            (["--folder", "nowhere"], "no folder nowhere; name the one with your runs with --folder"),
+            (["nothing"], "no run in nothing"),
+            (["--port", port], f"port {port} cannot be used (Address already in use); choose another with --port"),
+        ):
+            done = twin_graph("view", "--no-browser", *arguments, cwd=work)
+            assert done.returncode == 2
+            assert done.stderr.startswith(f"Error: {words}")
+            assert done.stderr.count("\n") == 1
+    without = {**os.environ, "PYTHONPATH": str(work / "without")}
+    (work / "without" / "uvicorn").mkdir(parents=True)
+    (work / "without" / "uvicorn" / "__init__.py").write_text("raise ModuleNotFoundError('no', name='uvicorn')")
+    done = twin_graph("view", "--no-browser", cwd=work, env=without)
+    assert done.returncode == 1
+    assert "pip install" in done.stderr
+    assert "[view]" in done.stderr

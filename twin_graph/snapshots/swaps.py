@@ -1,0 +1,101 @@
+"""Manual swaps, as the command line and the page ask for them: checked here, carried out by the trainer."""
+
+from typing import NamedTuple
+
+from twin_graph import mutual
+from twin_graph.errors import TwinGraphError, UsageError
+from twin_graph.snapshots import control
+from twin_graph.snapshots.control import Answer, Request
+from twin_graph.snapshots.ledger import BY_REQUEST, Into, Swap
+from twin_graph.snapshots.run import Run
+from twin_graph.words import command
+
+_PATIENCE_SECONDS = 120.0  # an evaluation or a resume point may be under way
+
+
+class Outcome(NamedTuple):
+    """What became of a swap that somebody asked for.
+
+    Attributes:
+      message: in words.
+      request: what was requested of the trainer; None where nothing was, as in a dry run.
+      answer: the trainer's; None where none trains.
+    """
+
+    message: str
+    request: Request | None = None
+    answer: Answer | None = None
+
+
+def swap(
+    run: Run, reference: str, into: Into = "target", *, learner: str = "", hold: bool = False, dry_run: bool = False
+) -> Outcome:
+    """Checks whether a snapshot can be restored into a twin, and requests it.
+
+    Args:
+      run: whose twin.
+      reference: see `SnapshotStore.resolve`.
+      into: which twin.
+      learner: whose; may be left out where there is one.
+      hold: suspend refreshes by the schedule.
+      dry_run: only check.
+
+    Raises:
+      UsageError: it is not possible; nothing was requested.
+      DamagedError: the snapshot's files are not what was written.
+      TwinGraphError: the trainer gave no answer.
+    """
+    if hold and into == "online":
+        raise UsageError("--hold is only for a swap into the target or the opponent")
+    if into == "opponent" and run.settings.opponent.policy is None:
+        raise UsageError(f"{run.folder} has no opponent: {run.settings.env.id} has one player")
+    names = mutual.Turns(run.settings).learners
+    if (learner or names[0]) not in names:
+        raise UsageError(f"{run.folder} has one learner; leave out --learner")
+    if not learner and len(names) > 1:
+        raise UsageError(f"{run.folder} has two learners; choose one with --learner a or --learner b")
+    store = run.store()
+    snapshot = store.resolve(reference, run.scores())
+    store.prefix(snapshot.id)
+    store.check_files(snapshot.id)
+    store.check_same_variables(snapshot.id, store.newest.id)
+    if dry_run:
+        return Outcome(f"{snapshot.id} fits; nothing was changed")
+    return _requested(run, control.ask(run.control, "swap", snapshot.id, into, learner=learner or names[0], hold=hold))
+
+
+def undo(run: Run, *, dry_run: bool = False) -> Outcome:
+    """Takes the last manual swap back, also one that has not taken effect yet. Raises as `swap`."""
+    waiting = control.pending(run.control)
+    if waiting and run.state() != "running":
+        last = waiting[-1]
+        if not dry_run:
+            control.answer(run.control, last, Answer(done=False, message="undone before it took effect"))
+        return Outcome(f"{'would undo' if dry_run else 'undone'}: {last.words()}, which had not taken effect yet")
+    if not run.ledger.events(Swap, text=BY_REQUEST):
+        raise UsageError(f"there is no manual swap to undo in {run.folder}")
+    if dry_run:
+        return Outcome("there is a manual swap to undo; nothing was changed")
+    return _requested(run, control.ask(run.control, "undo"))
+
+
+def answered(run: Run, request: Request, otherwise: str) -> Answer:
+    """The answer of a run that is training.
+
+    Raises:
+      TwinGraphError: there is none; the message ends with `otherwise`.
+    """
+    answer = control.wait(run.control, request, lambda: run.state() == "running", _PATIENCE_SECONDS)
+    if answer is None:
+        gone = run.state() != "running"
+        raise TwinGraphError(f"the run {'ended without an answer' if gone else 'has not answered yet'}; {otherwise}")
+    return answer
+
+
+def _requested(run: Run, request: Request) -> Outcome:
+    if run.state() != "running":
+        recorded = "the run is not training; it takes effect when the run is resumed. `swap --undo` undoes it"
+        return Outcome(f"recorded: {recorded}", request)
+    undoing = command("swap", run.folder, "--undo")
+    answer = answered(run, request, f"the request stays recorded, and `{undoing}` undoes it")
+    return Outcome(answer.message, request, answer)

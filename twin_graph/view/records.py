@@ -1,0 +1,539 @@
+"""What the page shows, read from the records of runs. Of files that grow, each line is read once."""
+
+import math
+import threading
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from twin_graph import config, mutual
+from twin_graph.errors import DamagedError, TwinGraphError, UsageError
+from twin_graph.snapshots import report
+from twin_graph.snapshots.depth import Depths
+from twin_graph.snapshots.files import GrowingLines
+from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, End, Event, Fork, Pin, Place, Point, Prune, Start, Swap
+from twin_graph.snapshots.run import EVALUATIONS, LEDGER, METRICS, Run
+from twin_graph.stopwatch import PHASES
+from twin_graph.words import counted
+
+#: A plot has no more points, since no screen has more columns; lines of metrics are averaged to so many.
+POINTS = 1_500
+#: Episodes in one picture; beyond that every k-th evaluation is drawn.
+EPISODES = 20_000
+SPARK_POINTS = 60
+#: How long a request waits for runs that nobody has read yet; what is missing then comes with the next.
+PATIENCE_SECONDS = 0.1
+FILMS = "videos"
+
+_COUNTERS = "agent_steps", "updates"
+_CURVES = "train_return", "loss", "q_mean", "epsilon", "agent_steps_per_second", "target_age_updates"
+_CURVE_GROUPS = "target/", "learners/", "depth", "time_share/"
+
+
+class Row(NamedTuple):
+    """A line of the ledger, for people.
+
+    Attributes:
+      kind: the event; of a swap that a person asked for, `swap by hand`.
+      updates, agent_steps: when it happened; None where the ledger does not say.
+      snapshots: which it names, as far as the page can open them.
+      holds: it was not abandoned.
+    """
+
+    time: str
+    attempt: int
+    kind: str
+    updates: int | None
+    agent_steps: int | None
+    text: str
+    snapshots: tuple[str, ...]
+    holds: bool
+
+
+#: What rows of the ledger can be filtered by.
+KINDS = ("commit", "swap", "swap by hand", "point", "start", "end", "fork", "pin", "unpin", "prune")
+
+
+class _Columns:
+    """The numbers in `metrics.jsonl` that plots show, a column each."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._lines = GrowingLines(run.folder / METRICS)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._starts = array("q")
+        self._columns: dict[str, array[float]] = {}
+        self._damaged: list[tuple[int, int]] = []  # start and number of a line
+
+    def read(self) -> dict[str, list[float]]:
+        """The columns that hold, of at most `POINTS` rows, which are means; NaN where there is no number.
+
+        Raises:
+          DamagedError: a line that holds is not what was written.
+        """
+        self._catch_up()
+        parts = [part for part in self._run.abandoned(METRICS) if part]
+        for start, number in self._damaged:
+            if not any(start in part for part in parts):
+                raise DamagedError(f"{self._run.folder / METRICS} is damaged: line {number} is not what was written")
+        starts = np.array(self._starts)
+        holds = np.ones(len(starts), bool)
+        for part in parts:
+            holds &= (starts < part.start) | (starts >= part.stop)
+        first = np.arange(0, holds.sum(), max(1, math.ceil(holds.sum() / POINTS)))
+        return {name: _means(np.array(column)[holds], first) for name, column in self._columns.items()}
+
+    def _catch_up(self) -> None:
+        is_anew, lines = self._lines.new()
+        if is_anew:
+            self._forget()
+        for line in lines:
+            record = line.record
+            if record is None:
+                self._damaged.append((line.start, line.number))
+            elif "agent_steps_per_second" in record:
+                row = len(self._starts)
+                self._starts.append(line.start)
+                for name in record.keys() - self._columns.keys():
+                    if name in (*_COUNTERS, *_CURVES) or name.startswith(_CURVE_GROUPS):
+                        self._columns[name] = array("d", [math.nan]) * row
+                for name, column in self._columns.items():
+                    value = record.get(name)
+                    column.append(math.nan if value is None else value)
+
+
+class Records:
+    """One run, opened. Not for several threads at once."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._depths = Depths(run)
+        self._columns = _Columns(run)
+        self._place = Place()
+        self._updates = 0
+        self._forget_ledger()
+
+    def summary(self) -> dict[str, Any]:
+        """What `twin-graph status` says, and the learning curve in little as `spark`."""
+        summary = report.status(self.run)
+        self._updates = summary["updates"]
+        return {**summary, "spark": self._spark()}
+
+    def _spark(self) -> list[list[float]]:
+        """Agent steps and scores; of a run without scores, its training returns."""
+        curve = [(e["agent_steps"], e["mean"]) for e in self.run.evaluations() if e["scheduled"]]
+        if len(curve) < 2:
+            columns = self._columns.read()
+            pairs = zip(columns.get("agent_steps", []), columns.get("train_return", []), strict=True)
+            curve = [(steps, mean) for steps, mean in pairs if math.isfinite(mean)]
+        curve.sort(key=lambda point: point[0])
+        every = max(1, math.ceil(len(curve) / SPARK_POINTS))
+        return [list(point) for point in [*curve[:-1:every], *curve[-1:]]]
+
+    def about(self) -> dict[str, Any]:
+        """What there is to know before any plot: protocol, settings that matter to pictures, films."""
+        description, settings = self.run.description, self.run.settings
+        return {
+            "created": description["created"],
+            "protocol": description["protocol"],
+            "learners": mutual.Turns(settings).learners,
+            "policy": settings.target.policy,
+            "seed": settings.seed,
+            "is_in_chunks": settings.train.chunk_steps > 0,
+            "has_target": settings.train.target_q,
+            "kinds": KINDS,
+            "films": self._films(),
+        }
+
+    def curves(self) -> dict[str, Any]:
+        """Lines of metrics as columns, and scores with their intervals, by learner."""
+        learner_of = self._learner_of()
+        scores: dict[tuple[str, bool], dict[str, list[Any]]] = {}
+        for line in sorted(self.run.evaluations(), key=lambda line: int(line["agent_steps"])):
+            key = learner_of.get(line["snapshot"], ""), line["scheduled"]
+            columns = scores.setdefault(
+                key, {name: [] for name in (*_COUNTERS, "mean", "low", "high", "snapshot", "episodes")}
+            )
+            low, high = line["interval_95"]
+            values = {**line, "low": low, "high": high, "episodes": len(line["returns"])}
+            for name, column in columns.items():
+                column.append(values[name])
+        metrics: dict[str, Any] = self._columns.read()
+        counters = {
+            name: [round(value) if math.isfinite(value) else None for value in metrics[name]]
+            for name in _COUNTERS
+            if name in metrics
+        }
+        return {
+            "phases": PHASES,
+            "metrics": metrics | counters,
+            "scores": [{"learner": key[0], "scheduled": key[1], **columns} for key, columns in scores.items()],
+        }
+
+    def timeline(self) -> dict[str, Any]:
+        """Which snapshot was the target from which update to which, a row for each; several rows for an ensemble."""
+        self._catch_up()
+        rows: list[tuple[Any, ...]] = []
+        policies: dict[str, int] = {}
+        ids: dict[str, int] = {}
+        updates = self._updates
+        for learner, swaps in self._targets.items():
+            ends = [swap.first_update - 1 for swap in swaps[1:]] + [updates]
+            for swap, last in zip(swaps, ends, strict=True):
+                if last < swap.first_update:
+                    continue
+                policy = policies.setdefault(swap.policy, len(policies))
+                for snapshot in swap.snapshots:
+                    commit = self._commits.get(snapshot)
+                    made_at = commit.updates if commit and commit.number is not None else None
+                    row = (swap.first_update, last, made_at, self._depths.of(snapshot), policy, swap.hold, learner)
+                    rows.append((*row, ids.setdefault(snapshot, len(ids))))
+        rows.sort(key=lambda row: row[:2])
+        names = "first", "last", "made_at", "depth", "policy", "hold", "learner", "snapshot"
+        columns = zip(*rows, strict=True) if rows else [()] * len(names)
+        return {
+            "updates": updates,
+            "policies": list(policies),
+            "by_hand": [policy in (BY_HAND, UNDO) for policy in policies],
+            "ids": list(ids),
+            **dict(zip(names, columns, strict=True)),
+        }
+
+    def episodes(self) -> dict[str, Any]:
+        """Every episode of every evaluation, as columns."""
+        lines = list(self.run.evaluations())
+        every = max(1, math.ceil(sum(len(line["returns"]) for line in lines) / EPISODES))
+        columns: dict[str, list[Any]] = {name: [] for name in (*_COUNTERS, "return", "scheduled")}
+        for line in lines[::every]:
+            count = len(line["returns"])
+            for name in (*_COUNTERS, "scheduled"):
+                columns[name] += [line[name]] * count
+            columns["return"] += line["returns"]
+        return {"every": every, **columns}
+
+    def evaluations(self, offset: int, count: int) -> dict[str, Any]:
+        """A page of the evaluations, the newest first."""
+        lines = list(self.run.evaluations())[::-1]
+        keys = ("snapshot", "scheduled", "time", *_COUNTERS, "mean", "interval_95", "returns", "seeds", "q_start")
+        rows = [{key: line.get(key) for key in keys} for line in lines[offset : offset + count]]
+        return {"total": len(lines), "rows": rows}
+
+    def ledger(self, offset: int, count: int, *, kind: str = "", text: str = "", abandoned: bool = False) -> Any:
+        """A page of the ledger, the newest first.
+
+        Args:
+          offset: rows to leave out.
+          count: rows to return.
+          kind: only these; see `KINDS`.
+          text: only rows that contain this, whatever its case.
+          abandoned: also those that a resumed run left behind.
+        """
+        self._catch_up()
+        wanted = text.casefold()
+        rows = [
+            row
+            for row in reversed(self._rows)
+            if (abandoned or row.holds)
+            and (not kind or row.kind == kind)
+            and (not wanted or wanted in row.text.casefold() or any(wanted in snapshot for snapshot in row.snapshots))
+        ]
+        return {"total": len(rows), "rows": [row._asdict() for row in rows[offset : offset + count]]}
+
+    def snapshot(self, snapshot_id: str) -> dict[str, Any]:
+        """One snapshot, as `twin-graph show` has it."""
+        details = report.show(self.run, snapshot_id)
+        manifest = details["manifest"]
+        kept = ("id", "number", "lineage", "parent", "attempt", "time", "counters", "weights_sha256", "origin")
+        return {
+            "run": details["run"],
+            **{key: manifest[key] for key in kept},
+            "bytes": sum(file["size"] for file in manifest["files"]),
+            "depth_agent_steps": details["depth_agent_steps"],
+            "has_weights": details["has_weights"],
+            "pinned": details["pinned"],
+            "variables": [{"name": v["name"], "shape": v["shape"]} for v in manifest["variables"]],
+            "evaluations": [
+                {key: line[key] for key in ("mean", "interval_95", "returns", "scheduled")}
+                for line in details["evaluations"]
+            ],
+            "served_from": [swap["first_update"] for swap in details["swaps"] if swap["into"] == "target"],
+            "film": snapshot_id in self._films(),
+        }
+
+    def explain(self, update: int) -> dict[str, Any]:
+        """Which snapshots were the target of an update, as `twin-graph explain` has it."""
+        told = report.explain(self.run, update)
+        return {**told, "candidates": len(told["candidates"])}
+
+    def film(self, snapshot_id: str) -> Path:
+        """The film of a snapshot. Raises `UsageError` if there is none."""
+        if snapshot_id not in self._films():
+            raise UsageError(f"no film of {snapshot_id}; make one with `twin-graph record`")
+        return self.run.folder / FILMS / f"{snapshot_id}.mp4"
+
+    def _films(self) -> list[str]:
+        """Snapshots of which there is a film, in the order of their ids; files of other names are passed over."""
+        self._catch_up()
+        paths = sorted((self.run.folder / FILMS).glob("*.mp4"))
+        return [path.stem for path in paths if path.stem in self._commits and path.is_file() and not path.is_symlink()]
+
+    def _learner_of(self) -> dict[str, str]:
+        self._catch_up()
+        return {snapshot: commit.learner for snapshot, commit in self._commits.items()}
+
+    def _forget_ledger(self) -> None:
+        self._rows: list[Row] = []
+        self._commits: dict[str, Commit] = {}
+        self._targets: dict[str, list[_Served]] = {}
+
+    def _catch_up(self) -> None:
+        """Sees what the ledger has recorded since."""
+        self._depths.catch_up()
+        followed: tuple[Place, list[tuple[Event, bool]]] = self.run.ledger.follow(self._place)
+        place, events = followed
+        if place.fold != self._place.fold:
+            self._forget_ledger()
+        self._place = place
+        for event, holds in events:
+            self._rows.append(_row(event, holds))
+            if isinstance(event, Commit) and (holds or event.id not in self._commits):
+                self._commits[event.id] = event
+            elif isinstance(event, Swap) and holds and event.into == "target" and not event.worker:
+                served = _Served(event.first_update, event.snapshots, event.policy, event.hold)
+                self._targets.setdefault(event.learner, []).append(served)
+
+
+class _Served(NamedTuple):
+    """What the timeline needs of a swap; the rest, its candidates above all, stays on disk."""
+
+    first_update: int
+    snapshots: tuple[str, ...]
+    policy: str
+    hold: bool
+
+
+class _Known:
+    """A run that the page knows of.
+
+    Attributes:
+      folder: of the run.
+      summary: see `Records.summary`. Before the first `look` its state is `reading`; of a damaged run it is `damaged`,
+        of one whose folder was removed `gone`, with the reason.
+      changed: the library's version when the summary last changed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.summary: dict[str, Any] = {"run": folder.resolve().name, "state": "reading"}
+        self.changed = 0
+        self._files = [folder / name for name in (LEDGER, EVALUATIONS, METRICS, "control", FILMS)]
+        self._seen: object = None
+        self._described: object = None
+        self._records: Records | None = None
+        self._is_kept = False
+
+    def look(self) -> bool:
+        """Whether there is something new, which `summary` then has."""
+        described = _stamp(self.folder / "run.json")
+        seen = described, [_stamp(path) for path in self._files]
+        has_ended = self.summary["state"] == "running" and (not self._records or self._records.run.state() != "running")
+        if seen == self._seen and not has_ended:
+            return False
+        self._seen = seen
+        if described is None:
+            self._fail("gone", "its folder was removed")
+            return True
+        try:
+            if described != self._described or self._records is None:
+                self._records, self._described = Records(Run(self.folder)), described
+            self.summary = self._records.summary()
+            if self.summary["state"] != "running" and not self._is_kept:
+                self._records = None  # a list of runs needs no more of it
+        except (TwinGraphError, OSError) as error:
+            self._fail("damaged", str(error))
+        return True
+
+    def _fail(self, state: str, reason: str) -> None:
+        self.summary = {"run": self.folder.resolve().name, "state": state, "reason": reason}
+        self._records = None
+
+    def records(self) -> Records:
+        """Opens the run, and keeps what is read of it from here on. Call after `look`.
+
+        Raises:
+          UsageError: its folder was removed.
+          DamagedError: its records are not what was written.
+        """
+        if self.summary["state"] == "gone":
+            raise UsageError(f"{self.folder} was removed")
+        if self.summary["state"] == "damaged":
+            raise DamagedError(self.summary["reason"])
+        self._is_kept = True
+        if self._records is None:
+            self._records = Records(Run(self.folder))
+            self._records.summary()
+        return self._records
+
+
+class Library:
+    """The runs of the page, each known by its place in this list, which stays. For several threads.
+
+    Args:
+      folders: of runs that were named.
+      folder: where all runs are shown, also those that are yet to begin; None for the named ones alone.
+
+    Attributes:
+      lock: held by whoever reads a run.
+    """
+
+    def __init__(self, folders: Iterable[Path], folder: Path | None) -> None:
+        self.lock = threading.Lock()
+        self._folder = folder
+        self._known = [_Known(path) for path in folders]
+        self._version = 0
+
+    def find(self, index: int) -> Records:
+        """The run with this number. Raises `UsageError` if there is none, or none any more, and `DamagedError`."""
+        if not 0 <= index < len(self._known):
+            raise UsageError("there is no such run")
+        self._look(self._known[index])
+        return self._known[index].records()
+
+    def changes(self, since: int) -> tuple[int, list[dict[str, Any]]]:
+        """What is new on disk after a version that this returned before; all of it after -1.
+
+        Returns:
+          The present version, and the summaries of runs that changed, with their `index`.
+        """
+        with self.lock:
+            self._discover()
+            until = time.monotonic() + PATIENCE_SECONDS
+            for known in self._known:
+                if known.summary["state"] != "reading" or time.monotonic() < until:
+                    self._look(known)
+            return self._version, [
+                {**known.summary, "index": index} for index, known in enumerate(self._known) if known.changed > since
+            ]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether every run that is known was read."""
+        return all(known.summary["state"] != "reading" for known in self._known)
+
+    def tree(self) -> list[tuple[int, int]]:
+        """Depth and number of each run, forks after the run that they were forked from."""
+        with self.lock:
+            summaries = [
+                {**known.summary, "index": index}
+                for index, known in enumerate(self._known)
+                if known.summary["state"] != "gone"
+            ]
+        by_name = sorted(summaries, key=lambda summary: str(summary["run"]))
+        return [(depth, summary["index"]) for depth, summary in report.tree(by_name)]
+
+    def differences(self, indexes: Sequence[int]) -> list[dict[str, Any]]:
+        """The settings in which runs differ, with the value of each."""
+        runs = [self.find(index).run for index in indexes]
+        described = [{setting.key: setting.value for setting in config.describe(run.settings)} for run in runs]
+        return [
+            {"key": key, "values": [settings[key] for settings in described]}
+            for key, value in described[0].items()
+            if any(settings[key] != value for settings in described)
+        ]
+
+    def _discover(self) -> None:
+        if self._folder is None:
+            return
+        folders = {known.folder for known in self._known}
+        self._known += [
+            _Known(path.parent) for path in sorted(self._folder.glob("*/run.json")) if path.parent not in folders
+        ]
+
+    def _look(self, known: _Known) -> None:
+        if known.look():
+            self._version += 1
+            known.changed = self._version
+
+
+def rounded(value: Any) -> Any:
+    """Numbers for a screen, in as few digits as it shows; null for what is no number."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
+
+
+def _means(column: np.ndarray, first: np.ndarray) -> list[float]:
+    """Means of the rows from each of `first` to the next, without those that hold no number; NaN where none does."""
+    if not len(first):
+        return []
+    is_number = np.isfinite(column)
+    sums = np.add.reduceat(np.where(is_number, column, 0.0), first)
+    with np.errstate(invalid="ignore"):
+        means: list[float] = (sums / np.add.reduceat(is_number.astype(int), first)).tolist()
+    return means
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Changes when the file does, or what is in the folder."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _row(event: Event, holds: bool) -> Row:
+    kind: str = event.event
+    if isinstance(event, Swap) and event.request:
+        kind = "swap by hand"
+    counters = None if isinstance(event, End | Pin | Prune) else event.counters
+    updates, agent_steps = (counters.updates, counters.agent_steps) if counters else (None, None)
+    snapshots: tuple[str, ...] = ()
+    if isinstance(event, Commit | Pin):
+        snapshots = (event.snapshot,)
+    elif isinstance(event, Swap):
+        snapshots = event.snapshots
+    text = "; ".join(part for part in _words(event) if part)
+    return Row(event.time, event.attempt, kind, updates, agent_steps, text, snapshots, holds)
+
+
+def _words(event: Event) -> Iterator[str]:
+    """What a line of the ledger says, beyond its columns."""
+    if isinstance(event, Start):
+        yield f"process {event.pid} on {event.host}"
+        yield "from the beginning" if event.resumed_from is None else f"from resume point {event.resumed_from}"
+    elif isinstance(event, End):
+        yield event.state
+        yield event.reason
+    elif isinstance(event, Commit):
+        yield f"of lineage {event.lineage}"
+        yield f"{event.bytes:,} bytes"
+    elif isinstance(event, Swap):
+        twin = event.into if event.into == "opponent" else f"{event.into} twin"
+        yield f"into the {twin} from update {event.first_update:,} on" + (", held" if event.hold else "")
+        yield f"of {event.worker}" if event.worker else ""
+        yield f"policy {event.policy}" if event.policy not in (BY_HAND, UNDO) else event.policy
+        yield event.reason
+        yield f"from {counted(len(event.candidates), 'candidate')}" if event.candidates else ""
+    elif isinstance(event, Point):
+        yield f"resume point {event.number}"
+        yield "on request" if event.request else ""
+    elif isinstance(event, Fork):
+        yield f"the past of {event.run} up to its resume point {event.point}"
+        yield event.changed
+    elif isinstance(event, Prune):
+        yield f"weights removed of {counted(len(event.snapshots), 'snapshot')}: {_list(event.snapshots)}"
+
+
+def _list(snapshots: Sequence[str]) -> str:
+    return ", ".join(snapshots) if len(snapshots) <= 3 else f"{snapshots[0]} to {snapshots[-1]}"

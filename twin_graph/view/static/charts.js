@@ -1,0 +1,291 @@
+// Plots by uPlot: one way to make them, so that all look alike, follow the width and the colours, and name their units.
+
+import uPlot from "./uplot/uPlot.esm.js";
+import { brief, h, number } from "./dom.js";
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const plots = new Set();
+const QUIET = 0.72;
+dark.addEventListener("change", () => plots.forEach((plot) => plot.rebuild()));
+
+/** A colour of the style sheet, as it is now. */
+export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+/** A colour of the style sheet, so faint that others show through. */
+export function faint(name, alpha) {
+  const hex = colour(name);
+  const [r, g, b] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+  return `rgba(${r}, ${g}, ${b}, ${alpha})`;
+}
+
+/** A colour of the style sheet, mixed with that of the paper, so that areas are quieter than lines. */
+function quiet(name, part) {
+  const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+  const paper = channels(colour("paper"));
+  return `rgb(${channels(colour(name))
+    .map((value, i) => Math.round(part * value + (1 - part) * paper[i]))
+    .join(", ")})`;
+}
+
+/** Colours of things that have no colour of their own, by their place. */
+export const several = (place) => `hue${place % 8}`;
+
+export const UNITS = { agent_steps: "agent steps", updates: "updates" };
+
+/**
+ * A plot with its legend, which shows the values under the cursor and switches series on and off.
+ *
+ * what: {
+ *   label      what it shows, for those who do not see it
+ *   unit       of the y axis, shown above it
+ *   height
+ *   axisSize   width of the y axis, where plots are to be in line
+ *   x          name of the x axis, with its unit
+ *   series     [{name, colour, dash, width, fill, dots, format, hidden (from the legend), line: false}]
+ *   bands      [[upper, lower, colour]], numbers of series from 1
+ *   range      (u, min, max) => [min, max] of the y axis
+ *   xRange     the same of the x axis
+ *   draw       (u) => painted over the series; with the values that the legend shows from `read`
+ *   read       (u, idx) => element or text, in place of the legend's values
+ *   sync       plots of one name share cursor and zoom
+ *   click      (x) => at a click
+ *   fixedKeys  the legend names what is painted, and switches nothing
+ * }
+ */
+export class Plot {
+  constructor(host, what) {
+    this.host = host;
+    this.what = what;
+    this.data = null;
+    this.hidden = new Set();
+    this.values = [];
+    this.keys = h("div", { class: "legend" });
+    this.place = h("div", { class: "plot", role: "img", "aria-label": what.label });
+    host.replaceChildren(this.keys, this.place);
+    this.observer = new ResizeObserver(() => this.resize());
+    this.observer.observe(this.place);
+    plots.add(this);
+  }
+
+  /** Shows other data: columns, x first. What was zoomed stays so. */
+  show(data, what = {}) {
+    Object.assign(this.what, what);
+    this.data = data;
+    const { x, series, bands } = this.what;
+    const looks = JSON.stringify([x, bands, series.map((one) => [one.name, one.colour, one.dots])]);
+    const isAnother = looks !== this.looks;
+    this.looks = looks;
+    if (!this.plot || isAnother) {
+      this.rebuild();
+      return;
+    }
+    const { min, max } = this.plot.scales.x;
+    const isZoomed = this.isZoomed();
+    this.plot.setData(data, !isZoomed);
+    if (isZoomed) this.plot.setScale("x", { min, max });
+  }
+
+  isZoomed() {
+    const xs = this.plot.data[0];
+    const { min, max } = this.plot.scales.x;
+    return xs.length > 1 && (min > xs[0] || max < xs[xs.length - 1]);
+  }
+
+  rebuild() {
+    if (!this.data) return;
+    this.plot?.destroy();
+    this.plot = new uPlot(this.options(), this.data, this.place);
+    this.legend();
+  }
+
+  resize() {
+    const width = this.place.clientWidth;
+    if (this.plot && width && width !== this.plot.width) this.plot.setSize({ width, height: this.what.height });
+  }
+
+  close() {
+    this.observer.disconnect();
+    this.plot?.destroy();
+    plots.delete(this);
+  }
+
+  options() {
+    const { what } = this;
+    const ink = colour("soft");
+    const grid = { stroke: colour("grid"), width: 1 };
+    const font = "12px system-ui, sans-serif";
+    const axis = { stroke: ink, font, labelFont: font, grid, ticks: { show: false } };
+    return {
+      width: this.place.clientWidth || 600,
+      height: what.height,
+      padding: [8, 20, 0, 0],
+      legend: { show: false },
+      scales: { x: { time: false, ...(what.xRange && { range: what.xRange }) }, y: { range: what.range ?? padded } },
+      axes: [
+        {
+          ...axis,
+          label: what.x,
+          labelSize: 18,
+          size: 26,
+          space: 64,
+          values: (u, ticks) => ticks.map(brief),
+          grid: { show: false },
+        },
+        {
+          ...axis,
+          size: (u, values) => what.axisSize ?? 14 + 7 * Math.max(2, ...(values ?? []).map((text) => text.length)),
+          space: 34,
+          values: (u, ticks) => ticks.map(what.ticks ?? brief),
+        },
+      ],
+      series: [
+        {},
+        ...what.series.map((one, i) => ({
+          label: one.name,
+          show: !this.hidden.has(i),
+          stroke: one.colour && colour(one.colour),
+          width: one.width ?? 1.75,
+          dash: one.dash,
+          fill: one.fill && quiet(one.fill, QUIET),
+          spanGaps: true,
+          paths: one.line === false ? () => null : undefined,
+          points: {
+            show: Boolean(one.dots),
+            size: one.dots,
+            width: 1.5,
+            fill: one.dotFill ? colour(one.dotFill) : undefined,
+          },
+        })),
+      ],
+      bands: (what.bands ?? []).map(([upper, lower, name, alpha]) => ({
+        series: [upper, lower],
+        fill: faint(name, alpha ?? 0.18),
+      })),
+      cursor: {
+        y: false,
+        points: { show: false },
+        drag: { x: true, y: false, setScale: true },
+        sync: what.sync && { key: what.sync, scales: ["x", null] },
+      },
+      hooks: {
+        draw: what.draw ? [what.draw] : [],
+        setCursor: [(u) => this.read(u)],
+        ready: what.click ? [(u) => this.clickable(u)] : [],
+      },
+    };
+  }
+
+  clickable(u) {
+    let from = null;
+    u.over.addEventListener("mousedown", (event) => {
+      from = event.clientX;
+    });
+    u.over.addEventListener("mouseup", (event) => {
+      if (from !== null && Math.abs(event.clientX - from) < 3) this.what.click(u.posToVal(u.cursor.left, "x"));
+      from = null;
+    });
+  }
+
+  legend() {
+    const { what } = this;
+    this.at = h("span", { class: what.fixedKeys ? "at long" : "at" });
+    this.values = [];
+    const keys = what.series.map((one, i) => {
+      if (one.hidden) return null;
+      const swatch = h("i", { class: `swatch ${one.dots && one.line === false ? "dot" : ""}` });
+      swatch.style.background = one.dash
+        ? `repeating-linear-gradient(90deg, ${colour(one.colour)} 0 4px, transparent 4px 7px)`
+        : one.fill
+          ? quiet(one.fill, QUIET)
+          : colour(one.colour);
+      if (what.fixedKeys || one.silent) return h("span", { class: "key" }, swatch, one.name);
+      const value = h("b");
+      this.values[i] = value;
+      return h(
+        "button",
+        {
+          type: "button",
+          class: "key",
+          "aria-pressed": String(!this.hidden.has(i)),
+          onclick: (event) => this.toggle(i, event.currentTarget),
+        },
+        swatch,
+        one.name,
+        value,
+      );
+    });
+    this.keys.replaceChildren(
+      ...(what.unit ? [h("span", { class: "unit" }, what.unit)] : []),
+      ...keys.filter(Boolean),
+      this.at,
+    );
+  }
+
+  /** Shows or hides a series, with those that belong to it: the edges of its interval. */
+  toggle(i, key) {
+    const isHidden = !this.hidden.has(i);
+    for (const one of [i, ...(this.what.series[i].with ?? [])]) {
+      if (isHidden) this.hidden.add(one);
+      else this.hidden.delete(one);
+      this.plot.setSeries(one + 1, { show: !isHidden });
+    }
+    key.setAttribute("aria-pressed", String(!isHidden));
+  }
+
+  read(u) {
+    const { idx } = u.cursor;
+    const isInside = idx !== null && idx !== undefined && u.cursor.left >= 0;
+    if (this.what.read) {
+      this.at.replaceChildren(isInside ? this.what.read(u.posToVal(u.cursor.left, "x"), idx) : "");
+      return;
+    }
+    this.at.textContent = isInside ? `at ${number(Math.round(u.data[0][idx]))} ${this.what.x}` : "";
+    this.what.series.forEach((one, i) => {
+      if (!this.values[i]) return;
+      const value = isInside ? nearest(one.values ?? u.data[i + 1], idx) : null;
+      this.values[i].textContent = value === null ? "" : (one.format ?? number)(value);
+    });
+  }
+}
+
+/** The value at a place of a column, or the nearest there is: columns of one plot may have their own rows. */
+function nearest(column, idx) {
+  for (let away = 0; away < column.length; away += 1) {
+    for (const at of [idx - away, idx + away]) {
+      if (column[at] !== null && column[at] !== undefined) return column[at];
+    }
+  }
+  return null;
+}
+
+/** A little room above and below; also where all values are equal. */
+function padded(u, low, high) {
+  if (low === null || high === null || low === undefined) return [0, 1];
+  const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+  return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
+}
+
+export const fromZero = (u, low, high) => [0, (high || 1) * 1.08];
+export const share = () => [0, 1];
+
+/** A little room left and right, for dots at the edges. */
+export const roomy = (u, low, high) => [low - (high - low) * 0.012, high + (high - low) * 0.012];
+
+/** Columns with x of their own as columns of one x; each table is [x, column...], by rising x. */
+export const joined = (tables) => uPlot.join(tables.filter((table) => table[0].length));
+
+/** Sets of points and lines painted by hand are clipped to the plot. */
+export function clipped(u, paint) {
+  const { left, top, width, height } = u.bbox;
+  u.ctx.save();
+  u.ctx.beginPath();
+  u.ctx.rect(left, top, width, height);
+  u.ctx.clip();
+  paint(
+    u.ctx,
+    (x) => u.valToPos(x, "x", true),
+    (y) => u.valToPos(y, "y", true),
+    devicePixelRatio,
+  );
+  u.ctx.restore();
+}

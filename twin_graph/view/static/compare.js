@@ -1,0 +1,186 @@
+// Two or more runs on one axis.
+
+import { get } from "./api.js";
+import { Plot, several } from "./charts.js";
+import { axis, learning, metric } from "./curves.js";
+import { NONE, count, h, percent, put, score, state, throttled } from "./dom.js";
+import { axisChoice, section } from "./parts.js";
+
+const MEASURES = [
+  { column: "train_return", title: "Training return", unit: "mean of the last 20 training games", format: score },
+  { column: "target/q_distance", title: "Distance of the twins", unit: "mean |Q − Q target|" },
+  { column: "target/greedy_agreement", title: "Agreement of the twins", unit: "equal greedy actions", format: percent },
+  { column: "depth", title: "Depth of what is learned", unit: "agent steps ahead that values can reach" },
+  { column: "loss", title: "Loss", unit: "mean of a minibatch" },
+  { column: "agent_steps_per_second", title: "Rate", unit: "agent steps/s", format: count },
+];
+
+export function compareView(library, indexes) {
+  const curves = new Map();
+  const plots = new Map();
+  const name = (index) => library.runs.get(index)?.run ?? NONE;
+  const facts = h("tbody");
+  const settings = h("div");
+  const scores = section("Scores", "The mean return of whole games that a snapshot plays, with its 95% interval.");
+  const measures = MEASURES.map((measure) => ({ ...measure, part: section(measure.title) }));
+  const element = h(
+    "div",
+    null,
+    h("h1", null, "Runs compared"),
+    h(
+      "div",
+      { class: "panel scroll", tabindex: 0, role: "region", "aria-label": "The runs" },
+      h(
+        "table",
+        { class: "plain" },
+        h(
+          "thead",
+          null,
+          h(
+            "tr",
+            null,
+            ["run", "state", "agent steps", "updates", "latest score", "best score"].map((text, i) =>
+              h("th", { scope: "col", class: i > 1 && "number" }, text),
+            ),
+          ),
+        ),
+        facts,
+      ),
+    ),
+    h("div", { class: "bar" }, axisChoice(draw)),
+    scores.element,
+    h(
+      "div",
+      { class: "halves" },
+      measures.map(({ part }) => part.element),
+    ),
+    h("section", { class: "panel" }, h("h2", null, "Settings that differ"), settings),
+  );
+
+  function plot(part, what) {
+    if (!plots.has(part)) plots.set(part, new Plot(part.body, what));
+    return plots.get(part);
+  }
+
+  function draw() {
+    const present = indexes.filter((index) => curves.has(index));
+    const colour = (index) => several(indexes.indexOf(index));
+    const isOne = (index) => curves.get(index).scores.filter((one) => one.scheduled).length === 1;
+    const lines = present.flatMap((index) =>
+      curves
+        .get(index)
+        .scores.filter((one) => one.scheduled)
+        .map((one) => ({
+          scores: one,
+          name: isOne(index) ? name(index) : `${name(index)}, ${one.learner}`,
+          colour: colour(index),
+        })),
+    );
+    show(scores, learning(lines, [], axis.name), {
+      label: "Scores of the runs",
+      unit: "score, return per episode",
+      height: 320,
+    });
+    for (const { part, column, unit, title, format } of measures) {
+      const of = present.map((index) => ({
+        metrics: curves.get(index).metrics,
+        column,
+        name: name(index),
+        colour: colour(index),
+      }));
+      show(part, metric(of, axis.name, format), {
+        label: title,
+        unit,
+        height: 220,
+        ticks: format === percent ? percent : undefined,
+      });
+    }
+  }
+
+  function show(part, { data, what }, fixed) {
+    if (data) plot(part, { ...fixed, ...what }).show(data, what);
+    else if (!plots.has(part)) put(part.body, h("p", { class: "note" }, "Nothing is recorded yet."));
+  }
+
+  function tell() {
+    put(
+      facts,
+      indexes
+        .filter((index) => library.runs.has(index))
+        .map((index) => {
+          const run = library.runs.get(index);
+          const swatch = h("i", { class: `swatch ${several(indexes.indexOf(index))}` });
+          return h(
+            "tr",
+            null,
+            h("td", null, swatch, h("a", { href: `#/run/${index}` }, run.run)),
+            h("td", null, state(run)),
+            h("td", { class: "number" }, count(run.agent_steps)),
+            h("td", { class: "number" }, count(run.updates)),
+            ["latest", "best"].map((which) => h("td", { class: "number" }, score(run.scores?.[which]?.mean))),
+          );
+        }),
+    );
+  }
+
+  const load = throttled(async () => {
+    const wanted = [...stale];
+    stale.clear();
+    for (const index of wanted) {
+      try {
+        curves.set(index, await get(`runs/${index}/curves`));
+      } catch (error) {
+        put(scores.note, error.message);
+      }
+    }
+    draw();
+  }, 2000);
+
+  async function differ() {
+    try {
+      const found = await get("differences", { runs: indexes.join(",") });
+      const head = h(
+        "tr",
+        null,
+        h("th", { scope: "col" }, "setting"),
+        indexes.map((index) => h("th", { scope: "col" }, name(index))),
+      );
+      const rows = found.map(({ key, values }) =>
+        h(
+          "tr",
+          null,
+          h("th", { scope: "row" }, h("code", null, key)),
+          values.map((value) => h("td", null, value === null ? NONE : String(value))),
+        ),
+      );
+      put(
+        settings,
+        rows.length
+          ? h(
+              "div",
+              { class: "scroll", tabindex: 0, role: "region", "aria-label": "Settings that differ" },
+              h("table", { class: "plain" }, h("thead", null, head), h("tbody", null, rows)),
+            )
+          : h("p", { class: "note" }, "They have equal settings."),
+      );
+    } catch (error) {
+      put(settings, h("p", { class: "note bad" }, error.message));
+    }
+  }
+
+  const stale = new Set(indexes);
+  tell();
+  return {
+    element,
+    opened() {
+      load();
+      differ();
+    },
+    changed(changed) {
+      tell();
+      for (const index of indexes) if (changed.has(index)) stale.add(index);
+      if (stale.size) load();
+    },
+    close: () => plots.forEach((one) => one.close()),
+  };
+}

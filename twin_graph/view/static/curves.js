@@ -1,0 +1,62 @@
+// The plots that one run and several have in common: scores with their intervals, and lines of metrics.
+
+import { UNITS, fromZero, joined } from "./charts.js";
+import { score } from "./dom.js";
+
+/** Of lines of metrics, those rows that have both values, by rising x. */
+function pairs(metrics, x, y) {
+  const columns = [[], []];
+  const [xs, ys] = [metrics[x] ?? [], metrics[y] ?? []];
+  for (let row = 0; row < xs.length; row += 1) {
+    if (xs[row] === null || ys[row] === null || ys[row] === undefined) continue;
+    columns[0].push(xs[row]);
+    columns[1].push(ys[row]);
+  }
+  return columns;
+}
+
+/** Scores with their intervals; lines is [{scores, name, colour}], others is [{columns, name, colour}]. */
+export function learning(lines, others, x) {
+  const tables = [];
+  const series = [];
+  const bands = [];
+  const add = (columns, ...specifications) => {
+    if (!columns[0].length) return;
+    tables.push(columns);
+    series.push(...specifications);
+  };
+  for (const { columns, name, colour } of others) {
+    add(columns, { name, colour, width: 1.25, format: score });
+  }
+  for (const { scores, name, colour } of lines) {
+    const first = series.length;
+    const dots = scores[x].length < 150 ? 5 : 0;
+    if (!scores.scheduled) {
+      add([scores[x], scores.mean], { name, colour, dots: 8, dotFill: "paper", line: false, format: score });
+      continue;
+    }
+    add(
+      [scores[x], scores.low, scores.high, scores.mean],
+      { name: `${name}, low`, hidden: true, width: 0 },
+      { name: `${name}, high`, hidden: true, width: 0 },
+      { name, colour, width: 2, dots, format: score, with: [first, first + 1] },
+    );
+    bands.push([first + 2, first + 1, colour]);
+  }
+  return { data: tables.length ? joined(tables) : null, what: { series, bands, x: UNITS[x] } };
+}
+
+/** Some columns of metrics in one plot; lines is [{metrics, column, name, colour}]. */
+export function metric(lines, x, format) {
+  const found = lines
+    .map((line) => ({ ...line, columns: pairs(line.metrics, x, line.column) }))
+    .filter((line) => line.columns[0].length);
+  const series = found.map(({ name, colour }) => ({ name, colour, width: 1.5, format }));
+  return {
+    data: found.length ? joined(found.map((line) => line.columns)) : null,
+    what: { series, x: UNITS[x], range: fromZero },
+  };
+}
+
+/** Which x axis curves have, for all views alike. */
+export const axis = { name: "agent_steps" };

@@ -1,0 +1,103 @@
+// Elements, and how numbers are written. Text goes in as text nodes alone: nothing that a run says becomes markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element: `h("a", {href, class, onclick}, "text", child)`; properties that are null or false are left out. */
+export function h(tag, properties, ...children) {
+  return fill(document.createElement(tag), properties, children);
+}
+
+/** The same of an SVG element. */
+export function s(tag, properties, ...children) {
+  return fill(document.createElementNS(SVG, tag), properties, children);
+}
+
+function fill(element, properties, children) {
+  for (const [name, value] of Object.entries(properties ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter(isShown));
+  return element;
+}
+
+const isShown = (child) => child !== null && child !== undefined && child !== false;
+
+/** Gives an element other children. */
+export function put(element, ...children) {
+  element.replaceChildren(...children.flat().filter(isShown));
+  return element;
+}
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 2 });
+const fine = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+
+export const NONE = "–";
+export const count = (value) => (value === null || value === undefined ? NONE : whole.format(value));
+export const brief = (value) => (value === null || value === undefined ? NONE : short.format(value));
+export const percent = (value) => (value === null || value === undefined ? NONE : `${(100 * value).toFixed(1)}%`);
+
+/** A measured number: whole part with separators, and as many decimals as tell something. */
+export function number(value) {
+  if (value === null || value === undefined) return NONE;
+  return Math.abs(value) >= 1000 ? whole.format(value) : fine.format(value);
+}
+
+/** A score, with two decimals as everywhere else. */
+export const score = (value) =>
+  value === null || value === undefined
+    ? NONE
+    : value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+
+export const counted = (value, thing) => `${count(value)} ${thing}${value === 1 ? "" : "s"}`;
+export const when = (time) => time.slice(0, 19).replace("T", " ");
+
+/** A small curve of [x, y] points. */
+export function spark(points, width = 104, height = 26) {
+  if (!points || points.length < 2) return h("span", { class: "soft" }, NONE);
+  const xs = points.map((point) => point[0]);
+  const ys = points.map((point) => point[1]);
+  const [left, right] = [Math.min(...xs), Math.max(...xs)];
+  const [low, high] = [Math.min(...ys), Math.max(...ys)];
+  const x = (value) => 2 + ((value - left) / (right - left || 1)) * (width - 6);
+  const y = (value) => height - 3 - ((value - low) / (high - low || 1)) * (height - 6);
+  const at = points.map(([px, py]) => `${x(px).toFixed(1)},${y(py).toFixed(1)}`);
+  const [lastX, lastY] = at.at(-1).split(",");
+  return s(
+    "svg",
+    {
+      class: "spark",
+      viewBox: `0 0 ${width} ${height}`,
+      width,
+      height,
+      role: "img",
+      "aria-label": `learning curve from ${score(ys[0])} to ${score(ys.at(-1))}`,
+    },
+    s("polyline", { points: at.join(" ") }),
+    s("circle", { cx: lastX, cy: lastY, r: 2.2 }),
+  );
+}
+
+/** The state of a run, by a dot and a word. */
+export const state = (summary) => h("span", { class: `state ${summary.state}` }, summary.state);
+
+/** Runs `work` now and whenever it is asked to, but never twice at once. In between it rests, long after long work. */
+export function throttled(work, restMilliseconds) {
+  let isBusy = false;
+  let isAsked = false;
+  return async function ask() {
+    isAsked = true;
+    if (isBusy) return;
+    isBusy = true;
+    while (isAsked) {
+      isAsked = false;
+      const began = performance.now();
+      await work();
+      const rest = Math.max(restMilliseconds, 5 * (performance.now() - began));
+      await new Promise((resume) => setTimeout(resume, rest));
+    }
+    isBusy = false;
+  };
+}

@@ -1,0 +1,117 @@
+// A swap by hand: first tried, then done.
+
+import { post } from "./api.js";
+import { h, put } from "./dom.js";
+import { section } from "./parts.js";
+
+export function swapPart(run) {
+  const { learners } = run.about;
+  const part = section(
+    "Swap by hand",
+    "Restore a snapshot into a twin, as `twin-graph swap` does. While the run trains this happens at once; otherwise when it is resumed.",
+    "swap",
+  );
+  const answer = h("output", { class: "answer", "aria-live": "polite" });
+  const reference = h("input", {
+    id: "swap-reference",
+    required: true,
+    placeholder: "latest~5, best, @update:12000, an id",
+    list: "swap-references",
+    autocomplete: "off",
+    spellcheck: "false",
+  });
+  const into = h(
+    "select",
+    { id: "swap-into" },
+    h("option", { value: "target" }, "target twin"),
+    h("option", { value: "online" }, "online twin"),
+  );
+  const learner =
+    learners.length > 1
+      ? h(
+          "select",
+          { id: "swap-learner" },
+          learners.map((name) => h("option", null, name)),
+        )
+      : null;
+  const hold = h("input", { type: "checkbox" });
+  const go = h("button", { type: "submit", class: "main", disabled: true }, "Swap");
+  const form = h(
+    "form",
+    {
+      class: "swapping",
+      oninput: changed,
+      onsubmit: (event) => {
+        event.preventDefault();
+        ask({ ...wanted(), dry_run: false });
+      },
+    },
+    h("label", { for: "swap-reference" }, "Snapshot"),
+    h("div", null, reference),
+    h(
+      "datalist",
+      { id: "swap-references" },
+      ["latest", "latest~1", "latest~5", "best"].map((value) => h("option", { value })),
+    ),
+    h("label", { for: "swap-into" }, "Into"),
+    h("div", null, into, learner && [" of learner ", learner]),
+    h("span"),
+    h("label", { class: "check" }, hold, "hold it: suspend refreshes by the schedule"),
+    h("span"),
+    h(
+      "div",
+      { class: "bar" },
+      h(
+        "button",
+        { type: "button", onclick: () => form.reportValidity() && ask({ ...wanted(), dry_run: true }) },
+        "Try (changes nothing)",
+      ),
+      go,
+      h(
+        "button",
+        { type: "button", onclick: () => ask({ ...wanted(), undo: true, dry_run: false }) },
+        "Undo the last swap",
+      ),
+    ),
+  );
+  part.body.append(form, answer);
+
+  const wanted = () => ({
+    reference: reference.value.trim(),
+    into: into.value,
+    learner: learner?.value ?? "",
+    hold: hold.checked && into.value === "target",
+    undo: false,
+    dry_run: true,
+  });
+
+  /** What was tried is no longer what would be done. */
+  function changed() {
+    go.disabled = true;
+    hold.disabled = into.value === "online";
+    put(answer);
+  }
+
+  async function ask(what) {
+    const buttons = [...form.querySelectorAll("button")];
+    buttons.forEach((button) => {
+      button.disabled = true;
+    });
+    put(answer, "Waiting for the answer ...");
+    let isTried = false;
+    try {
+      const { done, message } = await post(`runs/${run.index}/swap`, what);
+      isTried = what.dry_run && done;
+      answer.className = done ? "answer good" : "answer bad";
+      put(answer, message);
+    } catch (error) {
+      answer.className = "answer bad";
+      put(answer, error.message);
+    }
+    buttons.forEach((button) => {
+      button.disabled = button === go && !isTried;
+    });
+  }
+
+  return part;
+}
