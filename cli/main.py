@@ -41,6 +41,7 @@ COMMANDS = {
     "export": ("exchange", "Write a snapshot for other programs."),
     "import": ("exchange", "Import weights from another program."),
     "evaluate": ("evaluate", "Measure the true score of a snapshot."),
+    "record": ("record", "Film a snapshot while it plays."),
     "experiment": ("experiment", "Compare settings over several seeds."),
     "presets": ("machine", "List the presets, or all settings of one."),
     "doctor": ("machine", "Check this machine, and estimate how long training takes on it."),

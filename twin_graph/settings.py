@@ -338,6 +338,7 @@ class EvaluateSettings(_Section):
         ge=0,
         le=1,
     )
+    video: bool = _setting(False, "film the first game of each evaluation, into videos/ in the run's folder")
 
     @property
     def schedule(self) -> "Schedule":

@@ -23,6 +23,7 @@ class EnvSpec(NamedTuple):
       stack: newest frames on the observation's first axis; 1 where observations are whole.
       frames_per_step: emulator frames in one agent step.
       reward_clip: rewards are clipped to plus and minus this in training; None where they are not.
+      action_names: of all actions, for people; empty where they have none.
     """
 
     observation_shape: tuple[int, ...]
@@ -31,6 +32,7 @@ class EnvSpec(NamedTuple):
     stack: int = 1
     frames_per_step: int = 1
     reward_clip: float | None = None
+    action_names: tuple[str, ...] = ()
 
 
 class VectorStep(NamedTuple):
@@ -76,6 +78,7 @@ class VectorEnv(Protocol):
       time_limit: agent steps after which a game is cut; None where it may last for ever.
       evaluation_epsilon: share of random actions while evaluated, where the settings do not say.
       protocol: what a score depends on, in words for people; shown with every score.
+      screens_per_second: how fast people see it played.
     """
 
     count: int
@@ -83,6 +86,7 @@ class VectorEnv(Protocol):
     time_limit: int | None
     evaluation_epsilon: float
     protocol: dict[str, str | int | float | bool]
+    screens_per_second: float
 
     def reset(self, seeds: np.ndarray) -> np.ndarray:
         """Begins an episode in each environment from its seed, int64 `[E]`; returns `s_0`."""
@@ -90,6 +94,13 @@ class VectorEnv(Protocol):
 
     def step(self, actions: np.ndarray) -> VectorStep:
         """Takes one action, integers `[E]`, in each environment."""
+        ...
+
+    def screens(self) -> list[np.ndarray]:
+        """What the first environment showed in the newest step, if it was made with `screens`; uint8 `[H, W, 3]` each.
+
+        The first is what the action was chosen from, the last what came of it.
+        """
         ...
 
     def close(self) -> None:
@@ -101,7 +112,13 @@ class Kind(Protocol):
     """What makes environments of one kind; see `make`."""
 
     def __call__(
-        self, settings: EnvSettings, *, count: int, evaluation: bool, max_steps: int | None = None
+        self,
+        settings: EnvSettings,
+        *,
+        count: int,
+        evaluation: bool,
+        max_steps: int | None = None,
+        screens: bool = False,
     ) -> VectorEnv: ...
 
 
@@ -110,7 +127,14 @@ class Kind(Protocol):
 KINDS = {"ALE/": "twin_graph.envs.atari:Atari", "": "twin_graph.envs.gym:Gym"}
 
 
-def make(settings: EnvSettings, *, count: int, evaluation: bool = False, max_steps: int | None = None) -> VectorEnv:
+def make(
+    settings: EnvSettings,
+    *,
+    count: int,
+    evaluation: bool = False,
+    max_steps: int | None = None,
+    screens: bool = False,
+) -> VectorEnv:
     """`count` environments of `settings.id`; for evaluation with true rewards, whole games and no help at the start.
 
     Args:
@@ -118,13 +142,15 @@ def make(settings: EnvSettings, *, count: int, evaluation: bool = False, max_ste
       count: how many.
       evaluation: see above.
       max_steps: agent steps after which a game is cut, if its own limit does not come before.
+      screens: the first environment is also drawn for people; see `VectorEnv.screens`.
 
     Raises:
-      UsageError: the environment does not exist, or its actions or observations are not of a kind that can be learnt.
+      UsageError: the environment does not exist, its actions or observations are not of a kind that can be learnt, or
+        it is to be drawn and cannot be.
     """
     if not settings.id:
         raise UsageError("no environment: give one with --env, for example --env ALE/Breakout-v5")
     namespace = settings.id.partition("/")[0] + "/"
     module, _, name = KINDS.get(namespace, KINDS[""]).partition(":")
     kind: Kind = getattr(importlib.import_module(module), name)
-    return kind(settings, count=count, evaluation=evaluation, max_steps=max_steps)
+    return kind(settings, count=count, evaluation=evaluation, max_steps=max_steps, screens=screens)

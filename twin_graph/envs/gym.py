@@ -2,7 +2,9 @@
 
 import functools
 import multiprocessing
+import os
 import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,10 +34,17 @@ class Gym:
       count: how many.
       evaluation: a game that has no limit at all is cut after `EVALUATION_MAX_STEPS`, so that an evaluation ends.
       max_steps: agent steps after which a game is cut, if its own limit does not come before.
+      screens: the first environment is also drawn for people; all are then in this process.
     """
 
     def __init__(
-        self, settings: EnvSettings, *, count: int, evaluation: bool = False, max_steps: int | None = None
+        self,
+        settings: EnvSettings,
+        *,
+        count: int,
+        evaluation: bool = False,
+        max_steps: int | None = None,
+        screens: bool = False,
     ) -> None:
         declared = _look_at(settings)
         _check_observations(settings.id, declared.observations)
@@ -46,9 +55,18 @@ class Gym:
         limits = [limit for limit in (declared.time_limit, max_steps) if limit is not None]
         self.time_limit = min(limits, default=EVALUATION_MAX_STEPS if evaluation else None)
         one = functools.partial(_make_one, settings, declared.flattened, self.time_limit)
-        each = [functools.partial(one, index) for index in range(count)]
+        each: list[Callable[[], Any]] = [functools.partial(one, index) for index in range(count)]
+        if screens:
+            if "rgb_array" not in declared.render_modes:
+                modes = ", ".join(map(str, declared.render_modes)) or "none"
+                raise UsageError(f"{settings.id} cannot be drawn: it has no render mode rgb_array (it has {modes})")
+            if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+                os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or pygame complains that it finds none
+            self._drawn = _Drawn(one(0, render_mode="rgb_array"), settings.id)
+            each[0] = lambda: self._drawn
+        self.screens_per_second = declared.screens_per_second
         self._env: AsyncVectorEnv | SyncVectorEnv
-        if settings.vectorization == "async":
+        if settings.vectorization == "async" and not screens:
             # Not forked from this process: its threads, TensorFlow's for example, do not survive that.
             multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
             self._env = AsyncVectorEnv(each, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
@@ -60,7 +78,7 @@ class Gym:
         self._first_action = int(declared.actions.start)
         self.count = count
         dtype = "uint8" if box.dtype == np.uint8 else "float32"
-        self.spec = EnvSpec(box.shape, int(declared.actions.n), dtype)
+        self.spec = EnvSpec(box.shape, int(declared.actions.n), dtype, action_names=declared.action_names)
         self.evaluation_epsilon = 0.0
         self.protocol: dict[str, str | int | float | bool] = {
             "environment": settings.id,
@@ -91,6 +109,9 @@ class Gym:
         r_t = rewards.astype(np.float32)
         check_finite(self._id, "reward", r_t)
         return VectorStep(s_t=s_t, r_t=r_t, terminal_t=terminated, last_t=last_t, s_next=s_next, score_t=r_t)
+
+    def screens(self) -> list[np.ndarray]:
+        return self._drawn.shown
 
     def close(self) -> None:
         self._env.close()
@@ -134,10 +155,48 @@ class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation
 
 
-def _make_one(settings: EnvSettings, flattened: bool, time_limit: int | None, index: int) -> gymnasium.Env[Any, Any]:
+class _Drawn(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One environment that is drawn for people.
+
+    Attributes:
+      shown: see `VectorEnv.screens`.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
+        super().__init__(env)
+        self._name = name
+        self._now = np.empty(0)
+        self.shown: list[np.ndarray] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        answer = self.env.reset(seed=seed, options=options)
+        self._now = self._draw()
+        return answer
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        answer = self.env.step(action)
+        before, self._now = self._now, self._draw()
+        self.shown = [before, self._now]
+        return answer
+
+    def _draw(self) -> np.ndarray:
+        try:
+            screen = np.asarray(self.env.render())
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise UsageError(f"{self._name} cannot be drawn: {_first_sentence(error)}") from None
+        except Exception as error:
+            raise foreign_error(f"{self._name}, render", error) from error
+        if screen.ndim != 3 or screen.shape[2] != 3 or screen.dtype != np.uint8:
+            raise ForeignError(f"{self._name}, render: it gave {screen.dtype}{list(screen.shape)}, not uint8 [H, W, 3]")
+        return screen
+
+
+def _make_one(
+    settings: EnvSettings, flattened: bool, time_limit: int | None, index: int, **options: Any
+) -> gymnasium.Env[Any, Any]:
     if settings.vectorization == "async":  # Ctrl-C reaches every process: the trainer is the one that answers it
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    env = _make(settings, max_episode_steps=time_limit)
+    env = _make(settings, max_episode_steps=time_limit, **options)
     if flattened:
         env = FlattenObservation(env)
     if env.observation_space.dtype == np.bool_:  # what is there or not takes a byte, as brightness: all or none
@@ -158,6 +217,27 @@ class _Declared(NamedTuple):
     observations: spaces.Space[Any]
     flattened: bool
     time_limit: int | None
+    action_names: tuple[str, ...]
+    render_modes: Sequence[Any]
+    screens_per_second: float
+
+
+_SCREENS_PER_SECOND = 30.0  # where an environment does not say
+#: Of Gymnasium's own environments, by their ids without version. Others may say it by `get_action_meanings()`.
+_ACTION_NAMES = {
+    "Acrobot": ("torque -1", "none", "torque +1"),
+    "CartPole": ("left", "right"),
+    "CliffWalking": ("up", "right", "down", "left"),
+    "FrozenLake": ("left", "down", "right", "up"),
+    "LunarLander": ("none", "left engine", "main engine", "right engine"),
+    "MountainCar": ("left", "none", "right"),
+}
+
+
+def _action_names(environment: gymnasium.Env[Any, Any], environment_id: str) -> tuple[str, ...]:
+    if environment.has_wrapper_attr("get_action_meanings"):
+        return tuple(map(str, environment.get_wrapper_attr("get_action_meanings")()))
+    return _ACTION_NAMES.get(environment_id.rpartition("-")[0], ())
 
 
 def _look_at(settings: EnvSettings) -> _Declared:
@@ -181,8 +261,11 @@ def _look_at(settings: EnvSettings) -> _Declared:
         raise UsageError(f"cannot make {settings.id!r}: {type(error).__name__}: {error} ({place(error)})") from error
     actions, observations = environment.action_space, environment.observation_space
     time_limit = environment.spec.max_episode_steps if environment.spec else None
+    names, drawn = _action_names(environment, settings.id), environment.metadata
+    modes, per_second = drawn.get("render_modes") or (), float(drawn.get("render_fps") or _SCREENS_PER_SECOND)
     environment.close()
-    return _Declared(actions, observations, not isinstance(observations, spaces.Box), time_limit)
+    flattened = not isinstance(observations, spaces.Box)
+    return _Declared(actions, observations, flattened, time_limit, names, modes, per_second)
 
 
 def _check_actions(environment_id: str, actions: spaces.Space[Any]) -> None:

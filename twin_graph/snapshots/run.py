@@ -8,6 +8,7 @@ checkpoints/<run>/
   evaluations.jsonl   scores by snapshot id, every episode's return
   metrics.jsonl       what TensorBoard shows, as lines
   events/             TensorBoard's own file, one for each attempt
+  videos/             films of scheduled evaluations, by snapshot id
   control/            requests of people to the trainer, and the lock of the one process that may write
 """
 
@@ -57,6 +58,7 @@ class Run:
 
     Attributes:
       events, store_folder, control: the folders of TensorBoard, of snapshots, and of people's requests.
+      videos: the folder of films.
       attempt: the process life of the run that this object writes for, from 1.
       settings: with which it trains, or will continue.
 
@@ -68,6 +70,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.events, self.store_folder, self.control = folder / "events", folder / "snapshots", folder / "control"
+        self.videos = folder / "videos"
         self.attempt = 1
         self.ledger = Ledger(folder / LEDGER)
         self._evaluations = GrowingLines(folder / EVALUATIONS)
@@ -93,7 +96,7 @@ class Run:
     @property
     def written(self) -> tuple[Path, ...]:
         """The folders in which a process that dies may leave something that it had begun to write."""
-        return self.folder, self.control, self.store_folder, self.points().folder
+        return self.folder, self.control, self.store_folder, self.points().folder, self.videos
 
     @contextlib.contextmanager
     def lock(self, purpose: str) -> Iterator[None]:
