@@ -25,7 +25,7 @@ def _random_q(actions: int) -> Callable[[np.ndarray], np.ndarray]:
 
 @pytest.mark.parametrize(
     ("game", "sticky", "max_frames"),
-    [("Pong", 0.0, 108_000), ("Breakout", 0.25, 108_000), ("SpaceInvaders", 0.25, 1_001), ("Seaquest", 0.0, 999)],
+    [("Pong", 0.0, 1_001), ("Breakout", 0.25, 108_000), ("SpaceInvaders", 0.25, 999)],
 )
 def test_the_second_emulator_plays_the_game_of_the_first(game: str, sticky: float, max_frames: int) -> None:
     settings = config.load(
@@ -46,7 +46,7 @@ def test_the_second_emulator_plays_the_game_of_the_first(game: str, sticky: floa
     random, games = np.random.default_rng(1), 0
     first.reset(np.array([11, 12]))
     newest = None
-    for _ in range(1_200):
+    for _ in range(600):
         told = first.step(random.integers(0, first.spec.n_actions, size=2))
         assert sum(rewards) == told.score_t[0]
         assert any(frames) == told.last_t[0]
@@ -63,7 +63,7 @@ def test_the_second_emulator_plays_the_game_of_the_first(game: str, sticky: floa
         rewards.clear()
         frames.clear()
     first.close()
-    assert games or game == "Seaquest"
+    assert games
 
 
 @pytest.mark.parametrize("preset", ["cartpole", "blob", "minatar"])
@@ -84,7 +84,7 @@ def test_environments_show_what_the_action_was_chosen_from_and_what_came_of_it(p
 
 
 def test_watching_changes_no_score(tmp_path: Path) -> None:
-    settings = config.load("pong", [("env.max_frames", 1_200), ("evaluate.epsilon", 0.1)])
+    settings = config.load("pong", [("env.max_frames", 480), ("evaluate.epsilon", 0.1)])
     at: dict[str, Any] = {"episodes": 3, "seed": 5, "counter": 7}
     unseen = evaluation.evaluate(_random_q(6), settings, **at)
     with film.Film(tmp_path / "pong.mp4", ("pong", "random"), scale=0.5) as made:
@@ -95,7 +95,7 @@ def test_watching_changes_no_score(tmp_path: Path) -> None:
 
 
 def test_a_film_lasts_as_long_as_its_game(tmp_path: Path) -> None:
-    settings = config.load("pong", [("env.max_frames", 1_200)])
+    settings = config.load("pong", [("env.max_frames", 480)])
 
     def filmed(name: str, **options: Any) -> tuple[int, float]:
         with film.Film(tmp_path / name, ("pong", "random"), scale=0.5, **options) as made:
@@ -105,10 +105,10 @@ def test_a_film_lasts_as_long_as_its_game(tmp_path: Path) -> None:
             made.finish()
         return count_frames_and_secs(tmp_path / name)
 
-    whole = 1_200 / 60 + 1  # the end stays for a second
+    whole = 480 / 60 + 1  # the end stays for a second
     assert filmed("real.mp4", per_second=60.0) == pytest.approx((60 * whole, whole), rel=0.01)
     assert filmed("half.mp4") == pytest.approx((30 * whole, whole), rel=0.01)
-    assert filmed("fast.mp4", speed=4.0)[1] == pytest.approx(1_200 / 60 / 4 + 1, rel=0.02)
+    assert filmed("fast.mp4", speed=4.0)[1] == pytest.approx(480 / 60 / 4 + 1, rel=0.02)
     assert filmed("slow.mp4", speed=0.5, seconds=3.0)[1] == pytest.approx(3.0, rel=0.02)
     assert filmed("short.gif", seconds=2.0, per_second=20.0) == pytest.approx((40, 2.0), rel=0.03)
     assert not list(tmp_path.glob(".tmp*"))
@@ -135,11 +135,6 @@ def test_a_film_shows_score_values_and_actions(tmp_path: Path) -> None:
     assert not (picture == film._RANDOM).all(axis=2).any()
     explored = np.frombuffer(drawn(base._replace(action=0)), np.uint8).reshape(420, 640, 3)
     assert (explored == film._RANDOM).all(axis=2).any()
-
-
-@pytest.fixture(scope="module")
-def small() -> dict[str, Any]:
-    return {"evaluate.episodes": 2}
 
 
 def test_record_plays_the_game_that_evaluate_scores(
@@ -202,15 +197,14 @@ def test_where_ffmpeg_fails_one_line_says_so_and_nothing_is_left(
     env = {**os.environ, "IMAGEIO_FFMPEG_EXE": str(broken)}
     told = twin_graph("record", str(run.folder), "-o", "a.mp4", cwd=tmp_path, env=env)
     assert told.returncode == 1
-    assert told.stderr.startswith("Error: ffmpeg cannot write the film; the disk has ")
-    assert told.stderr.count("\n") == 1
+    assert told.stderr.strip().startswith("Error: ffmpeg cannot write the film; the disk has ")
+    assert told.stderr.strip().count("\n") == 0
     assert set(tmp_path.iterdir()) == there | {broken}
 
 
 def test_scheduled_evaluations_are_filmed(
     train: Callable[[config.Settings], Run], cartpole: Callable[..., config.Settings]
 ) -> None:
-    pytest.importorskip("imageio_ffmpeg")
     settings = cartpole(evaluate__video=True, evaluate__epsilon=0.2)
     run, unseen = train(settings), train(config.replace(settings, [("evaluate.video", False)]))
     scores = [(line["snapshot"], line["returns"]) for line in run.evaluations()]

@@ -27,7 +27,7 @@ _WINDOW = 240  # agent steps that the curve shows
 _SMALLEST_RANGE = 1e-3  # of Q values, so that bars and curve of equal ones stay quiet
 
 _PANEL, _MARGIN = 320, 18  # width and margin at scale 1
-_BARS_TOP, _BARS_MOST, _ROW_MOST = 134, 190, 24
+_BARS_TOP, _BARS_MOST, _ROW_MOST = 134, 180, 24
 _NAMES, _NUMBERS, _SCALE = 98, 44, 32  # widths of the columns left and right of the bars, and left of the curve
 _BACKGROUND, _TEXT, _DIM, _GRID = (16, 20, 28), (232, 236, 244), (127, 138, 163), (38, 46, 62)
 _BAR, _GREEDY, _RANDOM = (66, 80, 108), (76, 194, 255), (255, 159, 67)
@@ -55,7 +55,7 @@ def check_installed() -> None:
 
 
 def check(settings: Settings) -> None:
-    """Raises `UsageError` if `evaluate.video` asks for what cannot be done: an extra is missing, or nothing is drawn."""
+    """Raises `UsageError` if `evaluate.video` asks for what cannot be done: the extra, or a drawing, is missing."""
     if settings.evaluate.video:
         check_installed()
         with contextlib.closing(envs.make(settings.env, count=1, evaluation=True, screens=True)) as env:
@@ -248,16 +248,15 @@ class _Panel:
     def _drawn(self, moment: Moment) -> np.ndarray:
         from PIL import Image, ImageDraw
 
-        # Shapes are drawn twice as large, and reduced: Pillow's own have jagged edges.
-        shapes = Image.new("RGB", (2 * self._width, 2 * self._height), _BACKGROUND)
+        # Twice as large, and then reduced: Pillow draws shapes with jagged edges, and sets small type unevenly.
+        picture = Image.new("RGB", (2 * self._width, 2 * self._height), _BACKGROUND)
         bars_bottom = _BARS_TOP + self._row * len(self._names)
-        chart = bars_bottom + 46, HEIGHT - _MARGIN
-        pen = ImageDraw.Draw(shapes)
+        chart = bars_bottom + 40, HEIGHT - _MARGIN
+        pen = ImageDraw.Draw(picture)
         self._draw_bars(pen, moment)
         self._draw_curve(pen, *chart)
-        picture = shapes.reduce(2)
-        self._write(ImageDraw.Draw(picture), moment, *chart)
-        return np.asarray(picture)
+        self._write(pen, moment, *chart)
+        return np.asarray(picture.reduce(2))
 
     def _draw_bars(self, pen: Any, moment: Moment) -> None:
         low, high = _range(min(low for low, _ in self._ranges), max(high for _, high in self._ranges))
@@ -333,10 +332,11 @@ class _Panel:
     ) -> None:
         from PIL import ImageFont
 
-        font = self._fonts.get(size) or self._fonts.setdefault(size, ImageFont.load_default(size * self._scale))
-        while width and len(text) > 2 and font.getlength(text) > width * self._scale:
+        k = 2 * self._scale
+        font = self._fonts.get(size) or self._fonts.setdefault(size, ImageFont.load_default(k * size))
+        while width and len(text) > 2 and font.getlength(text) > k * width:
             text = f"{text[:-2]}\N{HORIZONTAL ELLIPSIS}"
-        pen.text((self._scale * x, self._scale * y), text, colour, font, anchor=anchor)
+        pen.text((k * x, k * y), text, colour, font, anchor=anchor)
 
 
 def _colour(action: int, greedy: int, taken: int) -> tuple[int, int, int]:
@@ -352,7 +352,7 @@ def _range(low: float, high: float) -> tuple[float, float]:
 
 
 def _value(q: float) -> str:
-    return f"{q:.2f}" if abs(q) < 100 else f"{q:,.0f}"
+    return f"{round(q, 2) + 0.0:.2f}" if abs(q) < 100 else f"{q:,.0f}"  # 0.0: never -0.00
 
 
 def _number(score: float) -> str:

@@ -68,13 +68,8 @@ class Atari:
             img_width=settings.image_width,
             stack_num=settings.stack,
         )
-        self._screen = (
-            emulator(
-                num_envs=1, frameskip=1, img_height=210, img_width=160, grayscale=False, stack_num=1, maxpool=False
-            )
-            if screens
-            else None
-        )
+        in_colour = functools.partial(emulator, img_height=210, img_width=160, grayscale=False, maxpool=False)
+        self._screen = in_colour(num_envs=1, frameskip=1, stack_num=1) if screens else None
         self._now = np.empty(0)
         self._shown: list[np.ndarray] = []
         self._frame_skip = settings.frame_skip
