@@ -155,7 +155,7 @@ def test_record_plays_the_game_that_evaluate_scores(
         2,
         "Error: a.mp4 exists already; choose another with -o, or remove it\n",
     )
-    assert len(list(run.evaluations())) == 3  # two scheduled, and the one by hand: `record` measures nothing
+    assert len(list(run.evaluation_lines())) == 3  # two scheduled, and the one by hand: `record` measures nothing
 
 
 def test_what_cannot_be_filmed_is_refused_in_one_line(
@@ -207,8 +207,8 @@ def test_scheduled_evaluations_are_filmed(
 ) -> None:
     settings = cartpole(evaluate__video=True, evaluate__epsilon=0.2)
     run, unseen = train(settings), train(config.replace(settings, [("evaluate.video", False)]))
-    scores = [(line["snapshot"], line["returns"]) for line in run.evaluations()]
-    assert scores == [(line["snapshot"], line["returns"]) for line in unseen.evaluations()]
+    scores = [(line["snapshot"], line["returns"]) for line in run.evaluation_lines()]
+    assert scores == [(line["snapshot"], line["returns"]) for line in unseen.evaluation_lines()]
     films = {path.stem: count_frames_and_secs(path)[0] for path in run.videos.iterdir()}
     # Pictures at 30 a second of a game at 50: its steps, the last screen and a second of it.
     assert films == {snapshot: pytest.approx((returns[0] + 51) * 0.6, abs=1.5) for snapshot, returns in scores}

@@ -226,7 +226,7 @@ class Run:
         """Appends a line to `metrics.jsonl`; not fsynced, since nothing is decided by it."""
         append_line(self.folder / METRICS, {"attempt": self.attempt, **metrics}, durable=False)
 
-    def evaluations(self) -> Iterator[dict[str, Any]]:
+    def evaluation_lines(self) -> Iterator[dict[str, Any]]:
         """Evaluations that hold. Raises `DamagedError`."""
         is_anew, lines = self._evaluations.new()
         if is_anew:
@@ -237,7 +237,7 @@ class Run:
                 raise DamagedError(f"{self.folder / EVALUATIONS} is damaged: a record has no {missing[0]!r}")
             yield line
 
-    def metrics(self) -> Iterator[dict[str, Any]]:
+    def metric_lines(self) -> Iterator[dict[str, Any]]:
         """Metrics that hold. Raises `DamagedError`."""
         return self._that_hold(METRICS, ((line, line.record) for line in read_lines(self.folder / METRICS)))
 
@@ -263,7 +263,7 @@ class Run:
     def scores(self) -> dict[str, float]:
         """Mean return by snapshot id, over the episodes of its scheduled evaluations."""
         returns: dict[str, list[float]] = {}
-        for evaluation in self.evaluations():
+        for evaluation in self.evaluation_lines():
             if evaluation["scheduled"]:
                 returns.setdefault(evaluation["snapshot"], []).extend(evaluation["returns"])
         return {snapshot: sum(r) / len(r) for snapshot, r in returns.items() if r}
