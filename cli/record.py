@@ -8,7 +8,7 @@ from rich.progress import Progress
 from twin_graph import film
 from twin_graph.snapshots.run import find, locate
 
-from .params import run_argument, say, stderr, stdout
+from .params import json_option, print_json, run_argument, say, stderr, stdout
 
 #: Scale and pictures per second.
 _SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
@@ -29,6 +29,7 @@ _SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
     help=f"Size of the picture; 1 is {film.HEIGHT} pixels high.  [default: 1.5; 1 for a GIF]",
 )
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="End the film after this long.")
+@json_option
 def record(
     run: str,
     ref: str,
@@ -38,6 +39,7 @@ def record(
     speed: float,
     scale: float | None,
     seconds: float | None,
+    as_json: bool,
 ) -> None:
     """Film snapshot REF of RUN while it plays, with what the network thinks.
 
@@ -78,6 +80,9 @@ def record(
             if made.full:
                 break
         made.finish()
+    if as_json:
+        print_json({"film": str(path), "snapshot": snapshot.id, "scores": made.scores, "score_so_far": made.score})
+        return
     stdout.print(str(path), soft_wrap=True, markup=False)
     if made.scores:
         say(f"score: {', '.join(f'{score:g}' for score in made.scores)}")

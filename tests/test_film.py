@@ -149,6 +149,13 @@ def test_record_plays_the_game_that_evaluate_scores(
     assert frames == score + 1 + 50  # each step's screen, the last one, and a second of it
     size = next(read_frames(tmp_path / "a.mp4"))["size"]
     assert size == (280 + 160, 210)
+    options = "--seconds", "0.2", "--scale", "0.5", "-o", "b.gif", "--json"
+    short = json.loads(twin_graph("record", str(run.folder), *options, cwd=tmp_path).stdout)
+    assert (short["film"], short["scores"], short["score_so_far"]) == (
+        "b.gif",
+        [],
+        8,
+    )  # its four pictures show steps 1, 3, 6 and 8
     refused = twin_graph("record", str(run.folder), "-o", "a.mp4", cwd=tmp_path)
     assert (refused.returncode, refused.stderr) == (
         2,

@@ -98,7 +98,7 @@ class Film:
 
     Attributes:
       scores: of the games that ended in the film.
-      score: of the newest game.
+      score: so far, of a game that has not ended.
       full: whether it has all that it is to show.
 
     Raises:
