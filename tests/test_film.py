@@ -79,7 +79,7 @@ def test_environments_show_what_the_action_was_chosen_from_and_what_came_of_it(p
         ended += int(told.last_t[0])
     env.close()
     assert ended
-    assert len(env.spec.action_names) == env.spec.n_actions
+    assert len(env.action_names) == env.spec.n_actions
 
 
 def test_watching_changes_no_score(tmp_path: Path) -> None:

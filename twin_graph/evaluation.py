@@ -113,7 +113,7 @@ def play(
     seed: int,
     counter: int,
     depth: float | None = None,
-    at_once: int = PARALLEL_GAMES,
+    at_once: int | None = None,
     watch: Watch | None = None,
 ) -> Iterator[Evaluation]:
     """Plays `episodes` whole games greedily but for `evaluate.epsilon`; yields what there is after each vector step.
@@ -127,10 +127,10 @@ def play(
       episodes: games to play.
       seed, counter: give the environments' seeds and the random actions; use a pair once for fresh ones.
       depth: see `Evaluation`.
-      at_once: games played side by side, if there are so many.
+      at_once: games played side by side, if there are so many; None for `PARALLEL_GAMES`.
       watch: called after each vector step; the first environment is then drawn, see `VectorEnv.screens`.
     """
-    count = min(episodes, at_once)
+    count = min(episodes, at_once or PARALLEL_GAMES)
     games: list[_Game | None] = [None] * episodes
     playing = np.arange(count)  # the game that each environment plays; those at or beyond `episodes` do not count
     now = [_Game() for _ in range(count)]

@@ -146,7 +146,7 @@ class Film:
         self.score, self._steps = self.score + float(step.score_t[0]), self._steps + 1
         moment = Moment(q[0], int(actions[0]), self.score, self._steps, len(self.scores) + 1, last)
         if self._panel is None:
-            names = env.spec.action_names or tuple(f"action {a}" for a in range(env.spec.n_actions))
+            names = env.action_names or tuple(f"action {a}" for a in range(env.spec.n_actions))
             self._panel = _Panel(self._title, names, self._games, self._scale)
         self._panel.add(moment, float(step.score_t[0]))
         for screen in screens if last else screens[:-1]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from twin_graph.evaluation import PARALLEL_GAMES, Evaluation, Watch
+from twin_graph.evaluation import Evaluation, Watch
 from twin_graph.evaluation import play as play_
 from twin_graph.exchange import spec_of
 from twin_graph.snapshots.ledger import Commit
@@ -40,7 +40,7 @@ def play(
     *,
     episodes: int,
     seed: int,
-    at_once: int = PARALLEL_GAMES,
+    at_once: int | None = None,
     watch: Watch | None = None,
 ) -> Iterator[Evaluation]:
     """Games of a snapshot, which `twin` holds; see `twin_graph.evaluation.play`.

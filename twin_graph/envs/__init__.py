@@ -23,7 +23,6 @@ class EnvSpec(NamedTuple):
       stack: newest frames on the observation's first axis; 1 where observations are whole.
       frames_per_step: emulator frames in one agent step.
       reward_clip: rewards are clipped to plus and minus this in training; None where they are not.
-      action_names: of all actions, for people; empty where they have none.
     """
 
     observation_shape: tuple[int, ...]
@@ -32,7 +31,6 @@ class EnvSpec(NamedTuple):
     stack: int = 1
     frames_per_step: int = 1
     reward_clip: float | None = None
-    action_names: tuple[str, ...] = ()
 
 
 class VectorStep(NamedTuple):
@@ -78,6 +76,7 @@ class VectorEnv(Protocol):
       time_limit: agent steps after which a game is cut; None where it may last for ever.
       evaluation_epsilon: share of random actions while evaluated, where the settings do not say.
       protocol: what a score depends on, in words for people; shown with every score.
+      action_names: of all actions, for people; empty where they have none.
       screens_per_second: how fast people see it played.
     """
 
@@ -86,6 +85,7 @@ class VectorEnv(Protocol):
     time_limit: int | None
     evaluation_epsilon: float
     protocol: dict[str, str | int | float | bool]
+    action_names: tuple[str, ...]
     screens_per_second: float
 
     def reset(self, seeds: np.ndarray) -> np.ndarray:

@@ -84,8 +84,8 @@ class Atari:
             stack=settings.stack,
             frames_per_step=settings.frame_skip,
             reward_clip=_REWARD_CLIP if settings.clip_rewards else None,
-            action_names=tuple(meanings[i] for i in self._actions),
         )
+        self.action_names = tuple(meanings[i] for i in self._actions)
         self.time_limit: int | None = math.ceil(max_frames / settings.frame_skip)
         self.evaluation_epsilon = 0.001
         self.protocol: dict[str, str | int | float | bool] = {

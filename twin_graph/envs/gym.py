@@ -64,7 +64,7 @@ class Gym:
                 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or pygame complains that it finds none
             self._drawn = _Drawn(one(0, render_mode="rgb_array"), settings.id)
             each[0] = lambda: self._drawn
-        self.screens_per_second = declared.screens_per_second
+        self.action_names, self.screens_per_second = declared.action_names, declared.screens_per_second
         self._env: AsyncVectorEnv | SyncVectorEnv
         if settings.vectorization == "async" and not screens:
             # Not forked from this process: its threads, TensorFlow's for example, do not survive that.
@@ -78,7 +78,7 @@ class Gym:
         self._first_action = int(declared.actions.start)
         self.count = count
         dtype = "uint8" if box.dtype == np.uint8 else "float32"
-        self.spec = EnvSpec(box.shape, int(declared.actions.n), dtype, action_names=declared.action_names)
+        self.spec = EnvSpec(box.shape, int(declared.actions.n), dtype)
         self.evaluation_epsilon = 0.0
         self.protocol: dict[str, str | int | float | bool] = {
             "environment": settings.id,
