@@ -42,7 +42,9 @@ def rate(workers: int, accumulate: int, servers: int = 1, steps: int = 0) -> flo
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(done.stderr[-2_000:])
-        lines = [line for line in Run(run).metrics() if "seconds" in line][:-1]  # the last waits for processes to end
+        lines = [line for line in Run(run).metric_lines() if "seconds" in line][
+            :-1
+        ]  # the last waits for processes to end
         late = [line for line in lines if line["agent_steps"] > steps // 2]
         made = late[-1]["agent_steps"] - lines[-len(late) - 1]["agent_steps"]
         return float(made / sum(line["seconds"] for line in late))

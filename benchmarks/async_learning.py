@@ -145,13 +145,13 @@ def read(run: Run) -> Curve:
     """The curve of a run, finished or not."""
     asynchronous = run.settings.workers.count > 0
     clock, played = [(0, 0.0)], []
-    for line in run.metrics():
+    for line in run.metric_lines():
         if "seconds" in line:
             trained = line["seconds"] * (1 if asynchronous else 1 - line["time_share/evaluate"])
             clock.append((line["agent_steps"], clock[-1][1] + trained))
             if line["train_return"] is not None:
                 played.append((*clock[-1], line["train_return"]))
-    scores = [(line["agent_steps"], line["mean"]) for line in run.evaluations() if line["scheduled"]]
+    scores = [(line["agent_steps"], line["mean"]) for line in run.evaluation_lines() if line["scheduled"]]
     if not run.settings.env.id.startswith("ALE/"):
         steps, seconds = zip(*clock, strict=True)
         played = [(at, float(np.interp(at, steps, seconds)), score) for at, score in scores]

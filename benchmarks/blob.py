@@ -41,7 +41,7 @@ def main(seeds: int, settings: tuple[str, ...], runs: Path | None, output: Path)
                 twin_graph("train", "blob", "--seed", str(seed), "--run-dir", run, *chosen)
             trained = Run(Path(run))
             changed = {key: value for key, _, value in config.differences(config.load("blob"), trained.settings)}
-            seconds = sum(line.get("seconds", 0) for line in trained.metrics())
+            seconds = sum(line.get("seconds", 0) for line in trained.metric_lines())
             for ref in ("latest", "best"):
                 evaluated = twin_graph("evaluate", run, ref, "--episodes", str(EPISODES))
                 snapshot = twin_graph("show", run, evaluated["snapshot"])

@@ -136,12 +136,12 @@ def points_of_twin_graph(where: Path) -> list[Point]:
 
     run = Run(where)
     clock: list[tuple[int, float]] = [(0, 0.0)]
-    for line in run.metrics():
+    for line in run.metric_lines():
         if "seconds" in line:
             trained = line["seconds"] * (1 - line["time_share/evaluate"])
             clock.append((line["agent_steps"], clock[-1][1] + trained))
     points = []
-    for line in run.evaluations():
+    for line in run.evaluation_lines():
         steps = line["played_at"]["agent_steps"]
         seconds = max(at for logged, at in clock if logged <= steps)
         points.append(Point(steps, seconds, line["returns"]))

@@ -7,9 +7,6 @@ from twin_graph.snapshots.run import find, locate
 
 from .params import json_option, print_json, protocol_line, run_argument, stderr
 
-# Seeds of runs are below this, so that an evaluation by hand never plays the games of a scheduled one.
-_BY_HAND = 2**31
-
 
 @click.command()
 @run_argument
@@ -28,24 +25,13 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
       twin-graph evaluate pong-seed1-1 best --episodes 100
     """
     owner, snapshot = locate(find(run), ref)
-    store = owner.store()
-    store.prefix(snapshot.id)
-    store.check_files(snapshot.id)
+    owner.store().prefix(snapshot.id)
 
-    from twin_graph.evaluation import play
-    from twin_graph.exchange import spec_of
-    from twin_graph.twin import Twin
+    from twin_graph import player
 
-    settings = owner.settings
-    with (
-        Twin("evaluation", spec_of(owner), threads=settings.twin.threads) as twin,
-        Progress(console=stderr, transient=True) as bar,
-    ):
-        with store.reading():
-            twin.restore_snapshot(snapshot, store)
+    with player.restored(owner, snapshot) as twin, Progress(console=stderr, transient=True) as bar:
         task = bar.add_task(f"{snapshot.id}", total=episodes)
-        games = play(twin.q_values, settings, episodes=episodes, seed=_BY_HAND + seed, counter=snapshot.number or 0)
-        for evaluation in games:
+        for evaluation in player.play(twin, owner, snapshot, episodes=episodes, seed=seed):
             bar.update(task, completed=len(evaluation.returns))
     owner.record_evaluation(snapshot, evaluation.summary())
     if as_json:

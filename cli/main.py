@@ -44,6 +44,7 @@ COMMANDS = {
     "evaluate": ("evaluate", "Measure the true score of a snapshot."),
     "play": ("selfplay", "Play against a snapshot, in games of two players."),
     "tournament": ("selfplay", "Rate snapshots that play each other."),
+    "record": ("record", "Film a snapshot while it plays."),
     "experiment": ("experiment", "Compare settings over several seeds."),
     "presets": ("machine", "List the presets, or all settings of one."),
     "doctor": ("machine", "Check this machine, and estimate how long training takes on it."),

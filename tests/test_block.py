@@ -134,7 +134,7 @@ def test_a_compiled_run_makes_the_updates_of_one_that_is_not(
         [(type(event), getattr(event, "counters", None)) for event in run.ledger.events()] for run in (compiled, plain)
     )
     assert ours == theirs
-    losses = [[line["loss"] for line in run.metrics() if line.get("loss")] for run in (compiled, plain)]
+    losses = [[line["loss"] for line in run.metric_lines() if line.get("loss")] for run in (compiled, plain)]
     np.testing.assert_allclose(*losses, rtol=1e-3)
 
 

@@ -93,7 +93,7 @@ def test_conditions_begin_from_the_same_states_and_are_compared_in_pairs(
     again = twin_graph("experiment", "run", "file.toml", cwd=tmp_path)
     assert "6 of 6 runs done" in again.stderr
     assert twin_graph("experiment", "report", "what-if", cwd=tmp_path).returncode == 0
-    final = {name: [line["mean"] for line in run.evaluations()][-1] for name, run in runs.items()}
+    final = {name: [line["mean"] for line in run.evaluation_lines()][-1] for name, run in runs.items()}
     compared = {row["condition"]: row for row in rows(folder / "report" / "conditions.csv")}
     assert compared["window(3)"]["difference"] == ""
     for condition, slug in (("lag(100)", "lag-100"), ("window(3), one weight moved", "window-3-one-weight-moved")):
@@ -163,7 +163,7 @@ def test_predictions_are_the_depths_of_the_ledger(
         run = trained(settings)
         depths = Depths(run)
         depths.catch_up()
-        lines = [line for line in run.evaluations() if line["snapshot"] == line["challenger"]]
+        lines = [line for line in run.evaluation_lines() if line["snapshot"] == line["challenger"]]
         wanted: dict[int, list[float]] = {}
         for line in lines:
             depth = depths.of(line["snapshot"])
@@ -182,7 +182,7 @@ def test_predictions_are_the_depths_of_the_ledger(
 def test_truncated_returns_are_of_as_many_steps_as_the_depth(
     cartpole: Callable[..., Settings], trained: Callable[[Settings], Run]
 ) -> None:
-    for line in trained(cartpole(train__n_step=3)).evaluations():
+    for line in trained(cartpole(train__n_step=3)).evaluation_lines():
         depth = line["depth_agent_steps"]
         assert line["truncated"] == pytest.approx([value_of(min(depth, steps), 0.99) for steps in line["returns"]])
 

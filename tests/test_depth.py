@@ -137,4 +137,4 @@ def test_records_show_the_depth_of_a_real_run(cartpole: Make, trained: Callable[
     assert report.show(run, "000002")["depth_agent_steps"] == 6
     [served] = report.explain(run, 120)["snapshots"]
     assert (served["id"], served["depth_agent_steps"]) == (run.resolve("000002").id, 6)
-    assert [line["depth"] for line in run.metrics() if "depth" in line][-1] == 15
+    assert [line["depth"] for line in run.metric_lines() if "depth" in line][-1] == 15

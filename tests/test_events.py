@@ -100,7 +100,7 @@ def test_a_training_shows_the_online_twins_variables_if_it_is_asked_to(
         read.Reload()
         tags.append(read.Tags()["histograms"])
     assert tags == [[], [f"variables/{name}" for name in NAMES] + ["activations/fc1"]]
-    logged = [line["agent_steps"] for line in run.metrics()]
+    logged = [line["agent_steps"] for line in run.metric_lines()]
     with Twin("again", spec_of(run), threads=1) as twin:
         twin.restore(run.store().prefix(run.store().newest.id))
         weights = twin.weights()

@@ -445,7 +445,7 @@ def test_the_reports_numbers_are_those_of_rliable(finished: Path) -> None:
 
 def test_expected_and_realised_returns_are_of_the_same_games(finished: Path) -> None:
     run = Run(finished / RUNS[0])
-    for line in run.evaluations():
+    for line in run.evaluation_lines():
         # CartPole pays 1 a step, so that a game's return says what its discounted return must be.
         discounted = [(1 - 0.99**steps) / 0.01 for steps in line["returns"]]
         assert line["discounted"] == pytest.approx(discounted)

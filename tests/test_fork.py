@@ -188,8 +188,8 @@ def test_records_of_a_fork_cross_the_border(cartpole: Make, trained: Callable[[S
     assert {e["run"] for e in report.log(made) if e["updates"] <= border} == {parent.name}
     assert report.show(made, "000000")["run"] == parent.name
     assert report.status(made)["forked_from"]["point"] == 1
-    evaluations = [line["returns"] for line in made.evaluations()]
-    assert len(evaluations) == len(list(parent.evaluations()))
+    evaluations = [line["returns"] for line in made.evaluation_lines()]
+    assert len(evaluations) == len(list(parent.evaluation_lines()))
 
 
 def test_swaps_by_hand_are_the_parents_own(cartpole: Make, tmp_path: Path) -> None:

@@ -120,8 +120,8 @@ def test_no_illegal_action_is_ever_taken(
     assert newest.health is not None
     assert newest.health.q_abs_max is not None
     assert newest.health.q_abs_max < 100  # of legal actions alone
-    assert next(line["mean"] for line in run.evaluations()) == 7
-    shown = [line["q_mean"] for line in run.metrics() if line.get("q_mean") is not None]
+    assert next(line["mean"] for line in run.evaluation_lines()) == 7
+    shown = [line["q_mean"] for line in run.metric_lines() if line.get("q_mean") is not None]
     assert max(map(abs, shown)) < 100
 
 

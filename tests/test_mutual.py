@@ -214,7 +214,7 @@ def test_each_learner_is_evaluated_and_the_best_of_each_is_its_own(cartpole: Mak
     )
     lineages = {snapshot.id: snapshot.lineage for snapshot in run.store().snapshots}
     played: dict[int, set[str]] = {}
-    for line in run.evaluations():
+    for line in run.evaluation_lines():
         played.setdefault(line["played_at"]["agent_steps"], set()).add(lineages[line["challenger"]])
     assert len(played) == 4
     assert all(learners == {"a", "b"} for learners in played.values())

@@ -122,7 +122,7 @@ def test_its_preset_trains_and_plays_three_actions_and_shows_its_variables(
     assert newest.updates == 8  # one for each rollout of 40 steps after the first 80
     shapes = {variable.name: tuple(variable.shape) for variable in run.store().manifest(newest.id).variables}
     assert (shapes["conv1/weights"], shapes["q/weights"]) == ((8, 8, 1, 32), (3200, 3))
-    [evaluation] = run.evaluations()
+    [evaluation] = run.evaluation_lines()
     assert evaluation["protocol"]["actions"] == "NOOP RIGHT LEFT"
     assert evaluation["protocol"]["image"] == "80x80x1"
     events = EventAccumulator(str(run.events))

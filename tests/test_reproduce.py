@@ -93,7 +93,7 @@ def test_everything_that_happened_to_a_run_recurs(eventful: Run, tmp_path: Path)
     assert whole.difference is None
     assert (whole.first, whole.last) == (1, 450)
     assert whole.snapshots == len(eventful.store().snapshots)
-    assert whole.evaluations == len(list(eventful.evaluations()))
+    assert whole.evaluations == len(list(eventful.evaluation_lines()))
     numbers = [int(folder.name) for folder in eventful.points().folders()]
     for number in numbers[1:-1:2]:
         part = again(eventful, tmp_path / f"from{number}", begin=str(number))

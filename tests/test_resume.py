@@ -75,7 +75,7 @@ def end(run: Run) -> tuple[str, list[str], list[list[float]]]:
     """What two trainings must agree on: weights, snapshots, scores."""
     state = run.points().newest()
     assert state is not None
-    evaluations = [line["returns"] for line in run.evaluations()]
+    evaluations = [line["returns"] for line in run.evaluation_lines()]
     return state.weights_sha256, [snapshot.id for snapshot in run.store().snapshots], evaluations
 
 
@@ -321,7 +321,7 @@ def test_what_was_abandoned_is_kept_and_never_looked_at(cartpole: Make, tmp_path
     assert {e["id"] for e in report.log(run, abandoned=True)} - {e["id"] for e in report.log(run)} == set(abandoned)
     for snapshot in abandoned:
         assert (store.folder / snapshot / "manifest.json").exists()
-    metrics = [line["agent_steps"] for line in run.metrics() if "loss" in line]
+    metrics = [line["agent_steps"] for line in run.metric_lines() if "loss" in line]
     assert metrics == sorted(set(metrics))
     assert Run(run.folder).description["past_settings"][0]["settings"]["train"]["learning_rate"] != 1e-2
 

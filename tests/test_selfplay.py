@@ -221,7 +221,7 @@ def test_the_records_say_who_the_opponent_was(tictactoe: Make, train: Callable[[
     now = report.status(run)["opponent"]
     assert now["snapshots"] == list(swaps[-1].snapshots)
     assert now["age_agent_steps"] == 1_200 - swaps[-1].counters.agent_steps
-    evaluation = next(iter(run.evaluations()))
+    evaluation = next(iter(run.evaluation_lines()))
     assert evaluation["protocol"]["against"] == "perfect"
     for step in (0, 1_201):
         with pytest.raises(UsageError, match="the records hold agent steps 1 to 1,200"):
@@ -381,5 +381,5 @@ def test_pong_for_two_resumes_exactly(train: Callable[[Settings], Run], tmp_path
     attempt(killed, 120)
     attempt(killed)
     assert end(killed) == end(whole)
-    [evaluation] = whole.evaluations()
+    [evaluation] = whole.evaluation_lines()
     assert evaluation["protocol"]["environment"] == "ALE/Pong-v5"

@@ -164,7 +164,7 @@ def test_another_valid_checkpoint_in_a_snapshots_folder_is_never_used(
     last = run.ledger.events()[-1]
     assert isinstance(last, End)
     assert (last.state, last.reason) == ("failed", str(raised.value))
-    assert not list(run.evaluations()) or into == "the target"
+    assert not list(run.evaluation_lines()) or into == "the target"
 
 
 @pytest.mark.parametrize(("field", "what"), [("r_t", "reward"), ("s_t", "observation")])
@@ -248,7 +248,7 @@ def test_metrics_and_tensorboard_hold_the_same_numbers_in_one_event_file(cartpol
     [event_file] = run.events.iterdir()
     events = EventAccumulator(str(event_file))
     events.Reload()
-    lines = list(run.metrics())
+    lines = list(run.metric_lines())
     scores = {line["agent_steps"]: line["evaluation/mean_return"] for line in lines if "loss" not in line}
     assert {event.step: event.value for event in events.Scalars("evaluation/mean_return")} == pytest.approx(scores)
     assert list(scores) == [600, 1200]
@@ -264,7 +264,7 @@ def test_every_phase_is_timed_and_they_add_up(cartpole: Make, train: Train) -> N
     by_chunks, classic = (
         [
             {key: line[key] for key in line if key.startswith("time_share/")}
-            for line in train(cartpole(train__chunk_steps=chunk)).metrics()
+            for line in train(cartpole(train__chunk_steps=chunk)).metric_lines()
             if "loss" in line
         ][1:]
         for chunk in (16, 0)
@@ -293,7 +293,7 @@ def test_every_phase_is_timed_and_they_add_up(cartpole: Make, train: Train) -> N
 def test_scheduled_evaluations_are_recorded_by_snapshot(cartpole: Make, trained: Train) -> None:
     run = trained(cartpole())
     by_number = {m.id: m for m in run.store().snapshots}
-    evaluations = list(run.evaluations())
+    evaluations = list(run.evaluation_lines())
     assert [by_number[e["snapshot"]].counters.agent_steps for e in evaluations] == [600, 1200]
     for evaluation in evaluations:
         assert evaluation["scheduled"] is True
@@ -337,7 +337,7 @@ def test_what_is_due_is_done_also_where_steps_are_made_meanwhile(
             pass
     due = list(range(11))
     assert [at // 200 for at in made] == due
-    assert len(list(run.evaluations())) == len(due[1:])
+    assert len(list(run.evaluation_lines())) == len(due[1:])
 
 
 def test_what_is_evaluated_is_the_snapshot(cartpole: Make, train: Train) -> None:
@@ -350,7 +350,7 @@ def test_what_is_evaluated_is_the_snapshot(cartpole: Make, train: Train) -> None
             twin.restore(store.prefix(snapshot.id))
             played = evaluate(twin.q_values, run.settings, episodes=5, seed=1, counter=snapshot.counters.agent_steps)
         returns.append(played.returns)
-    assert [evaluation["returns"] for evaluation in run.evaluations()] == returns[:2]
+    assert [evaluation["returns"] for evaluation in run.evaluation_lines()] == returns[:2]
     assert returns[0] != returns[2]
 
 
@@ -575,7 +575,7 @@ def test_a_training_asked_to_stop_while_it_evaluates_stops_and_records_no_half_e
             progress.stop.set()
     env.close()
     assert progress.agent_steps == 600
-    assert list(run.evaluations()) == []
+    assert list(run.evaluation_lines()) == []
     assert run.state() == "stopped"
 
 
@@ -601,7 +601,7 @@ def test_random_actions_are_as_frequent_as_epsilon_and_all_actions_occur(pong: M
 
 
 def test_progress_counts_true_scores(cartpole: Make, trained: Train) -> None:
-    line = [line for line in trained(cartpole()).metrics() if "loss" in line][-1]
+    line = [line for line in trained(cartpole()).metric_lines() if "loss" in line][-1]
     assert 8 <= line["train_return"] <= 500
     assert line["loss"] > 0
     assert line["episodes"] > 0

@@ -28,17 +28,17 @@ def settings(make: Make, **changes: Any) -> Settings:
 def test_a_run_ends_at_the_first_evaluation_whose_lower_bound_reaches_the_score(cartpole: Make, tmp_path: Path) -> None:
     whole = create(tmp_path / "whole", settings(cartpole, train__until_score=None))
     attempt(whole)
-    bounds = [line["interval_95"][0] for line in whole.evaluations()]
+    bounds = [line["interval_95"][0] for line in whole.evaluation_lines()]
     assert len(bounds) == 6
     for score in {bounds[0], max(bounds)}:
         run = create(tmp_path / f"until{score}", settings(cartpole, train__until_score=score))
         attempt(run)
         made = bounds.index(score) + 1
-        snapshot = list(whole.evaluations())[made - 1]["snapshot"]
+        snapshot = list(whole.evaluation_lines())[made - 1]["snapshot"]
         how = f"reached train.until_score={score:g} with {snapshot}, lower bound {score:.2f}"
         assert run.outcome() == ("finished", how)
-        played = [line["returns"] for line in run.evaluations()]
-        assert played == [line["returns"] for line in whole.evaluations()][:made]
+        played = [line["returns"] for line in run.evaluation_lines()]
+        assert played == [line["returns"] for line in whole.evaluation_lines()][:made]
         point = run.points().newest()
         assert point is not None
         assert point.counters.agent_steps == 200 * made
@@ -69,7 +69,7 @@ def test_a_run_killed_before_it_said_so_ends_where_it_would_have(
 def test_of_two_learners_both_reach_it(cartpole: Make, tmp_path: Path) -> None:
     run = create(tmp_path / "run", settings(cartpole, mode="mutual", train__until_score=1_000, seed=4))
     attempt(run)
-    newest = [(line["interval_95"][0], line["snapshot"]) for line in run.evaluations()][-2:]
+    newest = [(line["interval_95"][0], line["snapshot"]) for line in run.evaluation_lines()][-2:]
     assert [run.store().find(snapshot).learner for _, snapshot in newest] == ["a", "b"]
     assert matches.Matches(run).lower_bound == min(newest)
 

@@ -496,7 +496,7 @@ def test_the_timeline_says_what_explain_says(opened: Callable[[str], Records], n
 def test_curves_are_the_records_own_and_are_averaged_when_long(
     opened: Callable[[str], Records], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [line for line in opened("what-if").run.metrics() if "agent_steps_per_second" in line]
+    lines = [line for line in opened("what-if").run.metric_lines() if "agent_steps_per_second" in line]
     columns = opened("what-if").curves()["metrics"]
     assert columns["agent_steps"] == [line["agent_steps"] for line in lines]
     for name in ("loss", "target/q_distance", "time_share/train"):
@@ -513,7 +513,7 @@ def test_curves_are_the_records_own_and_are_averaged_when_long(
         abs=0.5,
     )
     [scores] = opened("what-if").curves()["scores"]
-    assert scores["mean"] == [e["mean"] for e in opened("what-if").run.evaluations()]
+    assert scores["mean"] == [e["mean"] for e in opened("what-if").run.evaluation_lines()]
 
 
 def test_the_ledger_is_paged_filtered_and_keeps_what_was_abandoned_apart(work: Path, tmp_path: Path) -> None:

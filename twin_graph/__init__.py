@@ -5,7 +5,11 @@
     with twin_graph.Agent(run, twin_graph.EnvSpec(observation_shape=(4,), n_actions=2)) as agent:
         ...
 
-`examples/own_loop.py` is a whole program.
+    run = twin_graph.find("pong-seed1-1")
+    run.evaluations()
+    run.policy("best").predict(observation)
+
+`examples/own_loop.py` is a whole program, `examples/notebook.ipynb` a notebook.
 """
 
 import importlib
@@ -17,10 +21,10 @@ if TYPE_CHECKING:
     from twin_graph.config import load as load
     from twin_graph.envs import EnvSpec as EnvSpec
     from twin_graph.errors import TwinGraphError as TwinGraphError
+    from twin_graph.notebook import create as create
+    from twin_graph.notebook import find as find
     from twin_graph.replay import Transition as Transition
     from twin_graph.settings import Settings as Settings
-    from twin_graph.snapshots.run import create as create
-    from twin_graph.snapshots.run import find as find
 
 # Looked up when first used: importing the agent imports TensorFlow, which takes seconds.
 _HOMES = {
@@ -29,8 +33,8 @@ _HOMES = {
     "Settings": "twin_graph.settings",
     "Transition": "twin_graph.replay",
     "TwinGraphError": "twin_graph.errors",
-    "create": "twin_graph.snapshots.run",
-    "find": "twin_graph.snapshots.run",
+    "create": "twin_graph.notebook",
+    "find": "twin_graph.notebook",
     "load": "twin_graph.config",
     "newest_point": "twin_graph.checkpoint",
 }

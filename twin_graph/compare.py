@@ -111,7 +111,7 @@ _Marks = dict[tuple[int, int, str], tuple[str, str]]
 def _marks(run: Run) -> _Marks:
     """All that is recorded of a run's training in a form in which two runs can be compared."""
     marks: _Marks = {}
-    for line in run.metrics():
+    for line in run.metric_lines():
         if "agent_steps_per_second" in line and line["loss"] is not None:
             counters = Counters(**{name: line[name] for name in Counters.model_fields})
             key = counters.updates, 0, f"{counters.agent_steps}"
@@ -199,7 +199,7 @@ def _probe(run: Run) -> np.ndarray | None:
 
 
 def _scores(run: Run) -> Iterator[Score]:
-    for line in run.evaluations():
+    for line in run.evaluation_lines():
         if line["scheduled"] and line["snapshot"] == line["challenger"]:
             at: Mapping[str, int] = line["played_at"]
             low, high = line["interval_95"]

@@ -28,6 +28,8 @@ def check(settings: "Settings") -> None:
             f"train.until_score={train.until_score:g} waits for an evaluation's lower bound: it needs "
             "evaluate.episodes=2 or more"
         )
+    if settings.evaluate.video and not settings.evaluate.episodes:
+        raise ValueError("evaluate.video=true films scheduled evaluations: it needs evaluate.episodes=1 or more")
     if settings.block_updates and train.accumulate > 1:
         raise ValueError(
             f"twin.compiled=true makes an update of one minibatch: use train.batch_size={train.examples} in place of "

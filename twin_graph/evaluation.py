@@ -15,6 +15,8 @@ from twin_graph.words import counted
 
 PARALLEL_GAMES = 10
 RESAMPLES = 10_000
+#: Gets the environments, Q values `[E, A]`, the actions chosen by them, int `[E]`, and what came of these.
+Watch = Callable[[envs.VectorEnv, np.ndarray, np.ndarray, envs.VectorStep], None]
 _RESAMPLED_AT_ONCE = 1_000_000  # numbers; bounds the memory
 
 
@@ -112,6 +114,8 @@ def play(
     seed: int,
     counter: int,
     depth: float | None = None,
+    at_once: int | None = None,
+    watch: Watch | None = None,
 ) -> Iterator[Evaluation]:
     """Plays `episodes` whole games greedily but for `evaluate.epsilon`; yields what there is after each vector step.
 
@@ -124,15 +128,19 @@ def play(
       episodes: games to play.
       seed, counter: give the environments' seeds and the random actions; use a pair once for fresh ones.
       depth: see `Evaluation`.
+      at_once: games played side by side, if there are so many; None for `PARALLEL_GAMES`.
+      watch: called after each vector step; the first environment is then drawn, see `VectorEnv.screens`.
     """
-    count = min(episodes, PARALLEL_GAMES)
+    count = min(episodes, at_once or PARALLEL_GAMES)
     games: list[_Game | None] = [None] * episodes
     playing = np.arange(count)  # the game that each environment plays; those at or beyond `episodes` do not count
     now = [_Game() for _ in range(count)]
     seeds = environment_seeds(seed, Purpose.EVALUATION_ENVIRONMENT, counter, count)
     random = stream(seed, Purpose.EVALUATION_ACT, counter)
 
-    env = envs.make(settings.env, count=count, evaluation=True, max_steps=settings.evaluate.max_steps)
+    env = envs.make(
+        settings.env, count=count, evaluation=True, max_steps=settings.evaluate.max_steps, screens=watch is not None
+    )
     max_steps = settings.evaluate.max_steps or EVALUATION_MAX_STEPS
     epsilon = env.evaluation_epsilon if settings.evaluate.epsilon is None else settings.evaluate.epsilon
     protocol = {**env.protocol, "epsilon": epsilon}
@@ -145,7 +153,10 @@ def play(
         while (playing < episodes).any():
             explore = random.random(count) < epsilon
             q = q_values(s_tm1)
-            step = env.step(np.where(explore, legal.random_actions(env.spec, s_tm1, random), q.argmax(axis=1)))
+            actions = np.where(explore, legal.random_actions(env.spec, s_tm1, random), q.argmax(axis=1))
+            step = env.step(actions)
+            if watch:
+                watch(env, q, actions, step)
             r_t = step.score_t if clip is None else np.clip(step.score_t, -clip, clip)
             for e, game in enumerate(now):
                 game.add(

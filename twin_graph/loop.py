@@ -51,7 +51,7 @@ class Stepper:
 def loop(
     stepper: Stepper, progress: Progress, requests: Requests, evaluate: Callable[[], Iterator[Progress]]
 ) -> Iterator[Progress]:
-    """Trains until all steps are made, `progress.stop` is set, or an evaluation reached `train.until_score`.
+    """Trains until all steps are made, `progress.stop` or `ended_by` is set, or a score reached `train.until_score`.
 
     Args:
       stepper: makes the steps.
@@ -66,12 +66,13 @@ def loop(
     elif evaluation.due(since=keeper.matches.last, now=progress.counters):  # it was interrupted
         yield from evaluate()
     requests.carry_out()
-    if progress.agent_steps >= progress.total_steps or progress.reached:
+    if progress.agent_steps >= progress.total_steps or progress.reached or progress.ended_by:
         return
     stepper.begin()
     since = progress.counters
     while True:
-        progress.returns.extend(stepper.advance())
+        progress.ended = stepper.advance()
+        progress.returns.extend(progress.ended)
         progress.workers = stepper.workers
         now = progress.counters  # looked at once: where workers make the steps, they continue while this one writes
         done = now.agent_steps >= progress.total_steps
@@ -88,7 +89,7 @@ def loop(
                 yield progress
                 stepper.meanwhile()
         # Looked at once: a signal may come at any moment.
-        ends = done or progress.stop.is_set() or bool(progress.reached)
+        ends = done or progress.stop.is_set() or bool(progress.reached or progress.ended_by)
         if ends:
             stepper.end()
             keeper.commit()

@@ -21,7 +21,7 @@ class Matches:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._records = list(run.evaluations())
+        self._records = list(run.evaluation_lines())
         self.played = targets.matches(self._records)
 
     def record(self, snapshot: Commit, result: Mapping[str, Any], *, challenger: Commit, played_at: Counters) -> None:

@@ -30,6 +30,8 @@ class Progress:
       keeper, stop: as given.
       total_steps: agent steps of the whole run.
       returns: true scores of the newest training episodes.
+      ended: true scores of the training episodes that ended since it was last yielded.
+      ended_by: which callback ended the run, in words; empty if none did.
       evaluation: the newest, with its snapshot's id; None before the first.
       note: what is being done when it is not training, for people.
       latest: what `metrics()` last returned; empty before.
@@ -42,6 +44,8 @@ class Progress:
         self.total_steps = keeper.settings.vector_steps * environments
         point = keeper.checkpoints.newest
         self.returns = deque(point.returns if point else (), maxlen=RECENT_EPISODES)
+        self.ended: list[float] = []
+        self.ended_by = ""
         self.evaluation: tuple[str, Evaluation] | None = None
         self.note = ""
         self.latest: dict[str, Any] = {}
@@ -111,7 +115,7 @@ class Progress:
     @property
     def interrupted(self) -> bool:
         """Whether it was asked to stop before it had all its steps."""
-        return self.stop.is_set() and self.agent_steps < self.total_steps and not self.reached
+        return self.stop.is_set() and self.agent_steps < self.total_steps and not (self.reached or self.ended_by)
 
     @property
     def reached(self) -> str:

@@ -95,7 +95,7 @@ class _Held(NamedTuple):
         return cls(
             [commit for commit in run.ledger.events(Commit) if commit.lineage != IMPORT],
             run.ledger.events(Swap),
-            [line for line in run.evaluations() if line["scheduled"]],
+            [line for line in run.evaluation_lines() if line["scheduled"]],
         )
 
     def since(self, before: "_Held", last: int | None) -> "_Held":

@@ -49,7 +49,7 @@ def removable(
     available = store.available
     before = [snapshot for snapshot in available if snapshot.updates <= then]
     kept |= {snapshot.id for snapshot in available if snapshot.updates > then}
-    evaluations = [line for line in run.evaluations() if line["scheduled"]]
+    evaluations = [line for line in run.evaluation_lines() if line["scheduled"]]
     played = matches(line for line in evaluations if line["played_at"]["updates"] <= then)
     for lineage in {snapshot.lineage for snapshot in before}:
         history = History(then, [snapshot for snapshot in before if snapshot.lineage == lineage], played)

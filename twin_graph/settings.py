@@ -356,6 +356,7 @@ class EvaluateSettings(_Section):
         "who has the other seat in games of two players, always the same: random, mcts(simulations), perfect (small "
         "games)",
     )
+    video: bool = _setting(False, "film the first game of each evaluation, into videos/ in the run's folder")
 
     @property
     def schedule(self) -> "Schedule":

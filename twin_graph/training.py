@@ -4,24 +4,39 @@ import contextlib
 import functools
 import signal
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from types import FrameType
 from typing import Any
 
+import numpy as np
+
 from twin_graph.agent import Agent
 from twin_graph.envs import VectorEnv
-from twin_graph.errors import DamagedError, ForeignError, TwinGraphError, UsageError
+from twin_graph.errors import DamagedError, ForeignError, TwinGraphError, UsageError, foreign_error
 from twin_graph.evaluation import Evaluation, play
+from twin_graph.film import Film
 from twin_graph.loop import InChunks, StepByStep, Stepper, loop
 from twin_graph.progress import Progress
 from twin_graph.requests import Requests
+from twin_graph.snapshots.files import make_folder
 from twin_graph.snapshots.ledger import INTERRUPTED, Commit
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.twin import Twin
 
+#: Told of each score of a training episode, or of each scheduled evaluation; to return False ends the run.
+OnEpisode = Callable[[float, Progress], object]
+OnEvaluation = Callable[[Evaluation, Progress], object]
 
-def train(run: Run, env: VectorEnv, point: PointState | None = None) -> Generator[Progress, None, None]:
+
+def train(
+    run: Run,
+    env: VectorEnv,
+    point: PointState | None = None,
+    *,
+    on_episode: OnEpisode | None = None,
+    on_evaluation: OnEvaluation | None = None,
+) -> Generator[Progress, None, None]:
     """Trains to `train.steps` or `train.until_score`, from the beginning or from a resume point.
 
     Yields progress after each vector step, or chunk. SIGINT, SIGTERM and `progress.stop` end it where it next would
@@ -29,8 +44,16 @@ def train(run: Run, env: VectorEnv, point: PointState | None = None) -> Generato
     caller stops iterating, the newest are the last that the schedules committed; but where code that is not ours
     failed, or a target cannot be restored, a resume point is committed first. The ledger says how it ended.
 
+    Args:
+      run: with the settings.
+      env: its environments.
+      point: where to continue; None for the beginning.
+      on_episode: called with the true score of each training episode that ended, and the progress. If it returns
+        False, the run ends as at its last step, and that is the recorded reason; anything else, also None, is ignored.
+      on_evaluation: the same with each scheduled evaluation; `progress.evaluation[0]` is the snapshot's id.
+
     Raises:
-      ForeignError: the environment or the target policy failed.
+      ForeignError: the environment, the target policy or a callback failed.
       DamagedError: a snapshot cannot be restored.
       DivergedError: a loss is NaN or infinite.
       OSError: a record could not be written.
@@ -41,10 +64,39 @@ def train(run: Run, env: VectorEnv, point: PointState | None = None) -> Generato
         Agent(run, env.spec, environments=env.count, point=point) as agent,
     ):
         stepper = InChunks(agent, env) if run.settings.train.chunk_steps else StepByStep(agent, env)
-        yield from run_to_its_end(Progress(agent.keeper, env.count, stop), stepper)
+        progress = Progress(agent.keeper, env.count, stop)
+        yield from run_to_its_end(progress, stepper, _Callbacks(progress, on_episode, on_evaluation))
 
 
-def run_to_its_end(progress: Progress, stepper: Stepper) -> Iterator[Progress]:
+class _Callbacks:
+    """Calls functions of a person's own with what is new; see `train`."""
+
+    def __init__(self, progress: Progress, on_episode: OnEpisode | None, on_evaluation: OnEvaluation | None) -> None:
+        self._progress = progress
+        self._on_episode, self._on_evaluation = on_episode, on_evaluation
+        self._seen: tuple[object, object] = progress.ended, progress.evaluation
+
+    def tell(self) -> None:
+        """Raises `ForeignError` if one of them fails."""
+        (ended, evaluation), progress = self._seen, self._progress
+        self._seen = progress.ended, progress.evaluation
+        if self._on_episode and progress.ended is not ended:
+            for score in progress.ended:
+                self._call("on_episode", self._on_episode, score, f"a score of {score:g}")
+        if self._on_evaluation and progress.evaluation and progress.evaluation is not evaluation:
+            snapshot, newest = progress.evaluation
+            self._call("on_evaluation", self._on_evaluation, newest, f"{snapshot} had a mean of {newest.mean:.2f}")
+
+    def _call(self, name: str, function: Callable[[Any, Progress], object], what: object, words: str) -> None:
+        try:
+            answer = function(what, self._progress)
+        except Exception as error:
+            raise foreign_error(name, error) from error
+        if isinstance(answer, bool | np.bool_) and not answer:
+            self._progress.ended_by = self._progress.ended_by or f"{name} returned False after {words}"
+
+
+def run_to_its_end(progress: Progress, stepper: Stepper, callbacks: _Callbacks | None = None) -> Iterator[Progress]:
     """The run loop with its evaluations, and what is saved where it breaks off; closes the stepper. See `train`."""
     keeper, settings = progress.keeper, progress.keeper.settings
     online = keeper.learners.first.online
@@ -57,7 +109,10 @@ def run_to_its_end(progress: Progress, stepper: Stepper) -> Iterator[Progress]:
     ):
         evaluate = functools.partial(_evaluate_newest, progress, twin)
         try:
-            yield from loop(stepper, progress, Requests(keeper.run, keeper), evaluate)
+            for _ in loop(stepper, progress, Requests(keeper.run, keeper), evaluate):
+                if callbacks:
+                    callbacks.tell()
+                yield progress
         except (ForeignError, UsageError, DamagedError) as error:
             with contextlib.suppress(OSError, TwinGraphError):  # a second failure: resuming takes the point before
                 if not keeper.at_point:
@@ -67,6 +122,8 @@ def run_to_its_end(progress: Progress, stepper: Stepper) -> Iterator[Progress]:
             keeper.close("stopped", INTERRUPTED)
         elif progress.reached:
             keeper.close("finished", f"reached {progress.reached}")
+        elif progress.ended_by:
+            keeper.close("finished", progress.ended_by)
 
 
 def _evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Progress]:
@@ -84,12 +141,16 @@ def _evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Progress
                 twin.restore_snapshot(snapshot, keeper.store)
                 at = {"seed": settings.seed, "counter": progress.agent_steps}
                 depth = progress.depth_of(snapshot)
-                for evaluation in play(twin.q_values, settings, episodes=episodes, depth=depth, **at):
-                    progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
-                    yield progress
-                    if progress.stop.is_set():
-                        progress.note = ""
-                        return
+                with _filmed(keeper.run, newest if snapshot is newest else None) as film:
+                    watch = film.watch if film else None
+                    for evaluation in play(twin.q_values, settings, episodes=episodes, depth=depth, watch=watch, **at):
+                        progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
+                        yield progress
+                        if progress.stop.is_set():
+                            progress.note = ""
+                            return
+                    if film:
+                        film.finish()
                 played.append((snapshot, newest, evaluation))
     progress.note = ""
     for snapshot, challenger, evaluation in played:
@@ -105,6 +166,17 @@ def _evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Progress
             keeper.log(values, snapshot.counters)
     progress.evaluation = snapshot.id, evaluation
     yield progress
+
+
+def _filmed(run: Run, snapshot: Commit | None) -> contextlib.AbstractContextManager[Film | None]:
+    """The film of a snapshot's evaluation, where `evaluate.video` asks for one and there is none yet."""
+    if snapshot is None or not run.settings.evaluate.video:
+        return contextlib.nullcontext()
+    path = run.videos / f"{snapshot.id}.mp4"
+    if path.exists():  # of an attempt that was killed before it could record the score
+        return contextlib.nullcontext()
+    make_folder(run.videos)
+    return Film(path, (run.name, snapshot.id))
 
 
 @contextlib.contextmanager

@@ -87,6 +87,8 @@ class VectorEnv(Protocol):
       time_limit: agent steps after which a game is cut; None where it may last for ever.
       evaluation_epsilon: share of random actions while evaluated, where the settings do not say.
       protocol: what a score depends on, in words for people; shown with every score.
+      action_names: of all actions, for people; empty where they have none.
+      screens_per_second: how fast people see it played.
     """
 
     count: int
@@ -94,6 +96,8 @@ class VectorEnv(Protocol):
     time_limit: int | None
     evaluation_epsilon: float
     protocol: dict[str, str | int | float | bool]
+    action_names: tuple[str, ...]
+    screens_per_second: float
 
     def reset(self, seeds: np.ndarray) -> np.ndarray:
         """Begins an episode in each environment from its seed, int64 `[E]`; returns `s_0`."""
@@ -101,6 +105,13 @@ class VectorEnv(Protocol):
 
     def step(self, actions: np.ndarray) -> VectorStep:
         """Takes one action, integers `[E]`, in each environment."""
+        ...
+
+    def screens(self) -> list[np.ndarray]:
+        """What the first environment showed in the newest step, if it was made with `screens`; uint8 `[H, W, 3]` each.
+
+        The first is what the action was chosen from, the last what came of it.
+        """
         ...
 
     def close(self) -> None:
@@ -112,7 +123,13 @@ class Kind(Protocol):
     """What makes environments of one kind; see `make`."""
 
     def __call__(
-        self, settings: EnvSettings, *, count: int, evaluation: bool, max_steps: int | None = None
+        self,
+        settings: EnvSettings,
+        *,
+        count: int,
+        evaluation: bool,
+        max_steps: int | None = None,
+        screens: bool = False,
     ) -> VectorEnv: ...
 
 
@@ -126,7 +143,14 @@ KINDS = {
 }
 
 
-def make(settings: EnvSettings, *, count: int, evaluation: bool = False, max_steps: int | None = None) -> VectorEnv:
+def make(
+    settings: EnvSettings,
+    *,
+    count: int,
+    evaluation: bool = False,
+    max_steps: int | None = None,
+    screens: bool = False,
+) -> VectorEnv:
     """`count` environments of `settings.id`; for evaluation with true rewards, whole games and no help at the start.
 
     Args:
@@ -134,13 +158,15 @@ def make(settings: EnvSettings, *, count: int, evaluation: bool = False, max_ste
       count: how many.
       evaluation: see above.
       max_steps: agent steps after which a game is cut, if its own limit does not come before.
+      screens: the first environment is also drawn for people; see `VectorEnv.screens`.
 
     Raises:
-      UsageError: the environment does not exist, or its actions or observations are not of a kind that can be learnt.
+      UsageError: the environment does not exist, its actions or observations are not of a kind that can be learnt, or
+        it is to be drawn and cannot be.
     """
     if not settings.id:
         raise UsageError("no environment: give one with --env, for example --env ALE/Breakout-v5")
     namespace = settings.id.partition("/")[0] + "/"
     module, _, name = KINDS.get(namespace, KINDS[""]).partition(":")
     kind: Kind = getattr(importlib.import_module(module), name)
-    return kind(settings, count=count, evaluation=evaluation, max_steps=max_steps)
+    return kind(settings, count=count, evaluation=evaluation, max_steps=max_steps, screens=screens)

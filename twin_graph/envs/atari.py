@@ -1,5 +1,6 @@
 """Atari 2600 games on `ale_py`'s own vector emulator, which steps, scales and stacks in C++ threads."""
 
+import functools
 import math
 
 import ale_py
@@ -26,9 +27,22 @@ class Atari:
 
     The emulator is asked for neither clipping nor life loss: its own life loss would start a new game at each lost
     life, so that an agent never saw what comes later, and its clipping would hide the true score.
+
+    It hands out what the network sees and nothing else. For `screens` a second emulator, which draws every frame in
+    colour, plays the first one's game: it has the same seed and gets the same actions.
     """
 
-    def __init__(self, settings: EnvSettings, *, count: int, evaluation: bool, max_steps: int | None = None) -> None:
+    screens_per_second = 60.0
+
+    def __init__(
+        self,
+        settings: EnvSettings,
+        *,
+        count: int,
+        evaluation: bool,
+        max_steps: int | None = None,
+        screens: bool = False,
+    ) -> None:
         if settings.kwargs or settings.vectorization != "sync":
             given = "env.kwargs" if settings.kwargs else "env.vectorization"
             raise UsageError(f"{given} is for other environments; those of Atari games are env.sticky, env.stack, ...")
@@ -36,21 +50,29 @@ class Atari:
         self._clip = settings.clip_rewards and not evaluation
         self._life_loss = settings.life_loss and not evaluation
         fire_reset = settings.fire_reset and not evaluation
-        self._env = AtariVectorEnv(
+        emulator = functools.partial(
+            AtariVectorEnv,
             _rom(settings.id),
-            count,
-            frameskip=settings.frame_skip,
             repeat_action_probability=settings.sticky,
             noop_max=settings.noop_max + 1,  # ALE draws from 0 to noop_max - 1
             max_num_frames_per_episode=max_frames,
-            img_height=settings.image_height,
-            img_width=settings.image_width,
-            stack_num=settings.stack,
             use_fire_reset=fire_reset,
             reward_clipping=False,
             episodic_life=False,
             autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
         )
+        self._env = emulator(
+            num_envs=count,
+            frameskip=settings.frame_skip,
+            img_height=settings.image_height,
+            img_width=settings.image_width,
+            stack_num=settings.stack,
+        )
+        in_colour = functools.partial(emulator, img_height=210, img_width=160, grayscale=False, maxpool=False)
+        self._screen = in_colour(num_envs=1, frameskip=1, stack_num=1) if screens else None
+        self._now = np.empty(0)
+        self._shown: list[np.ndarray] = []
+        self._frame_skip = settings.frame_skip
         self._lives = np.zeros(count, np.int32)
         meanings = [action.name for action in self._env.ale.get_action_set()]
         self._actions = _actions(settings, meanings)
@@ -63,6 +85,7 @@ class Atari:
             frames_per_step=settings.frame_skip,
             reward_clip=_REWARD_CLIP if settings.clip_rewards else None,
         )
+        self.action_names = tuple(meanings[i] for i in self._actions)
         self.time_limit: int | None = math.ceil(max_frames / settings.frame_skip)
         self.evaluation_epsilon = 0.001
         self.protocol: dict[str, str | int | float | bool] = {
@@ -82,6 +105,8 @@ class Atari:
     def reset(self, seeds: np.ndarray) -> np.ndarray:
         observations, info = self._env.reset(seed=seeds)
         self._lives = info["lives"]
+        if self._screen:
+            self._now = self._screen.reset(seed=seeds[:1])[0][0, 0]
         return np.asarray(observations)
 
     def step(self, actions: np.ndarray) -> VectorStep:
@@ -94,6 +119,8 @@ class Atari:
         life_lost = (info["lives"] < self._lives) & ~last_t
         self._lives = info["lives"]
         score_t = score_t.astype(np.float32)
+        if self._screen:
+            self._draw(self._screen, self._actions[actions[:1]])
         return VectorStep(
             s_t=s_t,
             r_t=np.clip(score_t, -_REWARD_CLIP, _REWARD_CLIP) if self._clip else score_t,
@@ -103,8 +130,24 @@ class Atari:
             score_t=score_t,
         )
 
+    def _draw(self, screen: AtariVectorEnv, action: np.ndarray) -> None:
+        """Plays a step on the second emulator, frame by frame."""
+        self._shown = [self._now]
+        for _ in range(self._frame_skip):
+            observations, _, terminated, truncated, info = screen.step(action)
+            self._now = observations[0, 0]
+            if terminated[0] or truncated[0]:
+                self._shown.append(info["final_obs"][0, 0])
+                return
+            self._shown.append(self._now)
+
+    def screens(self) -> list[np.ndarray]:
+        return self._shown
+
     def close(self) -> None:
         self._env.close()
+        if self._screen:
+            self._screen.close()
 
 
 def _actions(settings: EnvSettings, meanings: list[str]) -> np.ndarray:

@@ -16,6 +16,7 @@ STEP_REWARD, FOOD_REWARD, ENEMY_REWARD = -1.0, 25.0, -300.0
 
 #: Moves of the nine actions: down and right are positive.
 MOVES = np.array([(1, 1), (-1, -1), (-1, 1), (1, -1), (1, 0), (-1, 0), (0, 1), (0, -1), (0, 0)])
+_MEANINGS = ("down right", "up left", "up right", "down left", "down", "up", "right", "left", "stay")
 _PLAYER, _FOOD, _ENEMY = (0, 175, 255), (0, 255, 0), (255, 0, 0)  # RGB
 
 
@@ -45,6 +46,10 @@ class Blob(gymnasium.Env[np.ndarray, np.int64]):
         if (self._player == self._food).all():
             return self._image(), FOOD_REWARD, True, False, {}
         return self._image(), STEP_REWARD, False, False, {}
+
+    def get_action_meanings(self) -> list[str]:
+        """What the actions do, for people."""
+        return list(_MEANINGS)
 
     def render(self) -> np.ndarray:
         """The board, 300x300 pixels."""

@@ -2,7 +2,9 @@
 
 import functools
 import multiprocessing
+import os
 import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,10 +36,17 @@ class Gym:
       count: how many.
       evaluation: a game that has no limit at all is cut after `EVALUATION_MAX_STEPS`, so that an evaluation ends.
       max_steps: agent steps after which a game is cut, if its own limit does not come before.
+      screens: the first environment is also drawn for people; all are then in this process.
     """
 
     def __init__(
-        self, settings: EnvSettings, *, count: int, evaluation: bool = False, max_steps: int | None = None
+        self,
+        settings: EnvSettings,
+        *,
+        count: int,
+        evaluation: bool = False,
+        max_steps: int | None = None,
+        screens: bool = False,
     ) -> None:
         declared = _look_at(settings)
         if settings.actions is not None:
@@ -49,9 +58,18 @@ class Gym:
         assert isinstance(declared.actions, spaces.Discrete)
         n_actions = int(declared.actions.n)
         one = functools.partial(_make_one, settings, declared, self.time_limit)
-        each = [functools.partial(one, index) for index in range(count)]
+        each: list[Callable[[], Any]] = [functools.partial(one, index) for index in range(count)]
+        if screens:
+            if "rgb_array" not in declared.render_modes:
+                modes = ", ".join(map(str, declared.render_modes)) or "none"
+                raise UsageError(f"{settings.id} cannot be drawn: it has no render mode rgb_array (it has {modes})")
+            if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+                os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or pygame complains that it finds none
+            self._drawn = _Drawn(one(0, render_mode="rgb_array"), settings.id)
+            each[0] = lambda: self._drawn
+        self.action_names, self.screens_per_second = declared.action_names, declared.screens_per_second
         self._env: AsyncVectorEnv | SyncVectorEnv
-        if settings.vectorization == "async":
+        if settings.vectorization == "async" and not screens:
             # Not forked from this process: its threads, TensorFlow's for example, do not survive that.
             multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
             self._env = AsyncVectorEnv(each, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
@@ -97,6 +115,9 @@ class Gym:
         check_finite(self._id, "reward", r_t)
         return VectorStep(s_t=s_t, r_t=r_t, terminal_t=terminated, last_t=last_t, s_next=s_next, score_t=r_t)
 
+    def screens(self) -> list[np.ndarray]:
+        return self._drawn.shown
+
     def close(self) -> None:
         self._env.close()
 
@@ -141,6 +162,42 @@ class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"observation_space says {list(self._declared_shape or ())}"
             )
         return observation
+
+
+class _Drawn(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One environment that is drawn for people.
+
+    Attributes:
+      shown: see `VectorEnv.screens`.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
+        super().__init__(env)
+        self._name = name
+        self._now = np.empty(0)
+        self.shown: list[np.ndarray] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        answer = self.env.reset(seed=seed, options=options)
+        self._now = self._draw()
+        return answer
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        answer = self.env.step(action)
+        before, self._now = self._now, self._draw()
+        self.shown = [before, self._now]
+        return answer
+
+    def _draw(self) -> np.ndarray:
+        try:
+            screen = np.asarray(self.env.render())
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise UsageError(f"{self._name} cannot be drawn: {_first_sentence(error)}") from None
+        except Exception as error:
+            raise foreign_error(f"{self._name}, render", error) from error
+        if screen.ndim != 3 or screen.shape[2] != 3 or screen.dtype != np.uint8:
+            raise ForeignError(f"{self._name}, render: it gave {screen.dtype}{list(screen.shape)}, not uint8 [H, W, 3]")
+        return screen
 
 
 class _Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -195,10 +252,10 @@ def _seen(observations: spaces.Space[Any]) -> spaces.Space[Any]:
     return observations
 
 
-def _make_one(settings: EnvSettings, declared: "_Declared", time_limit: int | None, index: int) -> Any:
+def _make_one(settings: EnvSettings, declared: "_Declared", time_limit: int | None, index: int, **options: Any) -> Any:
     if settings.vectorization == "async":  # Ctrl-C reaches every process: the trainer is the one that answers it
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    env = _make(settings, max_episode_steps=time_limit)
+    env = _make(settings, max_episode_steps=time_limit, **options)
     name = f"{settings.id}, environment {index}"
     if declared.masked:
         assert isinstance(declared.actions, spaces.Discrete)
@@ -233,6 +290,27 @@ class _Declared(NamedTuple):
     seen_shape: tuple[int, ...]
     masked: bool
     time_limit: int | None
+    action_names: tuple[str, ...]
+    render_modes: Sequence[Any]
+    screens_per_second: float
+
+
+_SCREENS_PER_SECOND = 30.0  # where an environment does not say
+#: Of Gymnasium's own environments, by their ids without version. Others may say it by `get_action_meanings()`.
+_ACTION_NAMES = {
+    "Acrobot": ("torque -1", "none", "torque +1"),
+    "CartPole": ("left", "right"),
+    "CliffWalking": ("up", "right", "down", "left"),
+    "FrozenLake": ("left", "down", "right", "up"),
+    "LunarLander": ("none", "left engine", "main engine", "right engine"),
+    "MountainCar": ("left", "none", "right"),
+}
+
+
+def _action_names(environment: gymnasium.Env[Any, Any], environment_id: str) -> tuple[str, ...]:
+    if environment.has_wrapper_attr("get_action_meanings"):
+        return tuple(map(str, environment.get_wrapper_attr("get_action_meanings")()))
+    return _ACTION_NAMES.get(environment_id.rpartition("-")[0], ())
 
 
 def _look_at(settings: EnvSettings) -> _Declared:
@@ -257,12 +335,14 @@ def _look_at(settings: EnvSettings) -> _Declared:
     actions, observations = environment.action_space, environment.observation_space
     time_limit = environment.spec.max_episode_steps if environment.spec else None
     masked = _tells_what_is_legal(environment)
+    names, drawn = _action_names(environment, settings.id), environment.metadata
+    modes, per_second = drawn.get("render_modes") or (), float(drawn.get("render_fps") or _SCREENS_PER_SECOND)
     environment.close()
     seen = _seen(observations)
     flattened = not isinstance(seen, spaces.Box)
     _check_observations(settings.id, seen)
     seen_shape = (spaces.flatten_space(seen) if flattened else seen).shape or ()
-    return _Declared(actions, seen, flattened, seen_shape, masked, time_limit)
+    return _Declared(actions, seen, flattened, seen_shape, masked, time_limit, names, modes, per_second)
 
 
 def _tells_what_is_legal(environment: gymnasium.Env[Any, Any]) -> bool:

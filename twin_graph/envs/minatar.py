@@ -7,6 +7,7 @@ actions in each game, versions 1 those that do something.
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 #: By the names that Gymnasium knows, those of MinAtar.
 GAMES = {
@@ -18,8 +19,19 @@ GAMES = {
 }
 
 
-class _ForgetsLastAction(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Begins each game without an action to repeat.
+#: RGB of the board's channels; later ones lie on top.
+_COLOURS = np.array(
+    [
+        *((0, 0, 0), (86, 180, 233), (240, 228, 66), (213, 94, 0), (0, 158, 115), (204, 121, 167)),
+        *((0, 114, 178), (230, 159, 0), (200, 200, 200), (150, 110, 60), (90, 90, 220)),
+    ],
+    np.uint8,
+)
+_MEANINGS = {"n": "none", "l": "left", "u": "up", "r": "right", "d": "down", "f": "fire"}
+
+
+class _MinAtar(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Begins each game without an action to repeat, and draws the board without seaborn.
 
     MinAtar repeats the previous action in a tenth of all steps, and does not forget it at a reset: a game would depend
     not on its seed alone, but also on how the one before it ended.
@@ -29,6 +41,19 @@ class _ForgetsLastAction(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.unwrapped.game.last_action = 0  # type: ignore[attr-defined]
         return self.env.reset(seed=seed, options=options)
 
+    def get_action_meanings(self) -> list[str]:
+        """What the actions do, for people."""
+        env: Any = self.unwrapped
+        return [_MEANINGS[env.game.env.action_map[action]] for action in env.action_set]
+
+    def render(self) -> Any:
+        """The board, 300x300 pixels, where that was asked for."""
+        if self.render_mode != "rgb_array":
+            return self.env.render()
+        state = self.unwrapped.game.state()  # type: ignore[attr-defined]
+        topmost = (state * np.arange(1, state.shape[2] + 1)).max(axis=2)
+        return _COLOURS[topmost].repeat(30, axis=0).repeat(30, axis=1)
+
 
 def make(**arguments: Any) -> gymnasium.Env[Any, Any]:
     """A game of MinAtar: `game`, `use_minimal_action_set`, `sticky_action_prob`, `difficulty_ramping`."""
@@ -36,7 +61,9 @@ def make(**arguments: Any) -> gymnasium.Env[Any, Any]:
         from minatar.gym import BaseEnv
     except ModuleNotFoundError:
         raise gymnasium.error.DependencyNotInstalled("pip install 'twin-graph[minatar]'") from None
-    return _ForgetsLastAction(BaseEnv(**arguments))
+    game = _MinAtar(BaseEnv(**arguments))
+    game.metadata = {**game.metadata, "render_fps": 15}
+    return game
 
 
 for _name, _game in GAMES.items():

@@ -21,13 +21,25 @@ except ModuleNotFoundError:
 #: In games whose observation does not depend on who looks: the planes of the first player's pieces and the second's.
 #: They are exchanged for the second, so that a network sees its own pieces in the same place from either seat.
 PIECES = {"tic_tac_toe": (2, 1), "connect_four": (0, 1)}
+_FROM_BELOW = ("connect_four",)  # games whose first row is the lowest
+_CELL, _BOARD, _FREE, _DISCS = 60, (38, 46, 62), (16, 20, 28), ((255, 200, 60), (240, 90, 90))
 _PERFECT_LIMIT = 20_000  # states that a search of the whole game may look at
 _MCTS_UCT, _MCTS_MEMORY_MB = 1.4, 64
 
 
-def make(settings: EnvSettings, *, count: int, evaluation: bool, max_steps: int | None = None) -> Seat:  # noqa: ARG001
-    """A kind of environments; see `twin_graph.envs.make`. Games end by themselves."""
-    return Seat(Spiel(settings, count))
+def make(
+    settings: EnvSettings,
+    *,
+    count: int,
+    evaluation: bool,  # noqa: ARG001
+    max_steps: int | None = None,  # noqa: ARG001 - games end by themselves
+    screens: bool = False,
+) -> Seat:
+    """A kind of environments; see `twin_graph.envs.make`."""
+    boards = Spiel(settings, count)
+    if screens:
+        boards.draw(0)
+    return Seat(boards, screens=screens)
 
 
 class Spiel:
@@ -40,6 +52,7 @@ class Spiel:
     def __init__(self, settings: EnvSettings, count: int) -> None:
         self._game = load(settings)
         name = self._game.get_type().short_name
+        self._id, self._from_below = settings.id, name in _FROM_BELOW
         shape = self._game.observation_tensor_shape()
         self._planes = shape if len(shape) == 3 else [int(np.prod(shape)), 1, 1]
         self._pieces = PIECES.get(name)
@@ -58,6 +71,8 @@ class Spiel:
             "time limit, steps": self.time_limit or "none",
         }
         self._states = [self._game.new_initial_state() for _ in range(count)]
+        named = self._states[0]
+        self.action_names = tuple(named.action_to_string(0, action)[1:] for action in range(n_actions))
         self.to_move = np.zeros(count, np.int64)
         self.cut = np.zeros(count, np.bool_)
 
@@ -108,6 +123,19 @@ class Spiel:
 
     def show(self, board: int) -> str:
         return str(self._states[board])
+
+    def draw(self, board: int) -> np.ndarray:
+        if self._pieces is None:
+            raise UsageError(f"{self._id} cannot be drawn; {' and '.join(PIECES)} can")
+        planes = np.array(self._states[board].observation_tensor(0)).reshape(self._planes)
+        pieces = [planes[plane, :: -1 if self._from_below else 1] > 0 for plane in self._pieces]
+        y, x = np.indices((_CELL, _CELL)) - (_CELL - 1) / 2
+        disc = np.tile(np.hypot(x, y) < 0.4 * _CELL, pieces[0].shape)
+        picture = np.full((*disc.shape, 3), _BOARD, np.uint8)
+        picture[disc] = _FREE
+        for there, colour in zip(pieces, _DISCS, strict=True):
+            picture[disc & there.repeat(_CELL, axis=0).repeat(_CELL, axis=1)] = colour
+        return picture
 
     def name_of(self, board: int, action: int) -> str:
         return str(self._states[board].action_to_string(action))

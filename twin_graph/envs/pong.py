@@ -27,14 +27,21 @@ _MODE = 4  # of the cartridge: two players, one paddle each
 _ACTIONS = np.array([0, 1, 3, 4, 11, 12])
 
 
-def make(settings: EnvSettings, *, count: int, evaluation: bool, max_steps: int | None = None) -> VectorEnv:
+def make(
+    settings: EnvSettings,
+    *,
+    count: int,
+    evaluation: bool,
+    max_steps: int | None = None,
+    screens: bool = False,
+) -> VectorEnv:
     """A kind of environments; see `twin_graph.envs.make`."""
     if settings.id != ID:
         raise UsageError(f"unknown game {settings.id!r}; there is {ID}")
     if evaluation:
         alone = settings.model_copy(update={"id": ALONE})
-        return Atari(alone, count=count, evaluation=True, max_steps=max_steps)
-    return Seat(Pong(settings, count))
+        return Atari(alone, count=count, evaluation=True, max_steps=max_steps, screens=screens)
+    return Seat(Pong(settings, count), screens=screens)
 
 
 class Pong:
@@ -45,6 +52,8 @@ class Pong:
 
     A point is 1 for who made it and -1 for the other. Who lets the ball wait is fined one, which nobody gains.
     """
+
+    action_names = ("NOOP", "FIRE", "RIGHT", "LEFT", "RIGHTFIRE", "LEFTFIRE")
 
     def __init__(self, settings: EnvSettings, count: int) -> None:
         if settings.actions is not None or settings.kwargs:
@@ -140,6 +149,10 @@ class Pong:
 
     def show(self, board: int) -> str:  # noqa: ARG002
         raise UsageError(f"{ID} cannot be played in a terminal: both paddles move at once")
+
+    def draw(self, board: int) -> np.ndarray:
+        screen: np.ndarray = self._emulators[board].getScreenRGB()
+        return screen
 
     def name_of(self, board: int, action: int) -> str:
         raise NotImplementedError

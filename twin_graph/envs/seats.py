@@ -46,6 +46,7 @@ class Boards(Protocol):
       time_limit: moves of one player after which a game ends.
       to_move: whose turn it is, int64 `[E]`, or `NOBODY`.
       cut: bool `[E]`; the game did not end by itself, but by its time limit.
+      action_names: for people; empty where actions have none.
     """
 
     count: int
@@ -54,6 +55,7 @@ class Boards(Protocol):
     time_limit: int | None
     to_move: np.ndarray
     cut: np.ndarray
+    action_names: tuple[str, ...]
 
     def begin(self, board: int, random: np.random.Generator) -> None:
         """Begins a new game."""
@@ -79,6 +81,10 @@ class Boards(Protocol):
         """The board in text. Raises `UsageError` if it cannot be shown so."""
         ...
 
+    def draw(self, board: int) -> np.ndarray:
+        """The board as a picture, uint8 `[H, W, 3]`. Raises `UsageError` if there is none."""
+        ...
+
     def name_of(self, board: int, action: int) -> str:
         """What people call an action of whoever is to move."""
         ...
@@ -95,6 +101,7 @@ class Seat:
 
     Args:
       boards: on which it is played.
+      screens: the first board is also drawn for people.
 
     Attributes:
       boards: as given.
@@ -102,11 +109,13 @@ class Seat:
     """
 
     evaluation_epsilon = 0.0
+    screens_per_second = 1.5
 
-    def __init__(self, boards: Boards) -> None:
+    def __init__(self, boards: Boards, *, screens: bool = False) -> None:
         self.boards = boards
         self.count, self.spec, self.time_limit = boards.count, boards.spec, boards.time_limit
-        self.protocol = boards.protocol
+        self.protocol, self.action_names = boards.protocol, boards.action_names
+        self._drawn, self._screens = screens, list[np.ndarray]()
         self.opponent: Player | None = None
         self._all = np.arange(self.count)
         self._seats = self._all % 2
@@ -122,7 +131,11 @@ class Seat:
 
     def step(self, actions: np.ndarray) -> VectorStep:
         boards = self.boards
-        gains = boards.move(self._all, actions) + self._answer()
+        self._draw(anew=True)
+        gains = boards.move(self._all, actions)
+        self._draw()
+        gains += self._answer()
+        self._draw()
         score_t = gains[self._all, self._seats]
         last_t = boards.to_move == NOBODY
         terminal_t = last_t & ~boards.cut
@@ -134,6 +147,13 @@ class Seat:
             self._answer()
             s_next = boards.observe(self._all, self._seats)
         return VectorStep(s_t=s_t, r_t=score_t, terminal_t=terminal_t, last_t=last_t, s_next=s_next, score_t=score_t)
+
+    def screens(self) -> list[np.ndarray]:
+        return self._screens
+
+    def _draw(self, *, anew: bool = False) -> None:
+        if self._drawn:
+            self._screens = [*([] if anew else self._screens), self.boards.draw(0)]
 
     def fixed_player(self, name: str) -> Player:
         """A player that never learns, by its name. Raises `UsageError` if there is none."""

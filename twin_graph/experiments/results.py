@@ -125,9 +125,11 @@ def _nothing(state: State) -> Result:
 def _result(state: State, run: Run) -> Result:
     # Somebody may have resumed the run for longer: what lies beyond the experiment's steps is not compared.
     limit = state.planned.settings.train.steps + run.settings.env.count
-    evaluations = [line for line in run.evaluations() if line["scheduled"] and line["snapshot"] == line["challenger"]]
+    evaluations = [
+        line for line in run.evaluation_lines() if line["scheduled"] and line["snapshot"] == line["challenger"]
+    ]
     evaluations = [line for line in evaluations if line["played_at"]["agent_steps"] <= limit]
-    metrics = [line for line in run.metrics() if "agent_steps_per_second" in line and line["agent_steps"] <= limit]
+    metrics = [line for line in run.metric_lines() if "agent_steps_per_second" in line and line["agent_steps"] <= limit]
     events = run.ledger.events()
     newest = metrics[-1] if metrics else {"agent_steps": 0, "updates": 0}
     comparable = not run.settings.train.rescale_r  # or Q values are in other units than rewards

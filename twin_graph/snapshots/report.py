@@ -184,7 +184,7 @@ def show(run: Run, reference: str) -> dict[str, Any]:
         "manifest": store.manifest(snapshot.id).model_dump(mode="json"),
         "has_weights": store.has_weights(snapshot.id),
         "pinned": snapshot.id in store.pins,
-        "evaluations": [line for line in run.evaluations() if line["snapshot"] == snapshot.id],
+        "evaluations": [line for line in run.evaluation_lines() if line["snapshot"] == snapshot.id],
         "swaps": [
             swap.model_dump(mode="json")
             for swap in run.ledger.events(Swap, text=snapshot.id)

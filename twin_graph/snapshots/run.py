@@ -8,6 +8,7 @@ checkpoints/<run>/
   evaluations.jsonl   scores by snapshot id, every episode's return
   metrics.jsonl       what TensorBoard shows, as lines
   events/             TensorBoard's own file, one for each attempt
+  videos/             films of scheduled evaluations, by snapshot id
   control/            requests of people to the trainer, and the lock of the one process that may write
 """
 
@@ -57,6 +58,7 @@ class Run:
 
     Attributes:
       events, store_folder, control: the folders of TensorBoard, of snapshots, and of people's requests.
+      videos: the folder of films.
       attempt: the process life of the run that this object writes for, from 1.
       settings: with which it trains, or will continue.
 
@@ -68,6 +70,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.events, self.store_folder, self.control = folder / "events", folder / "snapshots", folder / "control"
+        self.videos = folder / "videos"
         self.attempt = 1
         self.ledger = Ledger(folder / LEDGER)
         self._evaluations = GrowingLines(folder / EVALUATIONS)
@@ -93,7 +96,7 @@ class Run:
     @property
     def written(self) -> tuple[Path, ...]:
         """The folders in which a process that dies may leave something that it had begun to write."""
-        return self.folder, self.control, self.store_folder, self.points().folder
+        return self.folder, self.control, self.store_folder, self.points().folder, self.videos
 
     @contextlib.contextmanager
     def lock(self, purpose: str) -> Iterator[None]:
@@ -223,7 +226,7 @@ class Run:
         """Appends a line to `metrics.jsonl`; not fsynced, since nothing is decided by it."""
         append_line(self.folder / METRICS, {"attempt": self.attempt, **metrics}, durable=False)
 
-    def evaluations(self) -> Iterator[dict[str, Any]]:
+    def evaluation_lines(self) -> Iterator[dict[str, Any]]:
         """Evaluations that hold. Raises `DamagedError`."""
         is_anew, lines = self._evaluations.new()
         if is_anew:
@@ -234,7 +237,7 @@ class Run:
                 raise DamagedError(f"{self.folder / EVALUATIONS} is damaged: a record has no {missing[0]!r}")
             yield line
 
-    def metrics(self) -> Iterator[dict[str, Any]]:
+    def metric_lines(self) -> Iterator[dict[str, Any]]:
         """Metrics that hold. Raises `DamagedError`."""
         return self._that_hold(METRICS, ((line, line.record) for line in read_lines(self.folder / METRICS)))
 
@@ -264,7 +267,7 @@ class Run:
     def scores(self) -> dict[str, float]:
         """Mean return by snapshot id, over the episodes of its scheduled evaluations."""
         returns: dict[str, list[float]] = {}
-        for evaluation in self.evaluations():
+        for evaluation in self.evaluation_lines():
             if evaluation["scheduled"]:
                 returns.setdefault(evaluation["snapshot"], []).extend(evaluation["returns"])
         return {snapshot: sum(r) / len(r) for snapshot, r in returns.items() if r}

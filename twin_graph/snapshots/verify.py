@@ -144,6 +144,7 @@ class _Verifier:
         for path in (run.folder / workers.FOLDER).glob("*.json"):
             self._try(read_file, path)
         self.known |= {path for path in (run.folder / workers.FOLDER).glob("*") if path.suffix in workers.SUFFIXES}
+        self.known |= {*run.videos.glob("*.mp4")}
         self.known |= {run.control / "lock", run.control / "holder.json", *run.events.glob("events.out.tfevents.*")}
         if (run.control / "holder.json").exists():
             self._try(read_file, run.control / "holder.json")

@@ -127,7 +127,7 @@ class Records:
 
     def _spark(self) -> list[list[float]]:
         """Agent steps and scores; of a run without scores, its training returns."""
-        curve = [(e["agent_steps"], e["mean"]) for e in self.run.evaluations() if e["scheduled"]]
+        curve = [(e["agent_steps"], e["mean"]) for e in self.run.evaluation_lines() if e["scheduled"]]
         if len(curve) < 2:
             columns = self._columns.read()
             pairs = zip(columns.get("agent_steps", []), columns.get("train_return", []), strict=True)
@@ -155,7 +155,7 @@ class Records:
         """Lines of metrics as columns, and scores with their intervals, by learner."""
         learner_of = self._learner_of()
         scores: dict[tuple[str, bool], dict[str, list[Any]]] = {}
-        for line in sorted(self.run.evaluations(), key=lambda line: int(line["agent_steps"])):
+        for line in sorted(self.run.evaluation_lines(), key=lambda line: int(line["agent_steps"])):
             key = learner_of.get(line["snapshot"], ""), line["scheduled"]
             columns = scores.setdefault(
                 key, {name: [] for name in (*_COUNTERS, "mean", "low", "high", "snapshot", "episodes")}
@@ -207,7 +207,7 @@ class Records:
 
     def episodes(self) -> dict[str, Any]:
         """Every episode of every evaluation, as columns."""
-        lines = list(self.run.evaluations())
+        lines = list(self.run.evaluation_lines())
         every = max(1, math.ceil(sum(len(line["returns"]) for line in lines) / EPISODES))
         columns: dict[str, list[Any]] = {name: [] for name in (*_COUNTERS, "return", "scheduled")}
         for line in lines[::every]:
@@ -219,7 +219,7 @@ class Records:
 
     def evaluations(self, offset: int, count: int) -> dict[str, Any]:
         """A page of the evaluations, the newest first."""
-        lines = list(self.run.evaluations())[::-1]
+        lines = list(self.run.evaluation_lines())[::-1]
         keys = ("snapshot", "scheduled", "time", *_COUNTERS, "mean", "interval_95", "returns", "seeds", "q_start")
         rows = [{key: line.get(key) for key in keys} for line in lines[offset : offset + count]]
         return {"total": len(lines), "rows": rows}

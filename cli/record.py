@@ -1,0 +1,90 @@
+"""`twin-graph record`."""
+
+from pathlib import Path
+
+import click
+from rich.progress import Progress
+
+from twin_graph import film
+from twin_graph.snapshots.run import find, locate
+
+from .params import json_option, print_json, run_argument, say, stderr, stdout
+
+#: Scale and pictures per second.
+_SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
+
+
+@click.command()
+@run_argument
+@click.argument("ref", default="latest")
+@click.option("--episodes", type=click.IntRange(min=1), default=1, show_default=True, help="Games to film.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="File to write, .mp4 or .gif.  [default: RUN-SNAPSHOT.mp4]"
+)
+@click.option("--speed", type=click.FloatRange(0.01, 100), default=1.0, show_default=True, help="2 is twice as fast.")
+@click.option(
+    "--scale",
+    type=click.FloatRange(0.5, 4),
+    help=f"Size of the picture; 1 is {film.HEIGHT} pixels high.  [default: 1.5; 1 for a GIF]",
+)
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="End the film after this long.")
+@json_option
+def record(
+    run: str,
+    ref: str,
+    episodes: int,
+    seed: int,
+    output: Path | None,
+    speed: float,
+    scale: float | None,
+    seconds: float | None,
+    as_json: bool,
+) -> None:
+    """Film snapshot REF of RUN while it plays, with what the network thinks.
+
+    Beside the game are the Q value of each action, the one that is taken, the value over time, and the score. The first
+    game is the one that `twin-graph evaluate RUN REF --episodes 1` plays with the same --seed; REF is as there. Needs
+    an extra: pip install 'twin-graph[video]'.
+
+    \b
+    Examples:
+      twin-graph record pong-seed1-1 best
+      twin-graph record pong-seed1-1 best --seconds 20 -o pong.gif
+      twin-graph record cartpole-seed1-1 latest --episodes 3 --speed 2 --scale 2
+    """
+    owner, snapshot = locate(find(run), ref)
+    path = output or Path(f"{owner.name}-{snapshot.id}.mp4")
+    film.check_path(path)
+    usual, per_second = _SIZES[path.suffix.lower()]
+    owner.store().prefix(snapshot.id)
+
+    from twin_graph import player
+
+    with (
+        film.Film(
+            path,
+            (owner.name, snapshot.id),
+            games=episodes,
+            speed=speed,
+            scale=scale or usual,
+            per_second=per_second,
+            seconds=seconds,
+        ) as made,
+        player.restored(owner, snapshot) as twin,
+        Progress(console=stderr, transient=True) as bar,
+    ):
+        task = bar.add_task(snapshot.id, total=episodes)
+        for evaluation in player.play(twin, owner, snapshot, episodes=episodes, seed=seed, at_once=1, watch=made.watch):
+            bar.update(task, completed=len(evaluation.returns))
+            if made.full:
+                break
+        made.finish()
+    if as_json:
+        print_json({"film": str(path), "snapshot": snapshot.id, "scores": made.scores, "score_so_far": made.score})
+        return
+    stdout.print(str(path), soft_wrap=True, markup=False)
+    if made.scores:
+        say(f"score: {', '.join(f'{score:g}' for score in made.scores)}")
+    else:
+        say(f"score so far: {made.score:g}")

@@ -1,0 +1,212 @@
+"""A run in a notebook: data frames, policies, callbacks, and the example itself."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import nbformat
+import numpy as np
+import pytest
+from commands import twin_graph as command
+from nbclient import NotebookClient
+
+import twin_graph
+from twin_graph import config, envs, notebook, training
+from twin_graph.errors import ForeignError, UsageError
+from twin_graph.evaluation import Evaluation
+from twin_graph.progress import Progress
+from twin_graph.snapshots import report
+from twin_graph.snapshots.run import Run
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "notebook.ipynb"
+
+Cartpole = Callable[..., config.Settings]
+
+
+@pytest.fixture
+def run(trained: Callable[[config.Settings], Run], cartpole: Cartpole) -> notebook.NotebookRun:
+    return twin_graph.find(str(trained(cartpole(target__policy="ensemble(2, mean)")).folder))
+
+
+def test_records_are_data_frames(run: notebook.NotebookRun) -> None:
+    lines = list(run.evaluation_lines())
+    scores = run.evaluations()
+    assert list(scores["mean"]) == [line["mean"] for line in lines]
+    assert list(zip(scores.low, scores.high, strict=True)) == [tuple(line["interval_95"]) for line in lines]
+    assert list(scores.games) == [2, 2]
+    metrics = run.metrics()
+    assert list(metrics.agent_steps) == [line["agent_steps"] for line in run.metric_lines()]
+    assert metrics.loss.dropna().between(0, 100).all()
+    assert list(run.snapshots().id) == [entry["id"] for entry in report.log(run)][::-1]
+    targets = run.targets()
+    for update in (1, 50, 51, 60, 100, 101, 250):
+        told = report.explain(run, update)
+        then = targets[
+            (targets.first_update <= update) & ((targets.last_update >= update) | targets.last_update.isna())
+        ]
+        assert list(then.snapshot) == [snapshot["id"] for snapshot in told["snapshots"]]
+        assert set(then.reason) == {told["reason"]}
+    assert targets.first_update.is_monotonic_increasing
+
+
+def test_a_run_without_records_has_empty_frames_with_columns(cartpole: Cartpole, tmp_path: Path) -> None:
+    run = twin_graph.create(tmp_path / "new", cartpole())
+    for frame in (run.metrics(), run.evaluations(), run.targets(), run.snapshots()):
+        assert frame.empty
+        assert "agent_steps" in frame or "first_update" in frame
+
+
+def test_a_policy_acts_as_the_snapshot_that_is_scored(run: notebook.NotebookRun) -> None:
+    settings = run.settings
+    played = run.play("latest", episodes=1, seed=4)
+    assert played == run.play("latest", episodes=1, seed=4)
+    env = gymnasium.make("CartPole-v1")
+    with run.policy() as policy:
+        observation, _ = env.reset(seed=played.seeds[0])
+        score, over = 0.0, False
+        while not over:
+            action, state = policy.predict(observation)
+            assert state is None
+            observation, reward, terminated, truncated, _ = env.step(action)
+            score, over = score + float(reward), terminated or truncated
+        assert [score] == played.returns
+        batch = np.stack([observation, -observation, 0 * observation])
+        q = policy.q_values(batch)
+        np.testing.assert_allclose(policy.q_values(observation), q[0], rtol=1e-5)
+        np.testing.assert_allclose(run.q_values("latest", batch), q, rtol=1e-6)
+        assert list(policy.predict(batch)[0]) == list(q.argmax(axis=1))
+        many = np.zeros((20_000, 4), np.float32)
+        taken = np.asarray(policy.predict(many, deterministic=False)[0])
+        explored = (taken != policy.predict(many)[0]).mean()
+        assert explored == pytest.approx(settings.act.epsilon_end / 2, rel=0.3)
+        with pytest.raises(UsageError, match=r"has shape \[4\], or \[B, ...\] for B of them; this has \[5\]"):
+            policy.predict(np.zeros(5))
+    with pytest.raises(UsageError, match="no snapshot"):
+        run.policy("nonsense")
+
+
+def test_q_values_are_those_of_the_snapshot_that_is_asked_for(run: notebook.NotebookRun) -> None:
+    observations = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    names = [*run.snapshots().id.iloc[[0, -1, 0]]]
+    first, last, again = (run.q_values(name, observations) for name in names)
+    assert (first == again).all()
+    assert (first != last).any()
+    policy = run.policy(names[0])  # another's weights stay as they are
+    run.q_values(names[1], observations)
+    np.testing.assert_array_equal(policy.q_values(observations), first)
+
+
+def test_images_are_bytes_and_emulator_numbers_are_told(
+    train: Callable[[config.Settings], Run], pong: Cartpole
+) -> None:
+    run = notebook.find(train(pong(env__actions=[0, 2, 3])).folder)
+    screens = np.random.default_rng(0).integers(0, 256, size=(8, 4, 84, 84), dtype=np.uint8)
+    with run.policy() as policy:
+        numbers = np.array([0, 2, 3])[policy.q_values(screens).argmax(axis=1)]
+        assert list(policy.predict(screens)[0]) == list(numbers)
+        with pytest.raises(UsageError, match="images are bytes"):
+            policy.predict(screens / 255)
+
+
+def test_every_text_of_the_table_is_escaped(run: notebook.NotebookRun, tmp_path: Path) -> None:
+    named = run.folder.rename(tmp_path / "<script>&")
+    found = notebook.find(named)
+    ledger = found.ledger.events()[-1].model_copy(update={"reason": "<b>bold</b>", "state": "failed"})
+    found.ledger.append(ledger)
+    page = found._repr_html_()
+    assert "<script>" not in page
+    assert "<b>bold" not in page
+    assert "&lt;script&gt;&amp;" in page
+    assert "failed: &lt;b&gt;bold&lt;/b&gt;" in page
+    assert "<svg" in page
+
+
+def test_a_callback_ends_the_run_and_is_its_recorded_reason(cartpole: Cartpole, tmp_path: Path) -> None:
+    scores: list[float] = []
+    evaluated: list[tuple[str, float]] = []
+
+    def on_evaluation(evaluation: Evaluation, progress: Progress) -> bool:
+        assert progress.evaluation is not None
+        evaluated.append((progress.evaluation[0], evaluation.mean))
+        return len(evaluated) < 2
+
+    settings = cartpole(evaluate__every_steps=300, train__chunk_steps=16)
+    run = twin_graph.create(tmp_path / "ended", settings)
+    run.train(on_episode=lambda score, _: scores.append(score), on_evaluation=on_evaluation)
+    lines = [(line["snapshot"], line["mean"]) for line in run.evaluation_lines()]
+    assert evaluated == lines
+    assert len(lines) == 2
+    state, reason = run.outcome()
+    assert (state, reason) == (
+        "finished",
+        f"on_evaluation returned False after {lines[1][0]} had a mean of {lines[1][1]:.2f}",
+    )
+    steps = report.status(run)["agent_steps"]
+    assert 600 <= steps < 600 + 32
+    assert len(scores) == report.status(run)["episodes"] > 5
+    told = command("status", str(run.folder), cwd=tmp_path)
+    assert "on_evaluation returned False" in told.stdout
+    run.train(steps=900)
+    assert run.outcome()[0] == "finished"
+    assert report.status(run)["agent_steps"] >= 900
+
+
+def test_on_episode_ends_the_run_too(cartpole: Cartpole, tmp_path: Path) -> None:
+    run = twin_graph.create(tmp_path / "ended", cartpole())
+    scores: list[float] = []
+
+    def third(score: float, progress: Progress) -> Any:
+        assert progress.returns[-1] == score or score in progress.returns
+        scores.append(score)
+        return np.bool_(len(scores) < 3)
+
+    run.train(on_episode=third)
+    assert run.outcome() == ("finished", f"on_episode returned False after a score of {scores[2]:g}")
+    assert report.status(run)["agent_steps"] < 300
+    assert report.status(run)["resume_point"]["number"] == 1
+
+
+def test_a_callback_that_fails_is_named_and_the_run_can_continue(cartpole: Cartpole, tmp_path: Path) -> None:
+    run = twin_graph.create(tmp_path / "failed", cartpole())
+
+    def on_evaluation(evaluation: Evaluation, progress: Progress) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(ForeignError, match=r"at agent step 60\d: on_evaluation: KeyError: 'mine' \(.*test_notebook.py"):
+        run.train(on_evaluation=on_evaluation)
+    assert run.outcome()[0] == "failed"
+    run.train()
+    assert run.outcome() == ("finished", "")
+
+
+def test_callbacks_change_no_weights(
+    cartpole: Cartpole, trained: Callable[[config.Settings], Run], tmp_path: Path
+) -> None:
+    run = twin_graph.create(tmp_path / "watched", cartpole())
+    env = envs.make(run.settings.env, count=run.settings.env.count)
+    for _ in training.train(run, env, on_episode=lambda *_: None, on_evaluation=lambda *_: None):
+        pass
+    env.close()
+    assert report.status(run)["weights_sha256"] == report.status(trained(cartpole()))["weights_sha256"]
+
+
+def test_opening_a_run_imports_neither_tensorflow_nor_pandas(run: notebook.NotebookRun) -> None:
+    lines = (
+        "import sys, twin_graph",
+        f"run = twin_graph.find({str(run.folder)!r})",
+        "run._repr_html_()",
+        "assert not {'tensorflow', 'pandas'} & set(sys.modules)",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    example = nbformat.read(EXAMPLE, as_version=4)  # type: ignore[no-untyped-call]
+    assert not any(cell.get("outputs") for cell in example.cells)
+    NotebookClient(example, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [output for cell in example.cells for output in cell.get("outputs", [])]
+    assert any("<svg" in output.get("data", {}).get("text/html", "") for output in shown)
+    assert sum("image/png" in output.get("data", {}) for output in shown) == 2

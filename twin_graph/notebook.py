@@ -1,0 +1,294 @@
+"""Runs in a notebook: records as data frames, snapshots as policies. The core needs none of it, and no pandas."""
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from twin_graph import config
+from twin_graph.errors import UsageError
+from twin_graph.settings import Settings
+from twin_graph.snapshots import report, run
+from twin_graph.snapshots.ledger import Commit, Swap
+from twin_graph.snapshots.run import Run, locate
+from twin_graph.words import counted
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from twin_graph.evaluation import Evaluation
+    from twin_graph.training import OnEpisode, OnEvaluation
+
+_COUNTERS = "agent_steps", "updates", "frames", "episodes"
+
+
+class NotebookRun(Run):
+    """A run with its records as data frames and its snapshots as policies; what `find` and `create` return.
+
+    Its table in Jupyter is what `twin-graph status` says. Raises `UsageError` where a reference means nothing, or
+    pandas is missing.
+    """
+
+    _kept: "Policy | None" = None
+
+    def metrics(self) -> "pd.DataFrame":
+        """What was logged while it trained, a row for each time; columns are those of `metrics.jsonl`."""
+        return _frame(self.metric_lines(), ["attempt", *_COUNTERS])
+
+    def evaluations(self) -> "pd.DataFrame":
+        """Scores, scheduled and by hand, a row for each evaluation.
+
+        `agent_steps` and `updates` are those of the snapshot. `mean` has the 95% interval `low` to `high` over `games`
+        games, whose `returns` are a list.
+        """
+        rows = [
+            {
+                **line,
+                "low": line["interval_95"][0],
+                "high": line["interval_95"][1],
+                "games": len(line["returns"]),
+            }
+            for line in self.evaluation_lines()
+        ]
+        names = ["snapshot", "agent_steps", "updates", "mean", "low", "high", "games", "scheduled", "returns", "time"]
+        return _frame(rows, names)[names]
+
+    def targets(self) -> "pd.DataFrame":
+        """Which snapshot was the target when, a row for each time that one was restored; of an ensemble, one a member.
+
+        It gave the targets of the updates `first_update` to `last_update`; `age_updates` is how far behind the first of
+        these it was.
+        """
+        store, after = self.store(), dict[tuple[str, str], int]()
+        rows: list[dict[str, Any]] = []
+        for swap in self.ledger.newest_first(Swap):
+            if swap.into != "target":
+                continue
+            whose = swap.learner, swap.worker
+            for snapshot in reversed(swap.snapshots):
+                behind = store.find(snapshot)
+                rows.append(
+                    {
+                        "snapshot": snapshot,
+                        "first_update": swap.first_update,
+                        "last_update": after.get(whose),
+                        "age_updates": None if behind.number is None else swap.first_update - 1 - behind.updates,
+                        "policy": swap.policy,
+                        "reason": swap.reason,
+                        "held": swap.hold,
+                        "learner": swap.learner,
+                        "worker": swap.worker,
+                        "agent_steps": swap.counters.agent_steps,
+                        "time": swap.time,
+                    }
+                )
+            after[whose] = swap.first_update - 1
+        names = ["snapshot", "first_update", "last_update", "age_updates", "policy", "reason", "held"]
+        return _frame(reversed(rows), names).convert_dtypes()
+
+    def snapshots(self) -> "pd.DataFrame":
+        """The snapshots, oldest first, a row for each: what `twin-graph log` lists."""
+        return _frame(reversed(report.log(self)), ["id", "parent", *_COUNTERS, "score", "marks"])
+
+    def policy(self, ref: str = "latest") -> "Policy":
+        """The snapshot that a reference means, to act with; `RUN:REF` is another run's."""
+        return Policy(*locate(self, ref))
+
+    def q_values(self, ref: str, observations: Any) -> np.ndarray:
+        """Q values by a snapshot; see `Policy.q_values`."""
+        return self._policy_of(ref).q_values(observations)
+
+    def play(self, ref: str = "latest", *, episodes: int = 30, seed: int = 0) -> "Evaluation":
+        """The score of a snapshot over whole games: that of `twin-graph evaluate`, but not recorded."""
+        return self._policy_of(ref).play(episodes=episodes, seed=seed)
+
+    def train(
+        self,
+        *,
+        steps: int | None = None,
+        on_episode: "OnEpisode | None" = None,
+        on_evaluation: "OnEvaluation | None" = None,
+    ) -> Self:
+        """Trains to its end, from the newest resume point if there is one. Interrupting the kernel saves and stops.
+
+        Args:
+          steps: another length of the run, in agent steps.
+          on_episode, on_evaluation: called as `on_episode(score, progress)` and `on_evaluation(evaluation, progress)`;
+            to return False ends the run. See `twin_graph.training.train`.
+        """
+        from twin_graph import envs, film, training
+        from twin_graph.checkpoint import newest_point
+
+        settings = self.settings
+        if settings.workers.count:
+            raise UsageError(f"{self.folder} is trained by workers: use `twin-graph resume`")
+        if steps is not None:
+            settings = config.change(settings, [("train.steps", steps)])
+        film.check(settings)
+        with self.lock("train"):
+            point = newest_point(self).point if self.points().folders() else None
+            if settings != self.settings:
+                self.change_settings(settings)
+            with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
+                for _ in training.train(self, env, point, on_episode=on_episode, on_evaluation=on_evaluation):
+                    pass
+        return self
+
+    def _policy_of(self, ref: str) -> "Policy":
+        """One that is kept for the next call."""
+        owner, snapshot = locate(self, ref)
+        kept = self._kept
+        if kept is None or (kept.run.folder, kept.snapshot.id) != (owner.folder, snapshot.id):
+            if kept:
+                kept.close()
+            self._kept = kept = Policy(owner, snapshot)
+        return kept
+
+    def _repr_html_(self) -> str:
+        told = report.status(self)
+        state = ": ".join(part for part in (told["state"], told["reason"]) if part)
+        rows = [
+            ("state", state),
+            ("environment", told["environment"]),
+            ("agent steps", f"{told['agent_steps']:,} of {told['total_steps']:,}"),
+            ("updates", f"{told['updates']:,}"),
+            ("episodes", f"{told['episodes']:,}"),
+            ("snapshots", f"{told['snapshots']:,}, {told['snapshots_with_weights']:,} with weights"),
+            *(
+                (
+                    "target",
+                    f"{target['snapshot']}, policy {target['policy']}, {counted(target['age_updates'], 'update')} old",
+                )
+                for target in told["targets"]
+            ),
+            *(
+                (f"{name} score", f"{score['mean']:.2f} ({score['snapshot']})")
+                for name, score in told["scores"].items()
+                if score
+            ),
+        ]
+        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
+        lines = [line for line in self.evaluation_lines() if line["scheduled"]]
+        curve = _curve([(line["agent_steps"], line["mean"]) for line in lines])
+        return f"<div><b>{escape(told['run'])}</b>{curve}<table>{cells}</table></div>"
+
+
+class Policy:
+    """One snapshot that acts; `close()` or `with` ends its session.
+
+    Attributes:
+      run: whose snapshot it is.
+      snapshot: its record.
+    """
+
+    def __init__(self, run: Run, snapshot: Commit) -> None:
+        from twin_graph import player
+
+        self.run, self.snapshot = run, snapshot
+        self._twin = player.restored(run, snapshot)
+        self._random = np.random.default_rng(run.settings.seed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Policy {self.snapshot.id} of {self.run.name}>"
+
+    def close(self) -> None:
+        """Ends the session. Safe to call twice."""
+        self._twin.close()
+
+    def predict(
+        self, observation: Any, state: None = None, episode_start: Any = None, deterministic: bool = True
+    ) -> tuple[Any, None]:
+        """The action for an observation, or actions `[B]` for several, as Stable-Baselines3 returns them.
+
+        Args:
+          observation: see `q_values`.
+          state, episode_start: of recurrent policies, which this is not.
+          deterministic: the greedy action; else, with the probability `act.epsilon_end`, any.
+
+        Returns:
+          The number of the action, counted from 0 (with `env.actions`, the emulator's own), and None.
+        """
+        del state, episode_start
+        q = self.q_values(observation)
+        actions = np.asarray(q.argmax(axis=-1))
+        if not deterministic:
+            explore = self._random.random(actions.shape) < self.run.settings.act.epsilon_end
+            actions = np.where(explore, self._random.integers(0, q.shape[-1], size=actions.shape), actions)
+        if chosen := self.run.settings.env.actions:
+            actions = np.array(chosen)[actions]
+        return (actions if actions.shape else actions.item()), None
+
+    def q_values(self, observations: Any) -> np.ndarray:
+        """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`; `[A]` of a single one.
+
+        Images are bytes; what is true or false may stay so.
+        """
+        spec, given = self._twin.spec.env, np.asarray(observations)
+        shape = spec.observation_shape
+        if given.shape[-len(shape) :] != shape or given.ndim > len(shape) + 1:
+            raise UsageError(
+                f"an observation of {self.run.settings.env.id} has shape {list(shape)}, or [B, ...] for B of them; "
+                f"this has {list(given.shape)}"
+            )
+        if spec.observation_dtype == "uint8":
+            if given.dtype == np.bool_:
+                given = given * np.uint8(255)
+            elif given.dtype != np.uint8:
+                raise UsageError(f"images are bytes from 0 to 255 (uint8); this is {given.dtype}")
+        q = self._twin.q_values(given.reshape(-1, *shape))
+        return q if given.ndim > len(shape) else q[0]
+
+    def play(self, *, episodes: int = 30, seed: int = 0) -> "Evaluation":
+        """Its score over whole games; see `NotebookRun.play`."""
+        from twin_graph import player
+
+        for evaluation in player.play(self._twin, self.run, self.snapshot, episodes=episodes, seed=seed):  # noqa: B007
+            pass
+        return evaluation
+
+
+def find(name: str | Path) -> NotebookRun:
+    """The run in a folder, or of that name under `checkpoints/`. Raises `UsageError` if there is none."""
+    return NotebookRun(run.find(str(name)).folder)
+
+
+def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] = MappingProxyType({})) -> NotebookRun:
+    """Makes the folder of a new run; see `twin_graph.snapshots.run.create`."""
+    return NotebookRun(run.create(folder, settings, protocol).folder)
+
+
+def _frame(rows: Iterable[dict[str, Any]], names: list[str]) -> "pd.DataFrame":
+    """With these columns first, also where there are no rows."""
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise UsageError(f"data frames need {error.name}: pip install 'twin-graph[notebook]'") from None
+    frame = pd.DataFrame(list(rows))
+    return frame.reindex(columns=[*names, *(name for name in frame.columns if name not in names)])
+
+
+def _curve(points: list[tuple[int, float]]) -> str:
+    """Scores over agent steps as a small drawing; nothing for fewer than two."""
+    if len(points) < 2:
+        return ""
+    width, height = 320, 60
+    (x0, x1), (y0, y1) = ((min(values), max(values)) for values in zip(*points, strict=True))
+    line = " ".join(
+        f"{4 + (width - 8) * (x - x0) / ((x1 - x0) or 1):.1f},{4 + (height - 8) * (y1 - y) / ((y1 - y0) or 1):.1f}"
+        for x, y in points
+    )
+    title = escape(f"scores from {y0:.2f} to {y1:.2f}")
+    return (
+        f'<br><svg width="{width}" height="{height}" role="img"><title>{title}</title>'
+        f'<polyline points="{line}" fill="none" stroke="#2f7fd0" stroke-width="1.5"/></svg>'
+    )
