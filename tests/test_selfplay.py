@@ -383,3 +383,26 @@ def test_pong_for_two_resumes_exactly(train: Callable[[Settings], Run], tmp_path
     assert end(killed) == end(whole)
     [evaluation] = whole.evaluation_lines()
     assert evaluation["protocol"]["environment"] == "ALE/Pong-v5"
+
+
+def test_a_board_is_filmed_and_one_that_cannot_be_drawn_says_so(
+    tictactoe: Make, train: Callable[[Settings], Run], tmp_path: Path
+) -> None:
+    run = train(tictactoe(train__steps=300, evaluate__episodes=0))
+    told = twin_graph("record", str(run.folder), "-o", "game.gif", cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert (tmp_path / "game.gif").stat().st_size > 5_000
+    with pytest.raises(UsageError, match=r"OpenSpiel/hex cannot be drawn; tic_tac_toe and connect_four can"):
+        envs.make(EnvSettings(id="OpenSpiel/hex"), count=1, evaluation=True, screens=True)
+
+
+def test_both_players_pieces_are_drawn_where_they_lie() -> None:
+    boards = boards_of(EnvSettings(id="OpenSpiel/connect_four"), 1)
+    for column in (3, 3):
+        boards.move(np.array([0]), np.array([column]))
+    picture = boards.draw(0)
+    centres = picture[30::60, 30::60].tolist()
+    first, second, free = centres[5][3], centres[4][3], centres[0][0]
+    assert picture.shape == (6 * 60, 7 * 60, 3)
+    assert len({tuple(first), tuple(second), tuple(free)}) == 3
+    assert sum(colour == free for row in centres for colour in row) == 40

@@ -11,6 +11,7 @@ import numpy as np
 
 from twin_graph import config
 from twin_graph.errors import UsageError
+from twin_graph.legal import ILLEGAL, pick
 from twin_graph.settings import Settings
 from twin_graph.snapshots import report, run
 from twin_graph.snapshots.ledger import Commit, Swap
@@ -223,7 +224,9 @@ class Policy:
         actions = np.asarray(q.argmax(axis=-1))
         if not deterministic:
             explore = self._random.random(actions.shape) < self.run.settings.act.epsilon_end
-            actions = np.where(explore, self._random.integers(0, q.shape[-1], size=actions.shape), actions)
+            legal = (q > ILLEGAL).reshape(-1, q.shape[-1])
+            anything = pick(legal, self._random.random(len(legal))).reshape(actions.shape)
+            actions = np.where(explore, anything, actions)
         if chosen := self.run.settings.env.actions:
             actions = np.array(chosen)[actions]
         return (actions if actions.shape else actions.item()), None

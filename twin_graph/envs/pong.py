@@ -53,7 +53,7 @@ class Pong:
     A point is 1 for who made it and -1 for the other. Who lets the ball wait is fined one, which nobody gains.
     """
 
-    action_names = ("NOOP", "FIRE", "RIGHT", "LEFT", "RIGHTFIRE", "LEFTFIRE")
+    action_names: tuple[str, ...] = ("NOOP", "FIRE", "RIGHT", "LEFT", "RIGHTFIRE", "LEFTFIRE")
 
     def __init__(self, settings: EnvSettings, count: int) -> None:
         if settings.actions is not None or settings.kwargs:
