@@ -26,7 +26,7 @@ from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.files import write_new
 from twin_graph.snapshots.ledger import Commit, Counters, utc_now
-from twin_graph.snapshots.points import LearnerState, PointState, TargetState
+from twin_graph.snapshots.points import HolderState, LearnerState, PointState
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import Variable
 from twin_graph.snapshots.verify import verify
@@ -138,7 +138,7 @@ class Training:
                 LearnerState(
                     name="online",
                     updates=0,
-                    target=TargetState(snapshots=(newest.id,), since=newest.counters, policy="latest", held=False),
+                    target=HolderState(snapshots=(newest.id,), since=newest.counters, policy="latest", held=False),
                 ),
             ),
             saved=newest.counters,

@@ -37,7 +37,7 @@ Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]
 
 
-def restore_in_memory(keeper: Keeper, learner: Learner, reason: str) -> None:
+def restore_in_memory(keeper: Keeper, learner: Learner, role: str, reason: str) -> None:
     """What a refresh does, without the disk: copies the online twin's variables into the target twin's."""
     [twin] = learner.target.twins
     twin.load(learner.online.weights())

@@ -454,7 +454,7 @@ def test_a_swap_is_asked_for_in_all_its_words(work: Path) -> None:
             assert post({**wanted, **change})[0] == 400
         assert post({**wanted, "hold": True, "into": "online"}) == (
             400,
-            {"error": "--hold is only for a swap into the target"},
+            {"error": "--hold is only for a swap into the target or the opponent"},
         )
         assert post([])[0] == 400
         assert server.ask("api/runs/0/swap", method="POST", body="{", Content_Type="application/json").status == 400

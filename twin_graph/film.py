@@ -98,6 +98,7 @@ class Film:
       seconds: after which the film ends; None for whole games.
 
     Attributes:
+      path: as given.
       scores: of the games that ended in the film.
       score: so far, of a game that has not ended.
       full: whether it has all that it is to show.
@@ -118,7 +119,7 @@ class Film:
         seconds: float | None = None,
     ) -> None:
         check_path(path)
-        self._path, self._title, self._games = path, title, games
+        self.path, self._title, self._games = path, title, games
         self._speed, self._scale, self._most, self._seconds = speed, scale, per_second, seconds
         self._writer: _Writer | None = None
         self._panel: _Panel | None = None
@@ -180,7 +181,7 @@ class Film:
         self._shown += 1
         if self._writer is None:
             size = self._panel.frame_size(screen)
-            self._writer = _Writer(self._path, size, pictures_per_second)
+            self._writer = _Writer(self.path, size, pictures_per_second)
         if not self.full and self._writer.pictures * screens_per_picture < self._shown:
             pooled = screens_per_picture > 1 and env.spec.frames_per_step > 1
             self._writer.add(self._panel.frame(np.maximum(*self._newest) if pooled and self._newest[1:] else screen))

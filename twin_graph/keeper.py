@@ -2,12 +2,13 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from twin_graph import retention, targets
+from twin_graph import retention, targets, trackers
 from twin_graph.actor import Actor
 from twin_graph.checkpoint import Checkpoints
 from twin_graph.errors import UsageError
@@ -60,6 +61,9 @@ class Keeper:
         self._closed = False
         with contextlib.ExitStack() as building:
             building.enter_context(run.lock("train"))
+            self._tracker = trackers.of(run)
+            if self._tracker:
+                building.callback(self._tracker.close)
             self.store = run.store()
             self.learners = self._build_learners(spec, building)
             if self.store.snapshots and point is None:
@@ -207,6 +211,13 @@ class Keeper:
         self.run.record_metrics({**values, **counters.model_dump()})
         numbers = {name: float(value) for name, value in values.items() if isinstance(value, int | float | np.number)}
         self._events.write(counters.agent_steps, numbers)
+        if self._tracker:
+            self._tracker.log(counters.agent_steps, numbers)
+
+    def show(self, film: Path) -> None:
+        """Hands the film of an evaluation to `log.to`."""
+        if self._tracker:
+            self._tracker.film(self.tally.agent_steps, film)
 
     def log_variables(self) -> None:
         """Writes statistics and histograms to TensorBoard: of trainable variables, and of activations on the probe."""

@@ -383,6 +383,9 @@ class TwinSettings(_Section):
 
 class LogSettings(_Section):
     every_steps: int = _setting(2_000, "log metrics every n agent steps", unit="agent steps", ge=1)
+    to: Literal["tensorboard", "wandb", "mlflow"] = _setting(
+        "tensorboard", "wandb, mlflow: settings, metrics and films go there too"
+    )
     variables: bool = _setting(
         False,
         "with each line of metrics, also write statistics and histograms of variables and activations to TensorBoard",

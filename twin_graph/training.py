@@ -151,6 +151,7 @@ def _evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Progress
                             return
                     if film:
                         film.finish()
+                        keeper.show(film.path)
                 played.append((snapshot, newest, evaluation))
     progress.note = ""
     for snapshot, challenger, evaluation in played:

@@ -1,0 +1,73 @@
+"""Weights & Biases and MLflow, by their own clients, offline."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import mlflow
+import pytest
+from commands import twin_graph
+from test_resume import attempt
+
+from twin_graph import trackers
+from twin_graph.errors import UsageError
+from twin_graph.settings import Settings
+from twin_graph.snapshots.run import Run, create
+
+Make = Callable[..., Settings]
+
+
+def test_mlflow_has_settings_and_metrics_and_a_resumed_run_continues_its_record(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    run = create(tmp_path / "run", cartpole(log__to="mlflow", evaluate__video=True, evaluate__max_steps=20))
+    attempt(run, 640)
+    attempt(run)
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name(trackers.PROJECT)
+    assert experiment is not None
+    [recorded] = client.search_runs([experiment.experiment_id])
+    assert recorded.data.params["train.batch_size"] == "16"
+    assert recorded.data.params["env.id"] == "CartPole-v1"
+    assert recorded.info.status == "FINISHED"
+    losses = {metric.step: metric.value for metric in client.get_metric_history(recorded.info.run_id, "loss")}
+    ours = {line["agent_steps"]: line["loss"] for line in run.metric_lines() if line.get("loss") is not None}
+    assert {step: losses[step] for step in ours} == pytest.approx(ours, nan_ok=True)
+    scores = client.get_metric_history(recorded.info.run_id, "evaluation/mean_return")
+    assert [score.value for score in scores][-1] == [line["mean"] for line in run.evaluation_lines()][-1]
+    films = {Path(film.path).name for film in client.list_artifacts(recorded.info.run_id, "films")}
+    assert films == {path.name for path in run.videos.iterdir()}
+
+
+def test_weights_and_biases_has_settings_and_metrics(
+    cartpole: Make, train: Callable[[Settings], Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = train(cartpole(log__to="wandb", evaluate__video=True, evaluate__max_steps=20))
+    [recorded] = (run.folder / "wandb").glob("offline-run-*/run-*.wandb")
+    content = recorded.read_bytes()
+    for name in (b"evaluation/mean_return", b"loss", b"train.batch_size", b"evaluation/film", b"agent_steps"):
+        assert name in content
+    assert run.outcome()[0] == "finished"
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_one_line_says_what_to_install(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UsageError, match=rf"^log.to={name} needs {name}: pip install 'twin-graph\[{name}\]'$"):
+        trackers.check(cartpole(log__to=name))
+
+
+def test_without_an_account_one_line_says_how(tmp_path: Path) -> None:
+    """In a process of its own: the client remembers how it was first used."""
+    known = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    env = {**known, "HOME": str(tmp_path), "WANDB_MODE": "online"}
+    told = twin_graph("train", "cartpole", "--set", "log.to=wandb", cwd=tmp_path, env=env)
+    assert told.returncode == 2
+    assert "Error: log.to=wandb: No API key configured" in told.stderr
+    assert told.stderr.splitlines()[-1].endswith("WANDB_MODE=offline needs no account")
