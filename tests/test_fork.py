@@ -34,6 +34,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ensemble": {"target__policy": "ensemble(3, min)", "save__every_updates": 20, "loss": "mse"},
     "best": {"target__policy": "best(mean)", "save__every_updates": 20, "loss": "mse"},
     "mutual": {"mode": "mutual", "mutual__learn": "random", "mutual__act": "random"},
+    "opponent": {
+        "env__id": "OpenSpiel/tic_tac_toe",
+        "opponent__policy": "window(3)",
+        "opponent__refresh_every_updates": 20,
+        "save__every_updates": 20,
+        "loss": "mse",
+    },
 }
 
 

@@ -146,7 +146,9 @@ class Seat:
                 self._seats[board] = 1 - self._seats[board]
             self._answer()
             s_next = boards.observe(self._all, self._seats)
-        return VectorStep(s_t=s_t, r_t=score_t, terminal_t=terminal_t, last_t=last_t, s_next=s_next, score_t=score_t)
+        clip = self.spec.reward_clip
+        r_t = score_t if clip is None else np.clip(score_t, -clip, clip)
+        return VectorStep(s_t=s_t, r_t=r_t, terminal_t=terminal_t, last_t=last_t, s_next=s_next, score_t=score_t)
 
     def screens(self) -> list[np.ndarray]:
         return self._screens
