@@ -356,7 +356,8 @@ def test_what_was_killed_is_gone_on_with_and_gives_the_same_numbers(finished: Pa
     for name in ("conditions.csv", "runs.csv"):
         clock = ("seconds_to_threshold", "attempts", "stops")
         assert table(folder, name, without=clock) == table(finished, name, without=clock)
-    ends = [line for line in (folder / "outcomes.jsonl").read_text().splitlines() if '"code": 0' in line]
+    outcomes = folder / "outcomes.jsonl"  # none where every training ended while no runner lived
+    ends = [line for line in outcomes.read_text().splitlines() if '"code": 0' in line] if outcomes.exists() else []
     assert len(ends) <= len(RUNS)  # none was brought to its end twice
 
 
