@@ -55,6 +55,7 @@ def values_of(spec: ModelSpec, count: int) -> dict[str, np.ndarray]:
         "q_target_t": random.normal(size=(count * B, spec.env.n_actions)).astype(np.float32),
         "s_t": observations(),
         "dropout_seed": np.array([(1, update) for update in range(count)]),
+        "learning_rate": np.array([spec.train.learning_rate / (1 + update) for update in range(count)], np.float32),
     }
 
 
@@ -102,7 +103,7 @@ def test_a_block_is_its_updates_one_by_one_to_the_bit_and_those_of_train_op_but_
         for update in range(K):
             batch = part(values, range(update, update + 1))
             fed = {tensor: batch[name] for name, tensor in model.fed.items()}
-            fed[model.dropout_seed] = batch["dropout_seed"][0]
+            fed |= {model.dropout_seed: batch["dropout_seed"][0], model.learning_rate: batch["learning_rate"][0]}
             _, *one = twin.run((model.train_op, model.loss, model.q_mean, model.td_error), fed)
             for value, of_block in zip(one, without, strict=True):
                 np.testing.assert_allclose(of_block[update], value, rtol=1e-3, atol=1e-4)

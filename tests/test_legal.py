@@ -160,7 +160,8 @@ def test_bootstrap_values_come_from_legal_actions(cartpole: Make, double: bool, 
         model = online.model
         if block:
             assert model.block
-            fed = model.block.feed({**values, "dropout_seed": np.zeros((1, 2), np.int32)})
+            per_update = {"dropout_seed": np.zeros((1, 2), np.int32), "learning_rate": np.array([1e-3], np.float32)}
+            fed = model.block.feed({**values, **per_update})
             td_error = online.run(model.block.fetches, fed)[2][0]
         else:
             fed = {tensor: values[name] for name, tensor in model.fed.items()}

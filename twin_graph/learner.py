@@ -1,7 +1,6 @@
 """A learner: an online twin, a target, and the snapshots by which one becomes the other."""
 
 import functools
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -125,7 +124,8 @@ class Learner:
           DivergedError: a loss is NaN or infinite.
         """
         if self.online.model.block:
-            made = [self._block(some, prepared) for some in self._of_one_rate(updates)]
+            size = self.online.model.block.updates
+            made = [self._block(updates[i : i + size], prepared) for i in range(0, len(updates), size)]
         else:
             made = [self._step(update, prepared) for update in updates]
         losses = Losses(*(np.concatenate(values) for values in zip(*made, strict=True)))
@@ -155,21 +155,16 @@ class Learner:
 
     def _block(self, updates: Sequence[int], prepared: Prepared) -> Losses:
         """Several updates in one run."""
-        model, count = self.online.model, len(updates)
-        assert model.block
-        seeds = np.array([(self._seed, update) for update in updates])
+        block = self.online.model.block
+        assert block
+        values = {
+            **prepared.values(updates),
+            "dropout_seed": np.array([(self._seed, update) for update in updates]),
+            "learning_rate": np.array([self._train.learning_rate_at(update) for update in updates], np.float32),
+        }
         with self._stopwatch.phase("train"):
-            fed = model.block.feed({**prepared.values(updates), "dropout_seed": seeds})
-            fed[model.learning_rate] = self._train.learning_rate_at(updates[0])
-            return Losses(*(values[:count] for values in self.online.run(model.block.fetches, fed)))
-
-    def _of_one_rate(self, updates: Sequence[int]) -> Iterator[Sequence[int]]:
-        """As many updates at a time as a block takes, of one learning rate."""
-        assert self.online.model.block
-        for _, equal in itertools.groupby(updates, self._train.learning_rate_at):
-            some = list(equal)
-            for first in range(0, len(some), size := self.online.model.block.updates):
-                yield some[first : first + size]
+            made = self.online.run(block.fetches, block.feed(values))
+        return Losses(*(told[: len(updates)] for told in made))
 
     def commit(self, counters: Counters, health: Health | None) -> Commit:
         """Saves the online twin as a durable snapshot, or returns the newest one if nothing was learnt since.

@@ -154,7 +154,8 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
         with tf.variable_scope("accumulated"):
             accumulate_op, gradients, clear = optimizers.accumulate(gradients, trainables)
     gradients = optimizers.clip(gradients, train)
-    optimizer = optimizers.optimizer(learning_rate, train)
+    rate = learning_rate
+    optimizer = optimizers.optimizer(lambda: rate, train)
     # Whoever trains on from an export makes an optimizer of its own, whose slots have the plain names.
     with tf.variable_scope("optimizer") if plain else contextlib.nullcontext():
         applied = optimizer.apply_gradients(zip(gradients, trainables, strict=True))
@@ -163,8 +164,12 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
     with tf.control_dependencies(gradients):
         clear_op = tf.group(*(clear() if clear else ()))
 
+    per_update = {"dropout_seed": dropout_seed, "learning_rate": learning_rate}
+
     def learn(examples: Mapping[str, Tensor]) -> tuple[Any, Tensor, Tensor, Tensor]:
         """As `train_op` does, on the same variables, in the block's loop."""
+        nonlocal rate
+        rate = examples["learning_rate"]
         build = functools.partial(network, layers=plain_layers if gpu else xla_layers)
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
             q_tm1 = build(examples["s_tm1"], examples["dropout_seed"])
@@ -196,7 +201,7 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
         activations=activations,
         trainables=trainables,
         fed=fed,
-        block=blocks.build(block, train.batch_size, fed | {"dropout_seed": dropout_seed}, learn) if block else None,
+        block=blocks.build(block, train.batch_size, fed | per_update, learn) if block else None,
     )
 
 

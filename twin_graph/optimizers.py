@@ -9,6 +9,9 @@ from twin_graph.graph_mode import tf
 from twin_graph.settings import TrainSettings
 
 Tensor = Any
+#: Returns the learning rate, a scalar tensor: the one of `train_op`, or each update's own in a block. All optimizers of
+#: `tf.train` take a callable and call it when they are applied.
+Rate = Callable[[], Tensor]
 
 # DQN 3.0's own numbers (NeuralQLearner.lua); RMSProp's decay in Mnih et al. 2015 and 2016.
 _DQN3_DECAY, _DQN3_MINIMUM = 0.95, 0.01
@@ -25,7 +28,7 @@ class Dqn3RmsProp(tf.train.Optimizer):  # type: ignore[misc]
         w  <- w - learning_rate * dw / sqrt(g2 - g^2 + 0.01)
     """
 
-    def __init__(self, learning_rate: Tensor) -> None:
+    def __init__(self, learning_rate: Rate) -> None:
         super().__init__(use_locking=False, name="Dqn3RmsProp")
         self._learning_rate = learning_rate
 
@@ -42,7 +45,7 @@ class Dqn3RmsProp(tf.train.Optimizer):  # type: ignore[misc]
             # Never below zero, but for rounding, and for two workers that write their means at once.
             spread = tf.maximum(g2.read_value() - tf.square(g.read_value()), 0)
             root = tf.sqrt(spread + _DQN3_MINIMUM)
-            return variable.assign_sub(self._learning_rate * gradient / root, read_value=False)
+            return variable.assign_sub(self._learning_rate() * gradient / root, read_value=False)
 
 
 class CenteredRmsProp(tf.train.Optimizer):  # type: ignore[misc]
@@ -56,7 +59,7 @@ class CenteredRmsProp(tf.train.Optimizer):  # type: ignore[misc]
         w  <- w - learning_rate * m
     """
 
-    def __init__(self, learning_rate: Tensor, train: TrainSettings) -> None:
+    def __init__(self, learning_rate: Rate, train: TrainSettings) -> None:
         super().__init__(use_locking=False, name="CenteredRmsProp")
         self._learning_rate = learning_rate
         self._train = train
@@ -78,12 +81,12 @@ class CenteredRmsProp(tf.train.Optimizer):  # type: ignore[misc]
             g.assign(mean, read_value=False),
             g2.assign(square, read_value=False),
             m.assign(moved, read_value=False),
-            variable.assign_sub(self._learning_rate * moved, read_value=False),
+            variable.assign_sub(self._learning_rate() * moved, read_value=False),
         )
 
 
-#: By name, what makes an optimizer of a learning rate, a scalar tensor, and the settings of training.
-OPTIMIZERS: dict[str, Callable[[Tensor, TrainSettings], Any]] = {
+#: By name, what makes an optimizer of a learning rate and the settings of training.
+OPTIMIZERS: dict[str, Callable[[Rate, TrainSettings], Any]] = {
     "adam": lambda rate, train: tf.train.AdamOptimizer(rate, epsilon=train.adam_epsilon),
     "rmsprop": lambda rate, train: tf.train.RMSPropOptimizer(
         rate, decay=train.rmsprop_decay, momentum=train.rmsprop_momentum, epsilon=train.rmsprop_epsilon
@@ -93,7 +96,7 @@ OPTIMIZERS: dict[str, Callable[[Tensor, TrainSettings], Any]] = {
 }
 
 
-def optimizer(learning_rate: Tensor, train: TrainSettings) -> Any:
+def optimizer(learning_rate: Rate, train: TrainSettings) -> Any:
     """What `train.optimizer` names: an object with `apply_gradients`.
 
     Raises:

@@ -126,7 +126,7 @@ class _Part:
             ]
             self.gradients = {v.name: tf.placeholder(v.dtype, v.shape) for v in trainables}
             self.learning_rate = tf.placeholder(tf.float32, [])
-            optimizer = optimizers.optimizer(self.learning_rate, spec.train)
+            optimizer = optimizers.optimizer(lambda: self.learning_rate, spec.train)
             applied = tf.no_op()
             if held:
                 applied = optimizer.apply_gradients(zip(self.gradients.values(), held, strict=True))
