@@ -530,7 +530,7 @@ def test_a_browser_shows_the_page_whole(finished: Path, width: int) -> None:
         shown = browser.execute_script(
             "return [...document.images].map(i => [i.closest('figure').id, i.naturalWidth, i.getBoundingClientRect()])"
         )
-        overflow = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
+        overflow = browser.execute_script("return document.documentElement.scrollWidth - arguments[0]", width)
         small = browser.execute_script(
             "return [...document.querySelectorAll('p, li, td, th, figcaption')]"
             ".filter(e => parseFloat(getComputedStyle(e).fontSize) < 13).length"

@@ -493,6 +493,21 @@ def test_the_timeline_says_what_explain_says(opened: Callable[[str], Records], n
         assert {lines["policies"][lines["policy"][row]] for row in rows} == {told["policy"]}
 
 
+def test_the_timeline_of_opponents_says_what_the_ledger_says(tmp_path: Path) -> None:
+    game = ["tictactoe", "--steps", "1200", *TINY, "--set=env.count=4", "--set=opponent.policy=window(3)"]
+    done = twin_graph("train", *game, "--set=opponent.refresh_every_updates=20", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = Run(run_folder(tmp_path, "tictactoe-seed1-1"))
+    records = Records(run)
+    records.summary()
+    lines = records.timeline("opponent")
+    told = [(lines["first"][row], lines["ids"][lines["snapshot"][row]]) for row in range(len(lines["first"]))]
+    swaps = [swap for swap in run.ledger.events(Swap) if swap.into == "opponent"]
+    assert told == [(swap.first_update, swap.snapshots[0]) for swap in swaps if swap.first_update <= lines["updates"]]
+    assert len(set(told)) > 5
+    assert records.timeline() != lines
+
+
 def test_curves_are_the_records_own_and_are_averaged_when_long(
     opened: Callable[[str], Records], monkeypatch: pytest.MonkeyPatch
 ) -> None:

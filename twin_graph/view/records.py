@@ -18,6 +18,7 @@ from twin_graph.snapshots.files import GrowingLines
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, End, Event, Fork, Pin, Place, Point, Prune, Start, Swap
 from twin_graph.snapshots.run import EVALUATIONS, LEDGER, METRICS, Run
 from twin_graph.stopwatch import PHASES
+from twin_graph.targets import PURPOSES
 from twin_graph.words import counted
 
 #: A plot has no more points, since no screen has more columns; lines of metrics are averaged to so many.
@@ -147,6 +148,7 @@ class Records:
             "seed": settings.seed,
             "is_in_chunks": settings.train.chunk_steps > 0,
             "has_target": settings.train.target_q,
+            "opponent": settings.opponent.policy,
             "kinds": KINDS,
             "films": self._films(),
         }
@@ -176,14 +178,14 @@ class Records:
             "scores": [{"learner": key[0], "scheduled": key[1], **columns} for key, columns in scores.items()],
         }
 
-    def timeline(self) -> dict[str, Any]:
-        """Which snapshot was the target from which update to which, a row for each; several rows for an ensemble."""
+    def timeline(self, role: str = "target") -> dict[str, Any]:
+        """Which snapshot was the target, or the opponent, from which update to which; an ensemble has several rows."""
         self._catch_up()
         rows: list[tuple[Any, ...]] = []
         policies: dict[str, int] = {}
         ids: dict[str, int] = {}
         updates = self._updates
-        for learner, swaps in self._targets.items():
+        for learner, swaps in self._served[role].items():
             ends = [swap.first_update - 1 for swap in swaps[1:]] + [updates]
             for swap, last in zip(swaps, ends, strict=True):
                 if last < swap.first_update:
@@ -290,7 +292,7 @@ class Records:
     def _forget_ledger(self) -> None:
         self._rows: list[Row] = []
         self._commits: dict[str, Commit] = {}
-        self._targets: dict[str, list[_Served]] = {}
+        self._served: dict[str, dict[str, list[_Served]]] = {role: {} for role in PURPOSES}
 
     def _catch_up(self) -> None:
         """Sees what the ledger has recorded since."""
@@ -304,9 +306,9 @@ class Records:
             self._rows.append(_row(event, holds))
             if isinstance(event, Commit) and (holds or event.id not in self._commits):
                 self._commits[event.id] = event
-            elif isinstance(event, Swap) and holds and event.into == "target" and not event.worker:
+            elif isinstance(event, Swap) and holds and event.into in self._served and not event.worker:
                 served = _Served(event.first_update, event.snapshots, event.policy, event.hold)
-                self._targets.setdefault(event.learner, []).append(served)
+                self._served[event.into].setdefault(event.learner, []).append(served)
 
 
 class _Served(NamedTuple):

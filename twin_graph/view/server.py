@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots import swaps
 from twin_graph.snapshots.run import Run
+from twin_graph.targets import PURPOSES
 from twin_graph.view.records import Library, Records, rounded
 
 ADDRESS = "127.0.0.1"
@@ -146,7 +147,7 @@ class _Api:
             Route("/api/differences", self._differences),
             Route(f"{run}/about", self._of_a_run(lambda records, _: records.about())),
             Route(f"{run}/curves", self._of_a_run(lambda records, _: records.curves())),
-            Route(f"{run}/timeline", self._of_a_run(lambda records, _: records.timeline())),
+            Route(f"{run}/timeline", self._of_a_run(_timeline)),
             Route(f"{run}/episodes", self._of_a_run(lambda records, _: records.episodes())),
             Route(f"{run}/evaluations", self._of_a_run(_evaluations)),
             Route(f"{run}/ledger", self._of_a_run(_ledger)),
@@ -215,6 +216,13 @@ class _Api:
             return _json({"done": outcome.answer.done if outcome.answer else True, "message": outcome.message})
 
         return await run_in_threadpool(answer)
+
+
+def _timeline(records: Records, request: Request) -> Any:
+    role = request.query_params.get("role", "target")
+    if role not in PURPOSES:
+        raise UsageError(f"role must be {' or '.join(PURPOSES)}")
+    return records.timeline(role)
 
 
 def _evaluations(records: Records, request: Request) -> Any:

@@ -79,7 +79,8 @@ export function runView(library, index) {
     const curves = curvesPart(run);
     const all = [
       ["Learning", curves.learning],
-      ["Targets", timelinePart(run)],
+      ["Targets", timelinePart(run, "target")],
+      run.about.opponent ? ["Opponents", timelinePart(run, "opponent")] : null,
       ["Twins", curves.twins],
       ["Time", curves.time],
       ["Evaluations", evaluationsPart(run)],

@@ -24,6 +24,7 @@ export function swapPart(run) {
     "select",
     { id: "swap-into" },
     h("option", { value: "target" }, "target twin"),
+    run.about.opponent ? h("option", { value: "opponent" }, "opponent") : null,
     h("option", { value: "online" }, "online twin"),
   );
   const learner =
@@ -80,7 +81,7 @@ export function swapPart(run) {
     reference: reference.value.trim(),
     into: into.value,
     learner: learner?.value ?? "",
-    hold: hold.checked && into.value === "target",
+    hold: hold.checked && into.value !== "online",
     undo: false,
     dry_run: true,
   });

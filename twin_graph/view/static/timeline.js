@@ -5,18 +5,22 @@ import { Plot, clipped, colour, faint, fromZero, joined } from "./charts.js";
 import { count, counted, h, number, put } from "./dom.js";
 import { section, snapshotButton } from "./parts.js";
 
-const SYNC = "targets";
 const AXIS = 52; // pixels; the three plots are in line
 
-export function timelinePart(run) {
+/** @param role "target" or "opponent", of which the same is known. */
+export function timelinePart(run, role) {
   const { learners } = run.about;
+  const isTarget = role === "target";
   const part = section(
-    "Which snapshot served when",
-    "The online twin moves up the diagonal, an update at a time. A bar is a snapshot that was the target: as high as the update at which it was committed, as long as it served. The shade between them is its age.",
-    "targets",
+    isTarget ? "Which snapshot served when" : "Which snapshot was the opponent when",
+    `The online twin moves up the diagonal, an update at a time. A bar is a snapshot that was the ${role}: as high as the update at which it was committed, as long as it served. The shade between them is its age.`,
+    `${role}s`,
   );
-  if (!run.about.has_target) {
-    put(part.body, h("p", { class: "note" }, "This run uses no target: the online twin's own values bootstrapped."));
+  const none = isTarget
+    ? !run.about.has_target && "This run uses no target: the online twin's own values bootstrapped."
+    : { random: "Random moves: no snapshot plays.", self: "The online twin's own weights play." }[run.about.opponent];
+  if (none) {
+    put(part.body, h("p", { class: "note" }, none));
     return part;
   }
   const hosts = { served: h("div"), age: h("div"), depth: h("div") };
@@ -42,7 +46,7 @@ export function timelinePart(run) {
     input,
     h("button", { type: "submit" }, "Explain"),
   );
-  part.body.append(hosts.served, form, why, hosts.age, hosts.depth);
+  part.body.append(hosts.served, ...(isTarget ? [form, why] : []), hosts.age, hosts.depth);
   let lines = null;
   const plots = {};
 
@@ -196,7 +200,7 @@ export function timelinePart(run) {
         .map((rows) => what.format(mean(rows.map((row) => valueAt(row, update)))));
       return values.length ? `${values.join(" and ")} ${what.unit} at update ${count(update)}` : "";
     };
-    const fixed = { label: what.name, unit: what.unit, height: 140, axisSize: AXIS, x: "updates", sync: SYNC };
+    const fixed = { label: what.name, unit: what.unit, height: 140, axisSize: AXIS, x: "updates", sync: part.element.id };
     plots[name] ??= new Plot(hosts[name], { ...fixed, range: fromZero, series, read });
     plots[name].show(joined(present.map(({ columns }) => columns)), { series });
   }
@@ -204,7 +208,7 @@ export function timelinePart(run) {
   return {
     ...part,
     async read() {
-      lines = await get(`runs/${run.index}/timeline`);
+      lines = await get(`runs/${run.index}/timeline`, { role });
       input.max = lines.updates;
       if (!lines.first.length) {
         put(hosts.served, h("p", { class: "note" }, "No snapshot has served yet."));
@@ -214,31 +218,31 @@ export function timelinePart(run) {
       const series = [
         { ...key("online twin", "online", [5, 4]) },
         ...learners.map((learner, i) =>
-          key(learners.length > 1 ? `target of ${learner}` : "target", i ? "hue2" : "target"),
+          key(learners.length > 1 ? `${role} of ${learner}` : role, i ? "hue2" : "target"),
         ),
         ...(lines.by_hand.some(Boolean) ? [key("swapped by hand", "hand")] : []),
       ];
       // The cursor needs places to be at; what is seen is painted.
       const places = [0, lines.updates];
       plots.served ??= new Plot(hosts.served, {
-        label: `Timeline of the target: ${counted(lines.ids.length, "snapshot")} served over ${counted(lines.updates, "update")}`,
+        label: `Timeline of the ${role}: ${counted(lines.ids.length, "snapshot")} served over ${counted(lines.updates, "update")}`,
         unit: "update at which the snapshot was committed",
         height: 300,
         axisSize: AXIS,
         x: "updates",
-        sync: SYNC,
+        sync: part.element.id,
         series,
         draw: paint,
         range: (u) => [lowest(u), u.scales.x.max ?? lines.updates],
         read: told,
-        click: (x) => explain(updateAt(x)),
+        click: isTarget ? (x) => explain(updateAt(x)) : undefined,
         fixedKeys: true,
       });
       plots.served.show([places, ...series.map(() => places)], { series });
-      show("age", { name: "age of the target", unit: "updates", format: count }, (row, update) =>
+      show("age", { name: `age of the ${role}`, unit: "updates", format: count }, (row, update) =>
         lines.made_at[row] === null ? null : update - 1 - lines.made_at[row],
       );
-      show("depth", { name: "depth of the target", unit: "agent steps", format: number }, (row) => lines.depth[row]);
+      show("depth", { name: `depth of the ${role}`, unit: "agent steps", format: number }, (row) => lines.depth[row]);
     },
     close: () => Object.values(plots).forEach((plot) => plot.close()),
   };
