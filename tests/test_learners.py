@@ -188,6 +188,8 @@ def test_learning_rates_follow_their_schedules(cartpole: Make) -> None:
         ({"train__rescale_r": True}, "needs loss=dqn3"),
         ({"train__double": True, "train__target_q": False}, "needs a target"),
         ({"train__target_q": False, "target__policy": "best"}, "chooses nothing"),
+        ({"train__minto": True, "train__double": True}, "needs train.double=false"),
+        ({"train__minto": True, "train__target_q": False}, "needs train.target_q=true"),
     ],
 )
 def test_settings_that_make_no_sense_together_are_refused(
@@ -250,6 +252,8 @@ def test_the_loss_of_an_update_is_that_of_all_its_minibatches(
         {"model__dueling": True, "train__chunk_steps": 16},
         {"loss": "dqn3", "train__rescale_r": True, "train__optimizer": "rmsprop_dqn3", "train__learning_rate": 2.5e-4},
         {"train__target_q": False},
+        {"train__minto": True, "train__chunk_steps": 16},
+        {"target__policy": "average(3)", "save__every_updates": 10},
         {"train__accumulate": 3, "train__gradient_clip_norm": 10.0, "train__learning_rate_schedule": "staircase"},
         {"train__optimizer": "rmsprop", "train__double": True, "model__dueling": True, "train__chunk_steps": 40},
         {"replay__prioritized": True, "train__n_step": 2},

@@ -129,11 +129,11 @@ def spec_of(cartpole: Make, **changes: Any) -> ModelSpec:
     return ModelSpec.of(cartpole(**changes), EnvSpec((6 + 3,), 3, masked=True, seen_shape=(6,)))
 
 
-@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("rule", ["", "double", "minto"])
 @pytest.mark.parametrize("block", [0, 1])
-def test_bootstrap_values_come_from_legal_actions(cartpole: Make, double: bool, block: int) -> None:
+def test_bootstrap_values_come_from_legal_actions(cartpole: Make, rule: str, block: int) -> None:
     """Against the formula, in NumPy, with Q values of both twins that would choose what is illegal."""
-    spec = spec_of(cartpole, train__double=double, train__batch_size=4)
+    spec = spec_of(cartpole, train__double=rule == "double", train__minto=rule == "minto", train__batch_size=4)
     random = np.random.default_rng(2)
     legal = np.array([[1, 0, 1], [0, 1, 0], [1, 1, 1], [0, 0, 0]])
     s_t = np.concatenate([random.normal(size=(4, 6)), legal], axis=1).astype(np.float32)
@@ -153,9 +153,12 @@ def test_bootstrap_values_come_from_legal_actions(cartpole: Make, double: bool, 
             "s_t": s_t,
             "weight": np.ones(4, np.float32),
         }
-        every = np.where(legal, q_own if double else q_target, -np.inf)
+        q_t = np.minimum(q_target, q_own) if rule == "minto" else q_target
+        every = np.where(legal, q_own if rule == "double" else q_t, -np.inf)
         best = every[:3].argmax(axis=1)
-        y = values["r_t"] + np.append(0.9 * q_target[np.arange(3), best], 0)
+        y = values["r_t"] + np.append(0.9 * q_t[np.arange(3), best], 0)
+        assert not np.allclose(q_t, q_own)
+        assert np.allclose(q_t, q_target) == (rule != "minto")
         q_taken = q_own[np.arange(4), values["a_tm1"]]
         model = online.model
         if block:

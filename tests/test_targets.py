@@ -30,6 +30,7 @@ FORMS = [
     ("pinned(000003)", "pinned", {"snapshot": "000003"}),
     ("ensemble(4)", "ensemble", {"size": 4, "combine": "mean"}),
     ("ensemble(4, min)", "ensemble", {"size": 4, "combine": "min"}),
+    ("average(4)", "average", {"size": 4}),
     ("best", "best", {"rule": "test", "stall": 3}),
     ("best(mean)", "best", {"rule": "mean", "stall": 3}),
     ("best(test, 5000)", "best", {"rule": "test", "stall": 5000}),
@@ -266,8 +267,16 @@ def test_ensemble_is_the_last_ones_together(size: int, combine: str) -> None:
     assert (policy.members, policy.combine) == (size, combine)
 
 
+def test_an_average_is_of_what_an_ensemble_has() -> None:
+    ours, theirs = (
+        parse(text).choose(History(0, FIVE), stream(1, Purpose.TARGET, 0)) for text in ("average(3)", "ensemble(3)")
+    )
+    assert ours == theirs
+    assert (parse("average(3)").members, parse("average(3)").combine) == (3, "weights")
+
+
 def test_one_target_is_enough_for_a_policy_that_is_no_ensemble() -> None:
-    assert {parse(text).members for text, name, _ in FORMS if name != "ensemble"} == {1}
+    assert {parse(text).members for text, name, _ in FORMS if name not in ("ensemble", "average")} == {1}
 
 
 def games(*means: float) -> list[list[float]]:

@@ -19,6 +19,7 @@ from twin_graph.agent import Agent
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import DamagedError, DivergedError, ForeignError, TwinGraphError, TwinMismatchError, UsageError
 from twin_graph.evaluation import Evaluation, evaluate, play
+from twin_graph.holder import Holder
 from twin_graph.keeper import Keeper
 from twin_graph.learner import Learner
 from twin_graph.loop import StepByStep, Stepper
@@ -44,6 +45,30 @@ def restore_in_memory(keeper: Keeper, learner: Learner, role: str, reason: str) 
     twin.holds = keeper.store.newest.id
     learner.target._active = [twin]
     learner.target.since = keeper.tally.counters
+
+
+def test_an_average_is_one_network_of_mean_weights(cartpole: Make, train: Train) -> None:
+    settings = cartpole(target__policy="average(3)", save__every_updates=10, evaluate__episodes=0)
+    run = train(settings)
+    swap = [event for event in run.ledger.events() if isinstance(event, Swap)][-1]
+    store, observations = run.store(), np.random.default_rng(1).normal(size=(20, 4)).astype(np.float32)
+    spec = ModelSpec.of(settings, envs.make(settings.env, count=1).spec)
+    with (
+        contextlib.closing(Holder("target", spec, threads=1, precision="fp32", members=3, combine="weights")) as holder,
+        Twin("one", spec, threads=1) as one,
+    ):
+        holder.restore([store.find(snapshot) for snapshot in swap.snapshots], store)
+        every, values = [], []
+        for snapshot in swap.snapshots:
+            one.restore_snapshot(store.find(snapshot), store)
+            every.append(one.weights())
+            values.append(one.q_values(observations))
+        one.load({name: np.mean([weights[name] for weights in every], axis=0) for name in every[0]})
+        assert len(every) == 3
+        np.testing.assert_array_equal(holder.q_values(observations), one.q_values(observations))
+        assert not np.allclose(holder.q_values(observations), np.mean(values, axis=0), atol=1e-6)
+        assert holder.snapshots == swap.snapshots
+        assert not holder.check(store)
 
 
 @pytest.mark.parametrize("preset", ["cartpole", "pong"])

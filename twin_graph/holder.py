@@ -30,7 +30,7 @@ class Holder:
       role: `target` or `opponent`.
       spec, threads, at_once, precision: of the twins; see `Twin`.
       members: how many twins there are.
-      combine: how their Q values become one, for each action: `min` or `mean`.
+      combine: how they become one: `min` or `mean` of their Q values, for each action, or `weights`, their mean.
       like: the online twin, if it is one.
 
     Attributes:
@@ -60,11 +60,16 @@ class Holder:
         self.policy = ""
         self.held = False
         self._combine = np.min if combine == "min" else np.mean
+        self._average: Twin | None = None
+        if combine == "weights":
+            self._average = Twin(
+                f"average {role}", spec, threads=threads, at_once=at_once, precision=precision, like=like
+            )
         self._active: list[Twin] = []
 
     def close(self) -> None:
         """Ends the sessions."""
-        for twin in self.twins:
+        for twin in [*self.twins, *([self._average] if self._average else [])]:
             twin.close()
 
     @property
@@ -86,11 +91,13 @@ class Holder:
                 holding[snapshot.id] = free.pop()
                 holding[snapshot.id].restore_snapshot(snapshot, store)
         self._active = [holding[snapshot.id] for snapshot in snapshots]
+        if self._average:
+            self._average.load(self.weights())
 
     def q_values(self, observations: np.ndarray) -> np.ndarray:
         """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`."""
-        if len(self._active) == 1:
-            return self._active[0].q_values(observations)
+        if self._average or len(self._active) == 1:
+            return (self._average or self._active[0]).q_values(observations)
         combined: np.ndarray = self._combine([twin.q_values(observations) for twin in self._active], axis=0)
         return combined
 

@@ -150,6 +150,8 @@ def td_learning(
     loss_function = find_loss(name)
     n_actions = int(q_tm1.shape[1])
     q_bootstrap_t = fed["q_target_t"] if train.target_q else q_own_t
+    if train.minto:
+        q_bootstrap_t = tf.minimum(q_bootstrap_t, q_own_t)
     y = q_learning_target(fed["r_t"], fed["discount_t"], q_bootstrap_t, q_own_t if train.double else None)
     taken = tf.one_hot(fed["a_tm1"], n_actions)
     td_error = tf.subtract(y, tf.reduce_sum(q_tm1 * taken, axis=1), name="td_error")

@@ -57,7 +57,7 @@ class Model:
       r_t: placeholder float32 `[B]`, the n-step return.
       discount_t: placeholder float32 `[B]`, 0 after a terminal step.
       q_target_t: placeholder float32 `[B, A]`, Q at `s_t` by the twin that supplies bootstrap values.
-      s_t: placeholder `[B, *observation_shape]`, used by `double` and without `target_q`.
+      s_t: placeholder `[B, *observation_shape]`, used by `double`, `minto` and without `target_q`.
       weight: placeholder float32 `[B]`, of each example; one if it is not fed.
       dropout_seed: placeholder int32 `[2]`, from which the masks of dropout follow; if it is not fed there is none.
       learning_rate: placeholder float32 scalar; the spec's if it is not fed.
@@ -130,7 +130,7 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
     learning_rate = tf.placeholder_with_default(tf.constant(train.learning_rate), [], name="learning_rate")
     fed = {"s_tm1": s_tm1, "a_tm1": a_tm1, "r_t": r_t, "discount_t": discount_t, "weight": weight}
     fed |= {"q_target_t": q_target_t} if train.target_q else {}
-    fed |= {"s_t": s_t} if train.double or not train.target_q else {}
+    fed |= {"s_t": s_t} if train.double or train.minto or not train.target_q else {}
 
     def network(observation: Tensor, dropout_seed: Tensor, layers: networks.Layers = layers) -> Tensor:
         build = networks.Build(spec.model, dtype, layers, dropout_seed)

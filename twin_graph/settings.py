@@ -146,6 +146,9 @@ class TrainSettings(_Section):
     double: bool = _setting(
         False, "double Q-learning: the online twin selects the action that the target evaluates", source=DOUBLE
     )
+    minto: bool = _setting(
+        False, "bootstrap from the smaller of target and online Q, for each action", source="Hendawy et al. 2025"
+    )
     target_q: bool = _setting(True, "bootstrap from the target; if false, from the online twin itself", source=DQN3)
     clip_delta: float | None = _setting(1.0, "clip TD errors to plus or minus this (loss=dqn3)", source=DQN3, gt=0)
     rescale_r: bool = _setting(False, "divide rewards by the largest seen so far (loss=dqn3)", source=DQN3)

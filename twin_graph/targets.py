@@ -7,7 +7,8 @@ that a resumed run chooses as the uninterrupted one would have. To add one, writ
 
 and name it as `--set target.policy='my_module:mine(3)'`, or add it to `POLICIES`. Parameters need annotations; they are
 checked when the settings are read. One that chooses several snapshots says how many before its function,
-`@needs(members=3)`; their Q values are averaged, or where it has a parameter `combine` with the value `min`, the least.
+`@needs(members=3)`; their Q values are averaged, or what `combine` says, in `needs` or as a parameter: `min` for the
+least of them, `weights` for one network of their mean weights.
 
 What a policy calls its candidates decides what retention keeps: they must be all the present snapshots that it could
 choose now, or later when only newer ones have come.
@@ -105,11 +106,13 @@ class Needs(NamedTuple):
 
     Attributes:
       members: the largest number of snapshots it chooses at once, or a function that returns it.
+      combine: how several become one: `mean` or `min` of their Q values, or `weights`, their mean.
       rival: takes the history; returns the snapshot that the newest has to beat in scheduled evaluations, or None.
       check: takes the settings; returns in words what it needs of them and does not have, or nothing.
     """
 
     members: int | Callable[..., int] = 1
+    combine: Literal["mean", "min", "weights"] = "mean"
     rival: Callable[..., str | None] = lambda history, **_: None  # noqa: ARG005
     check: Callable[..., str] = lambda settings, **_: ""  # noqa: ARG005
 
@@ -221,6 +224,19 @@ def ensemble(
     """
     last = history.snapshots[-size:]
     return Choice(last, last, f"the last {len(last)}")
+
+
+@needs(members=lambda size: size, combine="weights")
+def average(
+    history: History,
+    random: np.random.Generator,
+    size: Annotated[int, Field(ge=1, le=ENSEMBLE_LIMIT)],
+) -> Choice:
+    """One network whose weights are the mean of the last `size` snapshots': a soft target whose parts are on disk.
+
+    Source: Polyak and Juditsky 1992; the soft updates of Lillicrap et al. 2016 weight the past geometrically instead.
+    """
+    return ensemble(history, random, size)
 
 
 class Incumbent(NamedTuple):
@@ -348,7 +364,7 @@ def own_weights(history: History, random: np.random.Generator) -> Choice:  # noq
 
 
 POLICIES: dict[str, Callable[..., Choice]] = {
-    function.__name__: function for function in (latest, best, lag, window, mix, pinned, rollback, ensemble)
+    function.__name__: function for function in (latest, best, lag, window, mix, pinned, rollback, ensemble, average)
 } | {"random": no_snapshot, "self": own_weights}
 
 #: By the roles of holders, what their choices by lot are drawn from.
@@ -397,8 +413,8 @@ class Policy(NamedTuple):
 
     @property
     def combine(self) -> str:
-        """How the Q values of several members become one: `min` or `mean`."""
-        return str(self.arguments.get("combine", "mean"))
+        """How several members become one; see `Needs.combine`."""
+        return str(self.arguments.get("combine", self._needs.combine))
 
     def rival(self, history: History) -> str | None:
         """The snapshot that the newest has to beat in the next scheduled evaluation, if there is one."""

@@ -36,7 +36,7 @@ def learnt_from(depths: Sequence[float], *, n_steps: Sequence[int], discount: fl
       depths: of the target's snapshots; several in an ensemble.
       n_steps: of the returns; several where their lengths differ, each as often.
       discount: per agent step.
-      combine: how the values of several snapshots become one: `min` or `mean`.
+      combine: how several snapshots become one: `min`, or `mean`, to which `weights` comes close.
     """
     if combine == "min" or len(set(depths)) == 1:
         target = min(depths)
