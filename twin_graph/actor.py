@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from twin_graph import legal, sampling
+from twin_graph import legal, networks, sampling
 from twin_graph.envs import EnvSpec, check_finite
 from twin_graph.mutual import Turns
 from twin_graph.replay import Batch, Observations, Replay, Transition
 from twin_graph.settings import Settings
+from twin_graph.shift import shift
 from twin_graph.streams import Purpose, Streams
 from twin_graph.tally import Tally
 
@@ -33,6 +34,7 @@ class Actor:
         self._env = env
         self._environments = environments
         self._streams = Streams(settings.seed, Purpose.ACT)
+        self._shifts = Streams(settings.seed, Purpose.SHIFT)
         self._per_minibatch = Turns(settings).per_minibatch
         self._rooms: list[Observations | None] = [None, None]
         self.replay = Replay(
@@ -86,7 +88,19 @@ class Actor:
         train, share = self._settings.train, self._per_minibatch
         minibatches = range(updates.start // share, updates.stop // share)
         batch = self.sampler.sample(minibatches, self._room(len(minibatches) * train.examples))
+        if train.random_shift:
+            self._shift(batch, minibatches)
         return batch._replace(r_t=batch.r_t / np.float32(self._tally.r_max)) if train.rescale_r else batch
+
+    def _shift(self, batch: Batch, minibatches: range) -> None:
+        """Moves the images of both `s_tm1` and `s_t`; those of one minibatch by draws of its own."""
+        size = self._settings.train.examples
+        is_last = networks.channels_last(self._env.observation_shape)
+        for i, minibatch in enumerate(minibatches):
+            random = self._shifts.at(minibatch)
+            for images in (batch.s_tm1, batch.s_t):
+                part = images[i * size : (i + 1) * size]
+                shift(np.moveaxis(part, -1, 1) if is_last else part, self._settings.train.random_shift, random)
 
     def _room(self, transitions: int) -> Observations:
         """Arrays for this many observations, in turn from two places: one is trained on while the other is filled."""

@@ -44,6 +44,11 @@ class ModelSpec:
             raise UsageError(
                 f"opponent.policy={settings.opponent.policy}: {settings.env.id} has one player; leave it out"
             )
+        if settings.train.random_shift and len(env.observation_shape) != 3:
+            raise UsageError(
+                f"train.random_shift={settings.train.random_shift} moves images, and {settings.env.id} gives "
+                f"observations of shape {list(env.observation_shape)}; leave it out"
+            )
         return cls(env, settings.network, settings.loss, settings.model, settings.train)
 
 

@@ -133,6 +133,14 @@ class TrainSettings(_Section):
     )
     batch_size: int = _setting(32, "transitions in one update", unit="transitions", source=NATURE, ge=1, le=65_536)
     n_step: int = _setting(1, "rewards summed before bootstrapping", unit="agent steps", source=NATURE, ge=1, le=1000)
+    random_shift: int = _setting(
+        0,
+        "move each image that is learnt from by up to this, at random",
+        unit="pixels",
+        source="4 in DrQ, Kostrikov et al. 2021",
+        ge=0,
+        le=64,
+    )
     rollout_steps: int = _setting(
         0,
         "learn from the newest n steps of each environment, once, with returns up to their end; 0 to sample from the "

@@ -22,6 +22,7 @@ class Purpose(enum.IntEnum):
     OPPONENT = 11
     TOURNAMENT = 12
     OPENING = 13
+    SHIFT = 14
 
 
 def stream(seed: int, purpose: Purpose, counter: int) -> np.random.Generator:
