@@ -122,8 +122,14 @@ def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, int
 
 @experiment.command()
 @click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--last",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="A run's score is the mean of its last K evaluations, whatever the file says (last_evaluations).",
+)
 @json_option
-def report(folder: Path, as_json: bool) -> None:
+def report(folder: Path, last: int | None, as_json: bool) -> None:
     """Compare the runs of the experiment in FOLDER, finished or not.
 
     FOLDER may also be a name under checkpoints/experiments/, or the tables of a report, from which it is drawn again.
@@ -134,6 +140,7 @@ def report(folder: Path, as_json: bool) -> None:
     \b
     Example:
       twin-graph experiment report cartpole-policies
+      twin-graph experiment report studies/results/cartpole-policies --last 6
     """
     folder = folder if folder.exists() else EXPERIMENTS / folder
     try:
@@ -155,6 +162,9 @@ def report(folder: Path, as_json: bool) -> None:
         else:
             found = Experiment.open(folder)
             plan, fixed, read = found.plan, found.fixed, list(results.read(found))
+        if last is not None:
+            plan = plan._replace(runs=tuple(run._replace(last=last) for run in plan.runs))
+            read = [result._replace(planned=result.planned._replace(last=last)) for result in read]
         written, numbers = library.write(plan, fixed, read, folder / "report", tell)
     if as_json:
         print_json(numbers)

@@ -633,6 +633,37 @@ def test_one_run_has_no_interval() -> None:
     assert math.isnan(statistics.improvement(np.array([[0.5]]), np.array([[0.1]])).high)
 
 
+def test_a_few_pairs_are_tested_exactly() -> None:
+    """Five pairs that all point one way: of 2**5 ways to swap them two are as extreme."""
+    assert statistics.p_of(np.array([[1.0], [2.0], [3.0], [4.0], [5.0]])) == pytest.approx(2 / 32)
+    assert statistics.p_of(np.array([[1.0], [-1.0]])) == 1
+    assert math.isnan(statistics.p_of(np.array([[1.0]])))
+
+
+def test_holm_multiplies_by_what_is_left_and_never_turns_the_order() -> None:
+    """0.01 * 4, 0.02 * 3, 0.03 * 2, and 0.06 * 1, none below the one before it."""
+    found = statistics.holm([0.06, math.nan, 0.01, 0.03, 0.02])
+    assert found == pytest.approx([0.06, math.nan, 0.04, 0.06, 0.06], nan_ok=True)
+    assert statistics.holm([0.6, 0.7]) == [1, 1]
+
+
+def test_a_score_may_be_the_mean_of_the_last_evaluations(finished: Path, tmp_path: Path) -> None:
+    expected = {}
+    for result in results.read(Experiment.open(finished)):
+        assert result.final == result.scores[600]
+        late = result._replace(planned=result.planned._replace(last=2))
+        expected[result.planned.name] = (result.scores[400] + result.scores[600]) / 2
+        assert late.final == pytest.approx(expected[result.planned.name])
+    assert {run.last for run in plan.parse(FILE).runs} == {1}
+    assert {run.last for run in plan.parse("last_evaluations = 2\n" + FILE).runs} == {2}
+    shutil.copytree(finished / "report", tmp_path / "tables")
+    done = twin_graph("experiment", "report", "tables", "--last", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    scores = {row["run"]: float(row["score"]) for row in table(tmp_path / "tables", "runs.csv")}
+    assert scores == pytest.approx(expected)
+    assert "the mean of its last 2 scheduled evaluations" in (tmp_path / "tables/report/report.md").read_text()
+
+
 def test_scores_of_several_environments_make_one_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "RESAMPLES", 50)
     planned = plan.parse(changed("[factors]", '[factors]\nenv.id = ["CartPole-v1", "Acrobot-v1"]'))

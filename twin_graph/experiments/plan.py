@@ -80,6 +80,7 @@ class _File(BaseModel):
     steps: Annotated[int, Field(ge=1)]
     seeds: Annotated[list[int], Field(min_length=1)] | None = None
     description: str = ""
+    last_evaluations: Annotated[int, Field(ge=1)] = 1
     settings: dict[str, Any] = {}
     scores: dict[str, Any] = {}
     factors: dict[str, Any]
@@ -142,6 +143,7 @@ class PlannedRun(NamedTuple):
       settings: all of them.
       point: from which it is forked; None of one that is trained from the beginning.
       nudge: whether one weight is moved then, to see how far that spreads.
+      last: its score is the mean of this many of its newest evaluations.
     """
 
     name: str
@@ -152,6 +154,7 @@ class PlannedRun(NamedTuple):
     settings: Settings
     point: OriginPoint | None = None
     nudge: bool = False
+    last: int = 1
 
     @property
     def pair(self) -> tuple[int, int]:
@@ -398,7 +401,7 @@ def _run(
     begin = [] if point is None else [f"point={point.number}"]
     labels = [level.label + (NUDGED if nudge else "") for level in combination]
     name = ",".join([*map(_slug, labels), *begin, f"seed={seed}"])
-    return PlannedRun(name, condition, settings.env.id, seed, overrides, settings, point, nudge)
+    return PlannedRun(name, condition, settings.env.id, seed, overrides, settings, point, nudge, file.last_evaluations)
 
 
 def _slug(label: str) -> str:

@@ -106,6 +106,12 @@ class _Data(NamedTuple):
         return "return" if self.only else "normalised score"
 
     @property
+    def outcome(self) -> str:
+        """What a run's score is, in words."""
+        last = self.plan.runs[0].last
+        return "its last scheduled evaluation" if last == 1 else f"the mean of its last {last} scheduled evaluations"
+
+    @property
     def only(self) -> Norm | None:
         """Of the environment, if there is one only; then scores are shown as they are."""
         return self.norms[self.plan.tasks[0]] if len(self.plan.tasks) == 1 else None
@@ -170,6 +176,7 @@ def numbers(condition: Condition) -> dict[str, Any]:
         row |= {f"{name}{end}": value for end, value in zip(("", "_low", "_high"), estimate, strict=True)}
     within = condition.difference or statistics.UNKNOWN
     row |= {f"difference{end}": value for end, value in zip(("", "_low", "_high"), within, strict=True)}
+    row["difference_p"] = condition.p
     row["reached_threshold"] = sum(math.isfinite(steps) for steps in condition.steps_to)
     row["steps_to_threshold"] = statistics.typical(condition.steps_to)
     row["seconds_to_threshold"] = statistics.typical(condition.seconds_to)
@@ -217,12 +224,15 @@ def _findings(data: _Data) -> Iterator[str]:
     if min(len(condition.scores) for condition in known) < FEW_SEEDS:
         yield "These few runs cannot say whether the others are worse."
         return
-    near = [c.name for c in known if c is not best and c.iqm.high >= best.iqm.low]
-    far = [c.name for c in known if c is not best and c.iqm.high < best.iqm.low]
-    if near:
-        yield f"Its interval overlaps with that of {_listed(near)}, which leaves open whether they differ."
-    if far:
-        yield f"Below its interval lies that of {_listed(far)}."
+    first, *others = known
+    differ = [f"{c.name} ({_number(c.difference.value)})" for c in others if c.difference and c.p < statistics.LEVEL]
+    compared = (
+        f"{len(others)} comparison{'s' if len(others) > 1 else ''} with {first.name}, in pairs of runs that began alike"
+    )
+    if differ:
+        yield f"Of {compared}, these differ, corrected for their number: {_listed(differ)}."
+    else:
+        yield f"Of {compared}, none differs, corrected for their number."
 
 
 def _warnings(data: _Data) -> Iterator[str]:
@@ -276,7 +286,8 @@ def _comparison(data: _Data) -> Table:
                 _interval(data.estimate(c.iqm)),
                 _interval(c.optimality_gap),
                 _interval(c.improvement) if c.improvement else "-",
-                *([_interval(c.difference) if c.difference else "-"] if data.plan.origin else []),
+                _interval(c.difference) if c.difference else "-",
+                "-" if math.isnan(c.p) else f"{c.p:.2g}",
                 f"{steps:,.0f} ({reached})" if steps is not None else reached,
                 _number(row["target_age_updates"]),
                 _number(row["overestimation"]),
@@ -288,14 +299,16 @@ def _comparison(data: _Data) -> Table:
         f"{data.unit}, IQM (95%)",
         "optimality gap (95%)",
         f"better than {first} (95%)",
-        *([f"score less that of {first}, in pairs (95%)"] if data.plan.origin else []),
+        f"score less that of {first}, in pairs (95%)",
+        "p, by Holm",
         "agent steps to threshold",
         "age of targets, updates",
         "overestimation at the end",
     )
     text = (
-        f"{data.unit.capitalize()}: interquartile mean over runs of each run's last scheduled evaluation. Agent "
-        "steps to the threshold: median over runs, and how many reached it."
+        f"{data.unit.capitalize()}: interquartile mean over runs of {data.outcome}. In pairs: of runs that began "
+        "alike, by a permutation test, corrected for the number of comparisons (Holm 1979). Agent steps to the "
+        "threshold: median over runs, and how many reached it."
     )
     return Table("Comparison", text, columns, rows)
 
@@ -391,8 +404,8 @@ def _method(data: _Data) -> Iterator[str]:
         )
     yield (
         "A score is the mean return of whole, unclipped games that the newest snapshot plays at a scheduled "
-        "evaluation; a run's score is its last. Nothing is chosen afterwards: not the best snapshot, not the best "
-        "seed."
+        f"evaluation; a run's score is {data.outcome}. Nothing is chosen afterwards: not the best snapshot, not the "
+        "best seed."
     )
     yield (
         f"All intervals are 95% percentile intervals of a stratified bootstrap over seeds with {RESAMPLES:,} "

@@ -86,8 +86,9 @@ class Result(NamedTuple):
 
     @property
     def final(self) -> float:
-        """The newest score; NaN before the first."""
-        return self.scores[max(self.scores)] if self.scores else math.nan
+        """The mean of the newest scores, of as many as the plan says; NaN before the first."""
+        newest = sorted(self.scores)[-self.planned.last :]
+        return fmean(self.scores[step] for step in newest) if newest else math.nan
 
     @property
     def score_mean(self) -> float:

@@ -12,12 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 from rliable import library, metrics
+from scipy.stats import permutation_test
 
 from twin_graph.experiments.plan import KNOWN_SCORES, THRESHOLD, Plan
 from twin_graph.experiments.results import Curve, Result
 
 #: Resamples of each interval.
 RESAMPLES = 2_000
+#: Of a test: all there are, for up to 13 pairs.
+PERMUTATIONS = 9_999
+#: A difference whose corrected p value is below this is called one.
+LEVEL = 0.05
 #: Scores at which performance profiles are looked at, normalised.
 PROFILE_AT = np.linspace(0, 1, 51)
 #: With fewer runs an interval is hardly one.
@@ -70,12 +75,13 @@ class Condition(NamedTuple):
       runs: all that are planned.
       rows: those that are shown as lines, by seed and environment: those that are done; before there are any, those
         that have a score.
-      scores: last score of each run that is done, normalised, `[seeds, environments]`.
+      scores: of each run that is done, normalised, `[seeds, environments]`; see `Result.final`.
       iqm, mean: of the scores, normalised.
       optimality_gap: how far scores are from 1, those above taken as 1.
       improvement: probability that a run of it scores higher than one of the first condition; None for that itself.
-      difference: mean of its scores less those of the first condition's runs that began alike, not normalised; None
-        where runs are not forked, or of several environments.
+      difference: mean of its scores less those of the first condition's runs that began alike: with the same seed, from
+        the same point. Normalised if there are several environments. None for the first condition itself.
+      p: how probable so large a difference is by chance, corrected for the number of conditions; NaN of none.
       profile: share of runs above each of `PROFILE_AT`.
       curve: IQM of normalised scores by agent steps.
       steps_to, seconds_to: agent steps and seconds of each run until the threshold; infinite where it was not reached.
@@ -90,6 +96,7 @@ class Condition(NamedTuple):
     optimality_gap: Estimate
     improvement: Estimate | None
     difference: Estimate | None
+    p: float
     profile: Band | None
     curve: Band | None
     steps_to: list[float]
@@ -131,7 +138,7 @@ def analyse(
         tell(f"statistics of {name}", i, len(plan.conditions))
         runs = [result for result in results if result.planned.condition == name]
         found.append(_condition(name, runs, plan.tasks, norm, found[0] if found else None))
-    return found
+    return [condition._replace(p=p) for condition, p in zip(found, holm([c.p for c in found]), strict=True)]
 
 
 def _condition(
@@ -143,6 +150,7 @@ def _condition(
     reached = [(run, run.reached(norm[run.planned.task].threshold)) for row in done for run in row]
     rows = done or _whole_seeds([run for run in runs if run.scores], tasks)
     iqm, mean, gap = estimates(scores, _aggregates, 3)
+    pairs = differences(done, first.rows, norm) if first else np.zeros((0, len(tasks)))
     return Condition(
         name=name,
         runs=runs,
@@ -152,7 +160,8 @@ def _condition(
         mean=mean,
         optimality_gap=gap,
         improvement=improvement(scores, first.scores) if first else None,
-        difference=difference(done, first.rows) if first and done and done[0][0].planned.point else None,
+        difference=estimates(pairs, lambda numbers: np.array([numbers.mean()]), 1)[0] if first else None,
+        p=p_of(pairs),
         profile=profile(scores),
         curve=curve([[_normalised(run, norm) for run in row] for row in rows], iqm_by_step),
         steps_to=[math.inf if steps is None else steps for _, steps in reached],
@@ -199,15 +208,42 @@ def improvement(ours: np.ndarray, theirs: np.ndarray) -> Estimate:
     return Estimate(float(values[""]), *(float(limit) if several else math.nan for limit in intervals[""].reshape(-1)))
 
 
-def difference(ours: Sequence[Sequence[Result]], theirs: Sequence[Sequence[Result]]) -> Estimate | None:
-    """The mean difference of last scores within pairs of runs that began alike; the interval is over pairs."""
+def differences(
+    ours: Sequence[Sequence[Result]], theirs: Sequence[Sequence[Result]], norm: Mapping[str, Norm]
+) -> np.ndarray:
+    """Scores less those of the runs that began alike, `[pairs, environments]`; normalised if there are several."""
     others = {row[0].planned.pair: row for row in theirs}
     pairs = [(row, others[row[0].planned.pair]) for row in ours if row[0].planned.pair in others]
-    differences = [[a.final - b.final for a, b in zip(row, other, strict=True)] for row, other in pairs]
-    scores = np.array(differences).reshape(len(pairs), -1)
-    if scores.shape[1] != 1:
-        return None
-    return estimates(scores, lambda numbers: np.array([numbers.mean()]), 1)[0]
+    scales = [norm[run.planned.task].high - norm[run.planned.task].low for run in ours[0]] if ours else []
+    found = np.array([[a.final - b.final for a, b in zip(row, other, strict=True)] for row, other in pairs])
+    return found.reshape(len(pairs), -1) / (scales if len(scales) > 1 else 1)
+
+
+def p_of(pairs: np.ndarray) -> float:
+    """Two-sided p value of paired differences `[pairs, environments]`, by a permutation test: which run of a pair is
+    which is drawn by lot. Exact for up to 13 pairs; n pairs can give no less than 2 / 2**n. NaN of fewer than two."""
+    means = pairs.mean(axis=1) if pairs.size else np.zeros(0)
+    if len(means) < 2:
+        return math.nan
+    test = permutation_test(
+        (means, np.zeros_like(means)),
+        lambda a, b, axis: np.mean(a - b, axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=PERMUTATIONS,
+        rng=np.random.default_rng(0),
+    )
+    return float(test.pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p values corrected for how many there are (Holm 1979); NaN stays and does not count."""
+    corrected, largest = list(p_values), 0.0
+    known = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
+    for rank, (p, i) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * p))
+        corrected[i] = largest
+    return corrected
 
 
 def profile(scores: np.ndarray) -> Band | None:
