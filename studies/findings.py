@@ -1,0 +1,84 @@
+"""The tables of docs/findings.md, made from the tables in studies/results/.
+
+    python studies/findings.py [STUDY]...
+
+A run's score is the mean of its last six scheduled evaluations, and beside it stands its last evaluation alone. Each
+condition is compared with the first one in pairs of equal seeds by a permutation test, corrected for the number of
+comparisons (Holm 1979). "Expected" is the largest Q of a game's first observation: the least and the most of the runs.
+"""
+
+from pathlib import Path
+
+import click
+import numpy as np
+from rliable import metrics
+
+from twin_graph.experiments import statistics, tables
+from twin_graph.experiments.results import Result
+
+RESULTS = Path(__file__).parent / "results"
+LAST = 6
+#: What no agent can get on CartPole: a game without end, at a discount of 0.99, is worth 100; one of 500 steps is 99.3.
+POSSIBLE = 100.0
+#: Conditions that are the first one's runs over again, bit for bit: not another comparison.
+SAME = {"cartpole-policies": {"rollback"}}
+HEAD = """\
+| {} | last six, IQM (95%) | less the first's, in pairs | p | last one, IQM | p | target's age, updates | expected, end | above 100 ever |
+|---|---|---|---|---|---|---|---|---|"""
+
+
+def table(study: str) -> list[str]:
+    """The lines of a study's table."""
+    plan, _, results = tables.read(RESULTS / study)
+    names = [name for name in plan.conditions if name not in SAME.get(study, ())]
+    of = {name: [result for result in results if result.planned.condition == name] for name in names}
+    norm = statistics.norms(plan, results)
+    six, one = (_compared([_scored(runs, last) for runs in of.values()], norm) for last in (LAST, 1))
+    lines = HEAD.format("condition").splitlines()
+    for name, runs, (score, difference, p), (last, _, p_last) in zip(names, of.values(), six, one, strict=True):
+        ages = [run.mean_age(1, run.updates) for run in runs]
+        ends = sorted(run.expected[max(run.expected)] for run in runs)
+        above = sum(max(run.expected.values()) > POSSIBLE for run in runs)
+        cells = [
+            f"`{name}`",
+            f"{score.value:.0f} ({score.low:.0f} to {score.high:.0f})",
+            f"{difference.value:+.0f} ({difference.low:+.0f} to {difference.high:+.0f})" if difference else "",
+            f"{p:.2g}" if difference else "",
+            f"{last.value:.0f}",
+            f"{p_last:.2g}" if difference else "",
+            f"{np.mean([age for age in ages if age is not None]):,.0f}",
+            f"{ends[0]:.0f} to {ends[-1]:.0f}",
+            f"{above} of {len(runs)}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _scored(runs: list[Result], last: int) -> list[list[Result]]:
+    """A row for each run, whose score is the mean of as many evaluations."""
+    return [[run._replace(planned=run.planned._replace(last=last))] for run in runs]
+
+
+def _compared(
+    conditions: list[list[list[Result]]], norm: dict[str, statistics.Norm]
+) -> list[tuple[statistics.Estimate, statistics.Estimate | None, float]]:
+    """Of each condition the interquartile mean, its difference from the first, and that difference's corrected p."""
+    first, *others = conditions
+    pairs = [statistics.differences(rows, first, norm) for rows in others]
+    p = statistics.holm([statistics.p_of(found) for found in pairs])
+    differences = [statistics.estimates(found, lambda x: np.array([x.mean()]), 1)[0] for found in pairs]
+    scores = [np.array([[row[0].final] for row in rows]) for rows in conditions]
+    iqm = [statistics.estimates(found, lambda x: np.array([metrics.aggregate_iqm(x)]), 1)[0] for found in scores]
+    return list(zip(iqm, [None, *differences], [1.0, *p], strict=True))
+
+
+@click.command()
+@click.argument("studies", nargs=-1)
+def main(studies: tuple[str, ...]) -> None:
+    """Print the tables of docs/findings.md."""
+    for study in studies or ("cartpole-policies", "refresh-period", "mutual-vs-double", "own-policy"):
+        print(f"## {study}\n", *table(study), "", sep="\n")
+
+
+if __name__ == "__main__":
+    main()
