@@ -6,15 +6,22 @@ import textwrap
 from collections.abc import Iterator
 
 import click
+from twin_graph_cli.main import COMMANDS, cli, main
 
 from twin_graph import config
-from twin_graph_cli.main import cli
 
 
 def command_line() -> str:
     """Every command with its arguments and options, from click."""
-    lines = ["# Command line", "", *_described(cli, click.Context(cli, info_name="twin-graph"), level=1)]
-    return "\n".join(lines)
+    ends = inspect.cleandoc(main.__doc__ or "").partition("exits: ")[2]
+    context = click.Context(cli, info_name="twin-graph")
+    lines = ["# Command line", "", *_described(cli, context, level=1)]
+    lines += ["Results go to stdout, progress and messages to stderr.", f"The exit code says how it went: {ends}", ""]
+    lines += ["| command | |", "|---|---|"]
+    lines += [f"| [{name}](#twin-graph-{name}) | {_escaped(meaning)} |" for name, (_, meaning) in COMMANDS.items()]
+    for name in COMMANDS:
+        lines += ["", *_below(cli, context, name, level=1)]
+    return "\n".join(lines) + "\n"
 
 
 def _described(command: click.Command, context: click.Context, level: int) -> Iterator[str]:
@@ -27,15 +34,21 @@ def _described(command: click.Command, context: click.Context, level: int) -> It
             yield f"```\n{textwrap.dedent(lines)}\n```\n"
         else:
             yield _escaped(paragraph) + "\n"
-    for parameter in command.get_params(context):
-        if record := parameter.get_help_record(context):
+    for option in command.params:
+        if record := option.get_help_record(context):
             names, meaning = record
-            yield f"`{names}`\n:   {_escaped(meaning)}\n"
+            if meaning:
+                yield f"`{names}`\n:   {_escaped(meaning)}\n"
+
+
+def _below(group: click.Group, context: click.Context, name: str, level: int) -> Iterator[str]:
+    command = group.get_command(context, name)
+    assert command is not None
+    its = click.Context(command, context, info_name=name)
+    yield from _described(command, its, level + 1)
     if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            below = command.get_command(context, name)
-            assert below is not None
-            yield from _described(below, click.Context(below, context, info_name=name), level + 1)
+        for below in command.list_commands(its):
+            yield from _below(command, its, below, level + 1)
 
 
 def settings() -> str:
@@ -54,12 +67,18 @@ def settings() -> str:
         above = setting.key.rpartition(".")[0]
         if above != section:
             section = above
-            lines += ["", f"## {f'`{above}`' if above else 'The run'}", "", "| setting | default | |", "|---|---|---|"]
-        notes = [setting.range or (setting.type if "|" in setting.type else "")]
+            lines += [
+                "",
+                f"## {f'`{above}`' if above else 'The run'}",
+                "",
+                "| setting | default | meaning |",
+                "|---|---|---|",
+            ]
+        named = "|" in setting.type and not isinstance(setting.value, bool)
+        notes = [setting.range or (setting.type if named else "")]
         notes += [f"Source: {setting.source}"] if setting.source else []
-        meaning = "<br>".join(
-            [_escaped(setting.meaning), *(f"<small>{_escaped(note)}</small>" for note in notes if note)]
-        )
+        small = [f"<small>{_escaped(note)}</small>" for note in notes if note]
+        meaning = "<br>".join([_escaped(setting.meaning), *small])
         default = f"`{json.dumps(setting.value)}` {setting.unit}".strip()
         lines.append(f"| `{setting.key}`{{#{setting.key}}} | {default} | {meaning} |")
     lines += ["", "## Presets", "", "Each preset changes these defaults."]
