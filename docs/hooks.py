@@ -1,6 +1,6 @@
 """Pages of the site that are not files in docs/: those from elsewhere in the repository, and those made from the code.
 
-MkDocs calls `on_files` and `on_page_markdown`.
+MkDocs calls the functions whose names begin with `on_`.
 """
 
 import posixpath
@@ -23,7 +23,11 @@ GENERATED = {
     "reference/command-line.md": reference.command_line,
     "reference/settings.md": reference.settings,
 }
-_FENCE_OR_LINK = re.compile(r"^(```.*?^```)|\[([^\]\[]*)\]\(([^()\s]+)\)", re.MULTILINE | re.DOTALL)
+# Blocks of code and headings stay as they are.
+_PARTS = re.compile(
+    r"^(?:```.*?^```|#[^\n]*)|\[(?P<text>[^\]\[]*)\]\((?P<link>[^()\s]+)\)|`(?P<code>[^`\n]+)`",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -36,21 +40,35 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Points links at pages of the site. The repository has no address to link other files to: their paths are text."""
+    """Points links at pages of the site, and settings and commands at their reference.
+
+    The repository has no address to link other files to: their paths become text.
+    """
     name = page.file.src_uri
     source = next((source for source, target in ELSEWHERE.items() if target == name), f"docs/{name}")
 
     def rewrite(match: re.Match[str]) -> str:
-        code, text, link = match.groups()
-        path, hash_, anchor = (link or "").partition("#")
-        if code or not path or "://" in path:
+        if code := match["code"]:
+            link = None if name in GENERATED else reference.link(code)
+            return f"[{match[0]}]({_relative(link, name)})" if link else match[0]
+        path, hash_, anchor = (match["link"] or "").partition("#")
+        if not path or "://" in path:
             return match[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
         if path in ELSEWHERE or path.startswith("docs/"):
             target = ELSEWHERE.get(path, path.removeprefix("docs/"))
-            return f"[{text}]({posixpath.relpath(target, posixpath.dirname(name) or '.')}{hash_}{anchor})"
+            return f"[{match['text']}]({_relative(target, name)}{hash_}{anchor})"
         if not (ROOT / path).exists():
             return match[0]  # which MkDocs reports
-        return f"`{path}`" if text.strip("`") in path else f"{text} (`{path}`)"
+        return f"`{path}`" if match["text"].strip("`") in path else f"{match['text']} (`{path}`)"
 
-    return _FENCE_OR_LINK.sub(rewrite, markdown)
+    return _PARTS.sub(rewrite, markdown)
+
+
+def _relative(target: str, page: str) -> str:
+    return posixpath.relpath(target, posixpath.dirname(page) or ".")
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Marks short names, which are not to break after a hyphen."""
+    return re.sub(r"<code>([^<\n]{1,24})</code>", r'<code class="short">\1</code>', html)

@@ -91,6 +91,17 @@ def settings() -> str:
     return "\n".join(lines) + "\n"
 
 
+def link(code: str) -> str | None:
+    """Where these pages describe what a text names, such as `train.n_step=3` or `twin-graph log RUN`."""
+    setting = code.partition("=")[0]
+    if "." in setting and config.is_setting(setting) and not setting.startswith(config.FREE):
+        return f"reference/settings.md#{setting}"
+    words = code.split()
+    if words[:1] == ["twin-graph"] and words[1:] and words[1] in COMMANDS:
+        return f"reference/command-line.md#twin-graph-{words[1]}"
+    return None
+
+
 def _escaped(text: str) -> str:
     """Text for people in Markdown, code in backticks as it is."""
     parts = text.split("`")
