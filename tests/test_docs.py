@@ -20,6 +20,8 @@ PAGES = [*(ROOT / name for name in OTHERS), *DOCS]
 SECTIONS = {name.partition(".")[0] for name in config.setting_names() if "." in name}
 #: `replay.py` and `store.json` are files.
 FILES = (".csv", ".json", ".jsonl", ".npy", ".png", ".py", ".toml", ".zip")
+#: Functions of other libraries.
+FOREIGN = {"env.reset", "env.step", "model.learn", "model.load", "model.predict", "model.save"}
 
 _FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?<=\n\n)(?: {4}.*\n)+")
@@ -87,7 +89,7 @@ def test_every_page_is_linked_from_another_or_from_the_site() -> None:
 def _commands(page: Path) -> Iterator[str]:
     """What follows `twin-graph`."""
     for line in _code(page):
-        for part in re.split(r"\s(?:&&?|\|\|?|2?>)(?:\s|$)|;", line):
+        for part in re.split(r"\s(?:&&?|\|\|?|2?>)(?:\s|$)|;|\s{2,}(?=twin-graph )", line):
             found = re.search(r"(?:^|[\s/(\"])twin-graph +([^`]*)", part)
             if found:
                 yield found[1].rstrip(' )"')
@@ -140,7 +142,7 @@ def test_settings_exist(page: Path) -> None:
     names = [name for line in _code(page) for name in re.findall(r"--set [\"']?([\w.]+)=", line)]
     for span in _spans(page):
         found = re.fullmatch(r"([a-z]\w*\.[\w.]+?)(\.\.\.)?(=.*)?", span)
-        if found and found[1].partition(".")[0] in SECTIONS and not found[1].endswith(FILES):
+        if found and found[1] not in FOREIGN and found[1].partition(".")[0] in SECTIONS and not found[1].endswith(FILES):
             known = [name for name in config.setting_names() if name.startswith(found[1])] if found[2] else []
             names += known[:1] or [found[1]]
     assert [name for name in names if not config.is_setting(name) and name != "KEY"] == []
