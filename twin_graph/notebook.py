@@ -267,7 +267,13 @@ def find(name: str | Path) -> NotebookRun:
 
 
 def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] = MappingProxyType({})) -> NotebookRun:
-    """Makes the folder of a new run; see `twin_graph.snapshots.run.create`."""
+    """Makes the folder of a new run. Raises `UsageError` if it exists already, or cannot be made.
+
+    Args:
+      folder: must not exist yet.
+      settings: of the run.
+      protocol: what scores of the environment depend on, for people.
+    """
     return NotebookRun(run.create(folder, settings, protocol).folder)
 
 
