@@ -1,31 +1,25 @@
-r"""Pong, learnt by twin-graph and by Stable-Baselines3 with equal hyperparameters: true score over training time.
+"""Pong, learnt by twin-graph and by Stable-Baselines3 with equal hyperparameters: score over agent steps.
 
 One training a command; each goes on where it was stopped, and takes an hour or more.
 
     python benchmarks/learning.py train twin-graph --seed 1
     python benchmarks/learning.py train stable-baselines3 --seed 1
-    python benchmarks/learning.py draw --rates benchmarks/results/peers-avx512-bf16.json
-        --json benchmarks/results/learning.json --picture benchmarks/results/learning.png
+    python benchmarks/learning.py draw --json benchmarks/results/learning.json --picture benchmarks/results/learning.png
 
-Both have what the preset `pong` has: 8 environments, no sticky actions, clipped rewards and lost lives as ends in
-training only, n-step 5, two updates of 32 each 8 agent steps, Adam 1e-4, discount 0.99, replay of 100,000 from which is
-learnt after 10,000, target refreshed each 2,000 agent steps, epsilon to 0.02 over 100,000. Optimizer, rate, minibatch
-and replay are those of RL Baselines3 Zoo for Atari; n-step and refreshes are this project's. Where they differ, each
-does what it does by default: initial weights (He et al. against Torch's), gradients clipped at a norm of 10
+Both have what the preset `pong` had then: 8 environments, no sticky actions, clipped rewards and lost lives as ends in
+training only, n-step 5, two updates of 32 every 8 agent steps, Adam 1e-4, discount 0.99, a replay of 100,000 and
+learning after 10,000, a refresh every 2,000 agent steps, epsilon to 0.02 over 100,000. Optimizer, rate, minibatch and
+replay are those of RL Baselines3 Zoo for Atari; n-step and refreshes are this project's. Where they differ, each does
+what it does by default: initial weights (He et al. against Torch's), gradients clipped at a norm of 10
 (Stable-Baselines3), FIRE pressed at the start of a game (Stable-Baselines3), games for the score played greedily
 (Stable-Baselines3) or with 0.001 random actions, threads.
 
-Each 50,000 agent steps 10 whole games are played for their true score. That time is not counted, on either side; the
-time of snapshots and resume points is. Training time is what the training process measured, without its start, if
-nothing else ran beside it. Trainings of many hours seldom are alone; what they learn does not depend on that, so that
-with `--rates` minutes are agent steps by the rates that `peers.py` measured, in turn, on an idle machine. (These are of
-one-step returns, a replay of 20,000 and refreshes each 1,000, snapshots and all, but without resume points and
-Stable-Baselines3's saved replays.)
+Every 50,000 agent steps 10 whole games are played for their score. Curves are over agent steps alone: these trainings
+ran beside other work, so their minutes mean nothing. `peers.py` measures speed.
 """
 
 import datetime
 import json
-import statistics
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -264,32 +258,22 @@ def curves_in(path: Path) -> list[Curve]:
 
 @main.command()
 @click.option("--folder", type=click.Path(path_type=Path), default=Path("checkpoints/learning"), show_default=True)
-@click.option(
-    "--rates",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Take minutes from these results of peers.py, not from the trainings' own clocks.",
-)
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures here; add to those there.")
 @click.option("--picture", type=click.Path(path_type=Path), help="Draw the curves here, PNG or SVG.")
-def draw(folder: Path, rates: Path | None, path: Path | None, picture: Path | None) -> None:
-    """Print, write and draw what was trained so far."""
-    measured = json.loads(rates.read_text(encoding="utf-8"))["agent_steps_per_second"] if rates else {}
+def draw(folder: Path, path: Path | None, picture: Path | None) -> None:
+    """Print, write and draw what was trained so far, by agent steps: `peers.py` measures the time of a step."""
     found = {(curve.side, curve.seed): curve for curve in [*(curves_in(path) if path else []), *curves_of(folder)]}
     curves = sorted(found.values(), key=lambda curve: (SIDES.index(curve.side), curve.seed))
 
-    def minutes(curve: Curve, point: Point) -> float:
-        return (point.agent_steps / statistics.median(measured[curve.row]) if rates else point.seconds) / 60
-
-    table = Table("side", "seed", "agent steps", "minutes", "last score", f"score {SCORE:g} after", box=None)
+    table = Table("side", "seed", "agent steps", "last score", f"score {SCORE:g} after", box=None)
     for curve in curves:
         last, reached = curve.points[-1], next((point for point in curve.points if point.mean >= SCORE), None)
         table.add_row(
             curve.row,
             str(curve.seed),
             f"{last.agent_steps:,}",
-            f"{minutes(curve, last):.1f}",
             f"{last.mean:.1f}",
-            f"{minutes(curve, reached):.1f} minutes" if reached else "not reached",
+            f"{reached.agent_steps:,} agent steps" if reached else "not reached",
         )
     Console().print(table)
     if path:
@@ -299,28 +283,23 @@ def draw(folder: Path, rates: Path | None, path: Path | None, picture: Path | No
         }
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if picture:
-        figure, panels = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True, layout="constrained")
+        figure, axes = plt.subplots(figsize=(6, 3.8), layout="constrained")
         for curve in curves:
-            xs = [minutes(curve, p) for p in curve.points], [p.agent_steps / 1000 for p in curve.points]
-            for panel, x in zip(panels, xs, strict=True):
-                panel.plot(
-                    x,
-                    [p.mean for p in curve.points],
-                    "os^"[(curve.seed - 1) % 3] + "-",
-                    color=COLOURS[curve.side],
-                    ms=3.5,
-                    lw=1.2,
-                    label=f"{curve.row}, seed {curve.seed}",
-                )
-        for panel, name in zip(panels, ("minutes of training", "thousand agent steps"), strict=True):
-            panel.axhline(SCORE, color="#888", lw=0.8, ls=":")
-            panel.set_xlabel(name)
-            panel.grid(alpha=0.3)
-            panel.spines[["top", "right"]].set_visible(False)
-        panels[0].set_ylabel(f"Pong, mean return of {GAMES} whole games")
-        figure.legend(
-            *panels[0].get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside upper center", ncols=4
-        )
+            axes.plot(
+                [p.agent_steps / 1000 for p in curve.points],
+                [p.mean for p in curve.points],
+                "os^"[(curve.seed - 1) % 3] + "-",
+                color=COLOURS[curve.side],
+                ms=3.5,
+                lw=1.2,
+                label=f"{curve.row}, seed {curve.seed}",
+            )
+        axes.axhline(SCORE, color="#888", lw=0.8, ls=":")
+        axes.set_xlabel("thousand agent steps")
+        axes.set_ylabel(f"Pong, mean return of {GAMES} whole games")
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.legend(frameon=False, fontsize=8, loc="outside upper center", ncols=2)
         figure.savefig(picture, dpi=130)
 
 

@@ -255,7 +255,7 @@ class TargetSettings(_Section):
     policy: str = _setting(
         "latest",
         "which snapshot each refresh restores: latest, best, lag(updates), window(n), mix(p, n), pinned(id), rollback, "
-        "ensemble(k, min|mean), module:function",
+        "ensemble(k, min|mean), average(k), module:function",
         source="latest in " + NATURE,
     )
     refresh_every_updates: int | None = _setting(

@@ -1,0 +1,27 @@
+"""The page of findings holds what its command prints."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_tables_of_the_findings_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "examples")])  # the study's own policy
+    findings = runpy.run_path(str(ROOT / "studies" / "findings.py"))
+    page = (ROOT / "docs" / "findings.md").read_text()
+    printed = findings["table"]("own-policy")
+    assert len(printed) == 2 + 5
+    assert "\n".join(printed) in page
+
+
+def test_spread_of_scores_is_that_of_the_records() -> None:
+    printed = runpy.run_path(str(ROOT / "studies" / "findings.py"))["spread"]()
+    assert printed.startswith("`latest`, standard deviation: 145 within a run, 72 between runs' means.")
+    assert "10 seeds find a difference of 145 by the last evaluation, 90 by the mean of 6." in printed
+    page = " ".join((ROOT / "docs" / "findings.md").read_text().split())
+    assert "deviation 145) as the means of different runs (72)" in page
+    assert "a difference of 145 points of 500 by last evaluations, and of 90 by means of six" in page
