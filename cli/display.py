@@ -79,7 +79,7 @@ def _line(progress: Any, elapsed: float, *, verbose: bool) -> str:
     if progress.opponent:
         parts.append(f"opponent {progress.opponent}")
     if verbose:
-        parts += [f"({counted(progress.target_age, 'update')} old)", f"{clock(elapsed)} elapsed"]
+        parts += [f"(for {counted(progress.target_age, 'update')})", f"{clock(elapsed)} elapsed"]
         parts += [counted(progress.updates, "update"), f"epsilon {progress.epsilon:.2f}"]
         parts += [f"loss {_number(progress.loss, 4)}", f"q {_number(progress.q_mean, 2)}", _phases(progress)]
     return "  ".join(parts)
@@ -109,7 +109,7 @@ def _panel(progress: Any, elapsed: float, *, verbose: bool) -> Group:
     facts.add_row(
         "target",
         _targets(progress),
-        "age",
+        "in for",
         counted(progress.target_age, "update"),
         "rate",
         _rate(progress),

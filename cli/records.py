@@ -50,7 +50,7 @@ def status(run: str, as_json: bool) -> None:
         held = ", held" if target["held"] else ""
         table.add_row(
             "target" if target["lineage"] == ONLY_LEARNER else f"{target['lineage']}'s target",
-            f"{target['snapshot']}  (policy {target['policy']}, {counted(target['age_updates'], 'update')} old{held})",
+            f"{target['snapshot']}  (policy {target['policy']}, for {counted(target['age_updates'], 'update')}{held})",
         )
     if opponent := summary["opponent"]:
         held = ", held" if opponent["held"] else ""

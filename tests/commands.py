@@ -1,6 +1,7 @@
 """`twin-graph` commands in forks of a process that has imported TensorFlow once: each import takes seconds."""
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -11,9 +12,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-# For each command a keeper, which says the command's process id and, when it has ended, its exit code.
+# For each command a keeper, which says the command's process id and, when it has ended, its exit code. If asked, it
+# kills a command whose caller is gone: whoever kills the caller means the command.
 _SERVER = """
-import gc, json, os, signal, sys, traceback
+import gc, json, os, select, signal, sys, traceback
 import twin_graph.distributed.chief, twin_graph.exchange, twin_graph.experiments.report, twin_graph.training
 from twin_graph_cli.main import main
 
@@ -29,12 +31,19 @@ for line in sys.stdin:
     if process:
         with open(call["told"], "w", buffering=1) as told:
             print(process, file=told)
+            if call.get("ends_with_caller"):
+                ended, heard = os.pidfd_open(process), select.poll()
+                heard.register(ended, select.POLLIN)
+                heard.register(told, 0)  # POLLERR: its reader is gone
+                if any(file != ended for file, _ in heard.poll()):
+                    os.kill(process, signal.SIGKILL)
+                    os._exit(0)
             print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), file=told)
         os._exit(0)
     os.setsid()
     os.chdir(call["cwd"])
     for number, path in enumerate((os.devnull, call["stdout"], call["stderr"])):
-        os.dup2(os.open(path, os.O_WRONLY if number else os.O_RDONLY), number)
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND if number else os.O_RDONLY), number)
     sys.argv = ["twin-graph", *call["arguments"]]
     code = 1
     try:
@@ -45,6 +54,24 @@ for line in sys.stdin:
         traceback.print_exc()
     sys.stdout.flush()
     os._exit(code)  # to take everything apart would take a second
+"""
+
+# `twin-graph` for a shell: it passes its arguments to the server and stays until the command has ended.
+_CALLER = """#!{python} -SE
+import json, os, signal, sys, tempfile
+
+with tempfile.TemporaryDirectory() as folder:
+    told = folder + "/told"
+    os.mkfifo(told)
+    files = {{"stdout": f"/proc/{{os.getpid()}}/fd/1", "stderr": f"/proc/{{os.getpid()}}/fd/2", "told": told}}
+    call = {{"arguments": sys.argv[1:], "cwd": os.getcwd(), "ends_with_caller": True, **files}}
+    os.write({server}, (json.dumps(call) + "\\n").encode())
+    with open(told) as lines:
+        process = int(lines.readline())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: os.kill(process, number))
+        code = int(lines.readline())
+sys.exit(code % 256)
 """
 
 
@@ -101,3 +128,35 @@ def twin_graph(*arguments: str, cwd: Path, env: dict[str, str] | None = None) ->
     forked = Command(*arguments, cwd=cwd)
     stdout, stderr = forked.communicate()
     return subprocess.CompletedProcess(arguments, forked.wait(), stdout, stderr)
+
+
+def bash(script: str, *, cwd: Path, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Runs a script up to the first command that fails. Its `twin-graph` is a fork, which `kill -9 $!` kills, too."""
+    stdin = _server().stdin
+    assert stdin is not None
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        caller, file, output = folder / "twin-graph", folder / "script", folder / "output"
+        caller.write_text(_CALLER.format(python=sys.executable, server=stdin.fileno()))
+        caller.chmod(0o755)
+        file.write_text(script)
+        path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        with output.open("ab") as out:
+            process = subprocess.Popen(
+                ["bash", "-euxo", "pipefail", file],
+                cwd=cwd,
+                env={**os.environ, "PATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                pass_fds=[stdin.fileno()],
+                start_new_session=True,
+            )
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired as late:
+            raise AssertionError(f"not done after {timeout} s:\n{output.read_text()}") from late
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also what it left in the background
+        return subprocess.CompletedProcess(script, process.returncode, output.read_text())

@@ -143,6 +143,8 @@ def test_status_log_and_show_agree(trained: Path) -> None:
     assert shown["evaluations"][0]["episodes"] == 2
     assert shown["swaps"] == []  # no update came after it
     assert target["swaps"][0]["first_update"] == 201
+    # Since it was restored; the snapshot itself is older.
+    assert "(policy latest, for 50 updates)" in twin_graph("status", "cartpole-seed1-1", cwd=trained).stdout
 
 
 def test_evaluate_plays_records_and_steers_nothing(trained: Path) -> None:
