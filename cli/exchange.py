@@ -49,7 +49,7 @@ def diff(run: str, first: str, second: str, as_json: bool) -> None:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["tf1", "savedmodel", "npz"]),
+    type=click.Choice(["tf1", "savedmodel", "onnx", "tflite", "npz"]),
     default="tf1",
     show_default=True,
     help="Format of PATH.",
@@ -58,12 +58,15 @@ def export(run: str, ref: str, path: Path, form: str) -> None:
     """Write snapshot REF of RUN to PATH for other programs.
 
     tf1 is for `tf.train.import_meta_graph` and `Saver.restore` (PATH.meta, PATH.index, PATH.data-...): act with q_tm1,
-    or keep training with train_op. savedmodel is a folder with a signature from observations to q_values. npz holds the
-    variables by name.
+    or keep training with train_op. savedmodel is a folder with a signature from observations to q_values. onnx and
+    tflite are one file, from observations to q_values; onnx needs an extra: pip install 'twin-graph[onnx]'. npz holds
+    the variables by name.
 
     \b
-    Example:
+    Examples:
       twin-graph export pong-seed1-1 best network --format tf1
+      twin-graph export pong-seed1-1 best pong.onnx --format onnx
+      twin-graph export pong-seed1-1 best pong.tflite --format tflite
     """
     owner, snapshot = locate(find(run), ref)
     owner.store().prefix(snapshot.id)

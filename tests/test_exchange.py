@@ -6,14 +6,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
+import click
 import numpy as np
+import onnxruntime
 import pytest
+from twin_graph_cli.exchange import export as command
 
 from twin_graph import envs, training
 from twin_graph.errors import UsageError
-from twin_graph.exchange import diff, export, import_checkpoint, spec_of
+from twin_graph.exchange import FORMATS, Format, diff, export, import_checkpoint, spec_of
 from twin_graph.graph_mode import tf
+from twin_graph.legal import ILLEGAL
 from twin_graph.settings import Settings
 from twin_graph.snapshots.run import Run, create, locate
 from twin_graph.twin import Twin
@@ -115,6 +120,62 @@ print(json.dumps(serve(observations=tf.constant(json.loads(sys.argv[2])))['q_val
     np.testing.assert_allclose(served, q_values, rtol=1e-5)
 
 
+def by_onnxruntime(path: Path, observations: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    q: np.ndarray = session.run(["q_values"], {"observations": observations})[0]
+    return q
+
+
+def by_tflite(path: Path, observations: np.ndarray) -> np.ndarray:
+    interpreter = tf.lite.Interpreter(str(path))
+    [given], [returned] = interpreter.get_input_details(), interpreter.get_output_details()
+    assert (given["name"], returned["name"]) == ("observations", "q_values")
+    interpreter.resize_tensor_input(given["index"], observations.shape)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(given["index"], observations)
+    interpreter.invoke()
+    q: np.ndarray = interpreter.get_tensor(returned["index"])
+    return q
+
+
+@pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
+@pytest.mark.parametrize("dueling", [False, True], ids=["plain", "dueling"])
+@pytest.mark.parametrize("preset", ["cartpole", "pong", "tictactoe"])
+def test_onnx_and_tflite_give_the_same_q_values(
+    request: pytest.FixtureRequest, tmp_path: Path, preset: str, dueling: bool
+) -> None:
+    """Of vectors, of images of bytes, and where some actions are illegal; of one observation and of 1,000."""
+    run = create(tmp_path / "run", request.getfixturevalue(preset)(model__dueling=dueling))
+    with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
+        next(training.train(run, env))
+    newest, env_spec, random = run.store().newest, spec_of(run).env, np.random.default_rng(0)
+    size = (1_000, *env_spec.observation_shape)
+    numbers = random.integers(0, 256, size) if preset == "pong" else random.normal(size=size)
+    observations = numbers.astype(env_spec.observation_dtype)
+    if env_spec.masked:
+        observations[:, -env_spec.n_actions :] = random.integers(0, 2, (1_000, env_spec.n_actions))
+    with Twin("ours", spec_of(run), threads=1) as twin:
+        twin.restore_snapshot(newest, run.store())
+        wanted = np.concatenate([twin.q_values(part) for part in np.split(observations, 10)])
+    assert (wanted == ILLEGAL).any() == env_spec.masked
+    for form, q_values in (("onnx", by_onnxruntime), ("tflite", by_tflite)):
+        [path] = export(run, newest, form, tmp_path / "network")  # type: ignore[arg-type]
+        for count in (1, 1_000):
+            np.testing.assert_allclose(q_values(path, observations[:count]), wanted[:count], rtol=0, atol=1e-5)
+
+
+def test_without_its_extra_onnx_says_what_to_install(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tf2onnx", None)
+    with pytest.raises(UsageError, match=r"^--format onnx needs tf2onnx: pip install 'twin-graph\[onnx\]'$"):
+        export(run, run.store().newest, "onnx", tmp_path / "network")
+    assert not list(tmp_path.glob("*network*"))
+
+
+def test_the_command_offers_every_format() -> None:
+    [choice] = [p.type for p in command.params if isinstance(p.type, click.Choice)]
+    assert list(choice.choices) == list(FORMATS) == list(get_args(Format))
+
+
 def test_npz_holds_the_variables_by_name(run: Run, tmp_path: Path) -> None:
     [path] = export(run, run.store().newest, "npz", tmp_path / "weights")
     with np.load(path) as arrays, Twin("ours", spec_of(run), threads=1) as twin:
@@ -122,7 +183,10 @@ def test_npz_holds_the_variables_by_name(run: Run, tmp_path: Path) -> None:
         assert {name: arrays[name].tolist() for name in arrays} == {n: w.tolist() for n, w in twin.weights().items()}
 
 
-@pytest.mark.parametrize(("form", "there"), [("tf1", "n.index"), ("npz", "n.npz"), ("savedmodel", "n")])
+@pytest.mark.parametrize(
+    ("form", "there"),
+    [("tf1", "n.index"), ("savedmodel", "n"), ("onnx", "n.onnx"), ("tflite", "n.tflite"), ("npz", "n.npz")],
+)
 def test_an_export_overwrites_nothing(run: Run, tmp_path: Path, form: str, there: str) -> None:
     folder = tmp_path / "out"
     folder.mkdir()

@@ -6,9 +6,9 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,9 @@ from twin_graph.snapshots.files import fsync
 from twin_graph.snapshots.ledger import IMPORT, Commit, Counters
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import SnapshotStore
-from twin_graph.twin import Twin, weights_sha256
+from twin_graph.twin import Twin, setters, to_set, weights_sha256
 
-Format = Literal["tf1", "savedmodel", "npz"]
+Format = Literal["tf1", "savedmodel", "onnx", "tflite", "npz"]
 
 
 def spec_of(run: Run) -> ModelSpec:
@@ -95,38 +95,31 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
 
     `tf1`: `path.meta`, `.index` and `.data-...`, for `tf.train.import_meta_graph(path + ".meta")` and `restore(path)`.
     `savedmodel`: a folder whose signature `serving_default` maps `observations` to `q_values`.
+    `onnx`, `tflite`: a file whose input is `observations`, of any number, and whose output is `q_values`.
     `npz`: the variables by name.
 
     Returns:
       The files or the folder.
 
     Raises:
-      UsageError: something is there already.
+      UsageError: something is there already, or the extra `onnx` is missing.
     """
-    targets = {
-        "tf1": [path.with_name(path.name + end) for end in (".meta", ".data-00000-of-00001", ".index")],
-        "savedmodel": [path],
-        "npz": [path if path.suffix == ".npz" else path.with_name(path.name + ".npz")],
-    }[form]
+    ends, write = FORMATS[form]
+    path = path.with_suffix("") if path.suffix in ends else path
+    targets = [path.with_name(path.name + end) for end in ends]
     for target in targets:
         if target.exists():
             raise UsageError(f"{target} exists already; choose another path")
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent}; make it with: mkdir -p {shlex.quote(str(path.parent))}")
     store = run.store()
-    spec = spec_of(run)
     temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     temporary.mkdir()
     try:
-        with store.reading(), Twin("export", spec, plain=True) as twin:
+        with store.reading(), Twin("export", spec_of(run), plain=True) as twin:
             store.check_files(snapshot.id)
             twin.restore_snapshot(snapshot, store)
-            if form == "tf1":
-                twin.save(temporary / path.name, meta_graph=True)
-            elif form == "npz":
-                np.savez(temporary / targets[0].name, allow_pickle=False, **twin.weights())
-            else:
-                _save_model(spec, store.prefix(snapshot.id), temporary / path.name)
+            write(twin, temporary / (targets[0] if len(targets) == 1 else path).name)
         for target in targets:
             made = temporary / target.name
             for file in made.rglob("*") if made.is_dir() else [made]:
@@ -138,18 +131,70 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
     return targets
 
 
-def _save_model(spec: ModelSpec, prefix: Path, folder: Path) -> None:
+def _tf1(twin: Twin, path: Path) -> None:
+    twin.save(path, meta_graph=True)
+
+
+def _npz(twin: Twin, path: Path) -> None:
+    np.savez(path, allow_pickle=False, **twin.weights())
+
+
+def _savedmodel(twin: Twin, path: Path) -> None:
     # A graph of its own: saving adds ops to it, and a twin's graph is final.
     with tf.Graph().as_default(), tf.Session() as session:
-        model = build_model(spec, plain=True)
+        model = build_model(twin.spec, plain=True)
         session.run(tf.global_variables_initializer())
-        tf.train.Saver(model.trainables).restore(session, str(prefix))
-        builder = tf.saved_model.Builder(str(folder))
+        variables = {variable.op.name: variable for variable in model.trainables}
+        session.run(*to_set(setters(variables), twin.weights()))
+        builder = tf.saved_model.Builder(str(path))
         signature = tf.saved_model.predict_signature_def({"observations": model.s_tm1}, {"q_values": model.q_tm1})
         builder.add_meta_graph_and_variables(
             session, [tf.saved_model.tag_constants.SERVING], {"serving_default": signature}
         )
         builder.save()
+
+
+def _onnx(twin: Twin, path: Path) -> None:
+    try:
+        import tf2onnx
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--format onnx needs {error.name}: pip install 'twin-graph[onnx]'") from None
+    with _frozen(twin) as session:
+        graph = session.graph.as_graph_def()
+    model, _ = tf2onnx.convert.from_graph_def(
+        graph,
+        input_names=["observations:0"],
+        output_names=["q_values:0"],
+        tensors_to_rename={"observations:0": "observations", "q_values:0": "q_values"},
+    )
+    path.write_bytes(model.SerializeToString())
+
+
+def _tflite(twin: Twin, path: Path) -> None:
+    with _frozen(twin) as session:
+        tensors = [[session.graph.get_tensor_by_name(f"{name}:0")] for name in ("observations", "q_values")]
+        path.write_bytes(tf.lite.TFLiteConverter.from_session(session, *tensors).convert())
+
+
+@contextlib.contextmanager
+def _frozen(twin: Twin) -> Iterator[Any]:
+    """A session whose graph computes `q_values` of `observations`, with the weights as constants."""
+    constants = tf.graph_util.convert_variables_to_constants(twin.session, twin.graph.as_graph_def(), ["q_tm1"])
+    with tf.Graph().as_default(), tf.Session() as session:
+        observations = tf.placeholder(twin.model.s_tm1.dtype, twin.model.s_tm1.shape, name="observations")
+        [q_values] = tf.import_graph_def(constants, {"s_tm1": observations}, ["q_tm1:0"], name="network")
+        tf.identity(q_values, name="q_values")
+        yield session
+
+
+#: What the files of a format end in, and what writes them.
+FORMATS: dict[Format, tuple[tuple[str, ...], Callable[[Twin, Path], None]]] = {
+    "tf1": ((".meta", ".data-00000-of-00001", ".index"), _tf1),
+    "savedmodel": (("",), _savedmodel),
+    "onnx": ((".onnx",), _onnx),
+    "tflite": ((".tflite",), _tflite),
+    "npz": ((".npz",), _npz),
+}
 
 
 class Imported(NamedTuple):
