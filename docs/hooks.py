@@ -25,7 +25,7 @@ GENERATED = {
 }
 # Blocks of code and headings stay as they are.
 _PARTS = re.compile(
-    r"^(?:```.*?^```|#[^\n]*)|\[(?P<text>[^\]\[]*)\]\((?P<link>[^()\s]+)\)|`(?P<code>[^`\n]+)`",
+    r"^(?: *```.*?^ *```|#[^\n]*)|\[(?P<text>[^\]\[]*)\]\((?P<link>[^()\s]+)\)|`(?P<code>[^`\n]+)`",
     re.MULTILINE | re.DOTALL,
 )
 
