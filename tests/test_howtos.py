@@ -1,6 +1,7 @@
 """The pages that one follows from top to bottom: what they tell the reader to type is typed here, in a new folder."""
 
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ def script(page: str) -> str:
 def test_every_command_of_a_page_succeeds(page: Path, tmp_path: Path) -> None:
     commands = script(page.read_text())
     assert "twin-graph" in commands
+    with socket.create_server(("127.0.0.1", 0)) as free:  # a page has one server, on a port that others may use here
+        commands = re.sub(r"(?<=127\.0\.0\.1:)\d+", str(free.getsockname()[1]), commands)
     done = bash(commands, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stdout
 
