@@ -1,11 +1,13 @@
 """What tests share: small settings on real environments, and runs trained from them."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from twin_graph import config, envs, training
 from twin_graph.snapshots.run import Run, create
@@ -97,25 +99,27 @@ def train(tmp_path: Path) -> Callable[..., Run]:
 
 
 @pytest.fixture(scope="session")
-def _trained() -> dict[str, Path]:
-    """Folders of runs that `trained` has made, by the hash of their settings."""
-    return {}
+def _trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the runs that `trained` has made, by the hash of their settings; pytest-xdist's workers share it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture
 def trained(
-    train: Callable[[config.Settings], Run],
-    tmp_path: Path,
-    _trained: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    train: Callable[[config.Settings], Run], tmp_path: Path, _trained: Path
 ) -> Callable[[config.Settings], Run]:
-    """As `train`, but equal settings are trained once, and copied: not for tests that compare two such runs."""
+    """As `train`, but equal settings are trained once, and copied: of two runs that a test compares, one at most."""
 
     def copy(settings: config.Settings) -> Run:
-        sha256 = settings.sha256()
-        if sha256 not in _trained:
-            _trained[sha256] = shutil.copytree(train(settings).folder, tmp_path_factory.mktemp("trained") / "run")
-        return Run(shutil.copytree(_trained[sha256], tmp_path / f"copy{len(list(tmp_path.iterdir()))}"))
+        kept = _trained / settings.sha256()
+        with FileLock(f"{kept}.lock"):
+            if not kept.exists():
+                shutil.copytree(train(settings).folder, kept.with_suffix(".part"))
+                kept.with_suffix(".part").rename(kept)
+        return Run(shutil.copytree(kept, tmp_path / f"copy{len(list(tmp_path.iterdir()))}"))
 
     return copy
 

@@ -73,11 +73,11 @@ def test_an_average_is_one_network_of_mean_weights(cartpole: Make, train: Train)
 
 @pytest.mark.parametrize("preset", ["cartpole", "pong"])
 def test_refreshing_through_the_disk_trains_exactly_as_a_copy_in_memory_would(
-    request: pytest.FixtureRequest, train: Train, monkeypatch: pytest.MonkeyPatch, preset: str
+    request: pytest.FixtureRequest, train: Train, trained: Train, monkeypatch: pytest.MonkeyPatch, preset: str
 ) -> None:
     # Squared: the Huber loss clips the large errors of the beginning, and with them the target's influence.
     settings = request.getfixturevalue(preset)(loss="mse")
-    through_disk = train(settings)
+    through_disk = trained(settings)
     monkeypatch.setattr(Keeper, "_refresh", restore_in_memory)
     in_memory = train(settings)
     hashes = [[m.weights_sha256 for m in run.store().snapshots] for run in (through_disk, in_memory)]
@@ -85,14 +85,15 @@ def test_refreshing_through_the_disk_trains_exactly_as_a_copy_in_memory_would(
     assert len(set(hashes[0])) > 2
 
 
-def test_the_target_matters(cartpole: Make, train: Train) -> None:
+def test_the_target_matters(cartpole: Make, trained: Train) -> None:
     """The comparison above would prove nothing if the target had no influence."""
-    often, seldom = (train(cartpole(loss="mse", target__refresh_every_updates=n)) for n in (50, 100))
+    often, seldom = (trained(cartpole(loss="mse", target__refresh_every_updates=n)) for n in (50, 100))
     assert often.store().newest.weights_sha256 != seldom.store().newest.weights_sha256
 
 
-def test_equal_seeds_give_equal_weights_and_other_seeds_others(cartpole: Make, train: Train) -> None:
-    first, again, other = (train(cartpole(seed=seed)).store().newest.weights_sha256 for seed in (1, 1, 2))
+def test_equal_seeds_give_equal_weights_and_other_seeds_others(cartpole: Make, train: Train, trained: Train) -> None:
+    runs = trained(cartpole(seed=1)), train(cartpole(seed=1)), train(cartpole(seed=2))
+    first, again, other = (run.store().newest.weights_sha256 for run in runs)
     assert first == again != other
 
 
@@ -437,8 +438,8 @@ def test_the_run_loop_passes_on_what_each_value_is_for() -> None:
     assert third.s_tm1.ravel().tolist() == [1002, 102]
 
 
-def test_frames_are_agent_steps_times_the_frame_skip(pong: Make, train: Train) -> None:
-    counters = train(pong()).store().newest.counters
+def test_frames_are_agent_steps_times_the_frame_skip(pong: Make, trained: Train) -> None:
+    counters = trained(pong()).store().newest.counters
     assert (counters.agent_steps, counters.frames) == (160, 640)
 
 
@@ -465,8 +466,8 @@ def test_the_epsilon_of_evaluations_follows_the_environment_unless_it_is_set(
         assert first.protocol["epsilon"] == expected
 
 
-def test_evaluating_does_not_change_the_training(cartpole: Make, train: Train) -> None:
-    hashes = {train(cartpole(evaluate__episodes=n)).store().newest.weights_sha256 for n in (0, 3)}
+def test_evaluating_does_not_change_the_training(cartpole: Make, trained: Train) -> None:
+    hashes = {trained(cartpole(evaluate__episodes=n)).store().newest.weights_sha256 for n in (0, 3)}
     assert len(hashes) == 1
 
 
