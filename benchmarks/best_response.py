@@ -1,12 +1,13 @@
 """What the greedy policy of a snapshot gets, at worst, against any opponent: the exact best response, from both seats.
 
-    python benchmarks/best_response.py RUN [REF]
+    python benchmarks/best_response.py RUN... [--json FILE]
 
 Every answer that an opponent could give is followed to the end of the game, so the game has to be small, as tic-tac-toe
 is. A policy that never loses has a worst return of 0 or more from either seat.
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -46,12 +47,24 @@ def worst_returns(run: Run, reference: str = "latest") -> tuple[float, float]:
 
 
 @click.command()
-@click.argument("run")
-@click.argument("ref", default="latest")
-def main(run: str, ref: str) -> None:
-    """Print the worst returns of REF from both seats as JSON."""
-    first, second = worst_returns(find(run), ref)
-    click.echo(json.dumps({"first": first, "second": second}))
+@click.argument("runs", nargs=-1, required=True)
+@click.option("--ref", default="latest", show_default=True, help="Which snapshot of each run.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures here, too.")
+def main(runs: tuple[str, ...], ref: str, path: Path | None) -> None:
+    """Print the worst returns of a snapshot of each run, as the first player and as the second."""
+    measured = []
+    for name in runs:
+        run = find(name)
+        store = run.store()
+        with store.reading():
+            snapshot = store.resolve(ref, run.scores()).snapshot
+        first, second = worst_returns(run, ref)
+        click.echo(f"{name} {snapshot}: {first:+g} as the first player, {second:+g} as the second, at worst")
+        measured.append(
+            {"run": name, "seed": run.settings.seed, "snapshot": snapshot, "as_first": first, "as_second": second}
+        )
+    if path:
+        path.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
