@@ -216,7 +216,7 @@ def differences(
     pairs = [(row, others[row[0].planned.pair]) for row in ours if row[0].planned.pair in others]
     scales = [norm[run.planned.task].high - norm[run.planned.task].low for run in ours[0]] if ours else []
     found = np.array([[a.final - b.final for a, b in zip(row, other, strict=True)] for row, other in pairs])
-    return found.reshape(len(pairs), -1) / (scales if len(scales) > 1 else 1)
+    return found.reshape(len(pairs), len(scales)) / (scales if len(scales) > 1 else 1)
 
 
 def p_of(pairs: np.ndarray) -> float:
