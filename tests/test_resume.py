@@ -27,7 +27,9 @@ from twin_graph.errors import DamagedError, ForeignError, InUseError, UsageError
 from twin_graph.learners import Learners, Trained
 from twin_graph.prepared import Prepared
 from twin_graph.settings import Settings
-from twin_graph.snapshots import control, report
+from twin_graph.snapshots import control, report, swaps
+from twin_graph.snapshots.control import Answer
+from twin_graph.snapshots.ledger import BY_REQUEST, Swap
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.verify import verify
@@ -275,6 +277,23 @@ def test_explain_names_what_the_holder_held_at_every_update(cartpole: Make, tmp_
     for update in (0, 251):
         with pytest.raises(UsageError, match="updates 1 to 250"):
             report.explain(run, update)
+
+
+def test_a_swap_can_be_undone_while_the_run_that_is_to_make_it_still_starts(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0))
+    attempt(run, 500)
+    swaps.swap(run, "latest~1", hold=True)
+    with monkeypatch.context() as starting:  # its process has the lock, and has not looked for requests yet
+        starting.setattr(Run, "state", lambda run: "running")
+        starting.setattr(swaps, "answered", lambda run, request, otherwise: Answer(done=True, message="not awaited"))
+        swaps.undo(run)
+    attempt(run)
+    *_, swapped, undone = run.ledger.events(Swap, text=BY_REQUEST)
+    assert (swapped.policy, swapped.hold) == ("by hand", True)
+    assert undone.policy == "undo"
+    assert control.pending(run.control) == []
 
 
 @pytest.mark.parametrize("into", ["target", "online"])

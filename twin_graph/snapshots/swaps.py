@@ -72,7 +72,8 @@ def undo(run: Run, *, dry_run: bool = False) -> Outcome:
         if not dry_run:
             control.answer(run.control, last, Answer(done=False, message="undone before it took effect"))
         return Outcome(f"{'would undo' if dry_run else 'undone'}: {last.words()}, which had not taken effect yet")
-    if not run.ledger.events(Swap, text=BY_REQUEST):
+    # A run that has just started may not have carried out what waited for it. It takes requests in their order.
+    if not any(request.kind == "swap" for request in waiting) and not run.ledger.events(Swap, text=BY_REQUEST):
         raise UsageError(f"there is no manual swap to undo in {run.folder}")
     if dry_run:
         return Outcome("there is a manual swap to undo; nothing was changed")
