@@ -89,7 +89,7 @@ def test_every_page_is_linked_from_another_or_from_the_site() -> None:
 def _commands(page: Path) -> Iterator[str]:
     """What follows `twin-graph`."""
     for line in _code(page):
-        for part in re.split(r"\s(?:&&?|\|\|?|2?>)(?:\s|$)|;|\s{2,}(?=twin-graph )", line):
+        for part in re.split(r"\s(?:&&?|\|\|?|2?>>?)(?:\s|$)|;|\s{2,}(?=twin-graph )", line):
             found = re.search(r"(?:^|[\s/(\"])twin-graph +([^`]*)", part)
             if found:
                 yield found[1].rstrip(' )"')
