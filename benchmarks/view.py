@@ -56,7 +56,7 @@ def long(folder: Path, count: int, lines: Path) -> None:
     """One run with so many snapshots, and as many lines of metrics, which are those of another run again and again."""
     history.in_another_process("grow", folder / "long", count)
     run = Run(folder / "long")
-    logged = [line for line in Run(lines).metrics() if "agent_steps_per_second" in line]
+    logged = [line for line in Run(lines).metric_lines() if "agent_steps_per_second" in line]
     (run.folder / METRICS).unlink(missing_ok=True)
     for number in range(count):
         line = {name: value for name, value in logged[number % len(logged)].items() if name != "attempt"}
