@@ -37,6 +37,8 @@ for line in sys.stdin:
                 heard.register(told, 0)  # POLLERR: its reader is gone
                 if any(file != ended for file, _ in heard.poll()):
                     os.kill(process, signal.SIGKILL)
+                    os.waitpid(process, 0)
+                    os.unlink(call["told"])
                     os._exit(0)
             print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), file=told)
         os._exit(0)
@@ -56,21 +58,36 @@ for line in sys.stdin:
     os._exit(code)  # to take everything apart would take a second
 """
 
-# `twin-graph` for a shell: it passes its arguments to the server and stays until the command has ended.
+# `twin-graph` for a shell: it passes its arguments to the server and stays until the command has ended. Before that it
+# waits for commands that die because their callers were killed: to the shell these are dead at once.
 _CALLER = """#!{python} -SE
-import json, os, signal, sys, tempfile
+import json, os, signal, sys, time
 
-with tempfile.TemporaryDirectory() as folder:
-    told = folder + "/told"
-    os.mkfifo(told)
-    files = {{"stdout": f"/proc/{{os.getpid()}}/fd/1", "stderr": f"/proc/{{os.getpid()}}/fd/2", "told": told}}
-    call = {{"arguments": sys.argv[1:], "cwd": os.getcwd(), "ends_with_caller": True, **files}}
-    os.write({server}, (json.dumps(call) + "\\n").encode())
-    with open(told) as lines:
-        process = int(lines.readline())
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, _: os.kill(process, number))
-        code = int(lines.readline())
+def alive(process):
+    try:
+        with open(f"/proc/{{process}}/stat") as stat:
+            return stat.read().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+def told_of(process):
+    return f"{folder}/told-{{process}}"
+
+for name in os.listdir("{folder}"):
+    caller = name.removeprefix("told-")
+    while caller.isdigit() and not alive(caller) and os.path.exists(told_of(caller)):
+        time.sleep(0.02)
+this = os.getpid()
+os.mkfifo(told_of(this))
+files = {{"stdout": f"/proc/{{this}}/fd/1", "stderr": f"/proc/{{this}}/fd/2", "told": told_of(this)}}
+call = {{"arguments": sys.argv[1:], "cwd": os.getcwd(), "ends_with_caller": True, **files}}
+os.write({server}, (json.dumps(call) + "\\n").encode())
+with open(told_of(this)) as lines:
+    process = int(lines.readline())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: os.kill(process, number))
+    code = int(lines.readline())
+os.unlink(told_of(this))
 sys.exit(code % 256)
 """
 
@@ -137,7 +154,7 @@ def bash(script: str, *, cwd: Path, timeout: float) -> subprocess.CompletedProce
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         caller, file, output = folder / "twin-graph", folder / "script", folder / "output"
-        caller.write_text(_CALLER.format(python=sys.executable, server=stdin.fileno()))
+        caller.write_text(_CALLER.format(python=sys.executable, server=stdin.fileno(), folder=folder))
         caller.chmod(0o755)
         file.write_text(script)
         path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
