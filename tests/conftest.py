@@ -62,6 +62,13 @@ TICTACTOE = {
     "log.every_steps": 200,
 }
 
+# Files of a minute or more each, which begin first: one that began last would keep a single core busy at the end.
+LONG = ("experiments", "distributed", "resume", "howtos", "kill", "training", "branches", "combinations", "reproduce")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
+
 
 @pytest.fixture
 def cartpole() -> Callable[..., config.Settings]:
