@@ -66,6 +66,11 @@ TICTACTOE = {
 LONG = ("experiments", "distributed", "resume", "howtos", "kill", "training", "branches", "combinations", "reproduce")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """For `-n auto`: one more than there are cores, since many tests wait for processes that they started or killed."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
 
