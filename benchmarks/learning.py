@@ -224,7 +224,7 @@ def points_of_stable_baselines3(where: Path) -> list[Point]:
 
 
 class Curve(NamedTuple):
-    """One training: its side, seed and processor, its row in the table of `peers.py`, its evaluations."""
+    """One training: its side, seed and processor, its row in the table that is printed, its evaluations."""
 
     side: str
     seed: int

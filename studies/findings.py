@@ -24,7 +24,7 @@ POSSIBLE = 100.0
 #: Conditions that are the first one's runs over again, bit for bit: not another comparison.
 SAME = {"cartpole-policies": {"rollback"}}
 HEAD = """\
-| {} | score (95%) | difference in pairs | p | last alone | p | target's age | expects | above 100 |
+| condition | score (95%) | difference in pairs | p | last alone | p | target's age | expects | above 100 |
 |---|---|---|---|---|---|---|---|---|"""
 
 
@@ -35,7 +35,7 @@ def table(study: str) -> list[str]:
     of = {name: [result for result in results if result.planned.condition == name] for name in names}
     norm = statistics.norms(plan, results)
     six, one = (_compared([_scored(runs, last) for runs in of.values()], norm) for last in (LAST, 1))
-    lines = HEAD.format("condition").splitlines()
+    lines = HEAD.splitlines()
     for name, runs, (score, difference, p), (last, _, p_last) in zip(names, of.values(), six, one, strict=True):
         ages = [run.mean_age(1, run.updates) for run in runs]
         ends = sorted(run.expected[max(run.expected)] for run in runs)
@@ -57,7 +57,7 @@ def table(study: str) -> list[str]:
 
 def _scored(runs: list[Result], last: int) -> list[list[Result]]:
     """A row for each run, whose score is the mean of as many evaluations."""
-    return [[run._replace(planned=run.planned._replace(last=last))] for run in runs]
+    return [[run.scored_by(last)] for run in runs]
 
 
 def _compared(
@@ -67,7 +67,7 @@ def _compared(
     first, *others = conditions
     pairs = [statistics.differences(rows, first, norm) for rows in others]
     p = statistics.holm([statistics.p_of(found) for found in pairs])
-    differences = [statistics.estimates(found, lambda x: np.array([x.mean()]), 1)[0] for found in pairs]
+    differences = [statistics.mean(found) for found in pairs]
     scores = [np.array([[row[0].final] for row in rows]) for rows in conditions]
     iqm = [statistics.estimates(found, lambda x: np.array([metrics.aggregate_iqm(x)]), 1)[0] for found in scores]
     return list(zip(iqm, [None, *differences], [1.0, *p], strict=True))

@@ -9,34 +9,22 @@ equal depth, in pairs of equal seeds, corrected for all pairs printed (hypothesi
 """
 
 from pathlib import Path
-from statistics import fmean
 
 import click
 import numpy as np
 
 from twin_graph.experiments import statistics, tables
-from twin_graph.experiments.results import Curve, Result
+from twin_graph.experiments.results import Result
 
 #: The `latest` whose snapshots have the same depth.
 CONTROLS = {"lag": "latest-512", "mix": "latest-512", "mean": "latest-640", "window": "latest-1152"}
-LAST = 6
 #: The most that a discounted return can be, at a reward of 1 a step and a discount of 0.99.
 LARGEST = 100.0
 
 
-def newest(curve: Curve) -> float:
-    """The mean of a curve's last values."""
-    return fmean(curve[step] for step in sorted(curve)[-LAST:])
-
-
 def residual(run: Result) -> float:
     """How much more a run's last snapshots expected than their games returned over their depth."""
-    return newest(run.expected) - newest(run.truncated)
-
-
-def mean_of(values: list[float]) -> statistics.Estimate:
-    """The mean over runs and its interval."""
-    return statistics.estimates(np.array(values)[:, None], lambda x: np.array([x.mean()]), 1)[0]
+    return run.newest(run.expected) - run.newest(run.truncated)
 
 
 @click.command()
@@ -57,8 +45,8 @@ def main(folder: Path) -> None:
     print("|---|---|---|---|---|---|")
     for (condition, task), of in runs.items():
         score, expected, too_much = (
-            mean_of([function(run) for run in of])
-            for function in (lambda run: newest(run.scores), lambda run: newest(run.expected), residual)
+            statistics.mean(np.array([[function(run)] for run in of]))
+            for function in (lambda run: run.final, lambda run: run.newest(run.expected), residual)
         )
         print(
             f"| {task} | {condition} | {score.value:.0f} ({score.low:.0f} to {score.high:.0f}) | {expected.value:.1f} "
@@ -66,17 +54,16 @@ def main(folder: Path) -> None:
             f"| {abs(too_much.value) / LARGEST:.1%} |"
         )
 
-    pairs = []
+    norm, pairs = statistics.norms(plan, results), []
     for (condition, task), of in runs.items():
         head, _, name = condition.rpartition(", ")
         if control := CONTROLS.get(name):
-            others = {run.planned.seed: run for run in runs[f"{head}, {control}", task]}
-            less = [newest(run.scores) - newest(others[run.planned.seed].scores) for run in of]
-            pairs.append((task, condition, control, np.array(less)[:, None]))
+            rows = ([[run] for run in side] for side in (of, runs[f"{head}, {control}", task]))
+            pairs.append((task, condition, control, statistics.differences(*rows, norm)))
     corrected = statistics.holm([statistics.p_of(less) for *_, less in pairs])
     print("\n| environment | policy | control | difference in pairs (95%) | p |\n|---|---|---|---|---|")
     for (task, condition, control, less), p in zip(pairs, corrected, strict=True):
-        found = mean_of(list(less[:, 0]))
+        found = statistics.mean(less)
         low_to_high = f"({found.low:+.0f} to {found.high:+.0f})"
         print(f"| {task} | {condition} | {control} | {found.value:+.0f} {low_to_high} | {p:.2g} |")
 

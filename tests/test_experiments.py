@@ -651,7 +651,7 @@ def test_a_score_may_be_the_mean_of_the_last_evaluations(finished: Path, tmp_pat
     expected = {}
     for result in results.read(Experiment.open(finished)):
         assert result.final == result.scores[600]
-        late = result._replace(planned=result.planned._replace(last=2))
+        late = result.scored_by(2)
         expected[result.planned.name] = (result.scores[400] + result.scores[600]) / 2
         assert late.final == pytest.approx(expected[result.planned.name])
     assert {run.last for run in plan.parse(FILE).runs} == {1}

@@ -87,8 +87,16 @@ class Result(NamedTuple):
     @property
     def final(self) -> float:
         """The mean of the newest scores, of as many as the plan says; NaN before the first."""
-        newest = sorted(self.scores)[-self.planned.last :]
-        return fmean(self.scores[step] for step in newest) if newest else math.nan
+        return self.newest(self.scores)
+
+    def newest(self, curve: Curve) -> float:
+        """The mean of the newest values of one of its curves, of as many as the plan says; NaN before the first."""
+        steps = sorted(curve)[-self.planned.last :]
+        return fmean(curve[step] for step in steps) if steps else math.nan
+
+    def scored_by(self, last: int) -> "Result":
+        """The same run, its score the mean of this many of its newest evaluations, whatever the plan says."""
+        return self._replace(planned=self.planned._replace(last=last))
 
     @property
     def score_mean(self) -> float:

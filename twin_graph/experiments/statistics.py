@@ -149,7 +149,7 @@ def _condition(
     scores = scores.reshape(len(done), len(tasks))
     reached = [(run, run.reached(norm[run.planned.task].threshold)) for row in done for run in row]
     rows = done or _whole_seeds([run for run in runs if run.scores], tasks)
-    iqm, mean, gap = estimates(scores, _aggregates, 3)
+    iqm, average, gap = estimates(scores, _aggregates, 3)
     pairs = differences(done, first.rows, norm) if first else np.zeros((0, len(tasks)))
     return Condition(
         name=name,
@@ -157,10 +157,10 @@ def _condition(
         rows=rows,
         scores=scores,
         iqm=iqm,
-        mean=mean,
+        mean=average,
         optimality_gap=gap,
         improvement=improvement(scores, first.scores) if first else None,
-        difference=estimates(pairs, lambda numbers: np.array([numbers.mean()]), 1)[0] if first else None,
+        difference=mean(pairs) if first else None,
         p=p_of(pairs),
         profile=profile(scores),
         curve=curve([[_normalised(run, norm) for run in row] for row in rows], iqm_by_step),
@@ -194,6 +194,11 @@ def estimates(scores: np.ndarray, function: Callable[[np.ndarray], np.ndarray], 
         values, intervals = library.get_interval_estimates({"": scores}, function, reps=RESAMPLES)
     low, high = intervals[""] if len(scores) > 1 else np.full_like(intervals[""], np.nan)
     return [Estimate(*(float(number) for number in row)) for row in zip(values[""], low, high, strict=True)]
+
+
+def mean(numbers: np.ndarray) -> Estimate:
+    """The mean of numbers `[seeds, environments]` and its interval."""
+    return estimates(numbers, lambda drawn: np.array([drawn.mean()]), 1)[0]
 
 
 def improvement(ours: np.ndarray, theirs: np.ndarray) -> Estimate:
