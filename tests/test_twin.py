@@ -1,6 +1,9 @@
 """Twins: the same variables in two graphs, weights passed through Saver files, no tensor in the wrong session."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -334,3 +337,13 @@ def test_training_moves_q_toward_the_target(spec: ModelSpec) -> None:
         for _ in range(400):
             online.run(model.train_op, feed)
         assert online.q_values(np.ones((1, 4), np.float32))[0, 1] == pytest.approx(3.0, abs=0.05)
+
+
+def test_keras_is_imported_when_it_is_first_used_and_not_before() -> None:
+    """TensorFlow would import it at once: a third of the time in which a command starts."""
+    code = (
+        "import os, sys; from twin_graph.graph_mode import tf; assert 'keras' not in sys.modules, 'imported';"
+        "assert 'TF_USE_LEGACY_KERAS' not in os.environ; assert tf.keras.__version__[0] == '3'"
+    )
+    clean = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=clean)
