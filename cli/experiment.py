@@ -315,6 +315,7 @@ class ExperimentDisplay:
         self._known: dict[str, str] = {}
         self._begun = self._printed = time.monotonic()
         self._at_begin: int | None = None
+        self._said: int | None = None
 
     def __enter__(self) -> Self:
         if stderr.is_terminal:
@@ -335,8 +336,8 @@ class ExperimentDisplay:
         now = time.monotonic()
         if self._at_begin is None:
             self._at_begin = steps
-        if not stderr.is_terminal and now - self._printed > _LINE_SECONDS:
-            self._printed = now
+        if not stderr.is_terminal and now - self._printed > _LINE_SECONDS and steps != self._said:
+            self._printed, self._said = now, steps
             gained = steps - self._at_begin
             left = f", about {clock((self._total - steps) * (now - self._begun) / gained)} left" if gained > 0 else ""
             say(f"{steps:,} of {self._total:,} agent steps{left}")

@@ -50,11 +50,11 @@ def status(run: str, as_json: bool) -> None:
         held = ", held" if target["held"] else ""
         table.add_row(
             "target" if target["lineage"] == ONLY_LEARNER else f"{target['lineage']}'s target",
-            f"{target['snapshot']}  (policy {target['policy']}, for {counted(target['age_updates'], 'update')}{held})",
+            f"{target['snapshot']}  (policy {target['policy']}, for {counted(target['served_updates'], 'update')}{held})",
         )
     if opponent := summary["opponent"]:
         held = ", held" if opponent["held"] else ""
-        since = f"for {counted(opponent['age_agent_steps'], 'agent step')}{held}"
+        since = f"for {counted(opponent['served_agent_steps'], 'agent step')}{held}"
         table.add_row("opponent", f"{_who(opponent)}  (policy {opponent['policy']}, {since})")
     names = {
         "q_distance": "mean |Q - Q_target|",

@@ -429,7 +429,7 @@ def test_a_swap_by_hand_while_it_trains_names_the_update_and_explain_agrees(tmp_
         assert explained["held"]
     dead = twin_graph("swap", "run", "000002", cwd=tmp_path)
     assert dead.returncode == 0
-    assert "recorded: the run is not training" in dead.stderr
+    assert "recorded: the run is not training now" in dead.stderr
     status = json.loads(twin_graph("status", "run", "--json", cwd=tmp_path).stdout)
     assert status["requests"][0]["snapshot"].startswith("000002-")
     assert "undone: swap 000002-" in twin_graph("swap", "run", "--undo", cwd=tmp_path).stderr

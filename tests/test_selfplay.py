@@ -220,7 +220,7 @@ def test_the_records_say_who_the_opponent_was(tictactoe: Make, train: Callable[[
     assert told["opponent"]["snapshots"] != told["snapshots"] or told["opponent"]["reason"] != told["reason"]
     now = report.status(run)["opponent"]
     assert now["snapshots"] == list(swaps[-1].snapshots)
-    assert now["age_agent_steps"] == 1_200 - swaps[-1].counters.agent_steps
+    assert now["served_agent_steps"] == 1_200 - swaps[-1].counters.agent_steps
     evaluation = next(iter(run.evaluation_lines()))
     assert evaluation["protocol"]["against"] == "perfect"
     for step in (0, 1_201):

@@ -561,7 +561,7 @@ def test_status_after_a_training(cartpole: Make, trained: Train) -> None:
     assert summary["state"] == "finished"
     assert (summary["agent_steps"], summary["updates"], summary["frames"]) == (1200, 250, 1200)
     assert summary["targets"] == [
-        {"lineage": "online", "snapshot": target.id, "policy": "latest", "age_updates": 50, "held": False}
+        {"lineage": "online", "snapshot": target.id, "policy": "latest", "served_updates": 50, "held": False}
     ]
     assert summary["snapshots"] == 6
     assert summary["weights_sha256"] == newest.weights_sha256

@@ -460,7 +460,7 @@ def test_a_swap_is_asked_for_in_all_its_words(work: Path) -> None:
         assert server.ask("api/runs/0/swap", method="POST", body="{", Content_Type="application/json").status == 400
         run = Run(run_folder(work, "what-if"))
         before = report.status(run)["requests"]
-        assert post({**wanted, "dry_run": False})[1]["message"].startswith("recorded: the run is not training")
+        assert post({**wanted, "dry_run": False})[1]["message"].startswith("recorded: the run is not training now")
         assert len(report.status(run)["requests"]) == len(before) + 1
         assert post({**wanted, "undo": True, "dry_run": False})[1]["message"].startswith("undone: ")
         assert report.status(run)["requests"] == before

@@ -98,15 +98,15 @@ def _opponent(swap: Swap, counters: Mapping[str, int]) -> dict[str, Any]:
         "snapshots": list(swap.snapshots),
         "policy": swap.policy,
         "since_agent_steps": swap.counters.agent_steps,
-        "age_agent_steps": max(0, counters["agent_steps"] - swap.counters.agent_steps),
+        "served_agent_steps": max(0, counters["agent_steps"] - swap.counters.agent_steps),
         "held": swap.hold,
     }
 
 
 def _targets(swap: Swap, updates: int) -> list[dict[str, Any]]:
-    age = max(0, updates - swap.first_update + 1)
+    served = max(0, updates - swap.first_update + 1)
     return [
-        {"lineage": swap.learner, "snapshot": snapshot, "policy": swap.policy, "age_updates": age, "held": swap.hold}
+        {"lineage": swap.learner, "snapshot": snapshot, "policy": swap.policy, "served_updates": served, "held": swap.hold}
         for snapshot in swap.snapshots
     ]
 

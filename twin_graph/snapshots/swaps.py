@@ -95,7 +95,7 @@ def answered(run: Run, request: Request, otherwise: str) -> Answer:
 
 def _requested(run: Run, request: Request) -> Outcome:
     if run.state() != "running":
-        recorded = "the run is not training; it takes effect when the run is resumed. `swap --undo` undoes it"
+        recorded = "the run is not training now; it takes effect as soon as it does. `swap --undo` undoes it"
         return Outcome(f"recorded: {recorded}", request)
     undoing = command("swap", run.folder, "--undo")
     answer = answered(run, request, f"the request stays recorded, and `{undoing}` undoes it")

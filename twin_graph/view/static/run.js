@@ -162,7 +162,7 @@ function targets(now, open) {
       return fact(
         whose,
         snapshotButton(target.snapshot, open),
-        `in for ${counted(target.age_updates, "update")}${target.held ? ", held" : ""}${others}`,
+        `in for ${counted(target.served_updates, "update")}${target.held ? ", held" : ""}${others}`,
       );
     })
     .slice(0, now.targets.length > 2 ? 1 : 2);
