@@ -104,6 +104,7 @@ def test_equal_weights_are_one_contestant(run: Run, tmp_path: Path) -> None:
     twin = Run(shutil.copytree(run.folder, tmp_path / "twin"))
     assert len(tournament.contestants([run, twin], 4, [])) == len(tournament.contestants([run], 4, [])) == 4
     names = [one.name for one in tournament.contestants([run], 4, [])]
+    assert [one.snapshot for one in tournament.contestants([run], 1, [])] == [run.store().newest]
     assert names[0] == f"{run.name}:{run.store().available[0].id}"
     assert names[-1] == f"{run.name}:{run.store().newest.id}"
 

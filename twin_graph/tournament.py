@@ -98,7 +98,7 @@ class Rules(NamedTuple):
 
 
 def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> list[Contestant]:
-    """Evenly spaced snapshots of each run, the first and the newest among them, and fixed players by their names.
+    """Evenly spaced snapshots of each run from the newest to the first, and fixed players by their names.
 
     Snapshots of equal weights, as forks share them, are one contestant.
 
@@ -116,7 +116,7 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
         present = run.store().available
         if not present:
             raise UsageError(f"{run.folder} has no snapshot with weights")
-        for i in np.unique(np.linspace(0, len(present) - 1, snapshots).round().astype(int)).tolist():
+        for i in np.unique(np.linspace(len(present) - 1, 0, snapshots).round().astype(int)).tolist():
             one = present[i]
             found.setdefault(one.weights_sha256, Contestant(f"{run.name}:{one.id}", one.weights_sha256, run, one))
     return [*found.values(), *(Contestant(name, name) for name in fixed)]
