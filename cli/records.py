@@ -47,14 +47,13 @@ def status(run: str, as_json: bool) -> None:
     for name in ("updates", "frames", "episodes", "snapshots"):
         table.add_row(name, f"{summary[name]:,}")
     for target in summary["targets"]:
-        held = ", held" if target["held"] else ""
+        since = f"for {counted(target['served_updates'], 'update')}{', held' if target['held'] else ''}"
         table.add_row(
             "target" if target["lineage"] == ONLY_LEARNER else f"{target['lineage']}'s target",
-            f"{target['snapshot']}  (policy {target['policy']}, for {counted(target['served_updates'], 'update')}{held})",
+            f"{target['snapshot']}  (policy {target['policy']}, {since})",
         )
     if opponent := summary["opponent"]:
-        held = ", held" if opponent["held"] else ""
-        since = f"for {counted(opponent['served_agent_steps'], 'agent step')}{held}"
+        since = f"for {counted(opponent['served_agent_steps'], 'agent step')}{', held' if opponent['held'] else ''}"
         table.add_row("opponent", f"{_who(opponent)}  (policy {opponent['policy']}, {since})")
     names = {
         "q_distance": "mean |Q - Q_target|",

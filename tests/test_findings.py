@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 ROOT = Path(__file__).parents[1]
 
@@ -16,6 +17,14 @@ def test_tables_of_the_findings_are_those_of_the_records(monkeypatch: pytest.Mon
     printed = findings["table"]("own-policy")
     assert len(printed) == 2 + 5
     assert "\n".join(printed) in page
+
+
+def test_the_table_of_opponents_is_that_of_the_recorded_games() -> None:
+    printed = CliRunner().invoke(runpy.run_path(str(ROOT / "studies" / "opponents.py"))["main"], []).output
+    table, cycles = printed.strip().split("\n\n")
+    assert len(table.splitlines()) == 2 + 5
+    assert table in (ROOT / "docs" / "findings.md").read_text()
+    assert cycles == "1 cycle among 2,925 triples of 27 players."
 
 
 def test_spread_of_scores_is_that_of_the_records() -> None:

@@ -163,7 +163,8 @@ class NotebookRun(Run):
             *(
                 (
                     "target",
-                    f"{target['snapshot']}, policy {target['policy']}, for {counted(target['served_updates'], 'update')}",
+                    f"{target['snapshot']}, policy {target['policy']}, "
+                    f"for {counted(target['served_updates'], 'update')}",
                 )
                 for target in told["targets"]
             ),

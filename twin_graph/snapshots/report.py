@@ -105,10 +105,8 @@ def _opponent(swap: Swap, counters: Mapping[str, int]) -> dict[str, Any]:
 
 def _targets(swap: Swap, updates: int) -> list[dict[str, Any]]:
     served = max(0, updates - swap.first_update + 1)
-    return [
-        {"lineage": swap.learner, "snapshot": snapshot, "policy": swap.policy, "served_updates": served, "held": swap.hold}
-        for snapshot in swap.snapshots
-    ]
+    told = {"lineage": swap.learner, "policy": swap.policy, "served_updates": served, "held": swap.hold}
+    return [{"snapshot": snapshot, **told} for snapshot in swap.snapshots]
 
 
 def runs(folder: Path) -> list[dict[str, Any]]:
