@@ -1,0 +1,233 @@
+"""Where does divergence live: in the network that learns, or in what teaches it?
+
+    python studies/divergence.py --train FOLDER --jobs 2     # goes on where it stopped
+    python studies/divergence.py                             # prints the analysis of studies/results/divergence
+
+`latest` refreshed every 50 updates comes to expect more than a game can give. Ten parents train like that, until well
+after their residual (`expected` less `truncated`: what a snapshot expects of a game, less what the game gave over as
+many steps as the snapshot's depth) was first above 20 in an evaluation. Each is forked at that moment, 2,500 agent
+steps before it, and 5,000 after it. From each fork seven branches train for 10,000 agent steps, with three seeds of
+noise. The past is what was the newest snapshot 5,000 agent steps before the fork. (The limit was chosen by a parent of
+seed 41, which is not used: its residual stayed between 6 and 11 for 12,000 agent steps, and then grew to 100.)
+
+  continue  as before
+  nudged    as before, one weight moved by one unit in the last place: how far do equal branches part?
+  frozen    the present snapshot is the target until the end
+  target    the target is always the snapshot of 2,000 updates ago
+  online    the network that trains is put back to the past once; its optimizer begins anew
+  both      both of these
+  mean      the mean of the last four snapshots is the target: ensemble(4, mean)
+
+Named before the runs.
+  Primary outcome  The residual at the end: the mean of a branch's last two evaluations.
+  Comparison       Each branch less `continue`, the mean over seeds, in pairs of parents; Holm-corrected over all
+                   moments and branches but `nudged`, which is no hypothesis and shows the size of chance.
+  Hypothesis 1     Divergence lives in what teaches. `target` and `frozen` end with a lower residual than `continue` at
+                   each of the three moments.
+  Hypothesis 2     Putting the learner back does not help: `online` ends within 2 of `continue`, at each moment.
+  Hypothesis 3     `mean` ends with a lower residual than `continue`.
+"""
+
+import csv
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+from rich.progress import track
+
+from twin_graph.experiments import statistics
+from twin_graph.snapshots.points import PointState
+from twin_graph.snapshots.run import Run
+
+TABLE = Path(__file__).parent / "results" / "divergence" / "evaluations.csv"
+PARENTS = range(51, 61)  # seeds
+SEEDS = (101, 102, 103)
+LIMIT = 20.0
+PARENT_STEPS, BRANCH_STEPS, END_STEPS = 40_000, 10_000, 5_000
+#: In evaluations, 1,250 agent steps each: how far a moment is from the first one above the limit, and the past from it.
+MOMENTS = {"before": -2, "at": 0, "after": 4}
+PAST = 4
+SETTINGS = (
+    *("train.learning_rate=2e-3", "act.epsilon_decay_steps=10_000", "target.refresh_every_updates=50"),
+    *("evaluate.every_steps=1_250", "evaluate.episodes=10"),
+    # All that a fork may need is kept.
+    *("resume.every_steps=1_250", "resume.keep=all", "save.keep_last=1_000", "twin.threads=1", "twin.precision=fp32"),
+)
+
+
+class Arm(NamedTuple):
+    """What is done to a branch: whether a weight is moved, its policy, and whether the learner is put back."""
+
+    nudge: bool = False
+    policy: str = ""
+    back: bool = False
+
+
+ARMS = {
+    "continue": Arm(),
+    "nudged": Arm(nudge=True),
+    "frozen": Arm(policy="pinned({present})"),
+    "target": Arm(policy="lag(2000)"),
+    "online": Arm(back=True),
+    "both": Arm(policy="lag(2000)", back=True),
+    "mean": Arm(policy="ensemble(4, mean)"),
+}
+
+
+class Row(NamedTuple):
+    """An evaluation of a branch; `steps` are agent steps since the fork."""
+
+    parent: int
+    moment: str
+    arm: str
+    seed: int
+    steps: int
+    score: float
+    expected: float
+    truncated: float
+
+
+class Branch(NamedTuple):
+    """A fork that is to be trained; `present` and `past` are snapshots."""
+
+    parent: Run
+    point: int
+    agent_steps: int
+    present: str
+    past: str
+    moment: str
+    arm: str
+    seed: int
+
+
+def command(*arguments: str | Path) -> None:
+    """Runs `twin-graph`; what it says is shown if it fails."""
+    line = [sys.executable, "-m", "twin_graph_cli", *map(str, arguments)]
+    done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        raise click.ClickException(f"{' '.join(line)}\n{done.stderr}")
+
+
+def evaluations(run: Run) -> list[dict[str, Any]]:
+    """Its scheduled evaluations; `expected` less `truncated` is the residual."""
+    lines = [line for line in run.evaluation_lines() if line["scheduled"]]
+    return [line | {"expected": fmean(line["q_start"]), "came": fmean(line["truncated"])} for line in lines]
+
+
+def train_parent(folder: Path, seed: int) -> Run:
+    """The parent of this seed, trained to its end."""
+    place = folder / f"parent-{seed}"
+    if not (place / "run.json").exists():
+        options = [part for assignment in SETTINGS for part in ("--set", assignment)]
+        command("train", "cartpole", "--seed", str(seed), "--steps", str(PARENT_STEPS), "--run-dir", place, *options)
+    elif Run(place).state() != "finished":
+        command("resume", place)
+    return Run(place)
+
+
+def branches(parent: Run) -> list[Branch]:
+    """All branches of a parent; none if it did not diverge, or too early or too late for its three moments."""
+    lines = evaluations(parent)
+    first = next((i for i, line in enumerate(lines) if line["expected"] - line["came"] > LIMIT), len(lines))
+    if first + MOMENTS["before"] < PAST or first + MOMENTS["after"] >= len(lines):
+        click.echo(f"{parent.name} is left out: its evaluation {first + 1} of {len(lines)} is the first above {LIMIT}")
+        return []
+    points = [PointState.read(folder) for folder in parent.points().folders()]
+    made_at = {point.counters.agent_steps: point.number for point in points}
+    found = []
+    for moment, later in MOMENTS.items():
+        line, past = lines[first + later], lines[first + later - PAST]
+        steps = line["played_at"]["agent_steps"]
+        at = made_at[steps], steps, line["snapshot"], past["snapshot"]
+        found += [Branch(parent, *at, moment, arm, seed) for arm in ARMS for seed in SEEDS]
+    return found
+
+
+def train_branch(branch: Branch) -> list[Row]:
+    """Forks and trains a branch as far as that is not done yet; returns its evaluations."""
+    arm, seed = ARMS[branch.arm], branch.parent.settings.seed
+    folder = branch.parent.folder.with_name(f"{seed}-{branch.moment}-{branch.arm}-{branch.seed}")
+    end = branch.agent_steps + BRANCH_STEPS
+    if not (folder / "run.json").exists():
+        options = ["--nudge"] if arm.nudge else []
+        options += ["--set", f"target.policy={arm.policy.format(present=branch.present)}"] if arm.policy else []
+        at = ("--at", str(branch.point), "--seed", str(branch.seed))
+        command("fork", branch.parent.folder, *at, "--run-dir", folder, *options)
+        if arm.back:
+            command("swap", folder, branch.past, "--into", "online")
+    if Run(folder).state() != "finished":
+        command("resume", folder, "--steps", str(end))
+    rows = []
+    for line in evaluations(Run(folder)):
+        if (steps := line["played_at"]["agent_steps"] - branch.agent_steps) > 0:
+            numbers = steps, fmean(line["returns"]), line["expected"], line["came"]
+            rows.append(Row(seed, branch.moment, branch.arm, branch.seed, *numbers))
+    return rows
+
+
+def train(folder: Path, jobs: int) -> None:
+    """Trains everything and writes the table."""
+    with ThreadPoolExecutor(jobs) as pool:
+        parents = track(pool.map(lambda seed: train_parent(folder, seed), PARENTS), "parents", total=len(PARENTS))
+        waiting = [branch for parent in parents for branch in branches(parent)]
+        done = track(pool.map(train_branch, waiting), "branches", total=len(waiting))
+        rows = [row for of_branch in done for row in of_branch]
+    TABLE.parent.mkdir(exist_ok=True)
+    with TABLE.open("w", newline="") as file:
+        csv.writer(file).writerows([Row._fields, *rows])
+
+
+def read() -> list[Row]:
+    """The table."""
+    with TABLE.open(newline="") as file:
+        kinds = Row.__annotations__
+        return [Row(**{name: kinds[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
+
+
+def ends(rows: Sequence[Row], moment: str, arm: str, number: Callable[[Row], float]) -> np.ndarray:
+    """Of each parent the mean over seeds of the last four evaluations, `[parents, 1]`."""
+    of_parents: dict[int, list[float]] = {}
+    for row in rows:
+        if (row.moment, row.arm) == (moment, arm) and row.steps > BRANCH_STEPS - END_STEPS:
+            of_parents.setdefault(row.parent, []).append(number(row))
+    return np.array([[fmean(of_parents[parent])] for parent in sorted(of_parents)])
+
+
+@click.command()
+@click.option("--train", "folder", type=click.Path(path_type=Path), help="Train first, in this folder.")
+@click.option("--jobs", default=1, show_default=True, help="Branches that train at a time.")
+def main(folder: Path | None, jobs: int) -> None:
+    """Print the analysis; train for it first, if asked to."""
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        train(folder, jobs)
+    rows = read()
+    kinds = [(moment, arm) for moment in MOMENTS for arm in ARMS]
+    residuals = {kind: ends(rows, *kind, lambda row: row.expected - row.truncated) for kind in kinds}
+    less = {(moment, arm): found - residuals[moment, "continue"] for (moment, arm), found in residuals.items()}
+    tested = [kind for kind in kinds if kind[1] not in ("continue", "nudged")]
+    p = dict(zip(tested, statistics.holm([statistics.p_of(less[kind]) for kind in tested]), strict=True))
+    print("| moment | branch | residual (95%) | less that of `continue` (95%) | p | score |\n|---|---|---|---|---|---|")
+    for moment, arm in kinds:
+        residual, difference = (_words(of[moment, arm], sign) for of, sign in ((residuals, ""), (less, "+")))
+        score = fmean(ends(rows, moment, arm, lambda row: row.score).ravel())
+        chance = f"{p[moment, arm]:.2g}" if (moment, arm) in p else ""
+        print(
+            f"| {moment} | `{arm}` | {residual} | {difference if arm != 'continue' else ''} | {chance} | {score:.0f} |"
+        )
+    print(f"\n{len(residuals['at', 'continue'])} parents, {len(SEEDS)} seeds a branch.")
+
+
+def _words(numbers: np.ndarray, sign: str) -> str:
+    value, low, high = statistics.mean(numbers)
+    return f"{value:{sign}.1f} ({low:{sign}.1f} to {high:{sign}.1f})"
+
+
+if __name__ == "__main__":
+    main()
