@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import click
-from click.utils import PacifyFlushWrapper
 
 from twin_graph.errors import TwinGraphError, place
 
@@ -92,7 +91,7 @@ def _flush() -> None:
 
 def main() -> None:
     """Runs the command line and exits: 0 done, 1 failed, 2 usage, 3 damaged data, 4 in use, 130 interrupted."""
-    debug = "--debug" in sys.argv
+    debug, given = "--debug" in sys.argv, sys.stdout
     # As `python -m` does: env.id and target.policy may name a person's own modules. Last, so that none of them can
     # stand in for an installed one.
     with contextlib.suppress(FileNotFoundError):
@@ -109,8 +108,8 @@ def main() -> None:
         click.echo("interrupted", err=True)
         code = INTERRUPTED
     except (ReaderGoneError, SystemExit) as error:
-        # click itself exits with 1 where stdout is closed, and leaves this stand-in for it.
-        if isinstance(error, SystemExit) and type(sys.stdout) is not PacifyFlushWrapper:
+        # click itself exits with 1 where stdout is closed, and leaves a stand-in for it.
+        if isinstance(error, SystemExit) and sys.stdout is given:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # type: ignore[union-attr]
         code = 0
