@@ -21,6 +21,9 @@ RESULTS = Path(__file__).parent / "results"
 LAST = 6
 #: What no agent can get on CartPole: a game without end, at a discount of 0.99, is worth 100; one of 500 steps is 99.3.
 POSSIBLE = 100.0
+STUDIES = "cartpole-policies", "refresh-period", "mutual-vs-double", "own-policy", "proposed-targets"
+#: What a study's conditions end with, if each such part is a table with comparisons of its own.
+PARTS = {"proposed-targets": (", 50", ", 250")}
 #: Conditions that are the first one's runs over again, bit for bit: not another comparison.
 SAME = {"cartpole-policies": {"rollback"}}
 HEAD = """\
@@ -28,10 +31,10 @@ HEAD = """\
 |---|---|---|---|---|---|---|---|---|"""
 
 
-def table(study: str) -> list[str]:
-    """The lines of a study's table."""
+def table(study: str, part: str = "") -> list[str]:
+    """The lines of a study's table, or of one of its parts."""
     plan, _, results = tables.read(RESULTS / study)
-    names = [name for name in plan.conditions if name not in SAME.get(study, ())]
+    names = [name for name in plan.conditions if name.endswith(part) and name not in SAME.get(study, ())]
     of = {name: [result for result in results if result.planned.condition == name] for name in names}
     norm = statistics.norms(plan, results)
     six, one = (_compared([_scored(runs, last) for runs in of.values()], norm) for last in (LAST, 1))
@@ -92,8 +95,9 @@ def spread(study: str = "cartpole-policies") -> str:
 @click.argument("studies", nargs=-1)
 def main(studies: tuple[str, ...]) -> None:
     """Print the tables of docs/findings.md."""
-    for study in studies or ("cartpole-policies", "refresh-period", "mutual-vs-double", "own-policy"):
-        print(f"## {study}\n", *table(study), "", sep="\n")
+    for study in studies or STUDIES:
+        for part in PARTS.get(study, ("",)):
+            print(f"## {study}{part}\n", *table(study, part), "", sep="\n")
     if not studies:
         print(spread())
 

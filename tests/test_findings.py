@@ -17,6 +17,8 @@ def test_tables_of_the_findings_are_those_of_the_records(monkeypatch: pytest.Mon
     printed = findings["table"]("own-policy")
     assert len(printed) == 2 + 5
     assert "\n".join(printed) in page
+    for part in findings["PARTS"]["proposed-targets"]:
+        assert "\n".join(findings["table"]("proposed-targets", part)) in page
 
 
 def test_the_table_of_opponents_is_that_of_the_recorded_games() -> None:
