@@ -19,7 +19,7 @@ seed 41, which is not used: its residual stayed between 6 and 11 for 12,000 agen
   mean      the mean of the last four snapshots is the target: ensemble(4, mean)
 
 Named before the runs.
-  Primary outcome  The residual at the end: the mean of a branch's last two evaluations.
+  Primary outcome  The residual at the end: the mean of a branch's last four evaluations.
   Comparison       Each branch less `continue`, the mean over seeds, in pairs of parents; Holm-corrected over all
                    moments and branches but `nudged`, which is no hypothesis and shows the size of chance.
   Hypothesis 1     Divergence lives in what teaches. `target` and `frozen` end with a lower residual than `continue` at
@@ -29,6 +29,7 @@ Named before the runs.
 """
 
 import csv
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -158,9 +159,13 @@ def train_branch(branch: Branch) -> list[Row]:
         options = ["--nudge"] if arm.nudge else []
         options += ["--set", f"target.policy={arm.policy.format(present=branch.present)}"] if arm.policy else []
         at = ("--at", str(branch.point), "--seed", str(branch.seed))
-        command("fork", branch.parent.folder, *at, "--run-dir", folder, *options)
+        # It gets its name when it is whole: one that was killed before its swap would train without it.
+        begun = folder.with_suffix(".begun")
+        shutil.rmtree(begun, ignore_errors=True)
+        command("fork", branch.parent.folder, *at, "--run-dir", begun, *options)
         if arm.back:
-            command("swap", folder, branch.past, "--into", "online")
+            command("swap", begun, branch.past, "--into", "online")
+        begun.rename(folder)
     if Run(folder).state() != "finished":
         command("resume", folder, "--steps", str(end))
     rows = []
@@ -215,18 +220,15 @@ def main(folder: Path | None, jobs: int) -> None:
     p = dict(zip(tested, statistics.holm([statistics.p_of(less[kind]) for kind in tested]), strict=True))
     print("| moment | branch | residual (95%) | less that of `continue` (95%) | p | score |\n|---|---|---|---|---|---|")
     for moment, arm in kinds:
-        residual, difference = (_words(of[moment, arm], sign) for of, sign in ((residuals, ""), (less, "+")))
+        residual, difference = (
+            statistics.mean(of[moment, arm]).words(number) for of, number in ((residuals, ".1f"), (less, "+.1f"))
+        )
         score = fmean(ends(rows, moment, arm, lambda row: row.score).ravel())
         chance = f"{p[moment, arm]:.2g}" if (moment, arm) in p else ""
         print(
             f"| {moment} | `{arm}` | {residual} | {difference if arm != 'continue' else ''} | {chance} | {score:.0f} |"
         )
     print(f"\n{len(residuals['at', 'continue'])} parents, {len(SEEDS)} seeds a branch.")
-
-
-def _words(numbers: np.ndarray, sign: str) -> str:
-    value, low, high = statistics.mean(numbers)
-    return f"{value:{sign}.1f} ({low:{sign}.1f} to {high:{sign}.1f})"
 
 
 if __name__ == "__main__":
