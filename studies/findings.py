@@ -45,8 +45,8 @@ def table(study: str, part: str = "") -> list[str]:
         above = sum(max(run.expected.values()) > POSSIBLE for run in runs)
         cells = [
             f"`{name}`",
-            f"{score.value:.0f} ({score.low:.0f} to {score.high:.0f})",
-            f"{difference.value:+.0f} ({difference.low:+.0f} to {difference.high:+.0f})" if difference else "",
+            score.words(".0f"),
+            difference.words("+.0f") if difference else "",
             f"{p:.2g}" if difference else "",
             f"{last.value:.0f}",
             f"{p_last:.2g}" if difference else "",

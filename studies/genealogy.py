@@ -49,8 +49,7 @@ def main(folder: Path) -> None:
             for function in (lambda run: run.final, lambda run: run.newest(run.expected), residual)
         )
         print(
-            f"| {task} | {condition} | {score.value:.0f} ({score.low:.0f} to {score.high:.0f}) | {expected.value:.1f} "
-            f"| {too_much.value:+.2f} ({too_much.low:+.2f} to {too_much.high:+.2f}) "
+            f"| {task} | {condition} | {score.words('.0f')} | {expected.value:.1f} | {too_much.words('+.2f')} "
             f"| {abs(too_much.value) / LARGEST:.1%} |"
         )
 
@@ -63,9 +62,7 @@ def main(folder: Path) -> None:
     corrected = statistics.holm([statistics.p_of(less) for *_, less in pairs])
     print("\n| environment | policy | control | difference in pairs (95%) | p |\n|---|---|---|---|---|")
     for (task, condition, control, less), p in zip(pairs, corrected, strict=True):
-        found = statistics.mean(less)
-        low_to_high = f"({found.low:+.0f} to {found.high:+.0f})"
-        print(f"| {task} | {condition} | {control} | {found.value:+.0f} {low_to_high} | {p:.2g} |")
+        print(f"| {task} | {condition} | {control} | {statistics.mean(less).words('+.0f')} | {p:.2g} |")
 
 
 if __name__ == "__main__":

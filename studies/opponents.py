@@ -62,14 +62,9 @@ def compared(numbers: dict[str, np.ndarray]) -> Iterator[tuple[str, str, str]]:
     """For each condition its mean, the difference from the first in pairs of equal seeds, and that difference's p."""
     first, *others = numbers.values()
     corrected = statistics.holm([statistics.p_of(of - first) for of in others])
-    yield _interval(first, ""), "", ""
+    yield statistics.mean(first).words(".0f"), "", ""
     for of, p in zip(others, corrected, strict=True):
-        yield _interval(of, ""), _interval(of - first, "+"), f"{p:.2g}"
-
-
-def _interval(numbers: np.ndarray, sign: str) -> str:
-    mean, low, high = statistics.mean(numbers)
-    return f"{mean:{sign}.0f} ({low:{sign}.0f} to {high:{sign}.0f})"
+        yield statistics.mean(of).words(".0f"), statistics.mean(of - first).words("+.0f"), f"{p:.2g}"
 
 
 def table(conditions: Mapping[str, Sequence[str]], own: Sequence[Pairing], joint: Sequence[Pairing]) -> list[str]:

@@ -36,6 +36,10 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
+    def words(self, number: str) -> str:
+        """For people, each number in this format: `12 (8 to 15)` by `.0f`."""
+        return f"{self.value:{number}} ({self.low:{number}} to {self.high:{number}})"
+
 
 UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
