@@ -28,12 +28,14 @@ Named before the runs.
   Hypothesis 3     `mean` ends with a lower residual than `continue`.
 """
 
+import contextlib
 import csv
+import multiprocessing
+import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -45,6 +47,7 @@ from rich.progress import track
 from twin_graph.experiments import statistics
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
+from twin_graph_cli.main import cli
 
 TABLE = Path(__file__).parent / "results" / "divergence" / "evaluations.csv"
 PARENTS = range(51, 61)  # seeds
@@ -97,7 +100,7 @@ class Row(NamedTuple):
 class Branch(NamedTuple):
     """A fork that is to be trained; `present` and `past` are snapshots."""
 
-    parent: Run
+    parent: Path
     point: int
     agent_steps: int
     present: str
@@ -108,11 +111,9 @@ class Branch(NamedTuple):
 
 
 def command(*arguments: str | Path) -> None:
-    """Runs `twin-graph`; what it says is shown if it fails."""
-    line = [sys.executable, "-m", "twin_graph_cli", *map(str, arguments)]
-    done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        raise click.ClickException(f"{' '.join(line)}\n{done.stderr}")
+    """Runs `twin-graph` in this process, which says nothing."""
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        cli.main([str(argument) for argument in arguments], standalone_mode=False)
 
 
 def evaluations(run: Run) -> list[dict[str, Any]]:
@@ -121,19 +122,20 @@ def evaluations(run: Run) -> list[dict[str, Any]]:
     return [line | {"expected": fmean(line["q_start"]), "came": fmean(line["truncated"])} for line in lines]
 
 
-def train_parent(folder: Path, seed: int) -> Run:
-    """The parent of this seed, trained to its end."""
+def train_parent(folder: Path, seed: int) -> Path:
+    """The folder of this seed's parent, which is trained to its end."""
     place = folder / f"parent-{seed}"
     if not (place / "run.json").exists():
         options = [part for assignment in SETTINGS for part in ("--set", assignment)]
         command("train", "cartpole", "--seed", str(seed), "--steps", str(PARENT_STEPS), "--run-dir", place, *options)
     elif Run(place).state() != "finished":
         command("resume", place)
-    return Run(place)
+    return place
 
 
-def branches(parent: Run) -> list[Branch]:
+def branches(folder: Path) -> list[Branch]:
     """All branches of a parent; none if it did not diverge, or too early or too late for its three moments."""
+    parent = Run(folder)
     lines = evaluations(parent)
     first = next((i for i, line in enumerate(lines) if line["expected"] - line["came"] > LIMIT), len(lines))
     if first + MOMENTS["before"] < PAST or first + MOMENTS["after"] >= len(lines):
@@ -146,14 +148,14 @@ def branches(parent: Run) -> list[Branch]:
         line, past = lines[first + later], lines[first + later - PAST]
         steps = line["played_at"]["agent_steps"]
         at = made_at[steps], steps, line["snapshot"], past["snapshot"]
-        found += [Branch(parent, *at, moment, arm, seed) for arm in ARMS for seed in SEEDS]
+        found += [Branch(folder, *at, moment, arm, seed) for arm in ARMS for seed in SEEDS]
     return found
 
 
 def train_branch(branch: Branch) -> list[Row]:
     """Forks and trains a branch as far as that is not done yet; returns its evaluations."""
-    arm, seed = ARMS[branch.arm], branch.parent.settings.seed
-    folder = branch.parent.folder.with_name(f"{seed}-{branch.moment}-{branch.arm}-{branch.seed}")
+    arm, seed = ARMS[branch.arm], Run(branch.parent).settings.seed
+    folder = branch.parent.with_name(f"{seed}-{branch.moment}-{branch.arm}-{branch.seed}")
     end = branch.agent_steps + BRANCH_STEPS
     if not (folder / "run.json").exists():
         options = ["--nudge"] if arm.nudge else []
@@ -162,7 +164,7 @@ def train_branch(branch: Branch) -> list[Row]:
         # It gets its name when it is whole: one that was killed before its swap would train without it.
         begun = folder.with_suffix(".begun")
         shutil.rmtree(begun, ignore_errors=True)
-        command("fork", branch.parent.folder, *at, "--run-dir", begun, *options)
+        command("fork", branch.parent, *at, "--run-dir", begun, *options)
         if arm.back:
             command("swap", begun, branch.past, "--into", "online")
         begun.rename(folder)
@@ -178,8 +180,11 @@ def train_branch(branch: Branch) -> list[Row]:
 
 def train(folder: Path, jobs: int) -> None:
     """Trains everything and writes the table."""
-    with ThreadPoolExecutor(jobs) as pool:
-        parents = track(pool.map(lambda seed: train_parent(folder, seed), PARENTS), "parents", total=len(PARENTS))
+    # A process for each, forked from one that has imported TensorFlow: that takes as long as a third of a branch.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["twin_graph.training", "twin_graph.envs.gym", "twin_graph_cli.fork"])
+    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
+        parents = track(pool.map(train_parent, repeat(folder), PARENTS), "parents", total=len(PARENTS))
         waiting = [branch for parent in parents for branch in branches(parent)]
         done = track(pool.map(train_branch, waiting), "branches", total=len(waiting))
         rows = [row for of_branch in done for row in of_branch]
