@@ -29,6 +29,17 @@ def test_the_table_of_opponents_is_that_of_the_recorded_games() -> None:
     assert cycles == "1 cycle among 2,925 triples of 27 players."
 
 
+def test_policies_at_equal_depth_are_those_of_the_records() -> None:
+    printed = CliRunner().invoke(runpy.run_path(str(ROOT / "studies" / "genealogy.py"))["main"], []).output
+    expected, pairs = printed.strip().split("\n\n")
+    assert pairs in (ROOT / "docs" / "findings.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in expected.splitlines()[2:]]
+    shares = {(task, condition): float(share.rstrip("%")) for task, condition, *_, share in rows}
+    assert len(shares) == 32
+    assert {run: share for run, share in shares.items() if share >= 3} == {("Acrobot-v1", "n_step=3, latest"): 7.2}
+    assert sum(share < 1.2 for share in shares.values()) == 29
+
+
 def test_spread_of_scores_is_that_of_the_records() -> None:
     printed = runpy.run_path(str(ROOT / "studies" / "findings.py"))["spread"]()
     assert printed.startswith("`latest`, standard deviation: 145 within a run, 72 between runs' means.")
