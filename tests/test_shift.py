@@ -11,6 +11,7 @@ from test_resume import attempt, end
 from twin_graph.actor import Actor
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
+from twin_graph.model import ModelSpec
 from twin_graph.replay import Batch
 from twin_graph.settings import Settings
 from twin_graph.shift import shift
@@ -45,10 +46,30 @@ def test_an_image_is_cut_out_of_a_padded_one(pixels: int) -> None:
     assert len(drawn) > 0.9 * (2 * pixels + 1) ** 2
 
 
-def test_what_is_learnt_from_is_moved_and_the_replay_is_not(pong: Make, trained: Callable[[Settings], Run]) -> None:
+def test_what_is_learnt_from_is_moved(pong: Make, trained: Callable[[Settings], Run]) -> None:
     run = trained(pong(train__random_shift=4))
     still = trained(pong())
     assert end(run)[0] != end(still)[0]
+
+
+@pytest.mark.parametrize("channels", [4, 7])
+def test_channels_are_not_moved(cartpole: Make, channels: int) -> None:
+    """What a channel of a board means is its place among the channels."""
+    settings = cartpole(network="minatar", train__random_shift=2)
+    size, spec = settings.train.examples, EnvSpec((10, 10, channels), 3, "uint8")
+    boards = np.zeros((2, size, 10, 10, channels), np.uint8)
+    boards[..., 2:8, 2:8, 1] = 1
+    rest = dict.fromkeys(set(Batch._fields) - {"s_tm1", "s_t"}, np.zeros(size))
+    before = boards.copy()
+    Actor(settings, Tally(1), spec, 2)._shift(Batch(s_tm1=boards[0], s_t=boards[1], **rest), range(1))
+    np.testing.assert_array_equal(boards.sum(axis=(2, 3)), before.sum(axis=(2, 3)))
+    assert not np.array_equal(boards, before)
+
+
+def test_a_shift_is_smaller_than_the_image(cartpole: Make) -> None:
+    settings = cartpole(network="minatar", train__random_shift=10)
+    with pytest.raises(UsageError, match="train.random_shift=10 is not less than the image's 10 pixels"):
+        ModelSpec.of(settings, EnvSpec((10, 10, 4), 3, "uint8"))
 
 
 @pytest.mark.parametrize("changes", [{}, {"train__chunk_steps": 16}, {"train__target_q": False, "train__n_step": 3}])

@@ -66,6 +66,31 @@ def test_both_sides_of_an_opening_are_played() -> None:
     assert set(returns) == {-1.0, 0.0, 1.0}
 
 
+def test_who_is_fined_does_not_lose_to_himself() -> None:
+    """In Pong who lets the ball wait is fined one, which nobody gains; the game is won by who has more."""
+    boards = boards_of(EnvSettings(id="TwoPlayer/Pong", max_frames=3_000), 2)
+
+    def idle(turn: object) -> np.ndarray:
+        return np.zeros(len(turn.draws), np.int64)  # type: ignore[attr-defined]
+
+    try:
+        returns = np.array(tournament.match(boards, idle, idle, RULES._replace(games=2, opening_moves=0)))
+    finally:
+        boards.close()
+    assert returns[0] == -returns[1] != 0
+
+
+def test_runs_of_one_name_keep_their_own_networks(tictactoe: Make, trained: Callable[[Settings], Run]) -> None:
+    runs = []
+    for units in (8, 16):
+        folder = trained(tictactoe(evaluate__episodes=0, model__hidden_units=[units])).folder
+        (folder.parent / str(units)).mkdir()
+        runs.append(Run(folder.rename(folder.parent / str(units) / "run")))
+    who = tournament.contestants(runs, 1, [])
+    *_, (done, total, _) = tournament.play(runs, who, RULES)
+    assert done == total == 1
+
+
 NAMES = [Contestant(name, name) for name in ("random", "a", "b", "c")]
 
 

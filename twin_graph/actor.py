@@ -95,12 +95,12 @@ class Actor:
     def _shift(self, batch: Batch, minibatches: range) -> None:
         """Moves the images of both `s_tm1` and `s_t`; those of one minibatch by draws of its own."""
         size = self._settings.train.examples
-        is_last = networks.channels_last(self._env.observation_shape)
+        channels = networks.channels_axis(self._settings.network, self._env.observation_shape)
         for i, minibatch in enumerate(minibatches):
             random = self._shifts.at(minibatch)
             for images in (batch.s_tm1, batch.s_t):
                 part = images[i * size : (i + 1) * size]
-                shift(np.moveaxis(part, -1, 1) if is_last else part, self._settings.train.random_shift, random)
+                shift(np.moveaxis(part, 1 + channels, 1), self._settings.train.random_shift, random)
 
     def _room(self, transitions: int) -> Observations:
         """Arrays for this many observations, in turn from two places: one is trained on while the other is filled."""

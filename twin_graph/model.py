@@ -44,11 +44,19 @@ class ModelSpec:
             raise UsageError(
                 f"opponent.policy={settings.opponent.policy}: {settings.env.id} has one player; leave it out"
             )
-        if settings.train.random_shift and len(env.observation_shape) != 3:
-            raise UsageError(
-                f"train.random_shift={settings.train.random_shift} moves images, and {settings.env.id} gives "
-                f"observations of shape {list(env.observation_shape)}; leave it out"
-            )
+        if shift := settings.train.random_shift:
+            shape = env.observation_shape
+            if len(shape) != 3:
+                raise UsageError(
+                    f"train.random_shift={shift} moves images, and {settings.env.id} gives observations of shape "
+                    f"{list(shape)}; leave it out"
+                )
+            channels = networks.channels_axis(settings.network, shape)
+            side = min(size for axis, size in enumerate(shape) if axis != channels)
+            if shift >= side:
+                raise UsageError(
+                    f"train.random_shift={shift} is not less than the image's {side} pixels; choose less, as 4 of 84"
+                )
         return cls(env, settings.network, settings.loss, settings.model, settings.train)
 
 

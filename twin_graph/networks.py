@@ -162,6 +162,13 @@ def channels_last(shape: Sequence[int]) -> bool:
     return len(shape) == 3 and shape[2] in (1, 3, 4) and shape[2] < shape[0]
 
 
+def channels_axis(name: str, shape: Sequence[int]) -> int:
+    """Which axis of an observation `[H, W, C]` or `[stack, H, W]` the network of this name takes for its channels."""
+    network = NETWORKS.get(name)
+    by_its_network = network is not None and network.function in (minatar, board, blob)
+    return 2 if by_its_network or channels_last(shape) else 0
+
+
 def _read_out(name: str, x: Tensor, units: int, n_actions: int, starts: tuple[Start, Start], build: Build) -> Tensor:
     """The last hidden layer and the Q values.
 

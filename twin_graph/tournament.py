@@ -25,7 +25,7 @@ from twin_graph.twin import Twin
 
 #: Files in a run's folder.
 GAMES, RATINGS = "games.jsonl", "ratings.json"
-#: Who everybody is measured from, if he plays.
+#: The player rated 0, if it takes part.
 ANCHOR = "random"
 _ELO = 400 / np.log(10)  # a difference of 400 is a probability of 10 : 1 (Elo 1978)
 _RESAMPLES = 300
@@ -145,7 +145,11 @@ def play(runs: Sequence[Run], who: Sequence[Contestant], rules: Rules) -> Iterat
 
 
 def match(boards: Boards, first: Player, second: Player, rules: Rules) -> list[float]:
-    """Plays `rules.games` games at once, on as many boards; returns what the first player got in each."""
+    """Plays `rules.games` games at once, on as many boards.
+
+    Returns half of what the first player gained more than the second, in each. Where one gains what the other loses
+    that is the first one's return; in Pong for two, where both are fined for waiting, a fine is no point for the other.
+    """
     games = np.arange(boards.count)
     seats = games % 2  # of the first player
     randoms = [stream(rules.seed, Purpose.TOURNAMENT, int(game)) for game in games]
@@ -162,7 +166,7 @@ def match(boards: Boards, first: Player, second: Player, rules: Rules) -> list[f
             turn = games[boards.to_move == seat]
             if len(turn):
                 gained[turn] += play_turn(boards, turn, player, [randoms[game] for game in turn])
-    returns: list[float] = gained[games, seats].tolist()
+    returns: list[float] = ((gained[games, seats] - gained[games, 1 - seats]) / 2).tolist()
     return returns
 
 
@@ -171,7 +175,7 @@ class _Players:
 
     def __init__(self, boards: Boards, epsilon: float) -> None:
         self._boards, self._epsilon = boards, epsilon
-        self._specs: dict[str, ModelSpec] = {}
+        self._specs: dict[Path, ModelSpec] = {}
         self._twins: list[tuple[str, ModelSpec, Twin]] = []
         self._fixed: dict[str, Player] = {}
 
@@ -190,7 +194,8 @@ class _Players:
             if who.name not in self._fixed:
                 self._fixed[who.name] = self._boards.fixed_player(who.name)
             return self._fixed[who.name]
-        spec = self._specs.get(who.run.name) or self._specs.setdefault(who.run.name, spec_of(who.run))
+        folder = who.run.folder  # runs in two folders may have one name
+        spec = self._specs.get(folder) or self._specs.setdefault(folder, spec_of(who.run))
         twin = next((twin for of_side, of, twin in self._twins if (of_side, of) == (side, spec)), None)
         if twin is None:
             twin = Twin(side, spec, threads=1)
