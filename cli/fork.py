@@ -52,7 +52,7 @@ def fork(
     \b
     Examples:
       twin-graph fork pong-seed1-1 --seed 2
-      twin-graph fork pong-seed1-1 --at @update:12000 --set target.policy='lag(5000)' --run-dir checkpoints/what-if
+      twin-graph fork pong-seed1-1 --at @update:175000 --set target.policy='lag(5000)' --run-dir checkpoints/what-if
     """
     from twin_graph.checkpoint import newest_point, point_at
 

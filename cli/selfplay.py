@@ -15,11 +15,25 @@ from .params import complete_run, json_option, print_json, run_argument, say, st
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_run)
-@click.option("--snapshots", type=click.IntRange(min=1), default=8, show_default=True, help="How many of each run.")
-@click.option("--against", default="random", show_default=True, help="Fixed players too, e.g. 'random mcts(100)'.")
-@click.option("--games", type=click.IntRange(min=2), default=40, show_default=True, help="Of each pair; half a seat.")
+@click.option(
+    "--snapshots",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="How many snapshots of each run take part.",
+)
+@click.option(
+    "--against", default="random", show_default=True, help="Fixed players that take part too, e.g. 'random mcts(100)'."
+)
+@click.option(
+    "--games",
+    type=click.IntRange(min=2),
+    default=40,
+    show_default=True,
+    help="Games of each pair, half of them from each seat.",
+)
 @click.option("--opening", type=click.IntRange(min=0), default=2, show_default=True, help="Random moves at the start.")
-@click.option("--epsilon", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Random share of moves.")
+@click.option("--epsilon", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Share of random moves.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Also draw who beat whom, to this PNG or SVG file.")
 @json_option

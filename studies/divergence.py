@@ -43,11 +43,11 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 from rich.progress import track
+from twin_graph_cli.main import cli
 
 from twin_graph.experiments import statistics
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
-from twin_graph_cli.main import cli
 
 TABLE = Path(__file__).parent / "results" / "divergence" / "evaluations.csv"
 PARENTS = range(51, 61)  # seeds
@@ -112,7 +112,11 @@ class Branch(NamedTuple):
 
 def command(*arguments: str | Path) -> None:
     """Runs `twin-graph` in this process, which says nothing."""
-    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+    with (
+        Path(os.devnull).open("w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
         cli.main([str(argument) for argument in arguments], standalone_mode=False)
 
 

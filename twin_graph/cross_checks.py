@@ -21,7 +21,7 @@ def check(settings: "Settings") -> None:
         raise ValueError("train.double needs a target whose values the online twin chooses from: train.target_q=true")
     if train.minto and (train.double or not train.target_q):
         other = "train.double=false" if train.double else "train.target_q=true"
-        raise ValueError(f"train.minto compares the target's and the online twin's maximum: it needs {other}")
+        raise ValueError(f"train.minto takes the smaller of target and online Q for each action: it needs {other}")
     if not train.target_q and settings.act.with_ == "target":
         raise ValueError("act.with=target needs a target: train.target_q=true")
     if not train.target_q and policy != "latest":

@@ -34,7 +34,7 @@ class Holder:
       like: the online twin, if it is one.
 
     Attributes:
-      twins: those restored so far come first.
+      twins: in no particular order; `snapshots` has that of the choice.
       since: counters when the present snapshots were restored.
       policy: which chose the present snapshots.
       held: refreshes by the schedule are suspended.

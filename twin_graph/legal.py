@@ -13,11 +13,6 @@ from twin_graph.envs import EnvSpec
 ILLEGAL = np.float32(-1e9)
 
 
-def with_mask(seen: np.ndarray, legal: np.ndarray) -> np.ndarray:
-    """What is seen, `[B, ...]`, and which actions are legal, `[B, A]`, as observations `[B, N + A]`."""
-    return np.concatenate([seen.reshape(len(seen), -1), legal.astype(seen.dtype)], axis=1)
-
-
 def mask(env: EnvSpec, observations: np.ndarray) -> np.ndarray:
     """Which actions are legal, bool `[B, A]`, at observations `[B, *observation_shape]`."""
     if env.masked:

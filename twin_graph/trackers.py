@@ -1,6 +1,7 @@
 """A run's settings, metrics and films in Weights & Biases or MLflow, by their own clients, where `log.to` asks for it.
 
-Both work offline: `WANDB_MODE=offline`, and `MLFLOW_TRACKING_URI=file:mlruns`. A resumed run continues the same record.
+Both work offline: `WANDB_MODE=offline`, and `MLFLOW_TRACKING_URI=file:mlruns` with
+`MLFLOW_ALLOW_FILE_STORE=true`. A resumed run continues the same record.
 """
 
 import hashlib
@@ -73,15 +74,16 @@ class MLflow:
         import mlflow
 
         self._metric = mlflow.entities.Metric
-        self._client = mlflow.MlflowClient()
         try:
+            self._client = mlflow.MlflowClient()
             experiment = self._client.get_experiment_by_name(PROJECT)
             experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(PROJECT)
             found = self._client.search_runs([experiment_id], f"tags.`{PROJECT}` = '{_id(run)}'")
             tags = {PROJECT: _id(run)}
             self._run = found[0] if found else self._client.create_run(experiment_id, tags=tags, run_name=run.name)
         except mlflow.exceptions.MlflowException as error:
-            raise UsageError(f"log.to=mlflow: {error}; MLFLOW_TRACKING_URI=file:mlruns needs no server") from None
+            without_server = "MLFLOW_ALLOW_FILE_STORE=true MLFLOW_TRACKING_URI=file:mlruns"
+            raise UsageError(f"log.to=mlflow: {error}; without a server: {without_server}") from None
         if not found:
             for name, value in _settings(run).items():
                 self._client.log_param(self._run.info.run_id, name, value)
