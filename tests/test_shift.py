@@ -68,7 +68,7 @@ def test_channels_are_not_moved(cartpole: Make, channels: int) -> None:
 
 def test_a_shift_is_smaller_than_the_image(cartpole: Make) -> None:
     settings = cartpole(network="minatar", train__random_shift=10)
-    with pytest.raises(UsageError, match="train.random_shift=10 is not less than the image's 10 pixels"):
+    with pytest.raises(UsageError, match=r"train\.random_shift=10 is not less than the image's 10 pixels"):
         ModelSpec.of(settings, EnvSpec((10, 10, 4), 3, "uint8"))
 
 
