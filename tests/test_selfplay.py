@@ -306,6 +306,18 @@ def test_the_observation_at_the_end_of_a_game_has_nothing_that_is_legal() -> Non
 PONG = EnvSettings(id="TwoPlayer/Pong", noop_max=0)
 
 
+def test_settings_of_atari_hold_for_two_as_for_one() -> None:
+    settings = PONG.model_copy(update={"clip_rewards": False, "max_frames": 401})
+    alone = settings.model_copy(update={"id": "ALE/Pong-v5"})
+    pair, one = (envs.make(of, count=1) for of in (settings, alone))
+    try:
+        assert pair.spec.reward_clip is one.spec.reward_clip is None
+        assert pair.time_limit == one.time_limit == 101
+    finally:
+        pair.close()
+        one.close()
+
+
 def test_pong_for_two_looks_as_pong_for_one_does() -> None:
     """The screen before the first serve differs by the paddles alone, and by a rounding."""
     with (

@@ -4,6 +4,7 @@ Preprocessed as games of one player are: the maximum of the last two grey screen
 four of them stacked. It is evaluated in the game of one player, against the computer player of the cartridge.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,10 +63,11 @@ class Pong:
         self._settings = settings
         height, width, stack = settings.image_height, settings.image_width, settings.stack
         self.count = count
+        clip = 1.0 if settings.clip_rewards else None
         self.spec = EnvSpec(
-            (stack, height, width), len(_ACTIONS), "uint8", stack, settings.frame_skip, reward_clip=1.0, players=2
+            (stack, height, width), len(_ACTIONS), "uint8", stack, settings.frame_skip, reward_clip=clip, players=2
         )
-        self.time_limit: int | None = settings.max_frames // settings.frame_skip
+        self.time_limit: int | None = math.ceil(settings.max_frames / settings.frame_skip)
         self.protocol: dict[str, str | int | float | bool] = {
             "environment": settings.id,
             "environments": count,
