@@ -184,7 +184,7 @@ def train_branch(branch: Branch) -> list[Row]:
 
 def train(folder: Path, jobs: int) -> None:
     """Trains everything and writes the table."""
-    # A process for each, forked from one that has imported TensorFlow: that takes as long as a third of a branch.
+    # A process for each, forked from one that has imported TensorFlow.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["twin_graph.training", "twin_graph.envs.gym", "twin_graph_cli.fork"])
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:

@@ -165,8 +165,7 @@ def channels_last(shape: Sequence[int]) -> bool:
 def channels_axis(name: str, shape: Sequence[int]) -> int:
     """Which axis of an observation `[H, W, C]` or `[stack, H, W]` the network of this name takes for its channels."""
     network = NETWORKS.get(name)
-    by_its_network = network is not None and network.function in (minatar, board, blob)
-    return 2 if by_its_network or channels_last(shape) else 0
+    return 2 if (network and network.channels_last) or channels_last(shape) else 0
 
 
 def _read_out(name: str, x: Tensor, units: int, n_actions: int, starts: tuple[Start, Start], build: Build) -> Tensor:
@@ -188,11 +187,12 @@ def _read_out(name: str, x: Tensor, units: int, n_actions: int, starts: tuple[St
 
 
 class Network(NamedTuple):
-    """A network and what it takes: the shape of observations in words, and as a check."""
+    """A network and what it takes: observations in words, as a check, and whether their channels are always last."""
 
     function: Callable[[Tensor, int, Build], Tensor]
     takes: str
     fits: Callable[[EnvSpec], bool]
+    channels_last: bool = False
 
 
 def _is_image(env: EnvSpec) -> bool:
@@ -202,9 +202,9 @@ def _is_image(env: EnvSpec) -> bool:
 NETWORKS = {
     "nature": Network(nature, "images [stack, H, W] or [H, W, channels]", _is_image),
     "pooled80": Network(pooled80, "images [stack, 80, 80]", lambda env: env.network_shape[1:] == (80, 80)),
-    "minatar": Network(minatar, "images [H, W, channels]", lambda env: len(env.network_shape) == 3),
-    "board": Network(board, "boards [H, W, channels]", lambda env: len(env.network_shape) == 3),
-    "blob": Network(blob, "images [H, W, channels]", lambda env: len(env.network_shape) == 3),
+    "minatar": Network(minatar, "images [H, W, channels]", lambda env: len(env.network_shape) == 3, channels_last=True),
+    "board": Network(board, "boards [H, W, channels]", lambda env: len(env.network_shape) == 3, channels_last=True),
+    "blob": Network(blob, "images [H, W, channels]", lambda env: len(env.network_shape) == 3, channels_last=True),
     "mlp": Network(mlp, "numbers", lambda env: True),  # noqa: ARG005
 }
 

@@ -16,7 +16,7 @@ from twin_graph.settings import EnvSettings
 
 gymnasium.register_envs(ale_py)
 
-_REWARD_CLIP = 1.0  # Mnih et al. 2015
+REWARD_CLIP = 1.0  # Mnih et al. 2015
 
 
 class Atari:
@@ -83,7 +83,7 @@ class Atari:
             observation_dtype="uint8",
             stack=settings.stack,
             frames_per_step=settings.frame_skip,
-            reward_clip=_REWARD_CLIP if settings.clip_rewards else None,
+            reward_clip=REWARD_CLIP if settings.clip_rewards else None,
         )
         self.action_names = tuple(meanings[i] for i in self._actions)
         self.time_limit: int | None = math.ceil(max_frames / settings.frame_skip)
@@ -123,7 +123,7 @@ class Atari:
             self._draw(self._screen, self._actions[actions[:1]])
         return VectorStep(
             s_t=s_t,
-            r_t=np.clip(score_t, -_REWARD_CLIP, _REWARD_CLIP) if self._clip else score_t,
+            r_t=np.clip(score_t, -REWARD_CLIP, REWARD_CLIP) if self._clip else score_t,
             terminal_t=terminated | life_lost if self._life_loss else terminated,
             last_t=last_t,
             s_next=s_next,

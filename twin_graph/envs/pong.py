@@ -12,7 +12,7 @@ import numpy as np
 from ale_py import roms
 
 from twin_graph.envs import EnvSpec, VectorEnv
-from twin_graph.envs.atari import Atari
+from twin_graph.envs.atari import REWARD_CLIP, Atari
 from twin_graph.envs.seats import NOBODY, Player, Seat, at_random
 from twin_graph.errors import UsageError
 from twin_graph.settings import EnvSettings
@@ -63,7 +63,7 @@ class Pong:
         self._settings = settings
         height, width, stack = settings.image_height, settings.image_width, settings.stack
         self.count = count
-        clip = 1.0 if settings.clip_rewards else None
+        clip = REWARD_CLIP if settings.clip_rewards else None
         self.spec = EnvSpec(
             (stack, height, width), len(_ACTIONS), "uint8", stack, settings.frame_skip, reward_clip=clip, players=2
         )
