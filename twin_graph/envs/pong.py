@@ -82,7 +82,7 @@ class Pong:
         multi_agent_ale_py.ALEInterface.setLoggerMode("error")
         self._emulators = [_emulator() for _ in range(count)]
         screen = self._emulators[0].getScreenGrayscale().shape
-        self._rows, self._columns = _averages(height, screen[0]), _averages(width, screen[1]).T
+        self._rows, self._columns = _averages(height, screen[0]), _averages(width, screen[1])
         self._frames = np.zeros((count, stack, height, width), np.uint8)
         self._randoms: list[np.random.Generator] = [np.random.default_rng(0)] * count
         self._first_move = np.zeros(count, np.int64)
@@ -141,7 +141,10 @@ class Pong:
         return gains
 
     def _scaled(self, screen: np.ndarray) -> np.ndarray:
-        scaled: np.ndarray = (self._rows @ screen[..., 0].astype(np.float32) @ self._columns + 0.5).astype(np.uint8)
+        # No matrix product: numpy makes it in threads of its own, which wait for the cores that TensorFlow has.
+        (rows, row_shares), (columns, column_shares) = self._rows, self._columns
+        flat = (screen[..., 0][rows] * row_shares[..., None]).sum(axis=0)
+        scaled: np.ndarray = ((flat[:, columns] * column_shares).sum(axis=1) + 0.5).astype(np.uint8)
         return scaled
 
     def fixed_player(self, name: str) -> Player:
@@ -172,10 +175,11 @@ def _emulator() -> Any:
     return emulator
 
 
-def _averages(size: int, pixels: int) -> np.ndarray:
-    """Which share of each of so many pixels goes into each of fewer, float32 `[size, pixels]`; rows add up to 1."""
+def _averages(size: int, pixels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which of so many pixels go into each of fewer, int64 `[N, size]`, and with which shares, float32 `[N, size]`."""
     ends = np.arange(size + 1) * pixels / size
-    at = np.arange(pixels)
-    overlap = np.minimum(ends[1:, None], at + 1) - np.maximum(ends[:-1, None], at)
+    count = math.ceil(pixels / size) + 1
+    at = np.minimum(ends[:-1].astype(np.int64), pixels - count) + np.arange(count)[:, None]
+    overlap = np.minimum(ends[1:], at + 1) - np.maximum(ends[:-1], at)
     shares: np.ndarray = (np.clip(overlap, 0, 1) * size / pixels).astype(np.float32)
-    return shares
+    return at, shares
