@@ -46,10 +46,10 @@ def test_a_tournament_that_was_killed_continues_and_ends_with_the_same_ratings(r
 
 
 def test_other_rules_are_other_games(run: Run) -> None:
-    who = tournament.contestants([run], 2, ["random"])
+    who = tournament.contestants([run], 2, ["random", "perfect"])
     for _ in tournament.play([run], who, RULES):
         pass
-    assert len(tournament.read([run], RULES)) == 2 * 3
+    assert len(tournament.read([run], RULES)) == 2 * 6
     assert tournament.read([run], RULES._replace(seed=1)) == {}
 
 
@@ -89,6 +89,7 @@ def test_runs_of_one_name_keep_their_own_networks(tictactoe: Make, trained: Call
     who = tournament.contestants(runs, 1, [])
     *_, (done, total, _) = tournament.play(runs, who, RULES)
     assert done == total == 1
+    assert [one.name for one in who] == [f"{run.folder}:{run.store().newest.id}" for run in runs]
 
 
 NAMES = [Contestant(name, name) for name in ("random", "a", "b", "c")]
@@ -105,10 +106,26 @@ def test_ratings_are_those_of_the_model() -> None:
     pairings = [of("random", "a", 10, 90)]
     ratings = tournament.rate(NAMES[:2], pairings)
     assert ratings[0].elo == 0
-    assert ratings[1].elo == pytest.approx(400 * np.log10(9), abs=5)  # with a little credit
+    assert ratings[1].elo == pytest.approx(400 * np.log10(9), abs=2)  # with a little credit
     assert ratings[1].low < ratings[1].elo < ratings[1].high
     assert ratings[1].high - ratings[1].low < 500
     assert tournament.rate(NAMES[:2], [of("random", "a", 0, 0)])[1].elo == pytest.approx(0, abs=1e-6)
+
+
+def test_each_rating_expects_as_many_points_as_were_made() -> None:
+    """That is the maximum of the likelihood; a tenth of a win of credit for each against each is part of the games."""
+    scores = {("random", "a"): (10, 90), ("random", "b"): (2, 98), ("random", "c"): (0, 100)}
+    scores |= {("a", "b"): (30, 60), ("a", "c"): (20, 80), ("b", "c"): (35, 65)}
+    ratings = tournament.rate(NAMES, [of(a, b, wins, losses) for (a, b), (wins, losses) in scores.items()])
+    elo = {one.key: rating.elo for one, rating in zip(NAMES, ratings, strict=True)}
+    made, expected = dict.fromkeys(elo, 0.0), dict.fromkeys(elo, 0.0)
+    for (a, b), (wins, losses) in scores.items():
+        chance = 1 / (1 + 10 ** ((elo[b] - elo[a]) / 400))
+        points = wins + (100 - wins - losses) / 2
+        for who, got, share in ((a, points, chance), (b, 100 - points, 1 - chance)):
+            made[who] += got + 0.1
+            expected[who] += 100.2 * share
+    assert made == pytest.approx(expected, abs=0.01)
 
 
 def test_who_won_everything_has_a_rating_too() -> None:

@@ -6,6 +6,7 @@ where it was, and ratings are computed from the records alone.
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ class Contestant(NamedTuple):
     """Who plays.
 
     Attributes:
-      name: for people: `RUN:SNAPSHOT`, or that of a fixed player.
+      name: for people: `RUN:SNAPSHOT`, or that of a fixed player. RUN is a folder where two runs have one name.
       key: by which games are found again: the hash of a snapshot's weights, or the name of a fixed player.
       run, snapshot: whose weights these are; None for a fixed player.
     """
@@ -112,13 +113,15 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
         for name in fixed:
             boards.fixed_player(name)
     found: dict[str, Contestant] = {}
+    names = Counter(run.name for run in runs)
     for run in runs:
+        name = run.name if names[run.name] == 1 else str(run.folder)
         present = run.store().available
         if not present:
             raise UsageError(f"{run.folder} has no snapshot with weights")
         for i in np.unique(np.linspace(len(present) - 1, 0, snapshots).round().astype(int)).tolist():
             one = present[i]
-            found.setdefault(one.weights_sha256, Contestant(f"{run.name}:{one.id}", one.weights_sha256, run, one))
+            found.setdefault(one.weights_sha256, Contestant(f"{name}:{one.id}", one.weights_sha256, run, one))
     return [*found.values(), *(Contestant(name, name) for name in fixed)]
 
 
@@ -135,8 +138,7 @@ def play(runs: Sequence[Run], who: Sequence[Contestant], rules: Rules) -> Iterat
             if (a.key, b.key) not in recorded:
                 returns = match(boards, players.first(a), players.second(b), rules)
                 pairing = Pairing(a.key, b.key, returns)
-                if owner := a.run or b.run:
-                    _record(owner, a, b, pairing, rules)
+                _record(a.run or b.run or runs[0], a, b, pairing, rules)
                 done.append(pairing)
                 yield len(done), len(pairs), done
     finally:
@@ -237,8 +239,8 @@ def rate(who: Sequence[Contestant], pairings: Sequence[Pairing], seed: int = 0) 
 
     Args:
       who: contestants.
-      pairings: all of their games.
-      seed: of the bootstrap, which draws openings with replacement.
+      pairings: all of their games, as many for each.
+      seed: of the bootstrap, which draws openings with replacement, the same ones for all pairs.
     """
     place = {one.key: i for i, one in enumerate(who)}
     points = [_points(pairing.returns) for pairing in pairings]
@@ -246,21 +248,19 @@ def rate(who: Sequence[Contestant], pairings: Sequence[Pairing], seed: int = 0) 
     at = place.get(ANCHOR)
 
     def elo(scores: Sequence[np.ndarray]) -> np.ndarray:
-        wins = np.zeros((len(who), len(who)))
+        wins = _PRIOR * (1 - np.eye(len(who)))
         for (i, j), score in zip(ends, scores, strict=True):
             wins[i, j] += score.sum()
             wins[j, i] += len(score) - score.sum()
-        values: np.ndarray = choix.ilsr_pairwise_dense(wins, alpha=_PRIOR, max_iter=1_000) * _ELO
+        values: np.ndarray = choix.ilsr_pairwise_dense(wins, max_iter=1_000) * _ELO
         values -= values.mean() if at is None else values[at]
         return values
 
-    random = stream(seed, Purpose.BOOTSTRAP, 0)
+    random, openings = stream(seed, Purpose.BOOTSTRAP, 0), len(points[0]) // 2 if points else 0
     resampled = []
     for _ in range(_RESAMPLES):
-        chosen = [random.integers(0, len(score) // 2, len(score) // 2) for score in points]
-        resampled.append(
-            elo([score.reshape(-1, 2)[which].ravel() for score, which in zip(points, chosen, strict=True)])
-        )
+        chosen = random.integers(0, openings, openings)
+        resampled.append(elo([score.reshape(-1, 2)[chosen].ravel() for score in points]))
     low, high = np.percentile(resampled, [2.5, 97.5], axis=0)
     return [Rating(float(value), float(a), float(b)) for value, a, b in zip(elo(points), low, high, strict=True)]
 
