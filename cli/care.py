@@ -6,7 +6,7 @@ from twin_graph.errors import DamagedError
 from twin_graph.snapshots.run import find
 from twin_graph.words import counted
 
-from .params import json_option, print_json, run_argument, say, stdout
+from .params import REF_HELP, json_option, print_json, run_argument, say, stdout
 
 
 @click.command()
@@ -47,7 +47,7 @@ def _pin(run: str, ref: str, *, keep: bool) -> None:
     say(f"{snapshot.id} is {'kept' if keep else 'released'}")
 
 
-@click.command()
+@click.command(epilog=REF_HELP)
 @run_argument
 @click.argument("ref")
 def pin(run: str, ref: str) -> None:
@@ -60,7 +60,7 @@ def pin(run: str, ref: str) -> None:
     _pin(run, ref, keep=True)
 
 
-@click.command()
+@click.command(epilog=REF_HELP)
 @run_argument
 @click.argument("ref")
 def unpin(run: str, ref: str) -> None:

@@ -5,10 +5,10 @@ from rich.progress import Progress
 
 from twin_graph.snapshots.run import find, locate
 
-from .params import json_option, print_json, protocol_line, run_argument, stderr
+from .params import ANY_REF_HELP, json_option, print_json, protocol_line, run_argument, stderr
 
 
-@click.command()
+@click.command(epilog=ANY_REF_HELP)
 @run_argument
 @click.argument("ref", default="latest")
 @click.option("--episodes", type=click.IntRange(min=1), default=30, show_default=True, help="Games to play.")
@@ -17,8 +17,8 @@ from .params import json_option, print_json, protocol_line, run_argument, stderr
 def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> None:
     """Measure the true score of snapshot REF of RUN, and record it.
 
-    Plays whole games with unclipped rewards. REF is an id or the beginning of one, latest, latest~3, best,
-    @update:12000, or RUN:REF. The games are not those of scheduled evaluations, and never influence a target policy.
+    Plays whole games with unclipped rewards. They are not those of scheduled evaluations, and never influence a target
+    policy.
 
     \b
     Example:

@@ -9,16 +9,16 @@ from twin_graph.errors import UsageError
 from twin_graph.snapshots.run import find, locate
 from twin_graph.words import command
 
-from .params import json_option, print_json, run_argument, say, stdout
+from .params import ANY_REF_HELP, json_option, print_json, run_argument, say, stdout
 
 
-@click.command()
+@click.command(epilog=ANY_REF_HELP.replace("REF is", "FIRST or SECOND is"))
 @run_argument
 @click.argument("first")
 @click.argument("second")
 @json_option
 def diff(run: str, first: str, second: str, as_json: bool) -> None:
-    """Compare snapshots FIRST and SECOND of RUN, variable by variable. RUN:REF names one of another run.
+    """Compare snapshots FIRST and SECOND of RUN, variable by variable.
 
     \b
     Examples:
@@ -42,7 +42,7 @@ def diff(run: str, first: str, second: str, as_json: bool) -> None:
     stdout.print(table)
 
 
-@click.command()
+@click.command(epilog=ANY_REF_HELP)
 @run_argument
 @click.argument("ref")
 @click.argument("path", type=click.Path(path_type=Path))

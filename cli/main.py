@@ -1,6 +1,7 @@
 """The entry point `twin-graph`: the list of commands, and errors as one line with an exit code."""
 
 import contextlib
+import difflib
 import gc
 import importlib
 import os
@@ -62,6 +63,14 @@ class Commands(click.Group):
         module = importlib.import_module(f".{COMMANDS[name][0]}", __package__)
         command: click.Command = getattr(module, "import_" if name == "import" else name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        near = difflib.get_close_matches(args[0], COMMANDS, 1)
+        if args[0] not in COMMANDS and near:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):

@@ -16,6 +16,11 @@ from twin_graph.snapshots.run import RUNS
 stderr = Console(stderr=True, highlight=False)
 
 
+#: What `--help` says of the argument REF, where it names a snapshot of RUN, and where it may be another run's.
+REF_HELP = "REF is an id or the beginning of one, latest, latest~3, best, or @update:12000."
+ANY_REF_HELP = f"{REF_HELP} RUN:REF names a snapshot of another run."
+
+
 class ReaderGoneError(Exception):
     """Whoever reads stdout has had enough: `twin-graph log RUN | head -1`."""
 

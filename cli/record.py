@@ -8,13 +8,13 @@ from rich.progress import Progress
 from twin_graph import film
 from twin_graph.snapshots.run import find, locate
 
-from .params import json_option, print_json, run_argument, say, stderr, stdout
+from .params import ANY_REF_HELP, json_option, print_json, run_argument, say, stderr, stdout
 
 #: Scale and pictures per second.
 _SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
 
 
-@click.command()
+@click.command(epilog=ANY_REF_HELP)
 @run_argument
 @click.argument("ref", default="latest")
 @click.option("--episodes", type=click.IntRange(min=1), default=1, show_default=True, help="Games to film.")
@@ -44,8 +44,8 @@ def record(
     """Film snapshot REF of RUN while it plays, with what the network thinks.
 
     Beside the game are the Q value of each action, the one that is taken, the value over time, and the score. The first
-    game is the one that `twin-graph evaluate RUN REF --episodes 1` plays with the same --seed; REF is as there. Needs
-    an extra: pip install 'twin-graph[video]'.
+    game is the one that `twin-graph evaluate RUN REF --episodes 1` plays with the same --seed. Needs an extra: pip
+    install 'twin-graph[video]'.
 
     \b
     Examples:

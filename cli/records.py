@@ -16,7 +16,7 @@ from twin_graph.snapshots.run import RUNS, find
 from twin_graph.snapshots.workers import SILENT_SECONDS
 from twin_graph.words import counted
 
-from .params import json_option, print_json, run_argument, stdout
+from .params import REF_HELP, json_option, print_json, run_argument, stdout
 
 
 @click.command()
@@ -89,6 +89,8 @@ def runs(folder: Path, as_json: bool) -> None:
     Example:
       twin-graph runs
     """
+    if folder != RUNS and not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder")
     summaries = report.runs(folder)
     if as_json:
         print_json(summaries)
@@ -148,14 +150,12 @@ def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
         click.echo(line.format(entry["id"], *numbers, depth, score, time, ", ".join(marks)).rstrip())
 
 
-@click.command()
+@click.command(epilog=REF_HELP)
 @run_argument
 @click.argument("ref", default="latest")
 @json_option
 def show(run: str, ref: str, as_json: bool) -> None:
     """Show one snapshot of RUN: counters, scores, when it was the target, variables.
-
-    REF is an id or the beginning of one, latest, latest~3, best, or @update:12000.
 
     \b
     Example:

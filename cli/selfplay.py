@@ -10,7 +10,7 @@ from rich.table import Table
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.run import find, locate
 
-from .params import complete_run, json_option, print_json, run_argument, say, stderr, stdout
+from .params import ANY_REF_HELP, complete_run, json_option, print_json, run_argument, say, stderr, stdout
 
 
 @click.command()
@@ -99,7 +99,7 @@ _SHOWN = 5
 _HELP = "type a move or its number; q for Q values, x to give up"
 
 
-@click.command()
+@click.command(epilog=ANY_REF_HELP)
 @run_argument
 @click.argument("ref", default="latest")
 @click.option("--second", is_flag=True, help="Let the snapshot move first.")
@@ -107,8 +107,7 @@ _HELP = "type a move or its number; q for Q values, x to give up"
 def play(run: str, ref: str, second: bool, seed: int) -> None:
     """Play a game against snapshot REF of RUN in the terminal.
 
-    Type a move as it is shown, or its number. REF is an id or the beginning of one, latest, latest~3, best,
-    @update:12000, or RUN:REF.
+    Type a move as it is shown, or its number.
 
     \b
     Example:

@@ -8,10 +8,10 @@ from twin_graph.snapshots.control import Answer, Request
 from twin_graph.snapshots.ledger import Into
 from twin_graph.snapshots.run import find
 
-from .params import json_option, print_json, run_argument, say
+from .params import REF_HELP, json_option, print_json, run_argument, say
 
 
-@click.command()
+@click.command(epilog=REF_HELP)
 @run_argument
 @click.argument("ref", required=False)
 @click.option(
@@ -38,9 +38,9 @@ def swap(
 ) -> None:
     """Restore snapshot REF into a twin of RUN, whether or not RUN is training.
 
-    While RUN trains, the swap happens at the next agent step, and the answer names the first update that used it.
-    Otherwise it is recorded, and takes effect when RUN is resumed. A swap into the online twin first commits its
-    weights and a resume point, and resets the optimizer.
+    While RUN trains, the swap happens after the present step, or chunk of steps, and the answer names the first update
+    that used it. Otherwise it is recorded, and takes effect when RUN is resumed. A swap into the online twin first
+    commits its weights and a resume point, and resets the optimizer.
 
     \b
     Examples:

@@ -102,6 +102,10 @@ def train(
                 f"{cluster} already gives workers, servers and folder; leave out --workers, --ps and --run-dir"
             )
         workers, ps, run_dir = described.workers, len(described.ps), described.run
+    elif insecure_network:
+        raise UsageError("--insecure-network is for --cluster, which is not given")
+    elif ps and not workers:
+        raise UsageError(f"--ps {ps} is for asynchronous training: give --workers, too")
     named = {"env.id": env_id, "train.steps": steps, "seed": seed, "workers.count": workers, "workers.servers": ps}
     overrides += [(key, value) for key, value in named.items() if value is not None]
     settings = config.load(preset, overrides)
@@ -126,6 +130,8 @@ def train(
         if env.time_limit is None:
             limit = settings.evaluate.max_steps or EVALUATION_MAX_STEPS
             say(f"no time limit: evaluations cut games after {limit:,} agent steps (evaluate.max_steps)")
+        if settings.network == "mlp" and len(env.spec.observation_shape) == 3:
+            say("network=mlp takes an image as a list of numbers; --set network=nature is made for images")
         say(needed.words())
         run_to_its_end(run, env, None, as_json, described, verbose)
 

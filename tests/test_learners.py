@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,9 +15,11 @@ from twin_graph.errors import UsageError
 from twin_graph.learner import Learner, Losses
 from twin_graph.model import ModelSpec
 from twin_graph.prepared import Prepared, feeds
-from twin_graph.settings import ModelSettings, Settings
+from twin_graph.probe import Probe
+from twin_graph.settings import ModelSettings, Settings, TrainSettings
 from twin_graph.snapshots import report
 from twin_graph.snapshots.run import Run, create
+from twin_graph.tally import Tally
 from twin_graph.twin import Twin
 
 #: Five steps of eight environments.
@@ -275,6 +279,17 @@ def test_each_learner_trains_and_resumes_exactly(
     attempt(killed)
     assert end(killed) == end(whole)
     assert end(trained(cartpole(**usual)))[0] != end(whole)[0]
+
+
+@pytest.mark.parametrize(("rescaled", "largest"), [(False, 200), (True, 40)])
+def test_values_are_healthy_up_to_what_rewards_in_their_units_can_add_up_to(*, rescaled: bool, largest: float) -> None:
+    tally = Tally(reward_limit=20.0, r_max=5.0)
+    probe = Probe(TrainSettings(discount=0.9, rescale_r=rescaled), tally)
+    probe.observations = np.zeros((32, 4), np.float32)
+    with Twin("online", spec(), seed=1, threads=1) as online:
+        health = probe.health(cast(Learner, SimpleNamespace(online=online)))
+    assert health is not None
+    assert health.q_limit == pytest.approx(largest)
 
 
 def test_the_preset_of_2015_trains_and_resumes_exactly(tmp_path: Path) -> None:

@@ -640,7 +640,7 @@ def test_a_policy_that_answers_with_nonsense_is_named(mine: str, function: str) 
     ("text", "changes", "message"),
     [
         ("best", {"evaluate.episodes": 9}, r"best needs evaluate\.episodes=10 or more, or best\(mean\)"),
-        ("best(mean)", {"evaluate.episodes": 0}, r"needs scheduled evaluations: lower evaluate\.every_steps"),
+        ("best(mean)", {"evaluate.episodes": 0}, r"needs scheduled evaluations: raise evaluate\.episodes"),
         ("best", {"evaluate.every_steps": 10_000}, "needs scheduled evaluations"),
         ("best", {"evaluate.episodes": 10}, None),
         ("best(mean)", {"evaluate.episodes": 1}, None),

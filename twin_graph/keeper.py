@@ -69,7 +69,7 @@ class Keeper:
             if self.store.snapshots and point is None:
                 raise UsageError(f"{run.folder} was trained already; `twin-graph resume` continues it")
             self.store.remove_leftovers()
-            self.probe = Probe(run.settings.train.discount, tally)
+            self.probe = Probe(run.settings.train, tally)
             self.checkpoints = Checkpoints(run, tally, self.learners, self.probe, actor)
             run.record_start(point)
             self._owned = building.pop_all()

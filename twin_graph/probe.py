@@ -7,6 +7,7 @@ import numpy as np
 from twin_graph.learner import Learner, greedy_agreement
 from twin_graph.learners import Learners
 from twin_graph.legal import legal_only
+from twin_graph.settings import TrainSettings
 from twin_graph.snapshots.ledger import Health
 from twin_graph.tally import Tally
 
@@ -17,15 +18,15 @@ class Probe:
     """Measures learners.
 
     Args:
-      discount: per agent step.
+      train: has the discount, and says whether rewards are rescaled.
       tally: has the largest reward.
 
     Attributes:
       observations: `[PROBE_SIZE, *observation_shape]`; None until they are chosen, when nothing is measured.
     """
 
-    def __init__(self, discount: float, tally: Tally) -> None:
-        self._horizon = 1 - discount
+    def __init__(self, train: TrainSettings, tally: Tally) -> None:
+        self._horizon, self._rescaled = 1 - train.discount, train.rescale_r
         self._tally = tally
         self.observations: np.ndarray | None = None
 
@@ -35,7 +36,7 @@ class Probe:
             return None
         q_abs = np.abs(legal_only(learner.online.q_values(self.observations)))
         finite = bool(np.isfinite(q_abs).all())
-        largest = self._tally.reward_limit
+        largest = self._tally.reward_limit / (self._tally.r_max if self._rescaled else 1)
         return Health(
             q_abs_mean=float(q_abs.mean()) if finite else None,
             q_abs_max=float(q_abs.max()) if finite else None,

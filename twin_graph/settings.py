@@ -260,7 +260,7 @@ class TargetSettings(_Section):
     )
     refresh_every_updates: int | None = _setting(
         None,
-        "refresh the target every n updates; set only one of the three units",
+        "refresh the target every n updates; set only one of the three units (all null: every 1,000 updates)",
         unit="updates",
         source="10,000 in " + NATURE,
         ge=1,

@@ -309,7 +309,8 @@ def _rival_of_best(history: History, rule: str, stall: int) -> str | None:  # no
 def _check_best(settings: Settings, rule: str, stall: int) -> str:  # noqa: ARG001
     evaluate = settings.evaluate
     if not evaluate.episodes or evaluate.every_steps >= settings.train.steps:
-        return "scheduled evaluations: lower evaluate.every_steps"
+        what = "lower evaluate.every_steps" if evaluate.episodes else "raise evaluate.episodes"
+        return f"scheduled evaluations: {what}"
     if rule == "test" and evaluate.episodes < TEST_EPISODES:
         return f"evaluate.episodes={TEST_EPISODES} or more, or best(mean)"
     return ""

@@ -257,7 +257,8 @@ def explain(run: Run, update: int) -> dict[str, Any]:
                 break
             last = min(last, swap.first_update - 1)
     else:
-        raise UsageError(f"update {update:,}: no target of {worker} is recorded; it may have been killed just then")
+        of_whom = f" of {worker} is recorded; it may have been killed just then" if worker else " is recorded"
+        raise UsageError(f"update {update:,}: no target{of_whom}")
     depths = _depths(run)
     served = [(store.find(snapshot_id), depths.of(snapshot_id)) for snapshot_id in swap.snapshots]
     return {
