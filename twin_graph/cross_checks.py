@@ -102,7 +102,7 @@ def _check_rollouts(settings: "Settings") -> None:
         raise ValueError(
             f"train.rollout_steps={train.rollout_steps} of {environments} environments needs "
             f"train.n_step={train.rollout_steps}, train.every_steps={steps}, train.start_steps={start} and "
-            f"train.batch_size={steps} (or a part of it, with train.accumulate as many)"
+            f"train.batch_size={steps} (or a k-th of it, with train.accumulate=k)"
         )
     if settings.replay.capacity_steps < 2 * (steps + train.chunk_steps):
         raise ValueError(f"replay.capacity_steps must hold two rollouts: {2 * (steps + train.chunk_steps)}")

@@ -1,6 +1,6 @@
 """Layers as XLA computes them fastest on a CPU: the same variables and sums as in `layers`.
 
-XLA convolves without oneDNN, in five times the time that a product of matrices with the same sums takes it.
+XLA convolves without oneDNN. That takes five times as long as a matrix product with the same sums.
 """
 
 import math

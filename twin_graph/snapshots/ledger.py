@@ -45,7 +45,7 @@ class Health(Record):
     """Q values of a snapshot on the run's probe batch, for `rollback`.
 
     Attributes:
-      q_abs_mean, q_abs_max: of |Q| over the probe's observations and all actions; null where one is not finite.
+      q_abs_mean, q_abs_max: of |Q| over the probe's observations and their legal actions; null where one is not finite.
       q_limit: what no true Q value can exceed: the largest |reward| met so far / (1 - discount); null before a reward
         was met, and where the discount is 1.
     """

@@ -101,7 +101,7 @@ class PointState(Record):
       number: of the point, in the order of the run's.
       attempt, time: who wrote it, and when.
       counters: at this point.
-      weights_sha256: of the online twin's weights; of two learners' together, see `twin_graph.agent`.
+      weights_sha256: of the online twin's weights; with two learners, of both together, see `twin_graph.agent`.
       learners: see `LearnerState`.
       saved: counters when the save schedule last fired.
       reward_limit: the largest |reward| met.
