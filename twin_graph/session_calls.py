@@ -75,8 +75,8 @@ class SessionCalls:
 class _Call:
     """Certain fetches, with certain tensors fed.
 
-    The public `session.make_callable` passes its feeds through `session.run`. Here the layer under it is called, as Keras
-    called it to run its graphs.
+    The public `session.make_callable` passes its feeds through `session.run`. Here the layer under it is called, by
+    which Keras ran its graphs.
     """
 
     def __init__(self, session: Any, fetches: Sequence[Any], feeds: Sequence[Any], in_this_thread: bool) -> None:

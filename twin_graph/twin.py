@@ -158,8 +158,8 @@ class Twin:
     def restore_snapshot(self, snapshot: Commit, store: SnapshotStore) -> None:
         """Loads a snapshot, and makes sure that its weights are those that were committed.
 
-        Files may be whole and still belong to another snapshot. That is why the weights are hashed, which takes 6 ms for
-        1.7 million of them.
+        Files may be whole and still belong to another snapshot. So the weights are hashed, which takes 6 ms for 1.7
+        million of them.
 
         Raises:
           UsageError: retention has removed the weights.
