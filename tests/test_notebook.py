@@ -154,6 +154,14 @@ def test_a_callback_ends_the_run_and_is_its_recorded_reason(cartpole: Cartpole, 
     assert report.status(run)["agent_steps"] >= 900
 
 
+def test_each_of_two_learners_evaluations_is_told(cartpole: Cartpole, tmp_path: Path) -> None:
+    run = twin_graph.create(tmp_path / "two", cartpole(mode="mutual", train__steps=700))
+    told: list[float] = []
+    run.train(on_evaluation=lambda evaluation, _: told.append(evaluation.mean))
+    assert told == [line["mean"] for line in run.evaluation_lines()]
+    assert len(told) == 4
+
+
 def test_on_episode_ends_the_run_too(cartpole: Cartpole, tmp_path: Path) -> None:
     run = twin_graph.create(tmp_path / "ended", cartpole())
     scores: list[float] = []

@@ -50,7 +50,8 @@ def train(
       point: where to continue; None for the beginning.
       on_episode: called with the true score of each training episode that ended, and the progress. If it returns
         False, the run ends as at its last step, and that is the recorded reason; anything else, also None, is ignored.
-      on_evaluation: the same with each scheduled evaluation; `progress.evaluation[0]` is the snapshot's id.
+      on_evaluation: the same with each scheduled evaluation, of two learners with each one's; `progress.evaluation[0]`
+        is the snapshot's id.
 
     Raises:
       ForeignError: the environment, the target policy or a callback failed.
@@ -165,8 +166,10 @@ def _evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Progress
                 f"evaluation/interval_high{whose}": evaluation.interval[1],
             }
             keeper.log(values, snapshot.counters)
-    progress.evaluation = snapshot.id, evaluation
-    yield progress
+    for snapshot, challenger, evaluation in played:
+        if snapshot is challenger:
+            progress.evaluation = snapshot.id, evaluation
+            yield progress
 
 
 def _filmed(run: Run, snapshot: Commit | None) -> contextlib.AbstractContextManager[Film | None]:
