@@ -18,6 +18,7 @@ from twin_graph.errors import ForeignError, UsageError
 from twin_graph.graph_mode import tf
 from twin_graph.legal import ILLEGAL, mask, pick, random_actions
 from twin_graph.model import ModelSpec
+from twin_graph.replay import Replay, Transition
 from twin_graph.settings import EnvSettings, Settings
 from twin_graph.snapshots.run import Run
 from twin_graph.twin import Twin
@@ -181,19 +182,35 @@ def test_in_any_precision_illegal_actions_are_never_greedy(cartpole: Make, preci
         assert (twin.q_values(observations).argmax(axis=1) == np.arange(200) % 3).all()
 
 
-def test_a_mask_goes_through_replay_and_over_a_cut(cartpole: Make, train: Callable[[Settings], Run]) -> None:
-    """Taxi is cut after 200 steps, and bootstraps from a state whose mask is its own."""
-    run = train(
-        cartpole(
-            env__id="Taxi-v4",
-            env__count=2,
-            train__steps=480,
-            train__start_steps=40,
-            evaluate__episodes=0,
-            model__hidden_units=[8],
+def test_a_mask_goes_through_replay_and_over_a_cut() -> None:
+    """Taxi is cut after 200 steps, and bootstraps from the state that it was cut in, whose mask is its own."""
+    random = np.random.default_rng(1)
+    with contextlib.closing(envs.make(EnvSettings(id="Taxi-v4"), count=2)) as env:
+        spec = env.spec
+        replay = Replay(
+            capacity_steps=1_000,
+            environments=2,
+            observation_shape=spec.observation_shape,
+            dtype=spec.observation_dtype,
+            stack=spec.stack,
+            n_step=1,
+            discount=0.9,
         )
-    )
-    assert run.store().newest.counters.episodes >= 2
+        s_tm1, steps = env.reset(np.arange(2)), []
+        for _ in range(450):
+            a_tm1 = random_actions(spec, s_tm1, random)
+            step = env.step(a_tm1)
+            replay.add(Transition(s_tm1, a_tm1, step.r_t, step.terminal_t, step.last_t, step.s_t))
+            steps.append(step)
+            s_tm1 = step.s_next
+    of = {name: np.array([getattr(step, name) for step in steps[:-1]]) for name in ("s_t", "s_next", "terminal_t")}
+    at, environment = (axis.ravel() for axis in np.indices((449, 2)))
+    batch, terminal_t = replay.gather(at, environment), of["terminal_t"].ravel()
+    np.testing.assert_array_equal(batch.discount_t, np.where(terminal_t, 0, np.float32(0.9)))
+    np.testing.assert_array_equal(batch.s_t[~terminal_t], of["s_t"][~of["terminal_t"]])
+    cut = (of["s_t"] != of["s_next"]).any(axis=2) & ~of["terminal_t"]
+    assert cut.sum() >= 3
+    assert (mask(spec, of["s_t"][cut]) != mask(spec, of["s_next"][cut])).any()
 
 
 @pytest.mark.parametrize(
