@@ -1,0 +1,59 @@
+"""The analysis of studies/atari-100k.toml, as it was named before the runs: our runs beside the published ones.
+
+    python studies/atari_100k.py [TABLES]
+
+TABLES is the folder of the experiment's tables, `studies/results/atari-100k` unless given. studies/data/drq-eps.csv has
+the scores of 100 runs a game of DrQ(eps) by Agarwal et al. 2021, and of a random player and a human, as published in
+results/data of github.com/eloialonso/iris.
+"""
+
+import csv
+from pathlib import Path
+
+import click
+import numpy as np
+from rliable import metrics
+
+from twin_graph.experiments import statistics, tables
+
+PUBLISHED = Path(__file__).parent / "data" / "drq-eps.csv"
+ALGORITHM = "DrQ(eps)"
+
+
+def published() -> dict[tuple[str, str], np.ndarray]:
+    """Scores by environment and player."""
+    found: dict[tuple[str, str], list[float]] = {}
+    with PUBLISHED.open(newline="") as file:
+        for row in csv.DictReader(file):
+            found.setdefault((row["environment"], row["player"]), []).append(float(row["score"]))
+    return {key: np.array(scores) for key, scores in found.items()}
+
+
+@click.command()
+@click.argument(
+    "folder",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=Path(__file__).parent / "results" / "atari-100k",
+)
+def main(folder: Path) -> None:
+    """Print the comparison, game by game and over all games."""
+    plan, _, results = tables.read(folder)
+    of = published()
+    normalised: list[tuple[np.ndarray, np.ndarray]] = []
+    print("| game | ours, 5 runs (95%) | published, 100 runs (95%) | a run of ours is the better one (95%) |")
+    print("|---|---|---|---|")
+    for game in plan.tasks:
+        ours = np.array([[run.final] for run in results if run.planned.task == game])
+        theirs = of[game, ALGORITHM][:, None]
+        means = (statistics.mean(scores).words(".1f") for scores in (ours, theirs))
+        print(f"| {game} | {' | '.join(means)} | {statistics.improvement(ours, theirs).words('.2f')} |")
+        low, high = of[game, "random"][0], of[game, "human"][0]
+        normalised.append(((ours - low) / (high - low), (theirs - low) / (high - low)))
+    for whose, columns in zip(("ours", "published"), zip(*normalised, strict=True), strict=True):
+        scores = np.hstack(columns)
+        iqm = statistics.estimates(scores, lambda drawn: np.array([metrics.aggregate_iqm(drawn)]), 1)[0]
+        print(f"\nIQM of human-normalised scores, {whose}: {iqm.words('.2f')}")
+
+
+if __name__ == "__main__":
+    main()
