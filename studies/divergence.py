@@ -2,6 +2,7 @@
 
     python studies/divergence.py --train FOLDER --jobs 2     # goes on where it stopped
     python studies/divergence.py                             # prints the analysis of studies/results/divergence
+    python studies/divergence.py --plot PICTURE              # also draws the branches that begin at the limit
 
 `latest` refreshed every 50 updates comes to expect more than a game can give. Ten parents train like that, until well
 after their residual (`expected` less `truncated`: what a snapshot expects of a game, less what the game gave over as
@@ -45,7 +46,7 @@ import numpy as np
 from rich.progress import track
 from twin_graph_cli.main import cli
 
-from twin_graph.experiments import statistics
+from twin_graph.experiments import figures, statistics
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 
@@ -53,15 +54,23 @@ TABLE = Path(__file__).parent / "results" / "divergence" / "evaluations.csv"
 PARENTS = range(51, 61)  # seeds
 SEEDS = (101, 102, 103)
 LIMIT = 20.0
-PARENT_STEPS, BRANCH_STEPS, END_STEPS = 40_000, 10_000, 5_000
-#: In evaluations, 1,250 agent steps each: how far a moment is from the first one above the limit, and the past from it.
+PARENT_STEPS, BRANCH_STEPS, EVALUATION_STEPS = 40_000, 10_000, 1_250
+#: The evaluations of a branch that count.
+LAST = 4
+#: In evaluations: how far a moment is from the first one above the limit, and the past from it.
 MOMENTS = {"before": -2, "at": 0, "after": 4}
 PAST = 4
 SETTINGS = (
     *("train.learning_rate=2e-3", "act.epsilon_decay_steps=10_000", "target.refresh_every_updates=50"),
-    *("evaluate.every_steps=1_250", "evaluate.episodes=10"),
+    *(f"evaluate.every_steps={EVALUATION_STEPS}", "evaluate.episodes=10"),
     # All that a fork may need is kept.
-    *("resume.every_steps=1_250", "resume.keep=all", "save.keep_last=1_000", "twin.threads=1", "twin.precision=fp32"),
+    *(
+        f"resume.every_steps={EVALUATION_STEPS}",
+        "resume.keep=all",
+        "save.keep_last=1_000",
+        "twin.threads=1",
+        "twin.precision=fp32",
+    ),
 )
 
 
@@ -204,26 +213,55 @@ def read() -> list[Row]:
         return [Row(**{name: kinds[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
 
 
-def ends(rows: Sequence[Row], moment: str, arm: str, number: Callable[[Row], float]) -> np.ndarray:
-    """Of each parent the mean over seeds of the last four evaluations, `[parents, 1]`."""
-    of_parents: dict[int, list[float]] = {}
+def branches_of(rows: Sequence[Row], moment: str, arm: str) -> dict[int, list[list[Row]]]:
+    """By parent, the evaluations of each of its branches, in order."""
+    found: dict[tuple[int, int], list[Row]] = {}
     for row in rows:
-        if (row.moment, row.arm) == (moment, arm) and row.steps > BRANCH_STEPS - END_STEPS:
-            of_parents.setdefault(row.parent, []).append(number(row))
-    return np.array([[fmean(of_parents[parent])] for parent in sorted(of_parents)])
+        if (row.moment, row.arm) == (moment, arm):
+            found.setdefault((row.parent, row.seed), []).append(row)
+    by_parent: dict[int, list[list[Row]]] = {}
+    for (parent, _), branch in sorted(found.items()):
+        by_parent.setdefault(parent, []).append(sorted(branch, key=lambda row: row.steps))
+    return by_parent
+
+
+def residual_of(row: Row) -> float:
+    """What the snapshot expected of its games and they did not give."""
+    return row.expected - row.truncated
+
+
+def ends(rows: Sequence[Row], moment: str, arm: str, number: Callable[[Row], float]) -> np.ndarray:
+    """Of each parent the mean over seeds of the last evaluations, `[parents, 1]`."""
+    by_parent = branches_of(rows, moment, arm).values()
+    return np.array([[fmean(number(row) for branch in of for row in branch[-LAST:])] for of in by_parent])
+
+
+def draw(rows: Sequence[Row], moment: str, path: Path) -> None:
+    """The residuals of the branches that begin at a moment, by agent steps since the fork: means of parents."""
+    series = []
+    for arm in (name for name in ARMS if name != "nudged"):  # which lies on `continue`
+        means = []
+        for of in branches_of(rows, moment, arm).values():
+            at: dict[int, list[float]] = {}
+            for row in (row for branch in of for row in branch):  # chunks end a few steps before or after
+                at.setdefault(round(row.steps / EVALUATION_STEPS) * EVALUATION_STEPS, []).append(residual_of(row))
+            means.append([{steps: fmean(found) for steps, found in at.items()}])
+        series.append(figures.Line(arm, statistics.curve(means, statistics.mean_by_step)))
+    figures.lines(series, "agent steps since the fork", "residual").savefig(path, dpi=200)
 
 
 @click.command()
 @click.option("--train", "folder", type=click.Path(path_type=Path), help="Train first, in this folder.")
 @click.option("--jobs", default=1, show_default=True, help="Branches that train at a time.")
-def main(folder: Path | None, jobs: int) -> None:
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the branches that begin at the limit.")
+def main(folder: Path | None, jobs: int, plot: Path | None) -> None:
     """Print the analysis; train for it first, if asked to."""
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
         train(folder, jobs)
     rows = read()
     kinds = [(moment, arm) for moment in MOMENTS for arm in ARMS]
-    residuals = {kind: ends(rows, *kind, lambda row: row.expected - row.truncated) for kind in kinds}
+    residuals = {kind: ends(rows, *kind, residual_of) for kind in kinds}
     less = {(moment, arm): found - residuals[moment, "continue"] for (moment, arm), found in residuals.items()}
     tested = [kind for kind in kinds if kind[1] not in ("continue", "nudged")]
     p = dict(zip(tested, statistics.holm([statistics.p_of(less[kind]) for kind in tested]), strict=True))
@@ -238,6 +276,8 @@ def main(folder: Path | None, jobs: int) -> None:
             f"| {moment} | `{arm}` | {residual} | {difference if arm != 'continue' else ''} | {chance} | {score:.0f} |"
         )
     print(f"\n{len(residuals['at', 'continue'])} parents, {len(SEEDS)} seeds a branch.")
+    if plot:
+        draw(rows, "at", plot)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,14 @@ def test_policies_at_equal_depth_are_those_of_the_records() -> None:
     assert sum(share < 1.2 for share in shares.values()) == 29
 
 
+def test_where_divergence_lives_is_what_the_records_say() -> None:
+    printed = CliRunner().invoke(runpy.run_path(str(ROOT / "studies" / "divergence.py"))["main"], []).output
+    table, count = printed.strip().split("\n\n")
+    assert len(table.splitlines()) == 2 + 3 * 7
+    assert table in (ROOT / "docs" / "findings.md").read_text()
+    assert count == "7 parents, 3 seeds a branch."
+
+
 def test_spread_of_scores_is_that_of_the_records() -> None:
     printed = runpy.run_path(str(ROOT / "studies" / "findings.py"))["spread"]()
     assert printed.startswith("`latest`, standard deviation: 145 within a run, 72 between runs' means.")
