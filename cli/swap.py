@@ -49,7 +49,7 @@ def swap(
     """
     found = find(run)
     if undo == (ref is not None):
-        raise UsageError("give REF, or --undo to undo the last swap")
+        raise UsageError("give REF or --undo, not both" if undo else "give REF, or --undo to undo the last swap")
     if hold and undo:
         raise UsageError("--hold is only for a swap into the target or the opponent")
     if undo:
