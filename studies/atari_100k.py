@@ -3,8 +3,8 @@
     python studies/atari_100k.py [TABLES]
 
 TABLES is the folder of the experiment's tables, `studies/results/atari-100k` unless given. studies/data/drq-eps.csv has
-the scores of 100 runs a game of DrQ(eps) by Agarwal et al. 2021, and of a random player and a human, as published in
-results/data of github.com/eloialonso/iris.
+the scores of 100 runs a game of DrQ(eps) by Agarwal et al. 2021, as published in results/data of
+github.com/eloialonso/iris; what a random player and a human score, in the study's file, is from there too.
 """
 
 import csv
@@ -17,16 +17,15 @@ from rliable import metrics
 from twin_graph.experiments import statistics, tables
 
 PUBLISHED = Path(__file__).parent / "data" / "drq-eps.csv"
-ALGORITHM = "DrQ(eps)"
 
 
-def published() -> dict[tuple[str, str], np.ndarray]:
-    """Scores by environment and player."""
-    found: dict[tuple[str, str], list[float]] = {}
+def published() -> dict[str, list[list[float]]]:
+    """Scores by environment, `[runs][1]`."""
+    found: dict[str, list[list[float]]] = {}
     with PUBLISHED.open(newline="") as file:
         for row in csv.DictReader(file):
-            found.setdefault((row["environment"], row["player"]), []).append(float(row["score"]))
-    return {key: np.array(scores) for key, scores in found.items()}
+            found.setdefault(row["environment"], []).append([float(row["score"])])
+    return found
 
 
 @click.command()
@@ -38,17 +37,16 @@ def published() -> dict[tuple[str, str], np.ndarray]:
 def main(folder: Path) -> None:
     """Print the comparison, game by game and over all games."""
     plan, _, results = tables.read(folder)
-    of = published()
+    norm, of = statistics.norms(plan, results), published()
     normalised: list[tuple[np.ndarray, np.ndarray]] = []
     print("| game | ours, 5 runs (95%) | published, 100 runs (95%) | a run of ours is the better one (95%) |")
     print("|---|---|---|---|")
     for game in plan.tasks:
         ours = np.array([[run.final] for run in results if run.planned.task == game])
-        theirs = of[game, ALGORITHM][:, None]
+        theirs = np.array(of[game])
         means = (statistics.mean(scores).words(".1f") for scores in (ours, theirs))
         print(f"| {game} | {' | '.join(means)} | {statistics.improvement(ours, theirs).words('.2f')} |")
-        low, high = of[game, "random"][0], of[game, "human"][0]
-        normalised.append(((ours - low) / (high - low), (theirs - low) / (high - low)))
+        normalised.append((norm[game].normalised(ours), norm[game].normalised(theirs)))
     for whose, columns in zip(("ours", "published"), zip(*normalised, strict=True), strict=True):
         scores = np.hstack(columns)
         iqm = statistics.estimates(scores, lambda drawn: np.array([metrics.aggregate_iqm(drawn)]), 1)[0]

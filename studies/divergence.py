@@ -61,16 +61,17 @@ LAST = 4
 MOMENTS = {"before": -2, "at": 0, "after": 4}
 PAST = 4
 SETTINGS = (
-    *("train.learning_rate=2e-3", "act.epsilon_decay_steps=10_000", "target.refresh_every_updates=50"),
-    *(f"evaluate.every_steps={EVALUATION_STEPS}", "evaluate.episodes=10"),
+    "train.learning_rate=2e-3",
+    "act.epsilon_decay_steps=10_000",
+    "target.refresh_every_updates=50",
+    f"evaluate.every_steps={EVALUATION_STEPS}",
+    "evaluate.episodes=10",
     # All that a fork may need is kept.
-    *(
-        f"resume.every_steps={EVALUATION_STEPS}",
-        "resume.keep=all",
-        "save.keep_last=1_000",
-        "twin.threads=1",
-        "twin.precision=fp32",
-    ),
+    f"resume.every_steps={EVALUATION_STEPS}",
+    "resume.keep=all",
+    "save.keep_last=1_000",
+    "twin.threads=1",
+    "twin.precision=fp32",
 )
 
 
