@@ -457,6 +457,13 @@ def test_expected_and_realised_returns_are_of_the_same_games(finished: Path) -> 
     assert len(set(line["q_start"])) == 3  # of each game's own beginning
 
 
+def test_returns_in_training_are_those_that_the_run_logged(finished: Path) -> None:
+    for result in results.read(Experiment.open(finished)):
+        lines = [line for line in Run(finished / result.planned.name).metric_lines() if line.get("train_return")]
+        assert result.train_return == {line["agent_steps"]: line["train_return"] for line in lines}
+        assert len(result.train_return) >= 4
+
+
 def test_what_workers_restored_of_the_target_is_not_counted_again(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(finished, folder)

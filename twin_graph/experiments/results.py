@@ -52,6 +52,7 @@ class Result(NamedTuple):
       realised: what came of it: mean discounted return, of rewards as they are learnt from.
       truncated: the same, of no more steps than the snapshot's depth; see `twin_graph.snapshots.depth`.
       seconds: of training, without start-up, until this many agent steps.
+      train_return: mean return of the newest training episodes, exploration included, by agent steps.
       q_distance, agreement: of the targets from their online twins, by agent steps.
       services: of the targets, in order.
       attempts: processes that trained it.
@@ -71,6 +72,7 @@ class Result(NamedTuple):
     realised: Curve
     truncated: Curve
     seconds: Curve
+    train_return: Curve
     q_distance: Curve
     agreement: Curve
     services: list[Service]
@@ -128,7 +130,7 @@ def read(experiment: Experiment) -> Iterator[Result]:
 
 
 def _nothing(state: State) -> Result:
-    return Result(state.planned, state.state, 0, 0, {}, {}, 0, {}, {}, {}, {}, {}, {}, [], 0, 0, "", state.error)
+    return Result(state.planned, state.state, 0, 0, {}, {}, 0, {}, {}, {}, {}, {}, {}, {}, [], 0, 0, "", state.error)
 
 
 def _result(state: State, run: Run) -> Result:
@@ -155,6 +157,7 @@ def _result(state: State, run: Run) -> Result:
         realised=_by_step(evaluations, lambda line: line.get("discounted", ()) if comparable else ()),
         truncated=_by_step(evaluations, lambda line: line.get("truncated", ()) if comparable else ()),
         seconds=_seconds(metrics),
+        train_return=_telemetry(metrics, "train_return"),
         q_distance=_telemetry(metrics, "target/q_distance"),
         agreement=_telemetry(metrics, "target/greedy_agreement"),
         services=list(_services(run, events, newest["updates"])),
@@ -182,7 +185,7 @@ def _seconds(metrics: Sequence[Mapping[str, Any]]) -> Curve:
 
 
 def _telemetry(metrics: Iterable[Mapping[str, Any]], name: str) -> Curve:
-    """A number of the targets; of two learners, the second's is called `name/b`, and the mean counts."""
+    """A number by agent steps; of two learners, the second's is called `name/b`, and the mean counts."""
     found = {}
     for line in metrics:
         values = [line[key] for key in line if key == name or key.startswith(f"{name}/")]

@@ -23,7 +23,7 @@ from twin_graph.experiments.statistics import Norm
 from twin_graph.snapshots.files import checked, read_file
 
 PLAN = "plan.json"
-_TELEMETRY = ("seconds", "q_distance", "agreement")
+_TELEMETRY = ("seconds", "train_return", "q_distance", "agreement")
 
 
 def write(plan: Plan, fixed: plans.Pairs, results: Sequence[Result], norms: Mapping[str, Norm]) -> dict[str, bytes]:
@@ -149,6 +149,7 @@ def _result(
         realised=_curve(curves, "realised"),
         truncated=_curve(curves, "truncated"),
         seconds=_curve(telemetry, "seconds"),
+        train_return=_curve(telemetry, "train_return"),
         q_distance=_curve(telemetry, "q_distance"),
         agreement=_curve(telemetry, "agreement"),
         services=[_service(line) for line in targets],
@@ -166,7 +167,7 @@ def _service(line: Mapping[str, str]) -> Service:
 
 
 def _curve(lines: Iterable[Mapping[str, str]], name: str) -> Curve:
-    return {int(line["agent_steps"]): float(line[name]) for line in lines if line[name]}
+    return {int(line["agent_steps"]): float(line[name]) for line in lines if line.get(name)}  # older ones lack some
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
