@@ -87,8 +87,9 @@ def test_the_optimizer_of_dqn3_steps_as_the_lua_code_does_from_zero_moments() ->
                 np.testing.assert_allclose(value, w[name], rtol=1e-4, atol=1e-6)
 
 
-def test_centered_rmsprop_steps_as_pytorch_has_it_from_zero_moments() -> None:
-    how = {"rmsprop_decay": 0.95, "rmsprop_momentum": 0.9, "rmsprop_epsilon": 0.01}
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_centered_rmsprop_steps_as_pytorch_has_it_from_zero_moments(momentum: float) -> None:
+    how = {"rmsprop_decay": 0.95, "rmsprop_momentum": momentum, "rmsprop_epsilon": 0.01}
     chosen = spec(loss="mse", optimizer="rmsprop_centered", learning_rate=0.01, **how)
     with Twin("online", chosen, seed=1, threads=1) as twin:
         w = twin.weights()
@@ -98,7 +99,7 @@ def test_centered_rmsprop_steps_as_pytorch_has_it_from_zero_moments() -> None:
             for name, dw in gradients_of(batch, w).items():
                 g[name] = 0.95 * g[name] + 0.05 * dw
                 g2[name] = 0.95 * g2[name] + 0.05 * dw * dw
-                moved[name] = 0.9 * moved[name] + dw / (np.sqrt(g2[name] - g[name] ** 2) + 0.01)
+                moved[name] = momentum * moved[name] + dw / (np.sqrt(g2[name] - g[name] ** 2) + 0.01)
                 w[name] = w[name] - 0.01 * moved[name]
             twin.run(twin.model.train_op, feed(twin, batch))
             for name, value in twin.weights().items():

@@ -49,7 +49,7 @@ class Dqn3RmsProp(tf.train.Optimizer):  # type: ignore[misc]
 
 
 class CenteredRmsProp(tf.train.Optimizer):  # type: ignore[misc]
-    """Centered RMSProp with momentum as PyTorch has it, by which the networks of MinAtar's paper were trained.
+    """Centered RMSProp as PyTorch has it, by which the networks of MinAtar's paper were trained, without momentum.
 
     TensorFlow's starts its mean square at one, and has epsilon inside the root:
 
@@ -65,23 +65,28 @@ class CenteredRmsProp(tf.train.Optimizer):  # type: ignore[misc]
         self._train = train
 
     def _create_slots(self, variables: Sequence[Any]) -> None:
+        slots = ("g", "g2", "momentum") if self._train.rmsprop_momentum else ("g", "g2")
         for variable in variables:
-            for slot in ("g", "g2", "momentum"):
+            for slot in slots:
                 self._zeros_slot(variable, slot, self._name)
 
     def _resource_apply_dense(self, gradient: Tensor, variable: Any) -> Any:
-        g, g2, m = (self.get_slot(variable, slot) for slot in ("g", "g2", "momentum"))
-        decay = self._train.rmsprop_decay
+        g, g2 = self.get_slot(variable, "g"), self.get_slot(variable, "g2")
+        decay, momentum = self._train.rmsprop_decay, self._train.rmsprop_momentum
         mean = decay * g.read_value() + (1 - decay) * gradient
         square = decay * g2.read_value() + (1 - decay) * tf.square(gradient)
         spread = tf.maximum(square - tf.square(mean), 0)  # never below zero, but for rounding
         step = gradient / (tf.sqrt(spread) + self._train.rmsprop_epsilon)
-        moved = self._train.rmsprop_momentum * m.read_value() + step
+        kept = []
+        if momentum:
+            m = self.get_slot(variable, "momentum")
+            step = momentum * m.read_value() + step
+            kept = [m.assign(step, read_value=False)]
         return tf.group(
             g.assign(mean, read_value=False),
             g2.assign(square, read_value=False),
-            m.assign(moved, read_value=False),
-            variable.assign_sub(self._learning_rate() * moved, read_value=False),
+            *kept,
+            variable.assign_sub(self._learning_rate() * step, read_value=False),
         )
 
 

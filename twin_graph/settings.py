@@ -191,7 +191,7 @@ class TrainSettings(_Section):
     )
     rmsprop_decay: float = _setting(0.99, "decay of RMSProp's mean square", source="Mnih et al. 2016", ge=0, lt=1)
     rmsprop_momentum: float = _setting(
-        0.0, "momentum of RMSProp (not rmsprop_dqn3)", source="0.95 in Young and Tian 2019", ge=0, lt=1
+        0.0, "momentum of RMSProp (not rmsprop_dqn3)", source="Mnih et al. 2016", ge=0, lt=1
     )
 
     @property
