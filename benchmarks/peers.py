@@ -48,7 +48,7 @@ class Task(NamedTuple):
       replay: its size; it begins with `START`.
       batch: transitions.
       epsilon: from the start on.
-      learning_rate: of Adam, in `minatar` of centered RMSProp with momentum.
+      learning_rate: of Adam, in `minatar` of centered RMSProp.
       preset: of twin-graph, which has the same network.
       environment: as the peers call it.
       cleanrl: which file of CleanRL's trains it.
@@ -178,7 +178,7 @@ def stable_baselines3_parts(task: Task) -> tuple[str, Any, dict[str, Any]]:
     return "MlpPolicy", make_vec_env(lambda: minatar_for_torch(task.environment), n_envs=ENVIRONMENTS), network
 
 
-RMSPROP = {"alpha": 0.95, "momentum": 0.95, "eps": 0.01, "centered": True}
+RMSPROP = {"alpha": 0.95, "eps": 0.01, "centered": True}
 
 
 def minatar_for_torch(environment: str) -> Any:

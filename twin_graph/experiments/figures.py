@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, ScalarFormatter
 
 from twin_graph.experiments.results import Curve, Result
 from twin_graph.experiments.statistics import Band, Estimate
@@ -229,7 +229,7 @@ def _panels(names: Sequence[str], x_label: str, y_label: str) -> tuple[Figure, l
     """A panel for each name, two in a row, with the same axes."""
     columns = min(2, len(names))
     rows = math.ceil(len(names) / columns)
-    figure = _figure(0.5 + 1.75 * rows if columns > 1 else 3.2)
+    figure = _figure(0.5 + 1.4 * rows if columns > 1 else 3.2)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).reshape(-1)
     for panel, name in zip(grid, names, strict=False):
         panel.set_title(textwrap.fill(name, 32), fontsize=8.5, loc="left")
@@ -282,7 +282,9 @@ def _finish(axes: Axes, x_label: str = "", y_label: str = "") -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
+    if isinstance(axes.yaxis.get_major_formatter(), ScalarFormatter):  # and not the names of rows
+        axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
 
 
 def _thousands(value: float, position: Any = None) -> str:  # noqa: ARG001
-    return f"{value / 1000:,.0f}k" if abs(value) >= 10_000 else f"{value:,.6g}"
+    return f"{value / 1000:,.6g}k" if abs(value) >= 1_000 else f"{value:,.6g}"
