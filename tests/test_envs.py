@@ -11,6 +11,7 @@ import pytest
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
+from minatar.gym import BaseEnv
 
 from twin_graph import envs
 from twin_graph.envs import EnvSpec, VectorEnv, VectorStep, minatar
@@ -427,6 +428,32 @@ def test_what_is_there_or_not_is_seen_as_bright_or_dark() -> None:
     assert {*np.unique(first)} == {0, 255}
     assert all({*np.unique(step.s_t)} == {*np.unique(step.s_next)} == {0, 255} for step in steps)
     assert any(step.last_t.any() for step in steps)
+
+
+def test_boards_of_bytes_are_those_of_truth_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MinAtar's source after version 1.0.15 has them."""
+
+    class Newer(BaseEnv):  # type: ignore[misc]
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            self.observation_space = spaces.Box(0, 1, self.game.state_shape(), np.uint8)
+
+        def reset(self, **arguments: Any) -> tuple[np.ndarray, dict[str, Any]]:
+            board, info = super().reset(**arguments)
+            return board.astype(np.uint8), info
+
+        def step(self, action: int) -> tuple[Any, ...]:
+            board, *rest = super().step(action)
+            return board.astype(np.uint8), *rest
+
+    def played() -> tuple[np.ndarray, list[np.ndarray]]:
+        with contextlib.closing(envs.make(EnvSettings(id="MinAtar/Seaquest-v1"), count=1)) as env:
+            first, steps = play(env, 20, np.array([1]))
+            return first, [step.s_t for step in steps]
+
+    before = played()
+    monkeypatch.setattr("minatar.gym.BaseEnv", Newer)
+    np.testing.assert_equal(played(), before)
 
 
 def test_without_minatar_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

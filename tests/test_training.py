@@ -605,11 +605,12 @@ def test_a_training_asked_to_stop_while_it_evaluates_stops_and_records_no_half_e
     assert run.state() == "stopped"
 
 
-def test_epsilon_decays_linearly_by_agent_steps(cartpole: Make, tmp_path: Path) -> None:
-    settings = cartpole(act__epsilon_decay_steps=1000, act__epsilon_end=0.1)
+@pytest.mark.parametrize("warmup", [0, 300])
+def test_epsilon_decays_linearly_by_agent_steps(cartpole: Make, tmp_path: Path, warmup: int) -> None:
+    settings = cartpole(act__epsilon_warmup_steps=warmup, act__epsilon_decay_steps=1000, act__epsilon_end=0.1)
     with Agent(create(tmp_path / "run", settings), EnvSpec((4,), 2)) as agent:
-        for steps, epsilon in ((0, 1.0), (500, 0.55), (1000, 0.1), (5000, 0.1)):
-            agent.tally.agent_steps = steps
+        for steps, epsilon in ((-warmup, 1.0), (0, 1.0), (500, 0.55), (1000, 0.1), (5000, 0.1)):
+            agent.tally.agent_steps = warmup + steps
             assert agent.epsilon == pytest.approx(epsilon)
 
 

@@ -316,6 +316,28 @@ def test_the_nature_network_and_its_gradients_are_those_of_plain_convolutions(
         assert max(wrong.values()) < tolerance, wrong
 
 
+@pytest.mark.parametrize("dueling", [False, True])
+def test_both_streams_of_dopamines_network_share_its_hidden_layer(dueling: bool) -> None:
+    observations = np.random.default_rng(1).integers(0, 256, (5, 4, 84, 84)).astype(np.uint8)
+    with tf.Graph().as_default(), tf.Session() as session:
+        tf.set_random_seed(1)
+        observation = tf.placeholder("uint8", [None, 4, 84, 84])
+        model = ModelSettings(padding="SAME", dueling=dueling)
+        build = networks.Build(model, tf.float32, cpu_layers, tf.constant([-1, -1]))
+        of_q = networks.dopamine(observation, 6, build)
+        session.run(tf.global_variables_initializer())
+        w = session.run({v.op.name: v for v in tf.trainable_variables()})
+        x, q = session.run(["fc1/activation:0", of_q], {observation: observations})
+    heads = [x @ w[f"{name}/weights"] for name in (("value", "advantage") if dueling else ("q",))]
+    expected = heads[0] + heads[1] - heads[1].mean(axis=1, keepdims=True) if dueling else heads[0]
+    np.testing.assert_allclose(q, expected, rtol=1e-4, atol=1e-5)
+    assert w["fc1/weights"].shape == (11 * 11 * 64, 512)
+    for name, fans in {"conv1": 64 * (4 + 32), "conv2": 16 * (32 + 64), "fc1": 7744 + 512}.items():
+        limit = (6 / fans) ** 0.5
+        assert 0.99 * limit < np.abs(w[f"{name}/weights"]).max() <= limit
+        assert not w[f"{name}/bias"].any()
+
+
 def off(value: np.ndarray, expected: np.ndarray) -> float:
     """How far it is off, as a part of what it should be."""
     return float(np.linalg.norm(value - expected) / np.linalg.norm(expected))

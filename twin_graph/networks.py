@@ -77,16 +77,19 @@ def nature(observation: Tensor, n_actions: int, build: Build) -> Tensor:
       n_actions: A.
       build: with `model.padding`, of every convolution, and `model.dueling`, see `_read_out`.
     """
-    layers, padding = build.layers, build.model.padding
+    return _read_out("fc1", _convolutions(observation, he, build), 512, n_actions, (he, linear), build)
 
-    def convolutions(image: Tensor) -> Tensor:
-        x = relu("conv1", _first_convolution(image, padding, build))
-        x = relu("conv2", layers.convolution("conv2", x, 4, 64, 2, padding, he))
-        x = relu("conv3", layers.convolution("conv3", x, 3, 64, 1, padding, he))
-        return flatten(x)
 
-    x = layers.in_parts(convolutions, observation)
-    return _read_out("fc1", x, 512, n_actions, (he, linear), build)
+def dopamine(observation: Tensor, n_actions: int, build: Build) -> Tensor:
+    """The network of Dopamine's Rainbow and DrQ(eps): `nature`, but the streams of `model.dueling` share its 512 units.
+
+    There `model.padding` is SAME. Weights start uniform in +-sqrt(6/(fan_in + fan_out)) (Glorot and Bengio 2010).
+    """
+    x = _convolutions(observation, glorot, build)
+    x = relu("fc1", build.layers.hidden("fc1", x, 512, glorot))
+    if not build.model.dueling:
+        return q_values("q", x, n_actions, glorot)
+    return _dueling(q_values("value", x, 1, glorot), q_values("advantage", x, n_actions, glorot))
 
 
 def pooled80(observation: Tensor, n_actions: int, build: Build) -> Tensor:
@@ -94,7 +97,7 @@ def pooled80(observation: Tensor, n_actions: int, build: Build) -> Tensor:
 
     Takes uint8 `[B, stack, 80, 80]`, frames first. Layers start as those of `nature`.
     """
-    x = relu("conv1", _first_convolution(observation, "SAME", build))
+    x = relu("conv1", _first_convolution(observation, "SAME", he, build))
     return q_values("q", flatten(tf.nn.max_pool2d(x, 2, 2, "SAME")), n_actions, linear)
 
 
@@ -148,13 +151,26 @@ def blob(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     return q_values("q", x, n_actions, glorot)
 
 
-def _first_convolution(image: Tensor, padding: str, build: Build) -> Tensor:
+def _convolutions(observation: Tensor, start: Start, build: Build) -> Tensor:
+    """The three convolutions of Mnih et al. 2015, to `[B, D]`."""
+    layers, padding = build.layers, build.model.padding
+
+    def convolutions(image: Tensor) -> Tensor:
+        x = relu("conv1", _first_convolution(image, padding, start, build))
+        x = relu("conv2", layers.convolution("conv2", x, 4, 64, 2, padding, start))
+        x = relu("conv3", layers.convolution("conv3", x, 3, 64, 1, padding, start))
+        return flatten(x)
+
+    return layers.in_parts(convolutions, observation)
+
+
+def _first_convolution(image: Tensor, padding: str, start: Start, build: Build) -> Tensor:
     """32 filters, 8x8 with stride 4, of frames `[B, stack, H, W]` or images `[B, H, W, C]`, `[B, H, W]`."""
     if image.shape.rank == 3:
         image = image[..., None]
     if channels_last(image.shape[1:].as_list()):
-        return build.layers.convolution("conv1", numbers(image, build.dtype), 8, 32, 4, padding, he)
-    return build.layers.convolution_of_frames("conv1", image, 32, padding, he, build.dtype)
+        return build.layers.convolution("conv1", numbers(image, build.dtype), 8, 32, 4, padding, start)
+    return build.layers.convolution_of_frames("conv1", image, 32, padding, start, build.dtype)
 
 
 def channels_last(shape: Sequence[int]) -> bool:
@@ -172,7 +188,7 @@ def _read_out(name: str, x: Tensor, units: int, n_actions: int, starts: tuple[St
     """The last hidden layer and the Q values.
 
     With `model.dueling` there are two of that layer, one for the value of the state and one for the advantages of
-    actions: Q = V + A - mean(A) (Wang et al. 2016, equation 9).
+    actions.
     """
     before_rectifier, before_nothing = starts
 
@@ -183,7 +199,12 @@ def _read_out(name: str, x: Tensor, units: int, n_actions: int, starts: tuple[St
     if not build.model.dueling:
         return stream("", "q", n_actions)
     advantage = stream("advantage_", "advantage", n_actions)
-    return stream("value_", "value", 1) + advantage - tf.reduce_mean(advantage, axis=1, keepdims=True)
+    return _dueling(stream("value_", "value", 1), advantage)
+
+
+def _dueling(value: Tensor, advantage: Tensor) -> Tensor:
+    """Q = V + A - mean(A), of `[B, 1]` and `[B, A]` (Wang et al. 2016, equation 9)."""
+    return value + advantage - tf.reduce_mean(advantage, axis=1, keepdims=True)
 
 
 class Network(NamedTuple):
@@ -201,6 +222,7 @@ def _is_image(env: EnvSpec) -> bool:
 
 NETWORKS = {
     "nature": Network(nature, "images [stack, H, W] or [H, W, channels]", _is_image),
+    "dopamine": Network(dopamine, "images [stack, H, W] or [H, W, channels]", _is_image),
     "pooled80": Network(pooled80, "images [stack, 80, 80]", lambda env: env.network_shape[1:] == (80, 80)),
     "minatar": Network(minatar, "images [H, W, channels]", lambda env: len(env.network_shape) == 3, channels_last=True),
     "board": Network(board, "boards [H, W, channels]", lambda env: len(env.network_shape) == 3, channels_last=True),

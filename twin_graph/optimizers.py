@@ -13,7 +13,7 @@ Tensor = Any
 #: `tf.train` take a callable and call it when they are applied.
 Rate = Callable[[], Tensor]
 
-# DQN 3.0's own numbers (NeuralQLearner.lua); RMSProp's decay in Mnih et al. 2015 and 2016.
+# DQN 3.0's own numbers (NeuralQLearner.lua).
 _DQN3_DECAY, _DQN3_MINIMUM = 0.95, 0.01
 
 

@@ -82,7 +82,9 @@ class EnvSettings(_Section):
     noop_max: int = _setting(
         30, "each game starts with up to this many no-op frames (Atari)", unit="frames", source=NATURE, ge=0
     )
-    fire_reset: bool = _setting(False, "press FIRE after each reset, in training only (Atari)", source="off in 2015")
+    fire_reset: bool = _setting(
+        False, "press FIRE for a frame before each game, in training only (Atari)", source="off in 2015"
+    )
     life_loss: bool = _setting(
         True, "treat a lost life as terminal, in training only; the game continues (Atari)", source=NATURE
     )
@@ -103,7 +105,9 @@ class ModelSettings(_Section):
     dueling: bool = _setting(
         False, "separate streams for the value of the state and the advantages of the actions", source=DUELING
     )
-    padding: Literal["VALID", "SAME"] = _setting("VALID", "padding of the convolutions in `nature`", source=NATURE)
+    padding: Literal["VALID", "SAME"] = _setting(
+        "VALID", "padding of the convolutions (not in `pooled80` and `blob`)", source=NATURE
+    )
     hidden_units: list[Annotated[int, Field(ge=1, le=8192)]] = _setting(
         [256, 256],
         "widths of the hidden layers in `mlp`",
@@ -185,7 +189,9 @@ class TrainSettings(_Section):
     learning_rate_updates: int = _setting(
         100_000, "length of the linear schedule, or of one stair", unit="updates", ge=1
     )
-    adam_epsilon: float = _setting(1e-8, "epsilon of Adam", source="Kingma and Ba 2015", gt=0, le=1)
+    adam_epsilon: float = _setting(
+        1e-8, "epsilon of Adam, where TensorFlow has it", source="epsilon hat in Kingma and Ba 2015", gt=0, le=1
+    )
     rmsprop_epsilon: float = _setting(
         1e-10, "epsilon of RMSProp, inside the root (rmsprop_centered: outside)", source="TensorFlow", gt=0, le=1
     )
@@ -238,12 +244,13 @@ class ActSettings(_Section):
         alias="with",
     )
     epsilon_start: float = _setting(1.0, "initial epsilon", source=NATURE, ge=0, le=1)
-    epsilon_end: float = _setting(0.01, "final epsilon", source=PEERS, ge=0, le=1)
+    epsilon_end: float = _setting(0.01, "final epsilon", source="CleanRL and RL Baselines3 Zoo", ge=0, le=1)
+    epsilon_warmup_steps: int = _setting(0, "how long epsilon stays before it falls", unit="agent steps", ge=0)
     epsilon_decay_steps: int = _setting(100_000, "length of epsilon's linear decay", unit="agent steps", ge=1)
 
     def epsilon_at(self, agent_step: int) -> float:
         """Epsilon after this many agent steps."""
-        progress = min(1.0, agent_step / self.epsilon_decay_steps)
+        progress = min(1.0, max(0, agent_step - self.epsilon_warmup_steps) / self.epsilon_decay_steps)
         return self.epsilon_start + progress * (self.epsilon_end - self.epsilon_start)
 
 
@@ -462,7 +469,7 @@ class Settings(_Section):
 
     preset: str = _setting("", "the preset that this run started from")
     seed: int = _setting(1, "seed of everything random", ge=0, lt=2**31)
-    network: Annotated[str, Named("nature", "pooled80", "minatar", "board", "blob", "mlp")] = _setting(
+    network: Annotated[str, Named("nature", "dopamine", "pooled80", "minatar", "board", "blob", "mlp")] = _setting(
         "nature", "the Q network; module:function for your own", source=NATURE
     )
     mode: Literal["plain", "mutual"] = _setting(

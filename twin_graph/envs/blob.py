@@ -1,7 +1,8 @@
 """Blob: three coloured squares on a 10x10 board. The player looks for the food and shuns the enemy.
 
-The environment of a well-known tutorial on deep Q-learning, as a Gymnasium environment. Each step costs 1, the enemy
-300, the food gives 25; the last two end the episode, and after 200 steps it is cut. Food and enemy stand still.
+After a well-known tutorial on deep Q-learning, as a Gymnasium environment whose actions do just what they say. A step
+costs 1, the enemy 300, the food gives 25; the last two end the episode, and after 200 steps it is cut. Food and enemy
+stand still.
 """
 
 from typing import Any

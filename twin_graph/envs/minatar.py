@@ -31,15 +31,25 @@ _MEANINGS = {"n": "none", "l": "left", "u": "up", "r": "right", "d": "down", "f"
 
 
 class _MinAtar(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Begins each game without an action to repeat, and draws the board without seaborn.
+    """Begins each game without an action to repeat, gives boards of truth values, and draws them without seaborn.
 
     MinAtar repeats the previous action in a tenth of all steps, and does not forget it at a reset: a game would depend
-    not on its seed alone, but also on how the one before it ended.
+    not on its seed alone, but also on how the one before it ended. Its source after 1.0.15 has bytes of 0 and 1 on
+    its boards, which would be taken for brightness.
     """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.observation_space = gymnasium.spaces.Box(0, 1, env.observation_space.shape, np.bool_)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self.unwrapped.game.last_action = 0  # type: ignore[attr-defined]
-        return self.env.reset(seed=seed, options=options)
+        board, info = self.env.reset(seed=seed, options=options)
+        return np.asarray(board, np.bool_), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        board, reward, terminated, truncated, info = self.env.step(action)
+        return np.asarray(board, np.bool_), reward, terminated, truncated, info
 
     def get_action_meanings(self) -> list[str]:
         """What the actions do, for people."""
