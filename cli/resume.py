@@ -64,12 +64,12 @@ def resume(
             point, damage = newest_point(found)
             for reason in damage:
                 say(f"skipped: {reason}")
-            if point.counters.agent_steps >= settings.train.steps:
-                raise UsageError(
-                    f"{found.folder} is complete at {point.counters.agent_steps:,} agent steps; give more with --steps"
-                )
+            steps_made, matches = point.counters.agent_steps, Matches(found)
+            evaluated = not settings.evaluate.episodes or matches.last.agent_steps >= steps_made
+            if steps_made >= settings.train.steps and evaluated:
+                raise UsageError(f"{found.folder} is complete at {steps_made:,} agent steps; give more with --steps")
             until = settings.train.until_score
-            if until is not None and found.state() == "finished" and (reached := Matches(found).reached(until)):
+            if until is not None and found.state() == "finished" and (reached := matches.reached(until)):
                 raise UsageError(f"{found.folder} has reached {reached}; give a higher one, or null, with --set")
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
             needed = resources.measure(settings, env, found.folder, elsewhere=elsewhere_of(described))

@@ -114,22 +114,17 @@ def play(run: str, ref: str, second: bool, seed: int) -> None:
       twin-graph play connect-four-seed1-1 best
     """
     owner, snapshot = locate(find(run), ref)
-    store = owner.store()
-    store.prefix(snapshot.id)
-    store.check_files(snapshot.id)
 
+    from twin_graph import player
     from twin_graph.envs.seats import NOBODY, boards_of
-    from twin_graph.exchange import spec_of
     from twin_graph.legal import mask
-    from twin_graph.twin import Twin
 
     boards = boards_of(owner.settings.env, 1)
     board, mine = np.array([0]), int(second)
     boards.begin(0, np.random.default_rng(seed))
     boards.show(0)
     gained = np.zeros(2)
-    with Twin("opponent", spec_of(owner), threads=1) as twin, store.reading():
-        twin.restore_snapshot(snapshot, store)
+    with player.restored(owner, snapshot) as twin:
         while (seat := int(boards.to_move[0])) != NOBODY:
             observation = boards.observe(board, np.array([seat]))
             q = twin.q_values(observation)[0]

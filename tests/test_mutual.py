@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -208,18 +209,31 @@ def test_a_shared_store_has_one_line_and_a_learner_may_receive_itself(cartpole: 
     assert parents == [None, *[snapshot.id for snapshot in run.store().snapshots[:-1]]]
 
 
-def test_each_learner_is_evaluated_and_the_best_of_each_is_its_own(cartpole: Make, train: Train) -> None:
-    run = train(
-        cartpole(**{**MUTUAL, "evaluate__episodes": 2, "evaluate__every_steps": 200}, target__policy="best(mean)")
-    )
-    lineages = {snapshot.id: snapshot.lineage for snapshot in run.store().snapshots}
-    played: dict[int, set[str]] = {}
-    for line in run.evaluation_lines():
-        played.setdefault(line["played_at"]["agent_steps"], set()).add(lineages[line["challenger"]])
-    assert len(played) == 4
-    assert all(learners == {"a", "b"} for learners in played.values())
-    swaps = [event for event in run.ledger.events() if isinstance(event, Swap)]
-    assert all(lineages[snapshot] != swap.learner for swap in swaps for snapshot in swap.snapshots)
+def test_a_target_is_the_best_of_the_other_learner_until_its_own_evaluations_say_that_it_stalls(
+    cartpole: Make, train: Train
+) -> None:
+    changes = {"evaluate__episodes": 2, "evaluate__every_steps": 40, "target__refresh_every_updates": 5}
+    run = train(cartpole(**{**MUTUAL, **changes}, target__policy="best(mean, 2)"))
+    snapshots, lines = run.store().snapshots, list(run.evaluation_lines())
+    lineages = {snapshot.id: snapshot.lineage for snapshot in snapshots}
+    assert len({line["played_at"]["agent_steps"] for line in lines}) == 20
+    chosen = set()
+    for swap in (event for event in run.ledger.events(Swap) if event.policy == "best(mean, 2)"):
+        other = "b" if swap.learner == "a" else "a"
+        before = swap.first_update - 1
+        newest = [s.id for s in snapshots if s.lineage == other and s.updates <= before][-1]
+        best, stood, returns = "", 0, dict[str, list[float]]()
+        for line in lines:
+            challenger = line["challenger"]
+            if lineages[challenger] == other and line["played_at"]["updates"] <= before:
+                returns.setdefault(challenger, []).extend(line["returns"])
+                if not best or fmean(returns[challenger]) > fmean(returns[best]):
+                    best, stood = challenger, 0
+                elif challenger != best:
+                    stood += 1
+        assert swap.snapshots == (best if stood < 2 else newest,)
+        chosen.add("best" if stood < 2 else "stalled")
+    assert chosen == {"best", "stalled"}
 
 
 def test_retention_keeps_the_newest_of_a_learner_whose_turn_is_long_past(cartpole: Make, train: Train) -> None:

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twin_graph import sampling
+from twin_graph.errors import UsageError
 from twin_graph.replay import Batch, Replay, Transition
 from twin_graph.sampling import Prioritized, Rollouts, Uniform
 from twin_graph.settings import Settings
@@ -67,6 +69,27 @@ def transition(random: np.random.Generator, step: int, *, ends: float = 0.15) ->
         last_t=terminal | (random.random(ENVIRONMENTS) < ends / 2),
         s_t=s_tm1 + 5,
     )
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_loop_of_ones_own_may_have_other_environments_than_the_settings_say(
+    cartpole: Make, prioritized: bool
+) -> None:
+    ring, random = replay(n_step=1), np.random.default_rng(1)
+    sampler = sampling.of(ring, cartpole(env__count=8, replay__prioritized=prioritized))
+    for step in range(9):
+        ring.add(transition(random, step))
+        sampler.added()
+    batch = sampler.sample(range(1, 3))
+    assert set(batch.environment) == set(range(ENVIRONMENTS))
+    np.testing.assert_array_equal(batch.s_tm1[:, 0], 10 * batch.step + batch.environment)
+
+
+def test_rollouts_need_as_many_environments_as_their_settings_say(cartpole: Make) -> None:
+    lengths = {"rollout_steps": 2, "n_step": 2, "every_steps": 16, "start_steps": 64, "batch_size": 16}
+    settings = cartpole(env__count=8, **{f"train__{name}": value for name, value in lengths.items()})
+    with pytest.raises(UsageError, match=r"needs env\.count=8 environments; the agent has 3"):
+        sampling.of(replay(), settings)
 
 
 def prioritized(make: Make, ring: Replay, **changes: Any) -> Prioritized:

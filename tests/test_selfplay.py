@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -192,8 +193,11 @@ def _into_opponent(run: Run) -> list[Swap]:
 
 def test_opponents_train_differently(tictactoe: Make, train: Callable[[Settings], Run]) -> None:
     """The comparison above would prove little if the opponent had no influence."""
-    runs = [train(tictactoe(opponent__policy=policy, evaluate__episodes=0)) for policy in ("latest", "random", "self")]
-    assert len({run.store().newest.weights_sha256 for run in runs}) == 3
+    policies = ("latest", "random", "self", "self()")
+    runs = [train(tictactoe(opponent__policy=policy, evaluate__episodes=0)) for policy in policies]
+    *different, written_otherwise = [run.store().newest.weights_sha256 for run in runs]
+    assert len(set(different)) == 3
+    assert written_otherwise == different[-1]
 
 
 @pytest.mark.parametrize("policy", ["window(3)", "self"])
@@ -241,8 +245,9 @@ def test_retention_keeps_whom_the_opponents_policy_could_choose(
 
 
 def test_policies_without_snapshots_are_for_opponents_alone(tictactoe: Make) -> None:
-    for name in ("random", "self"):
-        with pytest.raises(UsageError, match=rf"target.policy={name} needs a game to play: it is for opponent.policy"):
+    for name in ("random", "self", "self()"):
+        message = re.escape(f"target.policy={name} needs a game to play: it is for opponent.policy")
+        with pytest.raises(UsageError, match=message):
             roles(tictactoe(target__policy=name))
     with pytest.raises(UsageError, match=r"opponent.policy=windw: unknown policy 'windw'; did you mean 'window'"):
         parse("windw", "opponent.policy")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twin_graph import config, targets
-from twin_graph.errors import UsageError
+from twin_graph.errors import ForeignError, UsageError
 from twin_graph.snapshots.ledger import Commit, Counters, Health
 from twin_graph.streams import Purpose, stream
 from twin_graph.targets import Choice, History, Match, matches, parse
@@ -631,7 +631,7 @@ def test_what_a_module_fails_to_import_is_named(tmp_path: Path, monkeypatch: pyt
 )
 def test_a_policy_that_answers_with_nonsense_is_named(mine: str, function: str) -> None:
     with pytest.raises(
-        UsageError, match=rf"target\.policy=my_policies:{function} (must return a Choice|chose 2 snapshots)"
+        ForeignError, match=rf"target\.policy=my_policies:{function} (must return a Choice|chose 2 snapshots)"
     ):
         choose(f"{mine}:{function}", History(0, FIVE))
 

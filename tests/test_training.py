@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import twin_graph
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from twin_graph import envs, resources, training
@@ -603,6 +604,27 @@ def test_a_training_asked_to_stop_while_it_evaluates_stops_and_records_no_half_e
     assert progress.agent_steps == 600
     assert list(run.evaluation_lines()) == []
     assert run.state() == "stopped"
+
+
+def test_a_run_stopped_in_its_last_evaluation_plays_it_when_it_is_resumed(
+    cartpole: Make, trained: Train, tmp_path: Path
+) -> None:
+    settings = cartpole()
+    whole, run = trained(settings), create(tmp_path / "run", settings)
+    env = envs.make(settings.env, count=settings.env.count)
+    for progress in training.train(run, env):
+        if progress.note and progress.agent_steps == progress.total_steps:
+            progress.stop.set()
+    env.close()
+    assert run.state() == "stopped"
+    assert [line["played_at"]["agent_steps"] for line in run.evaluation_lines()] == [600]
+    done = twin_graph("resume", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert Run(run.folder).state() == "finished"
+    played = [[line["returns"] for line in of.evaluation_lines()] for of in (Run(run.folder), whole)]
+    assert played[0] == played[1]
+    again = twin_graph("resume", "run", cwd=tmp_path)
+    assert (again.returncode, "is complete at 1,200 agent steps; give more with --steps" in again.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("warmup", [0, 300])

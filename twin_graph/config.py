@@ -23,7 +23,7 @@ from twin_graph.words import what_is_wrong
 FIXED = (
     *("preset", "seed", "network", "mode", "mutual.", "store.", "env.", "model.", "replay."),
     *("train.every_steps", "train.start_steps", "train.optimizer", "train.accumulate", "train.target_q"),
-    "train.rollout_steps",
+    *("train.rmsprop_momentum", "train.rollout_steps"),
 )
 #: Tables whose keys are not ours.
 FREE = "env.kwargs."

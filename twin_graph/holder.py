@@ -31,7 +31,7 @@ class Holder:
       spec, threads, at_once, precision: of the twins; see `Twin`.
       members: how many twins there are.
       combine: how they become one: `min` or `mean` of their Q values, for each action, or `weights`, their mean.
-      like: the online twin, if it is one.
+      like: a twin with which these must be able to exchange snapshots.
 
     Attributes:
       twins: in no particular order; `snapshots` has that of the choice.
@@ -74,7 +74,7 @@ class Holder:
 
     @property
     def snapshots(self) -> tuple[str, ...]:
-        """The ids of what the twins really hold."""
+        """The ids of what the twins really hold; none where it could not be restored."""
         return tuple(twin.holds for twin in self._active)
 
     def restore(self, snapshots: Sequence[Commit], store: SnapshotStore) -> None:
@@ -86,6 +86,7 @@ class Holder:
         wanted = {snapshot.id for snapshot in snapshots}
         free = [twin for twin in self.twins if twin.holds not in wanted]
         holding = {twin.holds: twin for twin in self.twins if twin.holds in wanted}
+        self._active = []
         for snapshot in snapshots:
             if snapshot.id not in holding:
                 holding[snapshot.id] = free.pop()
@@ -102,7 +103,7 @@ class Holder:
         return combined
 
     def in_blocks(self, observations: np.ndarray) -> np.ndarray:
-        """The same of many observations, in blocks."""
+        """`q_values` of many observations, evaluated in blocks."""
         return np.concatenate([self.q_values(block) for block in blocks(observations)])
 
     def weights(self) -> dict[str, np.ndarray]:

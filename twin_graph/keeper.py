@@ -171,8 +171,7 @@ class Keeper:
 
     def _history(self, lineage: str) -> targets.History:
         """What a target policy may look at now."""
-        snapshots = [snapshot for snapshot in self.store.available if snapshot.lineage == lineage]
-        return targets.History(self.tally.updates, snapshots, self.matches.played)
+        return targets.History.of(self.store, lineage, self.tally.updates, self.matches.played)
 
     def swap(
         self, snapshots: Sequence[Commit], *, learner: str, into: str, hold: bool, request: str, undo: bool = False

@@ -19,7 +19,7 @@ from twin_graph.snapshots.points import LearnerState
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.stopwatch import Stopwatch
-from twin_graph.targets import Choice, Policy
+from twin_graph.targets import Choice, Policy, own_weights
 from twin_graph.twin import Twin, weights_sha256
 
 
@@ -79,6 +79,7 @@ class Learner:
         self._settings_sha256 = settings.sha256()
         self._train, self._seed, self._check = settings.train, settings.seed, settings.twin.check
         self._acts_by_target, self._opponent_epsilon = settings.act.with_ == "target", settings.opponent.epsilon
+        self._opponent_is_self = "opponent" in policies and policies["opponent"].function is own_weights
         self.online = Twin(
             name,
             spec,
@@ -230,6 +231,7 @@ class Learner:
         with self._stopwatch.phase("refresh"):
             holder = self.holders[role]
             previous = holder.snapshots
+            holder.policy = ""  # where a snapshot cannot be restored, a resumed run chooses anew
             holder.restore(snapshots, self._store)
             holder.since, holder.policy = counters, policy
             restored = {"into": role, "snapshots": holder.snapshots, "previous": previous}
@@ -265,7 +267,7 @@ class Learner:
         opponent, spec = self.holders["opponent"], self.online.spec.env
         if opponent.snapshots:
             return by_values(spec, opponent.q_values, self._opponent_epsilon)(turn)
-        if opponent.policy == "self":
+        if self._opponent_is_self:
             own = functools.partial(self.online.q_values, frozen=frozen)
             return by_values(spec, own, self._opponent_epsilon)(turn)
         return at_random(spec)(turn)

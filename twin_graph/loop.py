@@ -61,12 +61,13 @@ def loop(
     """
     keeper, settings = progress.keeper, progress.keeper.settings
     log, evaluation, point = settings.log.schedule, settings.evaluate.schedule, settings.resume.schedule
+    done = progress.agent_steps >= progress.total_steps
     if keeper.checkpoints.newest is None:
         keeper.commit_point()
-    elif evaluation.due(since=keeper.matches.last, now=progress.counters):  # it was interrupted
+    elif done or evaluation.due(since=keeper.matches.last, now=progress.counters):  # it was interrupted
         yield from evaluate()
     requests.carry_out()
-    if progress.agent_steps >= progress.total_steps or progress.reached or progress.ended_by:
+    if done or progress.reached or progress.ended_by:
         return
     stepper.begin()
     since = progress.counters

@@ -90,7 +90,7 @@ class Progress:
     def opponent(self) -> str | None:
         """Who has the other seat, for people: a snapshot, or a policy without one; None in games of one player."""
         opponent = self.keeper.learners.first.holders.get("opponent")
-        return None if opponent is None else ", ".join(opponent.snapshots) or opponent.policy
+        return None if opponent is None else ", ".join(opponent.snapshots) or self.keeper.settings.opponent.policy
 
     @property
     def target_age(self) -> int:
@@ -113,9 +113,15 @@ class Progress:
         return point.weights_sha256 if point else ""
 
     @property
+    def complete(self) -> bool:
+        """Whether all steps are made, and the last snapshot was evaluated if evaluations are wanted."""
+        wanted, last = self.keeper.settings.evaluate.episodes, self.keeper.matches.last
+        return self.agent_steps >= self.total_steps and (not wanted or last.agent_steps >= self.agent_steps)
+
+    @property
     def interrupted(self) -> bool:
-        """Whether it was asked to stop before it had all its steps."""
-        return self.stop.is_set() and self.agent_steps < self.total_steps and not (self.reached or self.ended_by)
+        """Whether it was asked to stop before it was complete."""
+        return self.stop.is_set() and not (self.complete or self.reached or self.ended_by)
 
     @property
     def reached(self) -> str:

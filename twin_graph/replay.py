@@ -99,7 +99,7 @@ class Replay:
         self.length = capacity_steps // environments
         if self.length <= stack + n_step:
             raise ValueError(f"{capacity_steps} agent steps are too few for {environments} environments")
-        self._environments = environments
+        self.environments = environments
         self._stack = stack
         self._n_step = n_step
         self._discount = discount
@@ -240,9 +240,9 @@ class Replay:
         steps = self.steps()
         if not steps:
             raise ValueError("no transition of n steps is complete yet")
-        count = len(steps) * self._environments
+        count = len(steps) * self.environments
         drawn = np.concatenate([random.integers(0, count, size=batch_size) for random in randoms])
-        return self.gather(steps.start + drawn // self._environments, drawn % self._environments, into)
+        return self.gather(steps.start + drawn // self.environments, drawn % self.environments, into)
 
     def gather(
         self,
@@ -267,7 +267,7 @@ class Replay:
         going = np.ones(step.shape, np.bool_)
         rewards, terminal, last, age = (of.ravel() for of in (self._rewards, self._terminal, self._last, self._age))
         for _ in range(self._n_step):
-            at = end % self.length * self._environments + environment
+            at = end % self.length * self.environments + environment
             ends = terminal[at]
             r_t += np.where(going, discount_t * rewards[at], 0)
             discount_t *= np.where(going, self._discount * ~ends, 1).astype(np.float32)
@@ -276,13 +276,13 @@ class Replay:
             if limit is not None:
                 going &= end < limit
 
-        before_end = (end - 1) % self.length * self._environments + environment
-        start = step % self.length * self._environments + environment
+        before_end = (end - 1) % self.length * self.environments + environment
+        start = step % self.length * self.environments + environment
         s_t = self._observations(end, environment, age[before_end] + 1, s_t)
         newest_frame = s_t[:, -1] if self._stack > 1 else s_t
         cut = last[before_end] & ~terminal[before_end]
         for row in np.flatnonzero(cut):
-            slot, e = divmod(int(before_end[row]), self._environments)
+            slot, e = divmod(int(before_end[row]), self.environments)
             newest_frame[row] = self._cut_frames[slot][e]
         ahead = (end == self._written) & ~cut
         newest_frame[ahead] = self._newest[environment[ahead]]
@@ -302,11 +302,11 @@ class Replay:
     ) -> np.ndarray:
         """The stacks whose newest frames are those of `step`, with zeros for frames older than the episode."""
         slots = (step[:, None] - self._offsets) % self.length
-        flat = self._frames.reshape(self.length * self._environments, -1)
+        flat = self._frames.reshape(self.length * self.environments, -1)
         if into is None:
             into = np.empty((len(step), *self._observation_shape), self._frames.dtype)
         frames = into.reshape(len(step), self._stack, -1)
         # Every index is in range. With mode="raise" NumPy would gather into a copy first.
-        np.take(flat, slots * self._environments + environment[:, None], axis=0, out=frames, mode="clip")
+        np.take(flat, slots * self.environments + environment[:, None], axis=0, out=frames, mode="clip")
         frames[self._offsets > age[:, None]] = 0
         return into

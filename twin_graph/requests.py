@@ -105,7 +105,7 @@ class Requests:
     def _swap(self, snapshots: list[Commit], learner: str, into: str, *, hold: bool, request: str, undo: bool) -> None:
         swap = self._keeper.swap(snapshots, learner=learner, into=into, hold=hold, request=request, undo=undo)
         self._done.add(("swap", request))
-        names = ", ".join(swap.snapshots)
+        names = ", ".join(swap.snapshots) or self._keeper.settings.opponent.policy
         whose = "" if len(self._keeper.learners) == 1 else f"{learner}'s "
         twin = into if into == "opponent" else f"{into} twin"
         message = f"{names} is in {whose or 'the '}{twin} from update {swap.first_update:,} on" + (

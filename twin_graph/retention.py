@@ -47,12 +47,11 @@ def removable(
         kept.update(swap.previous)  # `swap --undo` may want these
 
     available = store.available
-    before = [snapshot for snapshot in available if snapshot.updates <= then]
     kept |= {snapshot.id for snapshot in available if snapshot.updates > then}
     evaluations = [line for line in run.evaluation_lines() if line["scheduled"]]
     played = matches(line for line in evaluations if line["played_at"]["updates"] <= then)
-    for lineage in {snapshot.lineage for snapshot in before}:
-        history = History(then, [snapshot for snapshot in before if snapshot.lineage == lineage], played)
+    for lineage in {snapshot.lineage for snapshot in available if snapshot.updates <= then}:
+        history = History.of(store, lineage, then, played)
         for role, policy in policies.items():
             random = stream(run.settings.seed, PURPOSES[role], then)
             kept |= {s.id for s in policy.choose(history, random).candidates}

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from twin_graph.errors import UsageError
 from twin_graph.mutual import Turns
 from twin_graph.replay import Batch, Observations, Replay
 from twin_graph.settings import ReplaySettings, Settings
@@ -60,7 +61,7 @@ class Rollouts(Uniform):
 
     def __init__(self, replay: Replay, settings: Settings) -> None:
         super().__init__(replay, settings)
-        self._environments = settings.env.count
+        self._environments = replay.environments
         self._start = settings.train.start_steps // self._environments
         self._length = settings.train.rollout_steps
 
@@ -83,7 +84,7 @@ class Prioritized(Uniform):
         super().__init__(replay, settings)
         self._settings: ReplaySettings = settings.replay
         self._updates_of_minibatch = Turns(settings).per_minibatch
-        self._environments = settings.env.count
+        self._environments = replay.environments
         self._tree = SumTree(replay.length * self._environments)
         self._largest = 1.0
         self._known = range(0)
@@ -149,7 +150,12 @@ class Prioritized(Uniform):
 
 
 def of(replay: Replay, settings: Settings) -> Uniform:
-    """The sampler that the settings ask for."""
+    """The sampler that the settings ask for. Raises `UsageError` if the replay has too few environments for it."""
     if settings.train.rollout_steps:
+        if replay.environments != settings.env.count:
+            raise UsageError(
+                f"train.rollout_steps needs env.count={settings.env.count} environments; the agent has "
+                f"{replay.environments}"
+            )
         return Rollouts(replay, settings)
     return (Prioritized if settings.replay.prioritized else Uniform)(replay, settings)

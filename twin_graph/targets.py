@@ -22,9 +22,10 @@ import numpy as np
 from pydantic import Field
 
 from twin_graph import named
-from twin_graph.errors import UsageError, foreign_error
+from twin_graph.errors import ForeignError, UsageError, foreign_error
 from twin_graph.settings import Settings
 from twin_graph.snapshots.ledger import Commit
+from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.streams import Purpose
 from twin_graph.words import counted
 
@@ -81,6 +82,13 @@ class History(NamedTuple):
     updates: int
     snapshots: Sequence[Commit]
     matches: Sequence[Match] = ()
+
+    @classmethod
+    def of(cls, store: SnapshotStore, lineage: str, updates: int, played: Sequence[Match]) -> "History":
+        """Of one lineage, after this many updates; of what was played, the matches of its snapshots."""
+        snapshots = [s for s in store.available if s.lineage == lineage and s.updates <= updates]
+        others = {s.id for s in store.snapshots if s.lineage != lineage}
+        return cls(updates, snapshots, [match for match in played if match.challenger not in others])
 
 
 class Choice(NamedTuple):
@@ -345,20 +353,13 @@ def best(
     return Choice([held], candidates, champion.reason)
 
 
-def _check_seat(settings: Settings) -> str:
-    """That it is not the target's: there is nothing to bootstrap from."""
-    return (
-        "" if settings.target.policy.strip() not in ("random", "self") else "a game to play: it is for opponent.policy"
-    )
-
-
-@needs(members=0, check=_check_seat)
+@needs(members=0)
 def no_snapshot(history: History, random: np.random.Generator) -> Choice:  # noqa: ARG001
     """None: the opponent takes each legal action with the same probability."""
     return Choice([], [], "moves at random")
 
 
-@needs(members=0, check=_check_seat)
+@needs(members=0)
 def own_weights(history: History, random: np.random.Generator) -> Choice:  # noqa: ARG001
     """None: the opponent acts by the agent's own weights of now."""
     return Choice([], [], "the weights of now")
@@ -382,11 +383,13 @@ class Policy(NamedTuple):
 
     def check(self, settings: Settings) -> None:
         """Raises `UsageError` if the other settings do not let this policy work."""
+        if not self.members and self.setting == "target.policy":  # there is nothing to bootstrap from
+            raise UsageError(f"{self.setting}={self.text} needs a game to play: it is for opponent.policy")
         if wrong := self._needs.check(settings, **self.arguments):
             raise UsageError(f"{self.setting}={self.text} needs {wrong}")
 
     def choose(self, history: History, random: np.random.Generator) -> Choice:
-        """Raises `UsageError` if a user's own policy does not answer with snapshots it was shown."""
+        """Raises `ForeignError` if a user's own policy fails, or does not answer with snapshots it was shown."""
         try:
             choice = self.function(history, random, **self.arguments)
         except Exception as error:
@@ -398,9 +401,11 @@ class Policy(NamedTuple):
             and all(isinstance(s, Commit) and s.id in shown for s in part)
             for part in choice[:2]
         ):
-            raise UsageError(f"{self.setting}={self.text} must return a Choice among history.snapshots, not {choice!r}")
+            raise ForeignError(
+                f"{self.setting}={self.text} must return a Choice among history.snapshots, not {choice!r}"
+            )
         if len(choice.snapshots) > self.members:
-            raise UsageError(
+            raise ForeignError(
                 f"{self.setting}={self.text} chose {len(choice.snapshots)} snapshots and has "
                 f"{counted(self.members, 'twin')}: `@needs(members=...)` before the function says how many"
             )

@@ -165,6 +165,7 @@ class Twin:
           UsageError: retention has removed the weights.
           DamagedError: the files are missing or damaged, or hold other weights.
         """
+        self.holds = ""
         self.restore(store.prefix(snapshot.id))
         if self.weights_sha256() != snapshot.weights_sha256:
             raise DamagedError(

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from twin_graph import errors
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.shared import CHIEF, Counts, Shared, named
 from twin_graph.distributed.supervisor import Supervisor
 from twin_graph.envs import VectorEnv
-from twin_graph.errors import DivergedError, TwinGraphError
+from twin_graph.errors import TwinGraphError
 from twin_graph.graph_mode import tf
 from twin_graph.keeper import Keeper
 from twin_graph.loop import Stepper
@@ -142,7 +143,7 @@ class Chief(Stepper):
         self.workers = [(worker, restarted[worker.index]) for worker in workers]
         for worker in workers:
             if worker.state == "failed":
-                raise DivergedError(f"{worker.name}: {worker.message}")
+                raise getattr(errors, worker.error, TwinGraphError)(f"{worker.name}: {worker.message}")
         tally = self._tally
         tally.reward_limit = max([tally.reward_limit, *(worker.reward_limit for worker in workers)])
         if losses := [worker.loss for worker in workers if worker.loss is not None]:

@@ -213,7 +213,8 @@ def work(cluster: Cluster, index: int) -> None:
             try:
                 worker.train()
             except TwinGraphError as error:
-                write_status(run.folder, own_status(index, run.attempt, "failed", str(error)))
+                failed = own_status(index, run.attempt, "failed", str(error), type(error).__name__)
+                write_status(run.folder, failed)
                 raise
             with contextlib.suppress(tf.errors.OpError):  # a server that is gone needs no token
                 shared.put_tokens([index])

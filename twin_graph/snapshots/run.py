@@ -210,7 +210,7 @@ class Run:
           challenger: of a scheduled evaluation, the newest snapshot, which played the same games.
         """
         line = {
-            "attempt": self.attempt,
+            "attempt": self.attempt if played_at else max(1, self.ledger.attempt),
             "time": utc_now(),
             "snapshot": snapshot.id,
             "scheduled": played_at is not None,

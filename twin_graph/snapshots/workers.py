@@ -29,6 +29,7 @@ class WorkerStatus(Record):
       name, pid, attempt: who.
       state: `training`, `done`, `failed`, or `given up`, which the chief writes of one that died too often.
       message: why it failed or was given up.
+      error: which of `twin_graph.errors` it was, if it failed.
       time: seconds since 1970 when this was written.
       agent_steps, updates, episodes: its own, of this process.
       agent_steps_per_second: since the line before.
@@ -44,6 +45,7 @@ class WorkerStatus(Record):
     attempt: int
     state: str
     message: str = ""
+    error: str = ""
     time: float
     agent_steps: int = 0
     updates: int = 0
@@ -65,11 +67,10 @@ def name_of(index: int) -> str:
     return f"worker-{index}"
 
 
-def own_status(index: int, attempt: int, state: str, message: str = "") -> WorkerStatus:
+def own_status(index: int, attempt: int, state: str, message: str = "", error: str = "") -> WorkerStatus:
     """Of this process, which is the worker of this index, before it has done anything."""
-    return WorkerStatus(
-        name=name_of(index), pid=os.getpid(), attempt=attempt, state=state, message=message, time=time.time()
-    )
+    who = {"name": name_of(index), "pid": os.getpid(), "attempt": attempt}
+    return WorkerStatus(**who, state=state, message=message, error=error, time=time.time())
 
 
 def write_status(run: Path, status: WorkerStatus) -> None:
