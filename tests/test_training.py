@@ -43,7 +43,7 @@ def restore_in_memory(keeper: Keeper, learner: Learner, role: str, reason: str) 
     """What a refresh does, without the disk: copies the online twin's variables into the target twin's."""
     [twin] = learner.target.twins
     twin.load(learner.online.weights())
-    twin.holds = keeper.store.newest.id
+    twin.snapshot_id = keeper.store.newest.id
     learner.target._active = [twin]
     learner.target.since = keeper.tally.counters
 

@@ -77,7 +77,7 @@ class Actor:
         tally.reward_limit = max(tally.reward_limit, float(np.abs(transition.r_t).max()))
         tally.r_max = max(tally.r_max, float(transition.r_t.max()))
 
-    def due(self, first: int) -> range:
+    def due_updates(self, first: int) -> range:
         """The numbers, from `first` on, of the updates that are due at this agent step."""
         train = self._settings.train
         minibatches = (self._tally.agent_steps - train.start_steps) // train.every_steps

@@ -109,7 +109,7 @@ class Agent:
         """
         with self.keeper.stopwatch.phase("act"):
             return self.actor.act(
-                observations, lambda: self.learners.act(observations, frozen=frozen), self.tally.agent_steps
+                observations, lambda: self.learners.acting_q_values(observations, frozen=frozen), self.tally.agent_steps
             )
 
     def answer(self, turn: Turn, *, frozen: bool = False) -> np.ndarray:
@@ -138,14 +138,18 @@ class Agent:
           DivergedError: a loss is NaN or infinite.
         """
         losses = []
-        due = self.actor.due(self.tally.updates)
+        due = self.actor.due_updates(self.tally.updates)
         for first in range(due.start, due.stop, self._per_minibatch):
             self.keeper.refresh_if_due()
-            trained = self.learners.train(self.prepare(range(first, first + self._per_minibatch)))
-            self.actor.sampler.learnt(trained.batch, trained.td_error)
+            losses += self.train(self.prepare(range(first, first + self._per_minibatch)))
             self.keeper.commit_if_due()
-            losses += trained.losses
         return losses
+
+    def train(self, prepared: Prepared) -> list[float]:
+        """Makes prepared updates, and tells the sampler their TD errors; returns their losses."""
+        trained = self.learners.train(prepared)
+        self.actor.sampler.learnt(prepared.batch, trained.td_error)
+        return trained.losses
 
     def prepare(self, updates: range) -> Prepared:
         """Samples the minibatches of these updates, and evaluates the target for them.

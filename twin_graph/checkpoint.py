@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # those who only look for a point need not import TensorFlow
     from twin_graph.targets import Policy
 
 SEGMENT_BYTES = 16_000_000
-_PROBE = "probe"
+PROBE = "probe"
 
 
 class Checkpoints:
@@ -53,8 +53,10 @@ class Checkpoints:
         if self._log:
             self._log.write_if_full(self._run.attempt)
 
-    def commit(self, saved: Counters, returns: Sequence[float], request: str | None = None) -> PointState:
-        """Makes all that is needed to resume from here durable, and ends every episode.
+    def commit(
+        self, saved: Counters, returns: Sequence[float], request: str | None = None
+    ) -> tuple[PointState, PointState]:
+        """Makes all that is needed to resume from here durable, and ends every episode; removes points too many.
 
         Args:
           saved: counters when the save schedule last fired.
@@ -62,7 +64,7 @@ class Checkpoints:
           request: which request of a person asked for it, if one did.
 
         Returns:
-          The oldest point that is kept.
+          The new point, and the oldest that is kept.
 
         Raises:
           OSError: the disk is full or failed; the point before stays the newest.
@@ -71,7 +73,7 @@ class Checkpoints:
 
         learners, tally, run = self._learners, self._tally, self._run
         number, sha256 = self._points.next_number(), weights_sha256(learners.weights())
-        arrays = {} if self._probe.observations is None else {_PROBE: self._probe.observations}
+        arrays = {} if self._probe.observations is None else {PROBE: self._probe.observations}
         if self._actor:
             self._actor.replay.cut()
             arrays |= self._actor.sampler.state()
@@ -107,7 +109,7 @@ class Checkpoints:
 
         self._points.commit(state, save, arrays)
         before, self.newest = self.newest, state
-        return self._points.retain(self._chain(state, before), run.settings.resume.keep)
+        return state, self._points.retain(self._chain(state, before), run.settings.resume.keep)
 
     def _chain(self, newest: PointState, before: PointState | None) -> Iterator[PointState]:
         """The points from which the present training descends, newest first."""
@@ -131,7 +133,7 @@ class Checkpoints:
         """
         arrays = self._points.arrays(point)
         self._tally.restore(point)
-        self._probe.observations = arrays.get(_PROBE)
+        self._probe.observations = arrays.get(PROBE)
         if self._actor and self._log:
             self._log.restore(point.segments)
             self._actor.sampler.restore(arrays)
@@ -270,5 +272,5 @@ def check_records(run: Run, point: PointState) -> None:
                 raise DamagedError(f"{path} is damaged: line {line.number} is not what was written")
     run.ledger.check(upto=point.known_bytes[run.ledger.path.name])
     store = Snapshots(run.store_folder, run.ledger, upto=point.known_bytes[run.ledger.path.name])
-    for snapshot_id in point.held:
+    for snapshot_id in point.snapshots:
         store.check_files(snapshot_id)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from twin_graph import config, exchange
+from twin_graph.checkpoint import PROBE
 from twin_graph.errors import UsageError
 from twin_graph.learner import greedy_agreement
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Point, Swap
@@ -195,7 +196,7 @@ def _probe(run: Run) -> np.ndarray | None:
     points = run.points()
     with points.reading():
         newest = points.newest()
-        return points.arrays(newest).get("probe") if newest else None
+        return points.arrays(newest).get(PROBE) if newest else None
 
 
 def _scores(run: Run) -> Iterator[Score]:

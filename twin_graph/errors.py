@@ -12,7 +12,7 @@ class TwinGraphError(Exception):
 
 
 class UsageError(TwinGraphError):
-    """Known to be wrong from the command and the settings alone: nothing was started, nothing was written."""
+    """The command or the settings are wrong; where that is known before, nothing is started and nothing written."""
 
     exit_code = 2
 

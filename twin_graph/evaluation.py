@@ -86,7 +86,7 @@ class Evaluation(NamedTuple):
 
 @dataclasses.dataclass
 class _Game:
-    """One that is going on: see `Evaluation`."""
+    """A game in progress; see `Evaluation`."""
 
     score: float = 0.0
     q_start: float = math.nan

@@ -248,7 +248,7 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
             twin.save,
             lineage=IMPORT,
             attempt=max(1, run.ledger.attempt),
-            counters=Counters(agent_steps=0, updates=0, frames=0, episodes=0),
+            counters=Counters.zero(),
             settings_sha256=run.settings.sha256(),
             weights_sha256=weights_sha256(weights),
             variables=[v for v in twin.variables if v.name in weights],

@@ -56,7 +56,7 @@ class Holder:
         self.twins = [
             Twin(name, spec, threads=threads, at_once=at_once, precision=precision, like=like) for name in names
         ]
-        self.since = Counters(agent_steps=0, updates=0, frames=0, episodes=0)
+        self.since = Counters.zero()
         self.policy = ""
         self.held = False
         self._combine = np.min if combine == "min" else np.mean
@@ -75,7 +75,7 @@ class Holder:
     @property
     def snapshots(self) -> tuple[str, ...]:
         """The ids of what the twins really hold; none where it could not be restored."""
-        return tuple(twin.holds for twin in self._active)
+        return tuple(twin.snapshot_id for twin in self._active)
 
     def restore(self, snapshots: Sequence[Commit], store: SnapshotStore) -> None:
         """Loads these snapshots, one a twin; a member that stays is not loaded again.
@@ -84,8 +84,8 @@ class Holder:
           DamagedError: the weights of one cannot be restored, or are not those committed.
         """
         wanted = {snapshot.id for snapshot in snapshots}
-        free = [twin for twin in self.twins if twin.holds not in wanted]
-        holding = {twin.holds: twin for twin in self.twins if twin.holds in wanted}
+        free = [twin for twin in self.twins if twin.snapshot_id not in wanted]
+        holding = {twin.snapshot_id: twin for twin in self.twins if twin.snapshot_id in wanted}
         self._active = []
         for snapshot in snapshots:
             if snapshot.id not in holding:

@@ -225,14 +225,13 @@ class Keeper:
     def commit_point(self, returns: Sequence[float] = (), request: str | None = None) -> PointState:
         """Makes a resume point, and removes weights that nobody needs any more; see `Checkpoints.commit`."""
         with self.stopwatch.phase("resume point"):
-            oldest = self.checkpoints.commit(self._saved, returns, request)
+            point, oldest = self.checkpoints.commit(self._saved, returns, request)
         with self.stopwatch.phase("prune"):
             self.store.remove_weights(
                 lambda: retention.removable(self.run, self.store, oldest, self._policies, self.settings.save),
                 attempt=self.run.attempt,
             )
-        assert self.checkpoints.newest is not None
-        return self.checkpoints.newest
+        return point
 
     def _restore(self, point: PointState) -> None:
         self._saved = point.saved

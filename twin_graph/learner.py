@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,15 +142,15 @@ class Learner:
     def _step(self, update: int, prepared: Prepared) -> Losses:
         """One update by `train_op`."""
         model = self.online.model
-        fed: dict[Any, Any] = {model.learning_rate: self._train.learning_rate_at(update)}
+        feed: dict[Any, Any] = {model.learning_rate: self._train.learning_rate_at(update)}
         parts = feeds(model, self._train, prepared.values([update]))
         made = []
         with self._stopwatch.phase("train"):
             for i, part in enumerate(parts):
                 op = model.train_op if i == len(parts) - 1 else model.accumulate_op
-                fed[model.dropout_seed] = self._seed, update * len(parts) + i
-                _, *told = self.online.run((op, model.loss, model.q_mean, model.td_error), {**part, **fed})
-                made.append(told)
+                feed[model.dropout_seed] = self._seed, update * len(parts) + i
+                _, *fetched = self.online.run((op, model.loss, model.q_mean, model.td_error), {**part, **feed})
+                made.append(fetched)
         loss, q_mean, td_error = zip(*made, strict=True)
         return Losses(np.mean([loss], axis=1), np.mean([q_mean], axis=1), np.concatenate(td_error)[None])
 
@@ -164,8 +164,8 @@ class Learner:
             "learning_rate": np.array([self._train.learning_rate_at(update) for update in updates], np.float32),
         }
         with self._stopwatch.phase("train"):
-            made = self.online.run(block.fetches, block.feed(values))
-        return Losses(*(told[: len(updates)] for told in made))
+            fetched = self.online.run(block.fetches, block.feed(values))
+        return Losses(*(values[: len(updates)] for values in fetched))
 
     def commit(self, counters: Counters, health: Health | None) -> Commit:
         """Saves the online twin as a durable snapshot, or returns the newest one if nothing was learnt since.
@@ -256,7 +256,7 @@ class Learner:
         if self._check and (wrong := self.target.check(self._store)):
             raise TwinMismatchError(f"the target twin of {wrong} holds other weights, {when}")
 
-    def act(self, observations: np.ndarray, *, frozen: bool) -> np.ndarray:
+    def acting_q_values(self, observations: np.ndarray, *, frozen: bool) -> np.ndarray:
         """Q values by which to act, float32 `[B, A]`: the online twin's, or with `act.with` the target's."""
         if self._acts_by_target:
             return self.target.q_values(observations)
@@ -288,9 +288,7 @@ class Learner:
         holders = {role: holder.state for role, holder in self.holders.items()}
         return LearnerState.model_validate({"name": self.name, "updates": self.updates, **holders})
 
-    def restore(
-        self, state: LearnerState, variables: Path, policies: Mapping[str, Policy]
-    ) -> Iterator[tuple[str, str]]:
+    def restore(self, state: LearnerState, variables: Path, policies: Mapping[str, Policy]) -> list[tuple[str, str]]:
         """Returns to a resume point.
 
         Args:
@@ -298,21 +296,23 @@ class Learner:
           variables: prefix of a Saver's files with all variables.
           policies: of the present settings, by roles.
 
-        Yields:
-          The roles whose holders are not what they were, since the policy that chose is not the present one, and that.
+        Returns:
+          The roles that the caller has to refresh, since another policy chose their snapshots, with that policy.
         """
         self.updates = state.updates
         self.online.restore(variables, optimizer=True)
         mine = [snapshot for snapshot in self._store.snapshots if snapshot.learner == self.name]
         self.newest = mine[-1] if mine else None
+        chosen_otherwise = []
         for role, holder in self.holders.items():
             then = state.holders.get(role)
             chosen_anew = then is None or then.policy not in (policies[role].text, BY_HAND, UNDO)
             if then is None or chosen_anew or len(then.snapshots) > len(holder.twins):
-                yield role, then.policy if then else "none"
+                chosen_otherwise.append((role, then.policy if then else "none"))
                 continue
             holder.restore([self._store.find(i) for i in then.snapshots], self._store)
             holder.since, holder.policy, holder.held = then.since, then.policy, then.held
+        return chosen_otherwise
 
 
 def greedy_agreement(q: np.ndarray, other_q: np.ndarray) -> float:

@@ -19,7 +19,6 @@ class Trained(NamedTuple):
     """What came of prepared updates: the loss of each, and TD errors, float32 `[B]`, of the rows of their batch."""
 
     losses: list[float]
-    batch: Batch
     td_error: np.ndarray
 
 
@@ -58,8 +57,8 @@ class Learners:
         return next(iter(self))
 
     @property
-    def held(self) -> list[tuple[str, ...]]:
-        """The snapshots that each one's target holds."""
+    def target_snapshots(self) -> list[tuple[str, ...]]:
+        """The snapshots in each one's target."""
         return [learner.target.snapshots for learner in self]
 
     @property
@@ -72,16 +71,16 @@ class Learners:
         return _mean([learner.online.q_values(observations) for learner in self])
 
     def freeze(self) -> None:
-        """Keeps the weights of now, and whose turn it is to act, for `act(..., frozen=True)`."""
+        """Keeps the weights of now, and whose turn it is to act, for `acting_q_values(..., frozen=True)`."""
         for learner in self:
             learner.online.freeze()
         self._frozen_at = self._tally.updates
 
-    def act(self, observations: np.ndarray, *, frozen: bool) -> np.ndarray:
+    def acting_q_values(self, observations: np.ndarray, *, frozen: bool) -> np.ndarray:
         """Q values by which to act now, float32 `[E, A]`, of those whose turn it is."""
         update = self._frozen_at if frozen else self._tally.updates
         acting = self._turns.act(self._tally.agent_steps, update)
-        return _mean([self[name].act(observations, frozen=frozen) for name in acting])
+        return _mean([self[name].acting_q_values(observations, frozen=frozen) for name in acting])
 
     def weights(self) -> dict[str, np.ndarray]:
         """The online twin's trainable weights by name; of two learners, by `a/` or `b/` and the name."""
@@ -97,7 +96,7 @@ class Learners:
           batch: their minibatches, one after the other.
           target_q: whether targets supply bootstrap values.
         """
-        prepared = Prepared(updates, self._turns.per_minibatch, batch, self.held, None)
+        prepared = Prepared(updates, self._turns.per_minibatch, batch, self.target_snapshots, None)
         if not target_q:
             return prepared
         q = []
@@ -124,7 +123,7 @@ class Learners:
         self._tally.loss, self._tally.q_mean = float(loss[-1]), float(q_mean[-1])
         for learner in self:
             learner.check(f"by update {self._tally.updates}")
-        return Trained(loss.tolist(), prepared.batch, td_error.ravel())
+        return Trained(loss.tolist(), td_error.ravel())
 
 
 def _mean(q: list[np.ndarray]) -> np.ndarray:

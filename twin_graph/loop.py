@@ -1,4 +1,7 @@
-"""The run loop: everything that happens in a run, in the order in which it happens. See docs/schedule.md."""
+"""The run loop: what happens in a run, in the order in which it happens; see docs/schedule.md.
+
+A vector step may make several updates; the commits and refreshes between them are in `Stepper.advance`.
+"""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +21,7 @@ from twin_graph.snapshots.workers import WorkerStatus
 
 
 class Stepper:
-    """What makes a run's steps and updates, with the commits and refreshes between them; closed by `close()`.
+    """Makes a run's steps and updates, and the commits and refreshes between them; closed by `close()`.
 
     Attributes:
       workers: what each last reported and how often it was restarted, where others make them.
@@ -91,7 +94,7 @@ def loop(
                 stepper.meanwhile()
         # Looked at once: a signal may come at any moment.
         ends = done or progress.stop.is_set() or bool(progress.reached or progress.ended_by)
-        if ends:
+        if ends and not done:
             stepper.end()
             keeper.commit()
         waits = requests.carry_out()
@@ -140,7 +143,7 @@ class InChunks(Stepper):
 
     def advance(self) -> list[float]:
         agent = self._agent
-        ready = self._ready()
+        ready = self._take_prepared()
         agent.learners.freeze()
         collecting = self._actor.submit(self._collect, ready.updates.stop if ready else agent.updates)
         if not agent.settings.twin.overlap:
@@ -150,28 +153,30 @@ class InChunks(Stepper):
         finally:  # where training fails, too: nobody may close environments that are being stepped
             with agent.keeper.stopwatch.phase("wait"):
                 wait([collecting])
-        if trained:
-            agent.actor.sampler.learnt(trained.batch, trained.td_error)
+        if ready and trained:
+            agent.actor.sampler.learnt(ready.batch, trained.td_error)  # only now: the actor has sampled meanwhile
         ended, self._prepared = collecting.result()
         agent.keeper.commit_if_due()
         return ended
 
     def settle(self) -> None:
-        if ready := self._ready():
-            trained = self._agent.learners.train(ready)
-            self._agent.actor.sampler.learnt(trained.batch, trained.td_error)
+        if ready := self._take_prepared():
+            self._agent.train(ready)
 
     def close(self) -> None:
         self._actor.shutdown()
 
-    def _ready(self) -> Prepared | None:
-        """What was prepared, by the target of now. Where anything fails after this, a resumed run prepares it again."""
+    def _take_prepared(self) -> Prepared | None:
+        """Takes out what was prepared, refreshes the target if that is due, and evaluates a new one for it.
+
+        Where anything fails after this, a resumed run prepares it again.
+        """
         prepared, self._prepared = self._prepared, None
         if prepared is None:
             return None
         agent = self._agent
         agent.keeper.refresh_if_due()
-        if prepared.snapshots == agent.learners.held:
+        if prepared.snapshots == agent.learners.target_snapshots:
             return prepared
         return agent.learners.prepare(prepared.updates, prepared.batch, target_q=prepared.q_target_t is not None)
 
@@ -181,7 +186,7 @@ class InChunks(Stepper):
         chunk, began, ended = Schedule("steps", train.chunk_steps), agent.tally.counters, self._play.step()
         while agent.agent_steps < train.steps and not chunk.due(began, agent.tally):
             ended += self._play.step()
-        due = agent.actor.due(first)
+        due = agent.actor.due_updates(first)
         return ended, agent.prepare(due) if due else None
 
 

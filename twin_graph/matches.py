@@ -10,7 +10,7 @@ from twin_graph.snapshots.run import Run
 
 
 class Matches:
-    """Reads and records them.
+    """Reads and records the scheduled evaluations of a run.
 
     Args:
       run: whose.
@@ -57,5 +57,4 @@ class Matches:
     def last(self) -> Counters:
         """Counters at the newest; zero before the first."""
         at = [line["played_at"] for line in self._records if line["scheduled"]]
-        zero = Counters(agent_steps=0, updates=0, frames=0, episodes=0)
-        return max(map(Counters.model_validate, at), key=lambda counters: counters.agent_steps, default=zero)
+        return max(map(Counters.model_validate, at), key=lambda c: c.agent_steps, default=Counters.zero())

@@ -7,6 +7,7 @@ import numpy as np
 from twin_graph.graph_mode import tf
 from twin_graph.snapshots.files import checked, write_new
 from twin_graph.snapshots.points import STATE, PointState
+from twin_graph.snapshots.run import SNAPSHOTS
 from twin_graph.snapshots.store import FileRecord, Manifest
 from twin_graph.twin import weights_sha256
 
@@ -23,7 +24,7 @@ def nudge(folder: Path, state: PointState) -> tuple[str, PointState]:
     """
     files = {learner.name: _variables(folder / learner.name) for learner in state.learners}
     first = state.learners[0].name
-    snapshot = Manifest.read(folder.parent.parent / "snapshots" / state.held[0])
+    snapshot = Manifest.read(folder.parent.parent / SNAPSHOTS / state.snapshots[0])
     trainable = [variable.name for variable in snapshot.variables]
     name = max(trainable, key=lambda name: float(np.abs(files[first][name]).max()))
     weights = files[first][name]

@@ -84,7 +84,7 @@ class Progress:
     @property
     def target(self) -> tuple[str, ...]:
         """The snapshots that supply bootstrap values."""
-        return tuple(snapshot for held in self.keeper.learners.held for snapshot in held)
+        return tuple(snapshot for snapshots in self.keeper.learners.target_snapshots for snapshot in snapshots)
 
     @property
     def opponent(self) -> str | None:

@@ -30,7 +30,7 @@ def removable(
       save: the retention settings.
     """
     then = oldest.counters.updates
-    kept = set(store.pins) | set(oldest.held) | {request.snapshot for request in control.pending(run.control)}
+    kept = set(store.pins) | set(oldest.snapshots) | {request.snapshot for request in control.pending(run.control)}
     kept |= _newest_of_each(store, save.keep_last)
     if save.keep_every:
         kept |= {s.id for s in store.available if s.number is not None and s.number % save.keep_every == 0}

@@ -501,7 +501,7 @@ class Settings(_Section):
     def ops_at_once(self) -> int:
         """How many ops of a twin share `twin.threads`.
 
-        By chunks two: both twins work at the same time, and with one thread an op each keeps to its part of the cores.
+        Two in chunks: both twins work at the same time, and with one thread an op each keeps to its part of the cores.
         """
         return 2 if self.train.chunk_steps else 1
 

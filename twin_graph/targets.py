@@ -1,5 +1,6 @@
 """Target policies: pure functions that choose which snapshots the target restores at a refresh.
 
+Not the target policies of off-policy learning, which are learnt about: these choose the target network's weights.
 A policy sees committed records and a random stream that depends on the run's seed and the number of updates alone, so
 that a resumed run chooses as the uninterrupted one would have. To add one, write
 
@@ -263,10 +264,10 @@ def incumbent(history: History, rule: str = "test") -> Incumbent | None:
     """
     present = {snapshot.id for snapshot in history.snapshots}
     gone: set[str] = set()
-    while held := _best_of([match for match in history.matches if match.challenger not in gone], rule):
-        if held.snapshot in present:
-            return held
-        gone.add(held.snapshot)
+    while leader := _best_of([match for match in history.matches if match.challenger not in gone], rule):
+        if leader.snapshot in present:
+            return leader
+        gone.add(leader.snapshot)
     return None
 
 

@@ -202,7 +202,7 @@ class _Players:
         if twin is None:
             twin = Twin(side, spec, threads=1)
             self._twins.append((side, spec, twin))
-        if twin.holds != who.snapshot.id:
+        if twin.snapshot_id != who.snapshot.id:
             store = who.run.store()
             with store.reading():
                 twin.restore_snapshot(who.snapshot, store)

@@ -35,7 +35,7 @@ class Twin:
       like: a twin with which this one must be able to exchange snapshots.
 
     Attributes:
-      holds: id of the snapshot restored last; empty before the first.
+      snapshot_id: of the snapshot restored last; empty before the first, and after one that failed.
 
     Raises:
       TwinMismatchError: this twin's variables are not those of `like`; the message names those that differ.
@@ -57,7 +57,7 @@ class Twin:
     ) -> None:
         self.name = name
         self.spec = spec
-        self.holds = ""
+        self.snapshot_id = ""
         self.graph = tf.Graph()
         with self.graph.as_default():
             tf.set_random_seed(seed)
@@ -165,14 +165,14 @@ class Twin:
           UsageError: retention has removed the weights.
           DamagedError: the files are missing or damaged, or hold other weights.
         """
-        self.holds = ""
+        self.snapshot_id = ""
         self.restore(store.prefix(snapshot.id))
         if self.weights_sha256() != snapshot.weights_sha256:
             raise DamagedError(
                 f"{store.folder / snapshot.id} holds other weights than those committed; "
                 "`twin-graph verify` checks the other snapshots"
             )
-        self.holds = snapshot.id
+        self.snapshot_id = snapshot.id
 
     def reset_optimizer(self) -> None:
         """Sets all variables that are not trainable to their initial values."""

@@ -77,7 +77,7 @@ class Chief(Stepper):
     def begin(self) -> None:
         if self._keeper.probe.observations is None:
             self._keeper.probe.observations = self._seen_at_random()
-        if self._learner.online.holds:  # a person has just put a snapshot there
+        if self._learner.online.snapshot_id:  # a person has just put a snapshot there
             with self._speaking():
                 self._shared.push(self._learner.online.all_variables())
 
@@ -131,7 +131,7 @@ class Chief(Stepper):
             self._count()
             values = self._shared.pull()
         self._learner.online.load_all(values)
-        self._learner.online.holds = ""
+        self._learner.online.snapshot_id = ""
         self._learner.updates = self._tally.updates
 
     def _look_at_workers(self) -> None:

@@ -90,7 +90,7 @@ class Worker:
                 if s_tm1 is None:
                     s_tm1 = self._env.reset(self._seeds(step))
                 s_tm1 = self._make(step, s_tm1)
-                for update in self._actor.due(self._tally.updates):
+                for update in self._actor.due_updates(self._tally.updates):
                     swap = self._follow_target()
                     batch = self._actor.sample(range(update, update + 1))
                     q_target_t = self._target.in_blocks(batch.s_t) if self._settings.train.target_q else None

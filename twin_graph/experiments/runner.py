@@ -43,9 +43,8 @@ EXPERIMENTS = RUNS / "experiments"
 _FORMAT = 1
 _RECORD, _OUTCOMES, _LOGS = "experiment.json", "outcomes.jsonl", "logs"
 _LOOK_SECONDS = 0.2
-_IN_USE = 4
 #: Exit codes after which another try is of no use: known from the settings, or damaged data.
-_HOPELESS = (2, 3)
+_HOPELESS = UsageError.exit_code, DamagedError.exit_code
 #: Settings that each run would measure for itself, wrongly while other runs train.
 _MEASURED = {"twin.threads": 0, "twin.precision": "auto"}
 
@@ -443,7 +442,7 @@ class Runner:
         is_forked = job.command == "fork" and code == 0
         error = "" if state.state == "done" or is_forked or self.stop.is_set() else self._error(planned, code)
         # Another process began or resumed it before this one could; this one's own training may still be dying.
-        if (state.state == "running" and code >= 0) or code == _IN_USE:
+        if (state.state == "running" and code >= 0) or code == InUseError.exit_code:
             self._waiting.appendleft(planned)
             return True
         self.experiment.record_outcome(planned, job.command, code, time.monotonic() - job.started, error)

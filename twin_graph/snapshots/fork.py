@@ -23,7 +23,7 @@ from twin_graph.snapshots.files import (
 )
 from twin_graph.snapshots.ledger import Fork, Ledger, Prune, utc_now
 from twin_graph.snapshots.points import SEGMENTS, PointState
-from twin_graph.snapshots.run import LEDGER, RECORDS, RUNS, Run, check_new_folder
+from twin_graph.snapshots.run import LEDGER, POINTS, RECORDS, RUNS, Run, check_new_folder
 from twin_graph.snapshots.store import MANIFEST, Snapshots
 
 #: Changes the variables of a resume point: takes its folder and state, and returns what it did, and the state since.
@@ -63,7 +63,7 @@ def fork(parent: Run, point: PointState, folder: Path, settings: Settings, chang
         gone = copy_past(parent, point, temporary)
         state, changed = point, ""
         if change:
-            changed, state = change(temporary / "resume" / parent.points().path(point.number).name, point)
+            changed, state = change(temporary / POINTS / parent.points().path(point.number).name, point)
         ledger, now = Ledger(temporary / LEDGER), utc_now()
         for before in parent.ledger.events(Fork):
             if before.point == point.number:  # the parent is a fork itself, and has made no point since

@@ -40,6 +40,11 @@ class Counters(Record):
     frames: int = Field(ge=0)
     episodes: int = Field(ge=0)
 
+    @classmethod
+    def zero(cls) -> Self:
+        """At the beginning."""
+        return cls(agent_steps=0, updates=0, frames=0, episodes=0)
+
 
 class Health(Record):
     """Q values of a snapshot on the run's probe batch, for `rollback`.
@@ -99,7 +104,7 @@ class SnapshotRecord(_Event):
     """What a snapshot's manifest and its line in the ledger have in common.
 
     Attributes:
-      number: its place in the order of its learner's snapshots; None for lineage `import`.
+      number: its place in the order of the run's commits, of all learners; None for lineage `import`.
       parent: the lineage's snapshot before it; None for the first.
       learner: whose weights these are; `learner_updates` are its own, `counters` the run's.
       weights_sha256: see `twin_graph.twin.weights_sha256`.

@@ -101,7 +101,7 @@ class PointState(Record):
       number: of the point, in the order of the run's.
       attempt, time: who wrote it, and when.
       counters: at this point.
-      weights_sha256: of the online twin's weights; with two learners, of both together, see `twin_graph.agent`.
+      weights_sha256: of the online twin's weights; with two learners, of both together, see `Learners.weights`.
       learners: see `LearnerState`.
       saved: counters when the save schedule last fired.
       reward_limit: the largest |reward| met.
@@ -128,8 +128,8 @@ class PointState(Record):
     files: tuple[FileRecord, ...] = ()
 
     @property
-    def held(self) -> tuple[str, ...]:
-        """The snapshots that targets and opponents held."""
+    def snapshots(self) -> tuple[str, ...]:
+        """Those in targets and opponents."""
         return tuple(i for learner in self.learners for holder in learner.holders.values() for i in holder.snapshots)
 
     @classmethod

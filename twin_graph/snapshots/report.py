@@ -15,7 +15,7 @@ from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.words import counted
 
-_NONE = Counters(agent_steps=0, updates=0, frames=0, episodes=0)
+_NONE = Counters.zero()
 
 
 def status(run: Run) -> dict[str, Any]:

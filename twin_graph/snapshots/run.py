@@ -46,6 +46,8 @@ from twin_graph.snapshots.store import FORMAT, SnapshotStore
 
 RUNS = Path("checkpoints")
 RECORDS = LEDGER, EVALUATIONS, METRICS = "ledger.jsonl", "evaluations.jsonl", "metrics.jsonl"
+#: Folders of a run.
+SNAPSHOTS, POINTS, VIDEOS, CONTROL = "snapshots", "resume", "videos", "control"
 
 _NEWEST_METRICS_BYTES = 65_536
 
@@ -69,8 +71,8 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.events, self.store_folder, self.control = folder / "events", folder / "snapshots", folder / "control"
-        self.videos = folder / "videos"
+        self.events, self.store_folder, self.control = folder / "events", folder / SNAPSHOTS, folder / CONTROL
+        self.videos = folder / VIDEOS
         self.attempt = 1
         self.ledger = Ledger(folder / LEDGER)
         self._evaluations = GrowingLines(folder / EVALUATIONS)
@@ -141,7 +143,7 @@ class Run:
 
     def points(self) -> PointStore:
         """The run's resume points."""
-        return PointStore(self.folder / "resume")
+        return PointStore(self.folder / POINTS)
 
     def known_bytes(self) -> dict[str, int]:
         """The present length of each file of records, by name; of whole lines, since another may be being written."""

@@ -16,7 +16,7 @@ from twin_graph.snapshots import report
 from twin_graph.snapshots.depth import Depths
 from twin_graph.snapshots.files import GrowingLines
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, End, Event, Fork, Pin, Place, Point, Prune, Start, Swap
-from twin_graph.snapshots.run import EVALUATIONS, LEDGER, METRICS, Run
+from twin_graph.snapshots.run import CONTROL, EVALUATIONS, LEDGER, METRICS, VIDEOS, Run
 from twin_graph.stopwatch import PHASES
 from twin_graph.targets import PURPOSES
 from twin_graph.words import counted
@@ -28,7 +28,6 @@ EPISODES = 20_000
 SPARK_POINTS = 60
 #: How long a request waits for runs that nobody has read yet; what is missing then comes with the next.
 PATIENCE_SECONDS = 0.1
-FILMS = "videos"
 
 _COUNTERS = "agent_steps", "updates"
 _CURVES = "train_return", "loss", "q_mean", "epsilon", "agent_steps_per_second", "target_age_updates"
@@ -277,12 +276,12 @@ class Records:
         """The film of a snapshot. Raises `UsageError` if there is none."""
         if snapshot_id not in self._films():
             raise UsageError(f"no film of {snapshot_id}; make one with `twin-graph record`")
-        return self.run.folder / FILMS / f"{snapshot_id}.mp4"
+        return self.run.videos / f"{snapshot_id}.mp4"
 
     def _films(self) -> list[str]:
         """Snapshots of which there is a film, in the order of their ids; files of other names are passed over."""
         self._catch_up()
-        paths = sorted((self.run.folder / FILMS).glob("*.mp4"))
+        paths = sorted((self.run.videos).glob("*.mp4"))
         return [path.stem for path in paths if path.stem in self._commits and path.is_file() and not path.is_symlink()]
 
     def _learner_of(self) -> dict[str, str]:
@@ -334,7 +333,7 @@ class _Known:
         self.folder = folder
         self.summary: dict[str, Any] = {"run": folder.resolve().name, "state": "reading"}
         self.changed = 0
-        self._files = [folder / name for name in (LEDGER, EVALUATIONS, METRICS, "control", FILMS)]
+        self._files = [folder / name for name in (LEDGER, EVALUATIONS, METRICS, CONTROL, VIDEOS)]
         self._seen: object = None
         self._described: object = None
         self._records: Records | None = None
