@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,9 +49,11 @@ def test_weights_and_biases_has_settings_and_metrics(
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = train(cartpole(log__to="wandb", evaluate__video=True, evaluate__max_steps=20))
     [recorded] = (run.folder / "wandb").glob("offline-run-*/run-*.wandb")
-    content = recorded.read_bytes()
-    for name in (b"evaluation/mean_return", b"loss", b"train.batch_size", b"evaluation/film", b"agent_steps"):
-        assert name in content
+    names = {b"evaluation/mean_return", b"loss", b"train.batch_size", b"evaluation/film", b"agent_steps"}
+    deadline = time.monotonic() + 60
+    while missing := {name for name in names if name not in recorded.read_bytes()}:  # its own process writes the file
+        assert time.monotonic() < deadline, missing
+        time.sleep(0.1)
     assert run.outcome()[0] == "finished"
 
 
