@@ -2,9 +2,14 @@
 
     python studies/minatar.py [TABLES] [--plot docs/findings/minatar.png]
 
-TABLES is the folder of the experiment's tables, `studies/results/minatar` unless given. studies/data/minatar-dqn.csv is
-the curve of Young and Tian's DQN, the mean of 30 runs, read off img/learning_curves.gif of github.com/kenjyoung/MinAtar
-every 50,000 frames where no other curve hides it. A pixel is 0.04 of Breakout's returns and 0.45 of Space Invaders'.
+TABLES is the folder of the experiment's tables, `studies/results/minatar` unless given. Young and Tian's numbers are
+read off pictures in img/ of github.com/kenjyoung/MinAtar, where a pixel is 0.04 of Breakout's returns and 0.45 of Space
+Invaders':
+
+data/minatar-dqn.csv                  learning_curves.gif: mean of 30 runs, every 50,000 frames where it can be seen
+data/minatar-dqn-learning-rates.csv   sensitivity_curves.gif: mean over the last 100 episodes of 5,000,000 frames
+
+The curves end where the best learning rate of their game does: they are of that one.
 """
 
 import csv
@@ -17,17 +22,19 @@ from matplotlib.figure import Figure
 from twin_graph.experiments import tables
 from twin_graph.experiments.results import Curve, Result
 
-PUBLISHED = Path(__file__).parent / "data" / "minatar-dqn.csv"
+DATA = Path(__file__).parent / "data"
+#: The learning rate nearest to ours, 2.5e-4, as its exponent of 2.
+OURS = -12
 #: The primary outcome is the mean of what was logged in this many frames, the last ones.
 FRAMES = 100_000
 
 
-def published() -> dict[str, Curve]:
-    """Returns in training by environment and frames."""
+def published(name: str, by: str) -> dict[str, Curve]:
+    """Returns in training by environment, and by frames or another column."""
     found: dict[str, Curve] = {}
-    with PUBLISHED.open(newline="") as file:
+    with (DATA / name).open(newline="") as file:
         for row in csv.DictReader(file):
-            found.setdefault(row["environment"], {})[int(row["frames"])] = float(row["train_return"])
+            found.setdefault(row["environment"], {})[int(row[by])] = float(row["train_return"])
     return found
 
 
@@ -85,19 +92,23 @@ def main(folder: Path, plot: Path | None) -> None:
     """Print the comparison game by game."""
     plan, _, results = tables.read(folder)
     runs = {game: [run for run in results if run.planned.task == game and run.train_return] for game in plan.tasks}
-    theirs = published()
+    theirs = published("minatar-dqn.csv", "frames")
+    by_rate = published("minatar-dqn-learning-rates.csv", "log2_learning_rate")
     millions = f"{plan.steps / 1e6:g}M"
-    print(f"| game | ours, {millions} frames | published, {millions} frames | published, 5M | ours, greedy |")
-    print("|---|---|---|---|---|")
+    print(f"| game | ours, {millions} frames | published, {millions} | published, 5M | at our rate | ours, greedy |")
+    print("|---|---|---|---|---|---|")
     for game, of in runs.items():
         cells = [
             short(game),
             words([until(run.train_return, run.agent_steps) for run in of]),
-            f"{until(theirs[game], plan.steps):.1f}",
+            f"{until(theirs[game], plan.steps):.1f} (2^{max(by_rate[game], key=lambda rate: by_rate[game][rate])})",
             f"{until(theirs[game], max(theirs[game])):.1f}",
+            f"{by_rate[game][OURS]:.1f}",
             words([run.final for run in of]),
         ]
         print(f"| {' | '.join(cells)} |")
+    whole = sum(run.agent_steps >= plan.steps for run in results)
+    print(f"\n{whole} of {len(results)} runs have all {plan.steps:,} frames.")
     if plot:
         draw(runs, theirs, plot)
 
