@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Command
+from commands import Command, twin_graph
 from test_learners import feed, minibatch, spec
 
 from twin_graph.config import change
@@ -30,7 +30,7 @@ from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.graph_mode import tf
 from twin_graph.settings import Settings
 from twin_graph.snapshots import report
-from twin_graph.snapshots.ledger import Swap
+from twin_graph.snapshots.ledger import End, Point, Swap
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import Variable
 from twin_graph.snapshots.verify import verify
@@ -386,6 +386,36 @@ def test_a_worker_that_died_too_often_is_given_up_and_that_is_said(tmp_path: Pat
     status = report.status(Run(run))
     assert (status["state"], status["agent_steps"]) == ("finished", 2_000)
     assert [worker["state"] for worker in status["workers"]] == ["done", "given up"]
+
+
+BRITTLE = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Brittle(CartPoleEnv):
+    steps = 0  # of this process
+
+    def step(self, action):
+        Brittle.steps += 1
+        assert Brittle.steps < 1_000, "it broke"
+        return super().step(action)
+
+gymnasium.register("Brittle-v0", entry_point=Brittle, max_episode_steps=500)
+"""
+
+
+def test_where_an_environment_fails_in_a_worker_the_run_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "brittle.py").write_text(BRITTLE)
+    run, chosen = tmp_path / "run", (*TINY, "--env=brittle:Brittle-v0", "--set=resume.every_steps=100000")
+    done = twin_graph("train", "cartpole", "--workers=2", "--steps=9000", f"--run-dir={run}", *chosen, cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.search(
+        r"Error: .*worker-\d: brittle:Brittle-v0, environment \d, step: AssertionError: it broke", done.stderr
+    )
+    *_, point, end = Run(run).ledger.events()
+    assert isinstance(point, Point)
+    assert point.counters.agent_steps > 500
+    assert (isinstance(end, End), Run(run).state()) == (True, "failed")
 
 
 def with_request_numbers_that_meet(

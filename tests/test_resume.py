@@ -396,7 +396,8 @@ def assert_noticed(run: Run, path: Path, whole: PointState) -> None:
 def test_a_resumed_run_may_change_settings_but_not_those_that_its_data_depend_on(cartpole: Make) -> None:
     settings = cartpole()
     assert config.change(settings, [("train.steps", 9_000)]).train.steps == 9_000
-    for key, value in (("env.count", 4), ("network", "nature"), ("replay.capacity_steps", 9), ("seed", 3)):
+    fixed = {"env.count": 4, "network": "nature", "replay.capacity_steps": 9, "train.rmsprop_momentum": 0.9, "seed": 3}
+    for key, value in fixed.items():
         with pytest.raises(UsageError, match=f"{key} cannot change in a run that has started"):
             config.change(settings, [(key, value)])
 

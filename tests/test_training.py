@@ -171,6 +171,24 @@ def test_a_restore_of_other_weights_than_the_snapshots_ends_the_run(
         train(cartpole())
 
 
+def test_a_target_that_could_not_be_restored_is_no_snapshot(cartpole: Make, trained: Train) -> None:
+    run = trained(cartpole())
+    store = run.store()
+    first, second, third = store.available[-3:]
+    spec = ModelSpec.of(run.settings, EnvSpec((4,), 2))
+    how: dict[str, Any] = {"threads": 1, "precision": "fp32", "members": 2, "combine": "mean"}
+    with contextlib.closing(Holder("target", spec, **how)) as target:
+        target.restore([first, second], store)
+        assert target.snapshots == (first.id, second.id)
+        for path in store.folder.glob(f"{third.id}/model.*"):
+            shutil.copy(next(store.folder.glob(f"{first.id}/{path.name}")), path)
+        with pytest.raises(DamagedError):
+            target.restore([second, third], store)
+        assert target.snapshots == ()
+        target.restore([first, second], store)
+        assert target.check(store) == ""
+
+
 @pytest.mark.parametrize("into", ["the target", "an evaluation"])
 def test_another_valid_checkpoint_in_a_snapshots_folder_is_never_used(
     cartpole: Make, tmp_path: Path, into: str
@@ -623,6 +641,8 @@ def test_a_run_stopped_in_its_last_evaluation_plays_it_when_it_is_resumed(
     assert Run(run.folder).state() == "finished"
     played = [[line["returns"] for line in of.evaluation_lines()] for of in (Run(run.folder), whole)]
     assert played[0] == played[1]
+    assert twin_graph("evaluate", "run", "--episodes", "1", cwd=tmp_path).returncode == 0
+    assert list(Run(run.folder).evaluation_lines())[-1]["attempt"] == 2
     again = twin_graph("resume", "run", cwd=tmp_path)
     assert (again.returncode, "is complete at 1,200 agent steps; give more with --steps" in again.stderr) == (2, True)
 
