@@ -48,6 +48,14 @@ def test_where_divergence_lives_is_what_the_records_say() -> None:
     assert count == "7 parents, 3 seeds a branch."
 
 
+def test_minatar_beside_its_paper_is_what_the_records_say() -> None:
+    printed = CliRunner().invoke(runpy.run_path(str(ROOT / "studies" / "minatar.py"))["main"], []).output
+    table, count = printed.strip().split("\n\n")
+    assert len(table.splitlines()) == 2 + 5
+    assert table in (ROOT / "docs" / "findings.md").read_text()
+    assert count == "13 of 15 runs have all 1,000,000 frames."
+
+
 def test_spread_of_scores_is_that_of_the_records() -> None:
     printed = runpy.run_path(str(ROOT / "studies" / "findings.py"))["spread"]()
     assert printed.startswith("`latest`, standard deviation: 145 within a run, 72 between runs' means.")
