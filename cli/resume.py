@@ -65,8 +65,7 @@ def resume(
             for reason in damage:
                 say(f"skipped: {reason}")
             steps_made, matches = point.counters.agent_steps, Matches(found)
-            evaluated = not settings.evaluate.episodes or matches.last.agent_steps >= steps_made
-            if steps_made >= settings.train.steps and evaluated:
+            if matches.complete(steps_made, settings):
                 raise UsageError(f"{found.folder} is complete at {steps_made:,} agent steps; give more with --steps")
             until = settings.train.until_score
             if until is not None and found.state() == "finished" and (reached := matches.reached(until)):

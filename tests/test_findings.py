@@ -10,6 +10,11 @@ from click.testing import CliRunner
 ROOT = Path(__file__).parents[1]
 
 
+def output_of(study: str) -> str:
+    """What the command of a study's analysis prints."""
+    return CliRunner().invoke(runpy.run_path(str(ROOT / "studies" / f"{study}.py"))["main"], []).output
+
+
 def test_tables_of_the_findings_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "examples")])  # the study's own policy
     findings = runpy.run_path(str(ROOT / "studies" / "findings.py"))
@@ -22,7 +27,7 @@ def test_tables_of_the_findings_are_those_of_the_records(monkeypatch: pytest.Mon
 
 
 def test_the_table_of_opponents_is_that_of_the_recorded_games() -> None:
-    printed = CliRunner().invoke(runpy.run_path(str(ROOT / "studies" / "opponents.py"))["main"], []).output
+    printed = output_of("opponents")
     table, cycles = printed.strip().split("\n\n")
     assert len(table.splitlines()) == 2 + 5
     assert table in (ROOT / "docs" / "findings.md").read_text()
@@ -30,7 +35,7 @@ def test_the_table_of_opponents_is_that_of_the_recorded_games() -> None:
 
 
 def test_policies_at_equal_depth_are_those_of_the_records() -> None:
-    printed = CliRunner().invoke(runpy.run_path(str(ROOT / "studies" / "genealogy.py"))["main"], []).output
+    printed = output_of("genealogy")
     expected, pairs = printed.strip().split("\n\n")
     assert pairs in (ROOT / "docs" / "findings.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in expected.splitlines()[2:]]
@@ -41,7 +46,7 @@ def test_policies_at_equal_depth_are_those_of_the_records() -> None:
 
 
 def test_where_divergence_lives_is_what_the_records_say() -> None:
-    printed = CliRunner().invoke(runpy.run_path(str(ROOT / "studies" / "divergence.py"))["main"], []).output
+    printed = output_of("divergence")
     table, count = printed.strip().split("\n\n")
     assert len(table.splitlines()) == 2 + 3 * 7
     assert table in (ROOT / "docs" / "findings.md").read_text()
@@ -49,7 +54,7 @@ def test_where_divergence_lives_is_what_the_records_say() -> None:
 
 
 def test_minatar_beside_its_paper_is_what_the_records_say() -> None:
-    printed = CliRunner().invoke(runpy.run_path(str(ROOT / "studies" / "minatar.py"))["main"], []).output
+    printed = output_of("minatar")
     table, count = printed.strip().split("\n\n")
     assert len(table.splitlines()) == 2 + 5
     assert table in (ROOT / "docs" / "findings.md").read_text()

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from twin_graph import targets
+from twin_graph.settings import Settings
 from twin_graph.snapshots.ledger import Commit, Counters
 from twin_graph.snapshots.run import Run
 
@@ -52,6 +53,11 @@ class Matches:
         """How the newest score reached this one, `train.until_score`, for people; empty if it did not."""
         bound, snapshot = self.lower_bound
         return f"train.until_score={score:g} with {snapshot}, lower bound {bound:.2f}" if bound >= score else ""
+
+    def complete(self, agent_steps: int, settings: Settings) -> bool:
+        """Whether a run of these settings has all its steps, and its last snapshot was evaluated if that is wanted."""
+        evaluated = not settings.evaluate.episodes or self.last.agent_steps >= agent_steps
+        return agent_steps >= settings.train.steps and evaluated
 
     @property
     def last(self) -> Counters:

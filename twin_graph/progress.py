@@ -114,9 +114,8 @@ class Progress:
 
     @property
     def complete(self) -> bool:
-        """Whether all steps are made, and the last snapshot was evaluated if evaluations are wanted."""
-        wanted, last = self.keeper.settings.evaluate.episodes, self.keeper.matches.last
-        return self.agent_steps >= self.total_steps and (not wanted or last.agent_steps >= self.agent_steps)
+        """See `Matches.complete`."""
+        return self.keeper.matches.complete(self.agent_steps, self.keeper.settings)
 
     @property
     def interrupted(self) -> bool:

@@ -281,7 +281,7 @@ class Records:
     def _films(self) -> list[str]:
         """Snapshots of which there is a film, in the order of their ids; files of other names are passed over."""
         self._catch_up()
-        paths = sorted((self.run.videos).glob("*.mp4"))
+        paths = sorted(self.run.videos.glob("*.mp4"))
         return [path.stem for path in paths if path.stem in self._commits and path.is_file() and not path.is_symlink()]
 
     def _learner_of(self) -> dict[str, str]:
