@@ -1,8 +1,8 @@
 r"""Where a second of training goes: the time of each phase in both threads, by chunks and in the classic loop.
 
-    python benchmarks/phases.py [--steps 4000] [--set KEY=VALUE] [--json benchmarks/results/phases.json]
+    python benchmarks/phases.py [--preset pong] [--steps 4000] [--set KEY=VALUE] [--json benchmarks/results/phases.json]
 
-Trains the preset `pong` twice, each in a fresh process: by chunks, as the preset has it, and with
+Trains the preset twice, each in a fresh process: by chunks, as the preset has it, and with
 `train.chunk_steps=0`. The first 1,000 agent steps are without updates, exploration is at its end value from the start,
 there are no evaluations and no lines of metrics. What is timed comes after a warm-up of 512 agent steps with updates,
 and is rounded up to whole chunks. Times are those of `Progress.metrics()`, which is called at both ends of the timed
@@ -62,7 +62,7 @@ class Busy(NamedTuple):
         return max(0.0, self.machine - before.machine - self.own + before.own)
 
 
-def chosen_settings(schedule: str, steps: int, assignments: tuple[str, ...]) -> config.Settings:
+def chosen_settings(schedule: str, preset: str, steps: int, assignments: tuple[str, ...]) -> config.Settings:
     """Those of the preset, those of the command line, and those without which the timing would mean something else."""
     common = {
         "train.start_steps": START,
@@ -70,7 +70,7 @@ def chosen_settings(schedule: str, steps: int, assignments: tuple[str, ...]) -> 
         "twin.threads": cpu.describe().cores,
         "twin.precision": "fp32",
     }
-    settings = config.load("pong", [*common.items(), *(config.parse_assignment(text) for text in assignments)])
+    settings = config.load(preset, [*common.items(), *(config.parse_assignment(text) for text in assignments)])
     fixed = {
         "act.epsilon_start": settings.act.epsilon_end,
         "log.every_steps": 10**9,  # a line of metrics begins a new measurement
@@ -167,6 +167,7 @@ def show(schedule: str, figures: Figures, console: Console) -> None:
 
 
 @click.command()
+@click.option("--preset", default="pong", show_default=True, help="What to train.")
 @click.option("--steps", default=4_000, show_default=True, type=click.IntRange(min=64), help="Agent steps to time.")
 @click.option(
     "--set",
@@ -177,19 +178,19 @@ def show(schedule: str, figures: Figures, console: Console) -> None:
 )
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Also write the figures here.")
 @click.option("--schedule", type=click.Choice(SCHEDULES), hidden=True)
-def main(steps: int, assignments: tuple[str, ...], path: Path | None, schedule: str | None) -> None:
-    """Measure where the time of a training of Pong goes; print a table for each schedule."""
+def main(preset: str, steps: int, assignments: tuple[str, ...], path: Path | None, schedule: str | None) -> None:
+    """Measure where the time of a training goes; print a table for each schedule."""
     if schedule:
-        print(json.dumps(measure(chosen_settings(schedule, steps, assignments), steps)))
+        print(json.dumps(measure(chosen_settings(schedule, preset, steps, assignments), steps)))
         return
-    by_chunks, _ = (chosen_settings(name, steps, assignments) for name in SCHEDULES)  # a wrong setting is said at once
+    by_chunks, _ = (chosen_settings(name, preset, steps, assignments) for name in SCHEDULES)  # a wrong setting is said at once
     if not by_chunks.train.chunk_steps:
         raise click.UsageError("train.chunk_steps=0 is the classic loop, which is measured anyway")
     console = Console(width=120, highlight=False)
     schedules = {}
     for name in SCHEDULES:
         schedules[name] = in_a_process(
-            __file__, "--schedule", name, "--steps", str(steps), *(f"--set={text}" for text in assignments)
+            __file__, "--schedule", name, "--preset", preset, "--steps", str(steps), *(f"--set={text}" for text in assignments)
         )
         show(name, schedules[name], console)
     document = {
