@@ -23,7 +23,9 @@ except ModuleNotFoundError:
     raise UsageError("Pong for two is not installed: pip install 'twin-graph[selfplay]'") from None
 
 ID, ALONE = "TwoPlayer/Pong", "ALE/Pong-v5"
-_MODE = 4  # of the cartridge: two players, one paddle each
+#: Of the cartridge: two players with one paddle each, who may hit the ball faster. `ALE/Pong-v5`, whose mode 0 is called 1
+#: here, has the same rules for one player. Modes 2 and 4, PettingZoo's, let them hit it at a steeper angle instead.
+_MODE = 3
 #: NOOP, FIRE, RIGHT, LEFT, RIGHTFIRE, LEFTFIRE, in the order in which `ALE/Pong-v5` has them.
 _ACTIONS = np.array([0, 1, 3, 4, 11, 12])
 
