@@ -361,6 +361,29 @@ def test_in_pong_each_player_moves_its_own_paddle_the_same_way() -> None:
             assert height(still) == before[still]
 
 
+def test_the_ball_of_pong_for_two_flies_as_in_pong_for_one() -> None:
+    """A player may hit it twice as fast, and not at the steep angles of the cartridge's other variation."""
+    random, at = np.random.default_rng(1), list[np.ndarray]()
+    with contextlib.closing(boards_of(PONG.model_copy(update={"frame_skip": 1}), 1)) as boards:
+        boards.begin(0, random)
+        for frame in range(2_500):
+            if frame % 4 == 0:
+                actions = random.choice([1, 4, 5], 2)  # those with FIRE
+            for action in actions:
+                boards.move(np.array([0]), np.array([action]))
+            if boards.to_move[0] == NOBODY:
+                boards.begin(0, random)
+            court = boards.observe(np.array([0]), np.array([0]))[0, -1, 16:75, 12:71].astype(float)
+            ball = court - np.median(court)
+            whole = ball.sum() > 200  # of 250
+            at.append(
+                (ball.sum(1) @ np.arange(59), ball.sum(0) @ np.arange(59)) / ball.sum() if whole else np.full(2, np.nan)
+            )
+    rows_a_frame, columns_a_frame = np.nanmax(np.abs(np.diff(at, axis=0)), axis=0)
+    assert columns_a_frame > 1  # three of the screen's 160 columns, in place of one
+    assert rows_a_frame < 1.2  # two of its 210 rows; four in the other variation
+
+
 def test_a_game_of_pong_follows_from_its_seeds(tmp_path: Path) -> None:
     """On emulators that are new and on those that have played; with sticky actions, which are drawn for each player."""
     env = envs.make(PONG.model_copy(update={"noop_max": 30, "sticky": 0.25}), count=2)
