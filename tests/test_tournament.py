@@ -14,6 +14,7 @@ from twin_graph import tournament
 from twin_graph.envs.seats import boards_of
 from twin_graph.errors import UsageError
 from twin_graph.settings import EnvSettings, Settings
+from twin_graph.snapshots.files import lock_folder
 from twin_graph.snapshots.run import Run
 from twin_graph.tournament import Contestant, Pairing, Rules
 
@@ -212,3 +213,20 @@ def test_a_person_plays_a_game_to_its_end(
     assert given_up.exit_code == 1
     assert isinstance(given_up.exception, SystemExit | click.Abort)
     assert f"{run.store().newest.id} plays x" in given_up.output
+
+
+def test_weights_can_be_removed_while_a_person_plays(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+    from twin_graph_cli import selfplay
+
+    asked = []
+
+    def move(names: dict[int, str], q: dict[int, float]) -> int:
+        with lock_folder(run.store().folder, shared=False):
+            asked.append(q)
+        return next(iter(names))
+
+    monkeypatch.setattr(selfplay, "_ask", move)
+    result = CliRunner().invoke(selfplay.play, [str(run.folder)])
+    assert result.exit_code == 0, result.output
+    assert len(asked) >= 3
