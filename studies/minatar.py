@@ -95,7 +95,7 @@ def main(folder: Path, plot: Path | None) -> None:
     theirs = published("minatar-dqn.csv", "frames")
     by_rate = published("minatar-dqn-learning-rates.csv", "log2_learning_rate")
     millions = f"{plan.steps / 1e6:g}M"
-    print(f"| game | ours, {millions} frames | published, {millions} | published, 5M | at our rate | ours, greedy |")
+    print(f"| game | ours, {millions} frames | published, {millions} | published, 5M | published, 2^{OURS} | ours, greedy |")
     print("|---|---|---|---|---|---|")
     for game, of in runs.items():
         cells = [

@@ -67,4 +67,4 @@ def test_spread_of_scores_is_that_of_the_records() -> None:
     assert "10 seeds find a difference of 145 by the last evaluation, 90 by the mean of 6." in printed
     page = " ".join((ROOT / "docs" / "findings.md").read_text().split())
     assert "deviation 145) as the means of different runs (72)" in page
-    assert "a difference of 145 points of 500 by last evaluations, and of 90 by means of six" in page
+    assert "a difference of 145 points (of 500) by last evaluations, or of 90 by means of six" in page
