@@ -31,7 +31,7 @@ from twin_graph.settings import ModelSettings
 
 
 class Layers(Protocol):
-    """What `layers` and `cpu_layers` have in common."""
+    """What `layers`, `cpu_layers` and `xla_layers` have in common."""
 
     def convolution_of_frames(
         self, name: str, frames: Tensor, channels: int, padding: str, start: Start, dtype: Any
@@ -52,7 +52,7 @@ class Build(NamedTuple):
     Attributes:
       model: its settings.
       dtype: in which its layers multiply, float32 or bfloat16.
-      layers: to compute with: those of `layers`, which are plain, or of `cpu_layers`.
+      layers: to compute with: those of `layers`, which are plain, of `cpu_layers` or of `xla_layers`.
       dropout_seed: int32 `[2]`, from which masks of dropout follow; without dropout if the first is negative.
     """
 
