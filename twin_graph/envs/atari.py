@@ -75,7 +75,7 @@ class Atari:
         self._frame_skip = settings.frame_skip
         self._lives = np.zeros(count, np.int32)
         meanings = [action.name for action in self._env.ale.get_action_set()]
-        self._actions = _actions(settings, meanings)
+        self._actions = actions_of(settings, meanings)
         self.count = count
         self.spec = EnvSpec(
             observation_shape=(settings.stack, settings.image_height, settings.image_width),
@@ -150,7 +150,7 @@ class Atari:
             self._screen.close()
 
 
-def _actions(settings: EnvSettings, meanings: list[str]) -> np.ndarray:
+def actions_of(settings: EnvSettings, meanings: list[str]) -> np.ndarray:
     """The emulator's number for each of the agent's; `meanings` are those of all that the game has."""
     chosen = list(range(len(meanings))) if settings.actions is None else settings.actions
     if len(chosen) < 2 or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(len(meanings))):

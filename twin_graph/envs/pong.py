@@ -12,7 +12,7 @@ import numpy as np
 from ale_py import roms
 
 from twin_graph.envs import EnvSpec, VectorEnv
-from twin_graph.envs.atari import REWARD_CLIP, Atari
+from twin_graph.envs.atari import REWARD_CLIP, Atari, actions_of
 from twin_graph.envs.seats import NOBODY, Player, Seat, at_random
 from twin_graph.errors import UsageError
 from twin_graph.settings import EnvSettings
@@ -23,11 +23,14 @@ except ModuleNotFoundError:
     raise UsageError("Pong for two is not installed: pip install 'twin-graph[selfplay]'") from None
 
 ID, ALONE = "TwoPlayer/Pong", "ALE/Pong-v5"
-#: Of the cartridge: two players with one paddle each, who may hit the ball faster. `ALE/Pong-v5`, whose mode 0 is called 1
-#: here, has the same rules for one player. Modes 2 and 4, PettingZoo's, let them hit it at a steeper angle instead.
+#: Of the cartridge: two players with one paddle each, whose button makes a hit faster. `ALE/Pong-v5`, whose mode 0 is 1
+#: here, has the same rules for one player. In the modes 2 and 4, which is PettingZoo's, it makes a hit steeper instead.
 _MODE = 3
-#: NOOP, FIRE, RIGHT, LEFT, RIGHTFIRE, LEFTFIRE, in the order in which `ALE/Pong-v5` has them.
-_ACTIONS = np.array([0, 1, 3, 4, 11, 12])
+#: In the order in which `ALE/Pong-v5` has them, as the emulator numbers them.
+_ACTIONS = {"NOOP": 0, "FIRE": 1, "RIGHT": 3, "LEFT": 4, "RIGHTFIRE": 11, "LEFTFIRE": 12}
+_PRESSED = np.arange(18)  # the same with the button pressed
+_PRESSED[[0, 3, 4]] = 1, 11, 12
+_COURT, _BALL = np.s_[34:194, 20:140], 236  # where only the ball is, of the screen of 210x160; its grey
 
 
 def make(
@@ -53,27 +56,29 @@ class Pong:
     Seat 0 has the right paddle, as the agent has in the game of one player. Seat 1 sees the screen mirrored, so that
     its paddle is on the right too; the two paddles' greys differ by one part in 256.
 
-    A point is 1 for who made it and -1 for the other. Who lets the ball wait is fined one, which nobody gains.
+    A point is 1 for who made it and -1 for the other. The ball is served at once, as it is in the game of one player:
+    both players' buttons are pressed until it is seen.
     """
 
-    action_names: tuple[str, ...] = ("NOOP", "FIRE", "RIGHT", "LEFT", "RIGHTFIRE", "LEFTFIRE")
-
     def __init__(self, settings: EnvSettings, count: int) -> None:
-        if settings.actions is not None or settings.kwargs:
-            given = "env.actions" if settings.actions is not None else "env.kwargs"
-            raise UsageError(f"{given} is for other environments than {ID}")
+        if settings.kwargs:
+            raise UsageError(f"env.kwargs is for other environments than {ID}")
         self._settings = settings
+        names = list(_ACTIONS)
+        chosen = actions_of(settings, names)
+        self.action_names: tuple[str, ...] = tuple(names[i] for i in chosen)
+        self._actions = np.array([_ACTIONS[name] for name in self.action_names])
         height, width, stack = settings.image_height, settings.image_width, settings.stack
         self.count = count
         clip = REWARD_CLIP if settings.clip_rewards else None
         self.spec = EnvSpec(
-            (stack, height, width), len(_ACTIONS), "uint8", stack, settings.frame_skip, reward_clip=clip, players=2
+            (stack, height, width), len(chosen), "uint8", stack, settings.frame_skip, reward_clip=clip, players=2
         )
         self.time_limit: int | None = math.ceil(settings.max_frames / settings.frame_skip)
         self.protocol: dict[str, str | int | float | bool] = {
             "environment": settings.id,
             "environments": count,
-            "actions": len(_ACTIONS),
+            "actions": " ".join(self.action_names) if settings.actions else len(chosen),
             "seats": "both, in turns",
             "frame skip": settings.frame_skip,
             "sticky actions": settings.sticky,
@@ -90,6 +95,7 @@ class Pong:
         self._first_move = np.zeros(count, np.int64)
         self._last_actions = np.zeros((count, 2), np.int64)
         self._number = np.zeros(count, np.int64)
+        self._served = np.zeros(count, np.bool_)
         self.cut = np.zeros(count, np.bool_)
         self.to_move = np.zeros(count, np.int64)
 
@@ -103,6 +109,7 @@ class Pong:
         self._frames[board] = 0
         self._frames[board, -1] = self._scaled(emulator.getScreenGrayscale())
         self._number[board] = 0
+        self._served[board] = False
         self.to_move[board] = 0
 
     def observe(self, boards: np.ndarray, seats: np.ndarray) -> np.ndarray:
@@ -121,7 +128,7 @@ class Pong:
                 self._first_move[board] = action
                 self.to_move[board] = 1
             else:
-                gains[row] = self._step(board, _ACTIONS[[self._first_move[board], action]])
+                gains[row] = self._step(board, self._actions[[self._first_move[board], action]])
         return gains
 
     def _step(self, board: int, actions: np.ndarray) -> np.ndarray:
@@ -131,11 +138,14 @@ class Pong:
         for frame in range(settings.frame_skip):
             sticks = settings.sticky > 0 and self._randoms[board].random(2) < settings.sticky
             self._last_actions[board] = np.where(sticks, self._last_actions[board], actions)
-            gains += emulator.act(self._last_actions[board])
+            moves = self._last_actions[board]
+            gains += emulator.act(moves if self._served[board] else _PRESSED[moves])
             if frame >= settings.frame_skip - 2:
                 screens.append(emulator.getScreenGrayscale())
         self._frames[board, :-1] = self._frames[board, 1:]
         self._frames[board, -1] = self._scaled(np.max(screens, axis=0))
+        seen = bool((screens[-1][_COURT] == _BALL).any())
+        self._served[board] = (self._served[board] or seen) and not gains.any()
         self._number[board] += 1
         over = bool(emulator.game_over())
         self.cut[board] = not over and self._number[board] * settings.frame_skip >= settings.max_frames
