@@ -361,6 +361,25 @@ def test_in_pong_each_player_moves_its_own_paddle_the_same_way() -> None:
             assert height(still) == before[still]
 
 
+def test_the_ball_of_pong_for_two_is_served_without_the_button() -> None:
+    """Nobody is fined for letting the ball wait. Fewer actions can be chosen, as in Pong for one."""
+    settings = PONG.model_copy(update={"actions": [0, 2, 3]})
+    random, gains = np.random.default_rng(1), []
+    with contextlib.closing(boards_of(settings, 1)) as boards:
+        assert boards.action_names == ("NOOP", "RIGHT", "LEFT")
+        assert boards.spec.n_actions == 3
+        boards.begin(0, random)
+        for _ in range(1_000):
+            for action in random.integers(0, 3, 2):
+                gained = boards.move(np.array([0]), np.array([action]))[0]
+            if gained.any():
+                gains.append(gained.tolist())
+    assert len(gains) > 20
+    assert all(sorted(gained) == [-1.0, 1.0] for gained in gains)
+    with pytest.raises(UsageError, match=r"env.actions=\[0, 6\]: give two or more different ones of TwoPlayer/Pong"):
+        boards_of(PONG.model_copy(update={"actions": [0, 6]}), 1)
+
+
 def test_the_ball_of_pong_for_two_flies_as_in_pong_for_one() -> None:
     """A player may hit it twice as fast, and not at the steep angles of the cartridge's other variation."""
     random, at = np.random.default_rng(1), list[np.ndarray]()

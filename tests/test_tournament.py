@@ -67,8 +67,7 @@ def test_both_sides_of_an_opening_are_played() -> None:
     assert set(returns) == {-1.0, 0.0, 1.0}
 
 
-def test_who_is_fined_does_not_lose_to_himself() -> None:
-    """In Pong who lets the ball wait is fined one, which nobody gains; the game is won by who has more."""
+def test_a_game_that_is_cut_is_won_by_whoever_gained_more() -> None:
     boards = boards_of(EnvSettings(id="TwoPlayer/Pong", max_frames=3_000), 2)
 
     def idle(turn: object) -> np.ndarray:
