@@ -1,4 +1,5 @@
-"""The analysis of studies/minatar.toml, as it was named before the runs: our runs beside the published curves.
+"""The analysis of studies/minatar.toml, as it was named before the runs: our runs beside the published curves. With the
+tables of studies/minatar-breakout.toml, theirs.
 
     python studies/minatar.py [TABLES] [--plot docs/findings/minatar.png]
 
@@ -95,7 +96,8 @@ def main(folder: Path, plot: Path | None) -> None:
     theirs = published("minatar-dqn.csv", "frames")
     by_rate = published("minatar-dqn-learning-rates.csv", "log2_learning_rate")
     millions = f"{plan.steps / 1e6:g}M"
-    print(f"| game | ours, {millions} frames | published, {millions} | published, 5M | published, 2^{OURS} | ours, greedy |")
+    theirs_at = f"published, {millions} | published, 5M | published, 2^{OURS}"
+    print(f"| game | ours, {millions} frames | {theirs_at} | ours, greedy |")
     print("|---|---|---|---|---|---|")
     for game, of in runs.items():
         cells = [

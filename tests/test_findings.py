@@ -10,9 +10,9 @@ from click.testing import CliRunner
 ROOT = Path(__file__).parents[1]
 
 
-def output_of(study: str) -> str:
+def output_of(study: str, *arguments: str) -> str:
     """What the command of a study's analysis prints."""
-    return CliRunner().invoke(runpy.run_path(str(ROOT / "studies" / f"{study}.py"))["main"], []).output
+    return CliRunner().invoke(runpy.run_path(str(ROOT / "studies" / f"{study}.py"))["main"], arguments).output
 
 
 def test_tables_of_the_findings_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +59,12 @@ def test_minatar_beside_its_paper_is_what_the_records_say() -> None:
     assert len(table.splitlines()) == 2 + 5
     assert table in (ROOT / "docs" / "findings.md").read_text()
     assert count == "15 of 15 runs have all 1,000,000 frames."
+
+
+def test_breakout_at_the_published_rate_is_what_the_records_say() -> None:
+    printed = output_of("minatar", str(ROOT / "studies" / "results" / "minatar-breakout"))
+    assert "| Breakout | 8.6 (7.9 to 9.6) | 9.1 (2^-9) |" in printed
+    assert "They have 8.6 (7.9 to 9.6);" in (ROOT / "docs" / "findings.md").read_text()
 
 
 def test_spread_of_scores_is_that_of_the_records() -> None:
