@@ -412,7 +412,7 @@ def test_where_an_environment_fails_in_a_worker_the_run_is_kept(tmp_path: Path) 
     assert re.search(
         r"Error: .*worker-\d: brittle:Brittle-v0, environment \d, step: AssertionError: it broke", done.stderr
     )
-    point = Run(run).ledger.events(Point)[-1]  # not the last event but one: the other worker goes on until it is stopped
+    point = Run(run).ledger.events(Point)[-1]  # a swap of the other worker may follow
     end = Run(run).ledger.events()[-1]
     assert point.counters.agent_steps > 500
     assert (isinstance(end, End), Run(run).state()) == (True, "failed")
