@@ -183,24 +183,15 @@ def main(preset: str, steps: int, assignments: tuple[str, ...], path: Path | Non
     if schedule:
         print(json.dumps(measure(chosen_settings(schedule, preset, steps, assignments), steps)))
         return
-    by_chunks, _ = (
-        chosen_settings(name, preset, steps, assignments) for name in SCHEDULES
-    )  # a wrong setting is said at once
+    # A wrong setting is said at once.
+    by_chunks, _ = (chosen_settings(name, preset, steps, assignments) for name in SCHEDULES)
     if not by_chunks.train.chunk_steps:
         raise click.UsageError("train.chunk_steps=0 is the classic loop, which is measured anyway")
     console = Console(width=120, highlight=False)
     schedules = {}
+    chosen = ["--preset", preset, "--steps", str(steps), *(f"--set={text}" for text in assignments)]
     for name in SCHEDULES:
-        schedules[name] = in_a_process(
-            __file__,
-            "--schedule",
-            name,
-            "--preset",
-            preset,
-            "--steps",
-            str(steps),
-            *(f"--set={text}" for text in assignments),
-        )
+        schedules[name] = in_a_process(__file__, "--schedule", name, *chosen)
         show(name, schedules[name], console)
     document = {
         "processor": cpu.describe()._asdict(),

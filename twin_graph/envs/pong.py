@@ -65,20 +65,19 @@ class Pong:
             raise UsageError(f"env.kwargs is for other environments than {ID}")
         self._settings = settings
         names = list(_ACTIONS)
-        chosen = actions_of(settings, names)
-        self.action_names: tuple[str, ...] = tuple(names[i] for i in chosen)
+        self.action_names: tuple[str, ...] = tuple(names[i] for i in actions_of(settings, names))
         self._actions = np.array([_ACTIONS[name] for name in self.action_names])
         height, width, stack = settings.image_height, settings.image_width, settings.stack
         self.count = count
         clip = REWARD_CLIP if settings.clip_rewards else None
         self.spec = EnvSpec(
-            (stack, height, width), len(chosen), "uint8", stack, settings.frame_skip, reward_clip=clip, players=2
+            (stack, height, width), len(self._actions), "uint8", stack, settings.frame_skip, reward_clip=clip, players=2
         )
         self.time_limit: int | None = math.ceil(settings.max_frames / settings.frame_skip)
         self.protocol: dict[str, str | int | float | bool] = {
             "environment": settings.id,
             "environments": count,
-            "actions": " ".join(self.action_names) if settings.actions else len(chosen),
+            "actions": " ".join(self.action_names) if settings.actions else len(self._actions),
             "seats": "both, in turns",
             "frame skip": settings.frame_skip,
             "sticky actions": settings.sticky,
