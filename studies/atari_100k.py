@@ -1,4 +1,5 @@
-"""The analysis of studies/atari-100k.toml, as it was named before the runs: our runs beside the published ones.
+"""The analysis of studies/atari-100k.toml, as it was named before the runs: our runs beside the published ones. Seeds
+that have finished in every game count.
 
     python studies/atari_100k.py [TABLES]
 
@@ -38,11 +39,16 @@ def main(folder: Path) -> None:
     """Print the comparison, game by game and over all games."""
     plan, _, results = tables.read(folder)
     norm, of = statistics.norms(plan, results), published()
+    unfinished = {run.planned.seed for run in results if run.state != "done"}
+    whole = [run for run in results if run.planned.seed not in unfinished]
+    if not whole:
+        raise click.ClickException("no seed has finished in every game; continue the experiment")
+    seeds = len(whole) // len(plan.tasks)
     normalised: list[tuple[np.ndarray, np.ndarray]] = []
-    print("| game | ours, 5 runs (95%) | published, 100 runs (95%) | a run of ours is the better one (95%) |")
+    print(f"| game | ours, runs: {seeds} (95%) | published, runs: 100 (95%) | a run of ours is the better one (95%) |")
     print("|---|---|---|---|")
     for game in plan.tasks:
-        ours = np.array([[run.final] for run in results if run.planned.task == game])
+        ours = np.array([[run.final] for run in whole if run.planned.task == game])
         theirs = np.array(of[game])
         means = (statistics.mean(scores).words(".1f") for scores in (ours, theirs))
         print(f"| {game} | {' | '.join(means)} | {statistics.improvement(ours, theirs).words('.2f')} |")
