@@ -163,7 +163,7 @@ def report(folder: Path, last: int | None, as_json: bool) -> None:
             found = Experiment.open(folder)
             plan, fixed, read = found.plan, found.fixed, list(results.read(found))
         if last is not None:
-            plan = plan._replace(runs=tuple(run._replace(last=last) for run in plan.runs))
+            plan = plan.scored_by(last)
             read = [result.scored_by(last) for result in read]
         written, numbers = library.write(plan, fixed, read, folder / "report", tell)
     if as_json:

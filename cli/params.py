@@ -1,6 +1,7 @@
 """Parameters that several commands share, with their shell completion."""
 
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -46,8 +47,16 @@ def protocol_line(protocol: Mapping[str, Any]) -> str:
 
 
 def print_json(document: Any) -> None:
-    """The one JSON document of a command run with `--json`."""
-    click.echo(json.dumps(document, indent=1, ensure_ascii=False))
+    """The one JSON document of a command run with `--json`; numbers that JSON lacks, such as NaN, become null."""
+    click.echo(json.dumps(_finite(document), indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001

@@ -57,7 +57,7 @@ def resume(
 
     with found.lock("resume"), contextlib.ExitStack() as open_:
         with starting_up("the run resumed; nothing was changed"):
-            from twin_graph import envs, film, resources, trackers
+            from twin_graph import envs, evaluation, film, resources, trackers
             from twin_graph.checkpoint import newest_point
             from twin_graph.matches import Matches
 
@@ -73,6 +73,7 @@ def resume(
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
             needed = resources.measure(settings, env, found.folder, elsewhere=elsewhere_of(described))
             resources.check(needed)
+            evaluation.check(settings)
             film.check(settings)
             trackers.check(settings)
         changes = list(config.differences(found.settings, settings))

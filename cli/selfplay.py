@@ -1,6 +1,8 @@
 """`twin-graph tournament` and `twin-graph play`: games of two players."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -65,6 +67,8 @@ def tournament(
 
     from twin_graph import tournament as tournaments
 
+    if plot:
+        tournaments.check_picture(plot)
     who = tournaments.contestants(found, snapshots, against.split())
     rules = tournaments.Rules(games, opening, epsilon, seed)
     with Progress(console=stderr, transient=True) as bar:
@@ -73,18 +77,26 @@ def tournament(
             bar.update(task, completed=done, total=total)
     ratings = tournaments.rate(who, pairings)
     document = tournaments.record_ratings(found, who, ratings, rules)
-    circles = tournaments.cycles(who, pairings)
+    circles, groups = tournaments.cycles(who, pairings), tournaments.groups(who, pairings)
+    if as_json:
+        print_json({**document, "cycles": circles, "groups": groups})
+    else:
+        _show(document, tournaments.shares(who, pairings), circles, groups)
     if plot:
         tournaments.draw(who, pairings, ratings, plot)
         say(f"picture: {plot}")
-    if as_json:
-        print_json({**document, "cycles": circles})
-        return
+
+
+def _show(
+    document: Mapping[str, Any],
+    shares: Mapping[str, float],
+    circles: Sequence[tuple[str, str, str]],
+    groups: Sequence[Sequence[str]],
+) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("player")
     for heading in ("Elo", "95% interval", "points"):
         table.add_column(heading, justify="right")
-    shares = tournaments.shares(who, pairings)
     for one in document["players"]:
         interval = f"{one['low']:.0f} to {one['high']:.0f}"
         table.add_row(one["name"], f"{one['elo']:.0f}", interval, f"{shares[one['key']]:.1%}")
@@ -93,6 +105,12 @@ def tournament(
         stdout.print(f"cycle: {a} beats {b}, which beats {c}, which beats the first", markup=False)
     if len(circles) > _SHOWN:
         stdout.print(f"and {len(circles) - _SHOWN} more cycles; --json has all of them")
+    if len(groups) > 1:
+        stdout.print(
+            "Elo says who is above, and not by how much, between these, since one side won every game: "
+            + " | ".join(", ".join(group) for group in groups),
+            markup=False,
+        )
 
 
 _SHOWN = 5
@@ -103,8 +121,7 @@ _HELP = "type a move or its number; q for Q values, x to give up"
 @run_argument
 @click.argument("ref", default="latest")
 @click.option("--second", is_flag=True, help="Let the snapshot move first.")
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the game.")
-def play(run: str, ref: str, second: bool, seed: int) -> None:
+def play(run: str, ref: str, second: bool) -> None:
     """Play a game against snapshot REF of RUN in the terminal.
 
     Type a move as it is shown, or its number.
@@ -121,7 +138,7 @@ def play(run: str, ref: str, second: bool, seed: int) -> None:
 
     boards = boards_of(owner.settings.env, 1)
     board, mine = np.array([0]), int(second)
-    boards.begin(0, np.random.default_rng(seed))
+    boards.begin(0, np.random.default_rng())  # nothing is random in games that can be shown
     boards.show(0)
     gained = np.zeros(2)
     with player.restored(owner, snapshot) as twin:

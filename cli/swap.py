@@ -61,8 +61,9 @@ def swap(
         tell(outcome.request, outcome.answer, as_json)
         return
     say(outcome.message)
-    if as_json and outcome.request:
-        print_json({"request": outcome.request.id, "done": False, "message": "recorded"})
+    if as_json:
+        request = outcome.request.id if outcome.request else None
+        print_json({"request": request, "done": False, "message": outcome.message})
 
 
 def tell(request: Request, answer: Answer, as_json: bool) -> None:

@@ -1,6 +1,7 @@
 """`twin-graph view`."""
 
 import secrets
+import tempfile
 import threading
 import webbrowser
 from pathlib import Path
@@ -51,9 +52,13 @@ def view(runs: tuple[str, ...], folder: Path, port: int, allow_swaps: bool, no_b
     address = f"http://{server.ADDRESS}:{listening.getsockname()[1]}/{token}/"
     click.echo(address)
     say("for this machine alone; Ctrl-C ends it")
-    if not no_browser:
-        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-    try:
-        server.serve(library, listening, token, allow_swaps=allow_swaps)
-    except KeyboardInterrupt:
-        say("ended")
+    with tempfile.TemporaryDirectory(prefix="twin-graph-") as private:  # that nobody else may read
+        if not no_browser:
+            page = Path(private) / "view.html"
+            page.write_text(f'<meta http-equiv="refresh" content="0; url={address}">')
+            # Not the address: all users of the machine see the arguments of its processes.
+            threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
+        try:
+            server.serve(library, listening, token, allow_swaps=allow_swaps)
+        except KeyboardInterrupt:
+            say("ended")

@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -31,20 +32,25 @@ FIXED = ["random", "mcts(100)"]
 PAST = 7
 
 
-def play(experiment: Path) -> Iterator[str]:
-    """Plays all games that are not recorded with the runs in the folder yet; yields the records of all."""
+def play(experiment: Path) -> Iterator[dict[str, Any]]:
+    """Plays all games that are not recorded with the runs in the folder yet; yields a record of each pair."""
     runs = [Run(path.parent) for path in sorted(experiment.glob("*/run.json"))]
     last = tournament.contestants(runs, 1, FIXED)
-    pairs = len(last) * (len(last) - 1) // 2
-    for _ in track(tournament.play(runs, last, RULES), "ratings", total=pairs + 1):
-        pass
+    yield from played(runs, last, progress=True)
     for run in track(runs, "forgetting"):
         *past, newest = tournament.contestants([run], PAST + 1, [])
         for earlier in past:
-            for _ in tournament.play([run], [newest, earlier], RULES):
-                pass
-    for run in runs:
-        yield (run.folder / tournament.GAMES).read_text()
+            yield from played([run], [newest, earlier])
+
+
+def played(runs: Sequence[Run], who: Sequence[Contestant], *, progress: bool = False) -> Iterator[dict[str, Any]]:
+    """The games of these alone, whatever else was played with the runs."""
+    names = {one.key: one.name for one in who}
+    steps, pairs = tournament.play(runs, who, RULES), len(who) * (len(who) - 1) // 2
+    *_, (_, _, done) = track(steps, "ratings", total=pairs + 1) if progress else steps
+    for pairing in done:
+        keys = [pairing.first, pairing.second]
+        yield {"players": [names[key] for key in keys], "keys": keys, "returns": pairing.returns}
 
 
 def read(path: Path) -> list[Pairing]:
@@ -110,7 +116,7 @@ def points(joint: Sequence[Pairing], ours: Sequence[str], theirs: Sequence[str])
 def main(folder: Path, experiment: Path | None, plot: Path | None) -> None:
     """Print the ratings of an experiment's last snapshots; play for them first, if asked to."""
     if experiment:
-        (folder / GAMES).write_text("".join(play(experiment)))
+        (folder / GAMES).write_text("".join(f"{json.dumps(record)}\n" for record in play(experiment)))
     plan, _, _ = tables.read(folder)
     conditions = {name: [run.name for run in plan.runs if run.condition == name] for name in plan.conditions}
     own, joint = [], []

@@ -104,8 +104,18 @@ def test_conditions_begin_from_the_same_states_and_are_compared_in_pairs(
     text = (folder / "report" / "report.md").read_text()
     assert "All are forked from parent at resume point 1 (update 76)." in text
 
-    # The same report again, from its tables alone.
     read = list(results.read(Experiment.open(folder)))
+    for result in read:  # the parent's past is nobody's merit
+        assert result.planned.point is not None
+        assert list(result.scores) == [600, 904, 1_200]
+        assert result.reached(0) == 600
+        assert min(result.seconds) > 504
+        assert result.attempts == 1
+        [first, *_] = [service for service in result.services if service.last > border]
+        begun = first._replace(first=border + 1)
+        assert result.mean_age(1, first.last) == begun.mean_age(border + 1, first.last)[0]
+
+    # The same report again, from its tables alone.
     copy = Path(shutil.copytree(folder / "report", tmp_path / "tables"))
     shutil.rmtree(folder)
     *_, drawn = tables.read(copy)
@@ -177,6 +187,15 @@ def test_predictions_are_the_depths_of_the_ledger(
             services=services, evaluated={line["played_at"]["agent_steps"]: line["updates"] for line in lines}
         )
         assert clock.predicted(read) == pytest.approx({step: fmean(values) for step, values in wanted.items()})
+
+
+def test_ten_thousand_targets_without_an_evaluation_between_are_not_too_many(
+    cartpole: Callable[..., Settings],
+) -> None:
+    planned = plan.PlannedRun("run", "", "CartPole-v1", 1, (), cartpole())
+    services = [results.Service(50 * i + 1, 50 * i + 50, (50 * i,), "online", by_hand=False) for i in range(10_000)]
+    done = results._nothing(results.State(planned, "done", 0))._replace(services=services, evaluated={1: 500_000})
+    assert clock.predicted(done)[1] == pytest.approx(100, abs=1e-6)  # all there is at a discount of 0.99
 
 
 def test_truncated_returns_are_of_as_many_steps_as_the_depth(

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import re
 import resource
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 from commands import Command, twin_graph
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from twin_graph_cli.main import COMMANDS, cli
+from twin_graph_cli.params import print_json
 
 from twin_graph import config
 from twin_graph.agent import Agent
@@ -248,8 +250,10 @@ def test_a_signal_ends_a_training_after_committing_a_snapshot(trained: Path, num
 def test_ctrl_c_reaches_environments_in_processes_too_and_ends_the_run_all_the_same(
     trained: Path,
 ) -> None:
-    options = ["--set=env.vectorization=async", "--set=env.count=2", "--set=evaluate.episodes=0", "--run-dir=processes"]
-    trainer = Command("train", "cartpole", *TINY, *options, cwd=trained)
+    options = ["--set=env.vectorization=async", "--set=env.count=2", "--run-dir=processes"]
+    evaluations = ["--set=evaluate.episodes=1", "--set=evaluate.every_steps=100"]  # which make environments, too
+    trainer = Command("train", "cartpole", *TINY, *options, *evaluations, cwd=trained)
+    wait_for(trained / "processes" / "evaluations.jsonl")
     wait_for(trained / "processes" / "metrics.jsonl")
     os.killpg(trainer.pid, signal.SIGINT)
     _, stderr = trainer.communicate(timeout=30)
@@ -396,6 +400,15 @@ def test_one_damaged_run_does_not_hide_the_others(trained: Path) -> None:
         (trained / "checkpoints" / "broken").rmdir()
 
 
+def test_what_is_no_number_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"r": float("nan"), "of": [(1, math.inf)], "name": "NaN"})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "r": None,
+        "of": [[1, None]],
+        "name": "NaN",
+    }
+
+
 def test_ci_runs_the_test_command_of_the_readme() -> None:
     root = Path(__file__).parent.parent
     [extraction] = [line for line in (root / ".ci" / "run").read_text().splitlines() if line.startswith("command=")]
@@ -431,6 +444,9 @@ def test_a_swap_by_hand_while_it_trains_names_the_update_and_explain_agrees(tmp_
         explained = json.loads(twin_graph("explain", "run", f"--update={update}", "--json", cwd=tmp_path).stdout)
         assert explained["snapshots"][0]["id"].startswith("000001-")
         assert explained["held"]
+    tried = json.loads(twin_graph("swap", "run", "000002", "--dry-run", "--json", cwd=tmp_path).stdout)
+    assert (tried["request"], tried["done"]) == (None, False)
+    assert tried["message"].startswith("000002-")
     dead = twin_graph("swap", "run", "000002", cwd=tmp_path)
     assert dead.returncode == 0
     assert "recorded: the run is not training now" in dead.stderr

@@ -320,7 +320,7 @@ def test_an_evaluation_of_an_environment_without_a_limit_ends(cartpole: Callable
     told = evaluate(lambda s: np.zeros((len(s), 2)), settings, episodes=3, seed=1, counter=0)
     assert told.returns == [70.0] * 3
     assert told.protocol["time limit, steps"] == 70
-    assert "3 cut by evaluate.max_steps" in told.words()
+    assert "3 cut at the step limit" in told.words()
     assert told.summary()["cut"] == 3
     assert envs.make(settings.env, count=1, evaluation=True).time_limit == 27_000
     # Where games have a limit of their own, nothing is said or cut.

@@ -28,7 +28,7 @@ from twin_graph_cli.main import cli
 
 from twin_graph import config
 from twin_graph.errors import UsageError
-from twin_graph.experiments import figures, plan, results, statistics
+from twin_graph.experiments import figures, plan, results, runner, statistics
 from twin_graph.experiments import report as pages
 from twin_graph.experiments.runner import Experiment, assignment
 from twin_graph.snapshots import ledger, report
@@ -158,6 +158,11 @@ def test_every_value_survives_the_command_line(key: str, value: Any) -> None:
         (changed("[settings]", "[settings]\ntrain.batch_size = 0"), "this is not TOML"),
         (changed("batch_size = 16", "batch_size = 0"), "train.batch_size=0: must be at least 1"),
         (changed('"tiny"', '"../tiny"'), "name='../tiny': letters, digits, dots, dashes and underscores only"),
+        (changed('["latest", "lag(40)"]', "[2020-01-01]"), "target.policy=2020-01-01"),
+        (
+            FILE + '[factors.game]\na = { "env.id" = "CartPole-v1" }\nb = { "env.id" = "Acrobot-v1" }',
+            "latest, a is not compared in Acrobot-v1",
+        ),
         (FILE + "[scores]\nlow = 5\nhigh = 1", "scores: low=5 must be below high=1"),
         (FILE + "[scores]\nlow = 5", "scores: give both low and high"),
         (FILE + "[scores]\nhihg = 5", "scores: unknown key 'hihg'; did you mean 'high'"),
@@ -238,6 +243,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path) -> None:
         ),
         (changed('"lag(40)"', '"best(mean)"'), "lag-40,seed=1 is planned there and not in this one"),
         (changed("steps = 600", "steps = 800"), "train.steps is 600 there and 800"),
+        ("last_evaluations = 2\n" + FILE, "last_evaluations is 1 there and 2 in this one"),
         (changed('"lag(40)"', '"lag"'), "target.policy=lag: it takes lag(updates)"),
         (changed('"lag(40)"', '"best"'), "target.policy=best needs evaluate.episodes=10"),
         (changed('"lag(40)"', '"none:such"'), "No module named 'none'"),
@@ -292,6 +298,15 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     done = twin_graph("experiment", "run", "tiny.toml", "--out", str(tmp_path), cwd=tmp_path)
     assert done.returncode == 2
     assert "holds something else than an experiment; choose another --out" in done.stderr
+
+
+def test_who_was_first_to_begin_an_experiment_has_it(finished: Path) -> None:
+    """Two that measure at the same time may come to other settings."""
+    other = Experiment.open(finished)
+    other.fixed = (("twin.threads", 7), *other.fixed[1:])
+    with pytest.raises(UsageError, match=r"another `experiment run` began .* meanwhile"):
+        other.write()
+    assert Experiment.open(finished).fixed != other.fixed
 
 
 # Killed, and gone on with
@@ -359,6 +374,22 @@ def test_what_was_killed_is_gone_on_with_and_gives_the_same_numbers(finished: Pa
     outcomes = folder / "outcomes.jsonl"  # none where every training ended while no runner lived
     ends = [line for line in outcomes.read_text().splitlines() if '"code": 0' in line] if outcomes.exists() else []
     assert len(ends) <= len(RUNS)  # none was brought to its end twice
+
+
+def test_what_a_person_trained_further_stays_done_and_what_ended_early_is_not(finished: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "tiny"))
+    before = list(results.read(Experiment.open(folder)))
+    longer = Command("resume", str(folder / RUNS[0]), "--steps", "1_000_000".replace("_", ""), cwd=tmp_path)
+    wait_for(lambda: Run(folder / RUNS[0]).newest_metrics()["agent_steps"] > 800)
+    longer.send_signal(signal.SIGINT)
+    longer.wait()
+    there = Experiment.open(folder)
+    read = list(results.read(there))
+    assert [result.state for result in read] == ["done"] * 4
+    assert read[0].scores == before[0].scores
+    assert there.command(there.plan.runs[1])[-2:] == ["--steps", "600"]
+    assert runner._finished(Run(folder / RUNS[1]), 600)
+    assert not runner._finished(Run(folder / RUNS[1]), 700)
 
 
 def test_ctrl_c_makes_trainings_save_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -587,6 +618,43 @@ def test_a_report_says_how_far_its_seeds_carry(
     assert all(text.startswith(str(warning)) for text in warnings)
 
 
+def made_up(planned: plan.Plan, scores: Callable[[str, int], float], failed: str = "") -> list[results.Result]:
+    """Runs that all are done but for those of one condition, by condition and seed."""
+    return [
+        results._nothing(results.State(run, "failed" if run.condition == failed else "done", 600))._replace(
+            scores={600: scores(run.condition, run.seed)}, games=20
+        )
+        for run in planned.runs
+    ]
+
+
+def test_nothing_is_compared_with_runs_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "RESAMPLES", 20)
+    text = changed('["latest", "lag(40)"]', '["latest", "lag(40)", "lag(20)"]').replace("[1, 2]", "[1, 2, 3, 4, 5]")
+    planned, norms = plan.parse(text), {"CartPole-v1": statistics.Norm(0, 500, 475, "")}
+
+    def findings(failed: str) -> tuple[list[statistics.Condition], str]:
+        done = made_up(planned, lambda condition, seed: 100.0 * len(condition) + seed, failed)
+        conditions = statistics.analyse(planned, done, norms, lambda *_: None)
+        return conditions, " ".join(pages._findings(pages._Data(planned, done, norms, conditions)))
+
+    conditions, said = findings("")
+    assert "2 comparisons with latest" in said
+    assert conditions[1].difference is not None
+    assert conditions[1].difference.value == 100
+    conditions, said = findings("latest")
+    assert said.endswith("No run of latest, with which the others are compared, is done.")
+    assert all(condition.difference in (None, statistics.UNKNOWN) for condition in conditions)
+    assert all(math.isnan(condition.p) for condition in conditions)
+
+
+def test_figures_of_targets_are_left_out_where_there_are_none() -> None:
+    planned, norms = plan.parse(FILE), {"CartPole-v1": statistics.Norm(0, 500, 475, "")}
+    done = made_up(planned, lambda condition, seed: 100.0)
+    conditions = statistics.analyse(planned, done, norms, lambda *_: None)
+    assert list(pages._target_figures(pages._Data(planned, done, norms, conditions))) == []
+
+
 def test_without_rliable_a_report_says_what_to_install(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "rliable.py").write_text("raise ModuleNotFoundError('No module', name='rliable')")
     done = twin_graph(
@@ -668,7 +736,13 @@ def test_a_score_may_be_the_mean_of_the_last_evaluations(finished: Path, tmp_pat
     assert done.returncode == 0, done.stderr
     scores = {row["run"]: float(row["score"]) for row in table(tmp_path / "tables", "runs.csv")}
     assert scores == pytest.approx(expected)
-    assert "the mean of its last 2 scheduled evaluations" in (tmp_path / "tables/report/report.md").read_text()
+    words = (tmp_path / "tables/report/report.md").read_text()
+    assert "the mean of its last 2 scheduled evaluations. That was chosen when this report was made" in words
+    assert "Nothing is chosen afterwards" not in words
+    assert "Nothing is chosen afterwards" in (finished / "report/report.md").read_text()
+    again = twin_graph("experiment", "report", "tables/report", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert table(tmp_path / "tables/report", "runs.csv") == table(tmp_path / "tables", "runs.csv")
 
 
 def test_scores_of_several_environments_make_one_matrix(monkeypatch: pytest.MonkeyPatch) -> None:

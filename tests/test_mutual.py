@@ -19,6 +19,7 @@ from twin_graph.model import ModelSpec
 from twin_graph.prepared import Prepared
 from twin_graph.replay import Replay, Transition
 from twin_graph.retention import prune
+from twin_graph.sampling import Prioritized
 from twin_graph.settings import Settings
 from twin_graph.snapshots import control, report
 from twin_graph.snapshots.ledger import Swap
@@ -181,6 +182,30 @@ def test_both_learners_resume_exactly(cartpole: Make, tmp_path: Path, scheme: di
     attempt(killed)
     assert end(killed) == end(whole)
     assert verify(killed).damage == []
+
+
+def test_a_transition_that_one_of_both_has_not_learnt_keeps_its_priority(
+    cartpole: Make, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_learners, told = [], []
+    learn, learnt = Learner.train, Prioritized.learnt
+
+    def learn_and_tell(learner: Learner, *args: Any) -> Losses:
+        made = learn(learner, *args)
+        of_learners.append(np.abs(made.td_error).ravel())
+        return made
+
+    def tell(sampler: Prioritized, batch: Any, td_error: np.ndarray) -> None:
+        told.append(td_error)
+        learnt(sampler, batch, td_error)
+
+    monkeypatch.setattr(Learner, "train", learn_and_tell)
+    monkeypatch.setattr(Prioritized, "learnt", tell)
+    options = {"mutual__learn": "both", "replay__prioritized": True, "train__steps": 400, "evaluate__episodes": 0}
+    train(cartpole(**{**MUTUAL, **options}))
+    assert len(told) > 20
+    a, b = (np.concatenate(of_learners[i::2]) for i in (0, 1))
+    np.testing.assert_array_equal(np.concatenate(told), np.maximum(a, b))
 
 
 def test_overlapped_or_not_both_learners_end_with_the_same_weights(cartpole: Make, train: Train) -> None:

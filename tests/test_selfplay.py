@@ -21,7 +21,8 @@ from twin_graph.config import load
 from twin_graph.envs.open_spiel import Spiel
 from twin_graph.envs.seats import NOBODY, Seat, Turn, at_random, boards_of, by_values, play_turn
 from twin_graph.errors import UsageError
-from twin_graph.legal import mask
+from twin_graph.learner import q_distance
+from twin_graph.legal import ILLEGAL, mask
 from twin_graph.settings import EnvSettings, Settings
 from twin_graph.snapshots import report
 from twin_graph.snapshots.ledger import Swap
@@ -139,6 +140,62 @@ def test_perfect_players_draw_and_never_lose_to_a_search() -> None:
                     gained[which] += play_turn(boards, which, player, [randoms[i] for i in which])[:, 0]
         assert gained.min() >= 0
         assert gained.mean() >= least
+
+
+def test_a_perfect_player_knows_whose_turn_it_is() -> None:
+    """The words for a position of dots and boxes do not say. Who begins wins against whomever."""
+    boards, every = boards_of(EnvSettings(id="OpenSpiel/dots_and_boxes"), 60), np.arange(60)
+    players, randoms = [boards.fixed_player(name) for name in ("perfect", "random")], list[np.random.Generator]()
+    for board in every.tolist():
+        randoms.append(np.random.default_rng(board))
+        boards.begin(board, randoms[board])
+    gained = np.zeros(60)
+    while (boards.to_move != NOBODY).any():
+        for seat, player in enumerate(players):
+            which = np.flatnonzero(boards.to_move == seat)
+            if len(which):
+                gained[which] += play_turn(boards, which, player, [randoms[i] for i in which])[:, 0]
+    assert gained.min() > 0
+
+
+def test_games_whose_illegal_moves_have_no_name_can_be_played() -> None:
+    """OpenSpiel ends the process where somebody asks for one of chess."""
+    board, random = np.array([0]), np.random.default_rng(1)
+    for game in ("chess", "shogi"):
+        boards = boards_of(EnvSettings(id=f"OpenSpiel/{game}"), 1)
+        boards.begin(0, random)
+        for _ in range(6):
+            play_turn(boards, board, at_random(boards.spec), [random])
+        assert boards.to_move[0] != NOBODY
+
+
+@pytest.mark.parametrize(
+    ("game", "kwargs", "words"),
+    [
+        ("chinese_checkers", {"players": 3}, "has 3 players and"),
+        ("hex", {"board_size": 0}, "has 2 players and 0 actions"),
+    ],
+)
+def test_arguments_make_no_game_for_more_players_or_without_moves(game: str, kwargs: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        boards_of(EnvSettings(id=f"OpenSpiel/{game}", kwargs=kwargs), 1)
+
+
+def test_a_wrong_player_to_be_scored_against_is_known_before_training(tmp_path: Path) -> None:
+    for preset, against, words in (
+        ("tictactoe", "perfct", "did you mean 'perfect'"),
+        ("connect-four", "perfect", "needs a smaller game than connect_four"),
+    ):
+        told = twin_graph("train", preset, "--set", f"evaluate.against={against}", "--run-dir=run", cwd=tmp_path)
+        assert told.returncode == 2
+        assert words in told.stderr
+        assert not (tmp_path / "run").exists()
+
+
+def test_illegal_actions_do_not_make_twins_look_alike() -> None:
+    q = np.array([[1.0, ILLEGAL], [2.0, 4.0]], np.float32)
+    assert q_distance(q, np.array([[2.0, ILLEGAL], [4.0, 7.0]], np.float32)) == 2
+    assert np.isnan(q_distance(q * np.nan, q))
 
 
 def test_fixed_players_are_named_like_policies() -> None:

@@ -140,6 +140,24 @@ def test_cycles_are_named_once_and_only_where_they_are_certain() -> None:
     assert tournament.cycles(NAMES, certain) == [("a", "b", "c")]
     assert tournament.cycles(NAMES, [*certain[:2], of("a", "c", 48, 52)]) == []
     assert tournament.cycles(NAMES, [*certain[:2], of("a", "c", 80, 20)]) == []
+    # Two openings decide nothing, however clear they are; six are the fewest that do.
+    for openings, found in ((2, []), (5, []), (6, [("a", "b", "c")])):
+        ring = [Pairing(*two, [1.0, 0.0] * openings) for two in (("a", "b"), ("b", "c"), ("c", "a"))]
+        assert tournament.cycles(NAMES, ring) == found
+
+
+def test_groups_between_which_one_side_won_everything_are_told() -> None:
+    swept = [of("random", "a", 0, 100), of("random", "b", 0, 100), of("a", "b", 40, 60)]
+    assert sorted(tournament.groups(NAMES[:3], swept)) == [["a", "b"], ["random"]]
+    assert tournament.groups(NAMES[:3], [of("random", "a", 0, 99), *swept[1:]]) == [["random", "a", "b"]]
+
+
+def test_runs_of_one_game_meet_however_many_games_they_trained_on(
+    tictactoe: Make, trained: Callable[[Settings], Run]
+) -> None:
+    runs = [trained(tictactoe(evaluate__episodes=0, env__count=count)) for count in (8, 4)]
+    fixed = tournament.contestants(runs, 1, ["random", "random"])[2:]
+    assert [one.name for one in fixed] == ["random"]
 
 
 def test_equal_weights_are_one_contestant(run: Run, tmp_path: Path) -> None:
@@ -163,8 +181,12 @@ def test_the_command_rates_draws_and_records(run: Run, tmp_path: Path) -> None:
     assert recorded["players"] == document["players"]
     again = twin_graph(*command, cwd=tmp_path)
     assert again.stdout.splitlines()[1].startswith("perfect")
-    refused = twin_graph(*command, "--plot", "who.png", cwd=tmp_path)
-    assert "who.png exists already; choose another path" in refused.stderr
+    (run.folder / tournament.GAMES).unlink()
+    for picture, words in (("who.png", "exists already; choose another path"), ("who.gif", "ends in .png or .svg")):
+        refused = twin_graph(*command, "--plot", picture, cwd=tmp_path)
+        assert words in refused.stderr
+        assert refused.returncode == 2
+    assert not (run.folder / tournament.GAMES).exists()  # known before hours of games
 
 
 @pytest.mark.parametrize(

@@ -410,11 +410,18 @@ def test_a_run_that_trains_is_followed_and_swapped_by_hand(work: Path, browser: 
             reference.send_keys("latest~3")
             browser.execute_script("arguments[0].click()", buttons[0])
             wait(browser, "document.querySelector('output.good')?.textContent.includes('fits; nothing was changed')")
+            tried = answer.text.split()[0]
             run = Run(run_folder(cwd))
+            newest = run.store().newest.id
+            deadline = time.monotonic() + 30
+            while Run(run.folder).store().newest.id == newest:  # `latest~3` means another one by now
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
             assert not run.ledger.events(Swap, text='"request": "')
             browser.execute_script("arguments[0].click()", swap)
             wait(browser, "document.querySelector('output.good')?.textContent.includes('is in the target twin')")
             [by_hand] = run.ledger.events(Swap, text='"request": "')
+            assert by_hand.snapshots == (tried,)
             assert (
                 answer.text == f"{by_hand.snapshots[0]} is in the target twin from update {by_hand.first_update:,} on"
             )
@@ -430,6 +437,32 @@ def test_a_run_that_trains_is_followed_and_swapped_by_hand(work: Path, browser: 
         # Of a page's requests only the swap that was refused may fail. Reading the log empties it.
         assert all("400" in entry["message"] for entry in browser.get_log("browser"))
         assert all(address.startswith(server.address) for address in asked(browser))
+
+
+def test_the_address_is_not_among_the_arguments_of_the_browser(work: Path, tmp_path: Path) -> None:
+    """All users of the machine see these."""
+    browser = tmp_path / "browser"
+    browser.write_text(
+        f'#!/bin/sh\necho "$@" > {tmp_path}/arguments.part\ncat "${{1#file://}}" > {tmp_path}/page\n'
+        f"mv {tmp_path}/arguments.part {tmp_path}/arguments\n"
+    )
+    browser.chmod(0o755)
+    command = [sys.executable, "-m", "twin_graph_cli", "view"]
+    environment = {**os.environ, "BROWSER": str(browser)}
+    with subprocess.Popen(command, cwd=work, stdout=subprocess.PIPE, text=True, env=environment) as viewing:
+        assert viewing.stdout is not None
+        address = viewing.stdout.readline().strip()
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "arguments").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        file = Path((tmp_path / "arguments").read_text().strip().removeprefix("file://"))
+        assert address.split("/")[-2] not in str(file)
+        assert address in (tmp_path / "page").read_text()
+        assert file.parent.stat().st_mode & 0o77 == 0
+        viewing.send_signal(signal.SIGINT)
+    assert viewing.returncode == 0
+    assert not file.parent.exists()
 
 
 def test_a_swap_is_asked_for_in_all_its_words(work: Path) -> None:

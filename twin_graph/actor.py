@@ -65,7 +65,7 @@ class Actor:
         """Puts one step of all E environments into the replay.
 
         Raises:
-          ForeignError: a reward or an observation is NaN or infinite.
+          ForeignError: a reward, or a part of `s_t`, is NaN or infinite.
         """
         check_finite(self._settings.env.id, "reward", transition.r_t)
         check_finite(self._settings.env.id, "observation", transition.s_t)

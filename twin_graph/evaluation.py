@@ -1,5 +1,6 @@
 """True scores: whole games, unclipped, in environments of their own."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ class Evaluation(NamedTuple):
       protocol: what the score depends on.
       q_start: the largest Q value at the first observation of each episode: what the snapshot expects.
       discounted: the discounted return of each episode, of rewards clipped as in training.
-      cut: games that `evaluate.max_steps` ended; they count with the score that they had.
+      cut: games that lasted as long as an evaluation allows; they count with the score that they had.
       truncated: as `discounted`, of the first `depth` steps alone; empty where that is not known.
       depth: how many agent steps ahead the snapshot can look; see `twin_graph.snapshots.depth`.
     """
@@ -64,7 +65,7 @@ class Evaluation(NamedTuple):
     def words(self) -> str:
         """For people: the mean, its interval, the number of games."""
         low, high = self.interval
-        cut = f", {self.cut} cut by evaluate.max_steps" if self.cut else ""
+        cut = f", {self.cut} cut at the step limit" if self.cut else ""
         return f"{self.mean:.2f} (95% interval {low:.2f} to {high:.2f}, {counted(len(self.returns), 'episode')}{cut})"
 
     def summary(self) -> dict[str, Any]:
@@ -104,6 +105,14 @@ class _Game:
         self.truncated += self.weight * r_t * min(1.0, max(0.0, depth - self.steps))
         self.steps += 1
         self.weight *= discount
+
+
+def check(settings: Settings) -> None:
+    """Raises `UsageError` if there is no such player as `evaluate.against`, in a game of two."""
+    if settings.opponent.policy is not None and settings.evaluate.episodes:
+        with contextlib.closing(envs.make(settings.env, count=1, evaluation=True)) as env:
+            if isinstance(env, Seat):
+                env.fixed_player(settings.evaluate.against)
 
 
 def play(

@@ -11,6 +11,7 @@ import numpy as np
 from twin_graph.envs.seats import Turn, at_random, by_values
 from twin_graph.errors import DivergedError, TwinMismatchError
 from twin_graph.holder import Holder
+from twin_graph.legal import ILLEGAL
 from twin_graph.model import ModelSpec
 from twin_graph.mutual import Turns
 from twin_graph.prepared import Prepared, feeds
@@ -277,7 +278,7 @@ class Learner:
         ours, theirs = self.online.q_values(probe), self.target.q_values(probe)
         online, target = self.online.weights(), self.target.weights()
         return {
-            "target/q_distance": float(np.abs(ours - theirs).mean()),
+            "target/q_distance": q_distance(ours, theirs),
             "target/greedy_agreement": greedy_agreement(ours, theirs),
             "target/weight_distance": math.sqrt(sum(float(np.square(online[n] - target[n]).sum()) for n in online)),
         }
@@ -313,6 +314,11 @@ class Learner:
             holder.restore([self._store.find(i) for i in then.snapshots], self._store)
             holder.since, holder.policy, holder.held = then.since, then.policy, then.held
         return chosen_otherwise
+
+
+def q_distance(q: np.ndarray, other_q: np.ndarray) -> float:
+    """The mean of |Q - other Q| over the legal actions, of Q values `[B, A]`."""
+    return float(np.abs(q - other_q)[~(q <= ILLEGAL)].mean())
 
 
 def greedy_agreement(q: np.ndarray, other_q: np.ndarray) -> float:

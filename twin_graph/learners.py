@@ -16,7 +16,8 @@ from twin_graph.tally import Tally
 
 
 class Trained(NamedTuple):
-    """What came of prepared updates: the loss of each, and TD errors, float32 `[B]`, of the rows of their batch."""
+    """What came of prepared updates: the loss of each, and the sizes of the TD errors, float32 `[B]`, of the rows of
+    their batch; where both of two learners learn of a row the larger one."""
 
     losses: list[float]
     td_error: np.ndarray
@@ -118,7 +119,8 @@ class Learners:
                 made = learner.train(updates, prepared)
                 which = np.array(updates) - prepared.updates.start
                 loss[which], q_mean[which] = made.loss, made.q_mean
-                td_error[prepared.minibatches(updates)] = made.td_error
+                rows = prepared.minibatches(updates)  # of which both may learn
+                td_error[rows] = np.maximum(td_error[rows], np.abs(made.td_error))
         self._tally.updates += count
         self._tally.loss, self._tally.q_mean = float(loss[-1]), float(q_mean[-1])
         for learner in self:

@@ -121,7 +121,7 @@ class NotebookRun(Run):
           on_episode, on_evaluation: called as `on_episode(score, progress)` and `on_evaluation(evaluation, progress)`;
             to return False ends the run. See `twin_graph.training.train`.
         """
-        from twin_graph import envs, film, trackers, training
+        from twin_graph import envs, evaluation, film, trackers, training
         from twin_graph.checkpoint import newest_point
 
         settings = self.settings
@@ -129,6 +129,7 @@ class NotebookRun(Run):
             raise UsageError(f"{self.folder} is trained by workers: use `twin-graph resume`")
         if steps is not None:
             settings = config.change(settings, [("train.steps", steps)])
+        evaluation.check(settings)
         film.check(settings)
         trackers.check(settings)
         with self.lock("train"):

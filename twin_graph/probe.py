@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from twin_graph.learner import Learner, greedy_agreement
+from twin_graph.learner import Learner, greedy_agreement, q_distance
 from twin_graph.learners import Learners
 from twin_graph.legal import legal_only
 from twin_graph.settings import TrainSettings
@@ -52,7 +52,7 @@ class Probe:
         for other in others:
             measured |= {f"{name}/{other.name}": value for name, value in other.telemetry(self.observations).items()}
             ours, theirs = (learner.online.q_values(self.observations) for learner in (first, other))
-            measured["learners/q_distance"] = float(np.abs(ours - theirs).mean())
+            measured["learners/q_distance"] = q_distance(ours, theirs)
             measured["learners/greedy_agreement"] = greedy_agreement(ours, theirs)
         return measured
 

@@ -5,6 +5,7 @@ where it was, and ratings are computed from the records alone.
 """
 
 import contextlib
+import importlib.util
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +14,14 @@ from typing import Any, NamedTuple
 
 import choix
 import numpy as np
+from scipy.sparse.csgraph import connected_components
+from scipy.stats import binomtest
 
 from twin_graph.envs.seats import NOBODY, Boards, Player, boards_of, by_values, play_turn
 from twin_graph.errors import UsageError
 from twin_graph.exchange import spec_of
 from twin_graph.model import ModelSpec
+from twin_graph.settings import EnvSettings
 from twin_graph.snapshots.files import append_line, checked, read_lines, write_file
 from twin_graph.snapshots.ledger import Commit, utc_now
 from twin_graph.snapshots.run import Run
@@ -30,6 +34,7 @@ GAMES, RATINGS = "games.jsonl", "ratings.json"
 ANCHOR = "random"
 _ELO = 400 / np.log(10)  # a difference of 400 is a probability of 10 : 1 (Elo 1978)
 _RESAMPLES = 300
+_LEVEL = 0.05
 #: What everybody is credited with against everybody, in wins: without it, who won all games would have no rating.
 _PRIOR = 0.1
 
@@ -106,7 +111,7 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
     Raises:
       UsageError: the runs play different games, or games of one player, or there is no such fixed player.
     """
-    if others := [run for run in runs if run.settings.env != runs[0].settings.env]:
+    if others := [run for run in runs if _game(run) != _game(runs[0])]:
         ours, theirs = runs[0].settings.env.id, others[0].settings.env.id
         raise UsageError(f"{runs[0].name} plays {ours} and {others[0].name} plays {theirs}, or by other env settings")
     with contextlib.closing(boards_of(runs[0].settings.env, 1)) as boards:
@@ -122,7 +127,12 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
         for i in np.unique(np.linspace(len(present) - 1, 0, snapshots).round().astype(int)).tolist():
             one = present[i]
             found.setdefault(one.weights_sha256, Contestant(f"{name}:{one.id}", one.weights_sha256, run, one))
-    return [*found.values(), *(Contestant(name, name) for name in fixed)]
+    return [*found.values(), *(Contestant(name, name) for name in dict.fromkeys(fixed))]
+
+
+def _game(run: Run) -> EnvSettings:
+    """What runs must have in common: all but how many games they trained on at a time, and how."""
+    return run.settings.env.model_copy(update={"count": 1, "vectorization": "sync"})
 
 
 def play(runs: Sequence[Run], who: Sequence[Contestant], rules: Rules) -> Iterator[tuple[int, int, list[Pairing]]]:
@@ -265,20 +275,30 @@ def rate(who: Sequence[Contestant], pairings: Sequence[Pairing], seed: int = 0) 
     return [Rating(float(value), float(a), float(b)) for value, a, b in zip(elo(points), low, high, strict=True)]
 
 
+def groups(who: Sequence[Contestant], pairings: Sequence[Pairing]) -> list[list[str]]:
+    """Contestants by names, in groups between which every game was won by the same: how far apart these are no games
+    say, only the credit does."""
+    place = {one.key: i for i, one in enumerate(who)}
+    gained = np.zeros((len(who), len(who)))
+    for pairing in pairings:
+        gained[place[pairing.first], place[pairing.second]] = pairing.score
+        gained[place[pairing.second], place[pairing.first]] = 1 - pairing.score
+    count, labels = connected_components(gained > 0, connection="strong")
+    return [[one.name for one, label in zip(who, labels, strict=True) if label == group] for group in range(count)]
+
+
 def cycles(who: Sequence[Contestant], pairings: Sequence[Pairing]) -> list[tuple[str, str, str]]:
     """Contestants of whom the first beats the second, the second the third, and the third the first, by their names.
 
-    One beats another if the 95% interval of its share of points, over openings, is above a half.
+    One beats another if it has more points in significantly more openings than the other, by a sign test at 5%.
     """
     names = {one.key: one.name for one in who}
     beats = set()
     for pairing in pairings:
         by_opening = _points(pairing.returns).reshape(-1, 2).mean(axis=1)
-        error = 1.96 * by_opening.std(ddof=1) / np.sqrt(len(by_opening)) if len(by_opening) > 1 else np.inf
-        if by_opening.mean() - error > 0.5:
-            beats.add((pairing.first, pairing.second))
-        if by_opening.mean() + error < 0.5:
-            beats.add((pairing.second, pairing.first))
+        better, worse = int((by_opening > 0.5).sum()), int((by_opening < 0.5).sum())
+        if better + worse and binomtest(better, better + worse).pvalue < _LEVEL:
+            beats.add((pairing.first, pairing.second) if better > worse else (pairing.second, pairing.first))
     after: dict[str, list[str]] = {}
     for one, other in sorted(beats):
         after.setdefault(one, []).append(other)
@@ -300,25 +320,29 @@ def shares(who: Sequence[Contestant], pairings: Sequence[Pairing]) -> dict[str, 
     return {key: float(np.mean(scores)) if scores else float("nan") for key, scores in got.items()}
 
 
-def draw(who: Sequence[Contestant], pairings: Sequence[Pairing], ratings: Sequence[Rating], path: Path) -> None:
-    """Writes a picture: each row's share of points against each column, the strongest first.
-
-    Raises:
-      UsageError: something is there already, or matplotlib is not installed.
-    """
-    try:
-        from twin_graph.experiments import figures
-    except ModuleNotFoundError:
-        raise UsageError("a picture needs matplotlib: pip install 'twin-graph[experiments]'") from None
+def check_picture(path: Path) -> None:
+    """Raises `UsageError` unless `draw` can write there."""
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise UsageError(f"{path}: a picture's name ends in .png or .svg")
     if path.exists():
         raise UsageError(f"{path} exists already; choose another path")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent}; make it first")
+    if not importlib.util.find_spec("matplotlib"):
+        raise UsageError("a picture needs matplotlib: pip install 'twin-graph[experiments]'")
+
+
+def draw(who: Sequence[Contestant], pairings: Sequence[Pairing], ratings: Sequence[Rating], path: Path) -> None:
+    """Writes a picture: each row's share of points against each column, the strongest first; see `check_picture`."""
+    from twin_graph.experiments import figures
+
     order = sorted(range(len(who)), key=lambda i: -ratings[i].elo)
     place = {who[i].key: row for row, i in enumerate(order)}
     shares = np.full((len(who), len(who)), np.nan)
     for pairing in pairings:
         a, b = place[pairing.first], place[pairing.second]
         shares[a, b], shares[b, a] = pairing.score, 1 - pairing.score
-    several = len({one.run.name for one in who if one.run}) > 1
+    several = len({one.run.folder for one in who if one.run}) > 1
     names = [who[i].short(with_run=several) for i in order]
     labels = [f"{name}  {ratings[i].elo:.0f}" for name, i in zip(names, order, strict=True)]
     figures.heat_map(shares, labels, names, "share of points of the row against the column").savefig(path, dpi=200)

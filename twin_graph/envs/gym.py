@@ -253,7 +253,8 @@ def _seen(observations: spaces.Space[Any]) -> spaces.Space[Any]:
 
 
 def _make_one(settings: EnvSettings, declared: "_Declared", time_limit: int | None, index: int, **options: Any) -> Any:
-    if settings.vectorization == "async":  # Ctrl-C reaches every process: the trainer is the one that answers it
+    # Ctrl-C reaches every process, and the trainer is the one that answers it. It makes an environment, too.
+    if settings.vectorization == "async" and multiprocessing.parent_process():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     env = _make(settings, max_episode_steps=time_limit, **options)
     name = f"{settings.id}, environment {index}"

@@ -71,8 +71,9 @@ class Spiel:
             "time limit, steps": self.time_limit or "none",
         }
         self._states = [self._game.new_initial_state() for _ in range(count)]
-        named = self._states[0]
-        self.action_names = tuple(named.action_to_string(0, action)[1:] for action in range(n_actions))
+        # Of other games some end the process if they are asked for the name of what is illegal.
+        known = range(n_actions if self._pieces else 0)
+        self.action_names = tuple(self._states[0].action_to_string(0, action)[1:] for action in known)
         self.to_move = np.zeros(count, np.int64)
         self.cut = np.zeros(count, np.bool_)
 
@@ -168,10 +169,14 @@ def load(settings: EnvSettings) -> Any:
     if wrong:
         raise UsageError(f"{settings.id} cannot be learnt here: {' and '.join(wrong)}")
     try:
-        return pyspiel.load_game(name, settings.kwargs)
+        game = pyspiel.load_game(name, settings.kwargs)
     except (pyspiel.SpielError, RuntimeError, TypeError) as error:
         first_line = str(error).split("\n")[0]
         raise UsageError(f"cannot make {settings.id}: {first_line}") from None
+    players, actions = game.num_players(), game.num_distinct_actions()
+    if players != 2 or actions < 1:
+        raise UsageError(f"with env.kwargs={settings.kwargs} {settings.id} has {players} players and {actions} actions")
+    return game
 
 
 def random(game: Any, spec: EnvSpec) -> Player:  # noqa: ARG001 - players share one signature
@@ -197,11 +202,11 @@ def mcts(game: Any, spec: EnvSpec, simulations: Annotated[int, Field(ge=2)] = 10
 
 def perfect(game: Any, spec: EnvSpec) -> Player:  # noqa: ARG001
     """Searches the game to its end, where it is small enough, and takes one of the best actions by lot."""
-    values: dict[str, float] = {}
+    values: dict[tuple[int, str], float] = {}
 
     def value(state: Any) -> float:
         """What the first player gets if both play perfectly from here."""
-        key = str(state)
+        key = state.current_player(), str(state)  # the words may not say whose turn it is
         if key not in values:
             if len(values) > _PERFECT_LIMIT:
                 raise UsageError(f"the perfect player needs a smaller game than {game.get_type().short_name}")

@@ -68,6 +68,9 @@ def predicted(run: Result) -> Curve:
     depths = {learner: _Depths(learner, run.services, settings) for learner in learners}
     for name, other in zip(learners, learners[::-1], strict=True):
         depths[name].source = depths[other]
+    for service in sorted(run.services, key=lambda service: service.first):  # in order, or one asks for all before it
+        for committed in service.committed:
+            depths[service.learner].source.of(committed)
     return {
         step: reward
         * sum(value_of(depths[name].of(updates), settings.train.discount) for name in learners)

@@ -162,9 +162,15 @@ class PlannedRun(NamedTuple):
         return (self.point.number if self.point else -1), self.seed
 
     @property
+    def span(self) -> tuple[int, int]:
+        """The agent steps after which it begins, and at which it ends."""
+        return (self.point.agent_steps if self.point else 0), self.settings.train.steps
+
+    @property
     def length(self) -> int:
         """Agent steps that it trains."""
-        return self.settings.train.steps - (self.point.agent_steps if self.point else 0)
+        begin, end = self.span
+        return end - begin
 
 
 class Plan(NamedTuple):
@@ -174,6 +180,7 @@ class Plan(NamedTuple):
       name, description, preset, steps: as in the file.
       runs: seed by seed, so that an experiment that was stopped has whole comparisons.
       scores: by environment, what the file says of its scores.
+      last: what the file says a run's score is the mean of, evaluations; a report may take another number.
       text: the file.
       origin: from which run its runs are forked, if they are.
     """
@@ -184,8 +191,13 @@ class Plan(NamedTuple):
     steps: int
     runs: tuple[PlannedRun, ...]
     scores: Mapping[str, Scores]
+    last: int
     text: str
     origin: Origin | None = None
+
+    def scored_by(self, last: int) -> "Plan":
+        """The same plan, a run's score the mean of this many of its newest evaluations, whatever the file says."""
+        return self._replace(runs=tuple(run._replace(last=last) for run in self.runs))
 
     @property
     def conditions(self) -> list[str]:
@@ -264,8 +276,17 @@ def parse(text: str, *, fixed: Pairs = (), origin: Origin | None = None) -> Plan
     if any(run.settings.train.until_score is not None for run in runs):
         raise UsageError("train.until_score ends runs at different steps, and an experiment compares equal ones")
     tasks = list(dict.fromkeys(run.task for run in runs))
+    for condition in dict.fromkeys(run.condition for run in runs):
+        played = {run.task for run in runs if run.condition == condition}
+        if missing := [task for task in tasks if task not in played]:
+            raise UsageError(
+                f"{condition} is not compared in {missing[0]}: let the environments be a factor of their own, "
+                '"env.id" = [...]'
+            )
     preset = file.preset or runs[0].settings.preset
-    return Plan(file.name, file.description, preset, file.steps, tuple(runs), _scores(file.scores, tasks), text, origin)
+    scores = _scores(file.scores, tasks)
+    last = file.last_evaluations
+    return Plan(file.name, file.description, preset, file.steps, tuple(runs), scores, last, text, origin)
 
 
 def _origin(wanted: _From, known: Origin | None) -> Origin:
@@ -364,7 +385,7 @@ def _levels(factor: str, values: Any) -> list[_Level]:
     return [
         _Level(
             factor,
-            value if isinstance(value, str) else f"{short}={json.dumps(value)}",
+            value if isinstance(value, str) else f"{short}={json.dumps(value, default=str)}",
             tuple(_settings({factor: value}, "factors")),
         )
         for value in values

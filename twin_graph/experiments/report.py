@@ -224,7 +224,11 @@ def _findings(data: _Data) -> Iterator[str]:
     if min(len(condition.scores) for condition in known) < FEW_SEEDS:
         yield "These few runs cannot say whether the others are worse."
         return
-    first, *others = known
+    first = data.conditions[0]
+    if not len(first.scores):
+        yield f"No run of {first.name}, with which the others are compared, is done."
+        return
+    others = [c for c in known if c is not first]
     differ = [f"{c.name} ({_number(c.difference.value)})" for c in others if c.difference and c.p < statistics.LEVEL]
     compared = (
         f"{len(others)} comparison{'s' if len(others) > 1 else ''} with {first.name}, in pairs of runs that began alike"
@@ -354,18 +358,18 @@ def _target_figures(data: _Data) -> Iterator[tuple[str, Figure]]:
     def of_runs(curve: Callable[[Result], Curve], x_label: str, y_label: str, **reference: Any) -> Figure:
         return figures.lines([_mean_line(condition, curve) for condition in conditions], x_label, y_label, **reference)
 
-    if begun := [run for condition in conditions for run in _shown_runs(condition) if run.updates]:
-        yield "age", of_runs(figures.ages(begun), "update", "age in updates")
+    shown = [run for condition in conditions for run in _shown_runs(condition)]
+    if taught := [run for run in shown if run.services]:
+        yield "age", of_runs(figures.ages(taught), "update", "age in updates")
         yield "served", figures.served([(c.name, _shown_runs(c)[0]) for c in conditions if _shown_runs(c)])
-    yield "distance", of_runs(lambda run: run.q_distance, "agent steps", "|Q - Q_target|")
-    yield "agreement", of_runs(lambda run: run.agreement, "agent steps", "share of equal greedy actions")
-    label = "expected less realised return"
-    yield (
-        "overestimation",
-        of_runs(
-            lambda run: run.overestimation, "agent steps", label, at=0.0, at_label="neither too much nor too little"
-        ),
-    )
+    if any(run.q_distance for run in shown):
+        yield "distance", of_runs(lambda run: run.q_distance, "agent steps", "|Q - Q_target|")
+    if any(run.agreement for run in shown):
+        yield "agreement", of_runs(lambda run: run.agreement, "agent steps", "share of equal greedy actions")
+    if any(run.expected for run in shown):
+        zero = {"at": 0.0, "at_label": "neither too much nor too little"}
+        label = "expected less realised return"
+        yield "overestimation", of_runs(lambda run: run.overestimation, "agent steps", label, **zero)
     points = {c.name: [pair for run in c.runs for pair in clock.pairs(run)] for c in conditions}
     if any(points.values()):
         yield "clock", figures.against(points, "predicted by the ledger", "expected by the snapshot")
@@ -402,10 +406,12 @@ def _method(data: _Data) -> Iterator[str]:
             f"Scores of {task}: {norm.low:g} counts as 0 and {norm.high:g} as 1 ({norm.source}); the threshold is "
             f"{norm.threshold:g}."
         )
+    chosen = "Nothing is chosen afterwards: not the best snapshot, not the best seed."
+    if data.plan.runs[0].last != data.plan.last:
+        chosen = f"That was chosen when this report was made (--last); the experiment's file says {data.plan.last}."
     yield (
         "A score is the mean return of whole, unclipped games that the newest snapshot plays at a scheduled "
-        f"evaluation; a run's score is {data.outcome}. Nothing is chosen afterwards: not the best snapshot, not the "
-        "best seed."
+        f"evaluation; a run's score is {data.outcome}. {chosen}"
     )
     yield (
         f"All intervals are 95% percentile intervals of a stratified bootstrap over seeds with {RESAMPLES:,} "

@@ -9,7 +9,7 @@ from twin_graph import mutual
 from twin_graph.errors import DamagedError
 from twin_graph.experiments.plan import PlannedRun
 from twin_graph.experiments.runner import Experiment, State, look
-from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, End, Event, Start, target_swaps
+from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, End, Event, Fork, Start, target_swaps
 from twin_graph.snapshots.run import Run
 
 Curve = dict[int, float]
@@ -39,7 +39,7 @@ class Service(NamedTuple):
 
 
 class Result(NamedTuple):
-    """One run.
+    """One run; of one that is forked what came since, but for `services`, by which values are traced back.
 
     Attributes:
       planned: which.
@@ -114,7 +114,10 @@ class Result(NamedTuple):
         return max((seconds for step, seconds in self.seconds.items() if step <= agent_steps), default=0.0)
 
     def mean_age(self, first: int, last: int) -> float | None:
-        """How many updates old the targets of these updates were, on average; None where there were no targets."""
+        """How many updates old the targets of these updates were, on average; None where there were no targets.
+        Updates of the run from which it is forked are not counted."""
+        if self.planned.point:
+            first = max(first, self.planned.point.updates + 1)
         spans = [span for service in self.services if (span := service.mean_age(first, last))[1]]
         return sum(age * count for age, count in spans) / sum(count for _, count in spans) if spans else None
 
@@ -134,17 +137,21 @@ def _nothing(state: State) -> Result:
 
 
 def _result(state: State, run: Run) -> Result:
-    # Somebody may have resumed the run for longer: what lies beyond the experiment's steps is not compared.
-    limit = state.planned.settings.train.steps + run.settings.env.count
+    # Somebody may have resumed the run for longer: what lies beyond the experiment's steps is not compared. What lies
+    # before the point from which it is forked is the same for all.
+    begin, end = state.planned.span
+    end += run.settings.env.count
     evaluations = [
         line for line in run.evaluation_lines() if line["scheduled"] and line["snapshot"] == line["challenger"]
     ]
-    evaluations = [line for line in evaluations if line["played_at"]["agent_steps"] <= limit]
-    metrics = [line for line in run.metric_lines() if "agent_steps_per_second" in line and line["agent_steps"] <= limit]
+    evaluations = [line for line in evaluations if begin < line["played_at"]["agent_steps"] <= end]
+    logged = [line for line in run.metric_lines() if "agent_steps_per_second" in line and line["agent_steps"] <= end]
+    metrics = [line for line in logged if line["agent_steps"] > begin]
     events = run.ledger.events()
-    newest = metrics[-1] if metrics else {"agent_steps": 0, "updates": 0}
+    newest = logged[-1] if logged else {"agent_steps": 0, "updates": 0}
     comparable = not run.settings.train.rescale_r  # or Q values are in other units than rewards
-    every = run.ledger.with_abandoned()
+    every = [event for event, _ in run.ledger.with_abandoned()]
+    own = every[max((i for i, event in enumerate(every) if isinstance(event, Fork)), default=0) :]
     return Result(
         planned=state.planned,
         state=state.state,
@@ -161,8 +168,8 @@ def _result(state: State, run: Run) -> Result:
         q_distance=_telemetry(metrics, "target/q_distance"),
         agreement=_telemetry(metrics, "target/greedy_agreement"),
         services=list(_services(run, events, newest["updates"])),
-        attempts=max(1, sum(isinstance(event, Start) for event, _ in every)),
-        stops=sum(isinstance(event, End) and event.state != "finished" for event, _ in every),
+        attempts=max(1, sum(isinstance(event, Start) for event in own)),
+        stops=sum(isinstance(event, End) and event.state != "finished" for event in own),
         processor=run.description["cpu"]["model"],
         error=state.error,
     )

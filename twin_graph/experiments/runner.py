@@ -36,7 +36,7 @@ from twin_graph.experiments import plan as plans
 from twin_graph.experiments.plan import Pairs, Plan, PlannedRun
 from twin_graph.experiments.trial import Trial
 from twin_graph.snapshots.files import append_line, checked, make_folder, read_file, read_lines, write_file
-from twin_graph.snapshots.ledger import utc_now
+from twin_graph.snapshots.ledger import End, Point, utc_now
 from twin_graph.snapshots.run import RUNS, Run, check_new_folder
 
 EXPERIMENTS = RUNS / "experiments"
@@ -118,7 +118,12 @@ class Experiment:
         return cls(folder, new, fixed, measure([run.settings for run in _one_of_each(new)]))
 
     def write(self) -> None:
-        """Records what it is; the caller has its lock."""
+        """Records what it is; the caller has its lock. Raises `UsageError` if somebody began another one meanwhile."""
+        if (self.folder / _RECORD).exists():
+            begun = self.open(self.folder)
+            _check_same(begun.plan, self.plan, self.folder)
+            if begun.fixed != self.fixed:
+                raise UsageError(f"another `experiment run` began {self.folder} meanwhile; run this one again")
         record = {
             "format": _FORMAT,
             "name": self.plan.name,
@@ -176,7 +181,7 @@ class Experiment:
         """The arguments of `twin-graph` that start a run, or continue it; one that is forked begins to train after."""
         folder = str(self.run_folder(planned).absolute())  # so that `_trainer` finds it, wherever it is called
         if self.found(planned):
-            return ["resume", folder]
+            return ["resume", folder, "--steps", str(self.plan.steps)]
         sets = [f"--set={assignment(key, value)}" for key, value in planned.overrides]
         if self.plan.origin and planned.point:
             named = ["--at", str(planned.point.number), "--seed", str(planned.seed), "--run-dir", folder]
@@ -244,7 +249,13 @@ def _fixed(plan: Plan, jobs: int) -> Pairs:
 
 
 def _check_same(begun: Plan, wanted: Plan, folder: Path) -> None:
-    """Raises `UsageError` unless all that was planned is still wanted, as it was: an experiment may only grow."""
+    """Raises `UsageError` unless all that was planned is still wanted, as it was: an experiment may only grow. How its
+    scores are normalised may change."""
+    if begun.last != wanted.last:
+        raise UsageError(
+            f"{folder} belongs to another file: last_evaluations is {begun.last} there and {wanted.last} in this one; "
+            f"keep it, and look at others by `twin-graph experiment report {folder} --last {wanted.last}`"
+        )
     ours = {run.name: run for run in wanted.runs}
     for theirs in begun.runs:
         run = ours.get(theirs.name)
@@ -285,18 +296,28 @@ def _look(experiment: Experiment, planned: PlannedRun, error: str = "", *, goes_
     try:
         run = experiment.found(planned)
         if run is None:
-            begun = planned.point.agent_steps if planned.point else 0
-            return State(planned, "failed" if error else "waiting", begun, error)
+            return State(planned, "failed" if error else "waiting", planned.span[0], error)
         # A process that is known to be alive is not asked: it may be about to take the lock that this looks at.
         state = "running" if goes_on else run.state()
         steps = run.newest_metrics().get("agent_steps", 0)
     except DamagedError as damage:
         return State(planned, "damaged", 0, str(damage))
-    if state == "finished":
+    if state != "running" and _finished(run, experiment.plan.steps):
         return State(planned, "done", experiment.plan.steps)
     if state == "running":
         return State(planned, "running", min(steps, experiment.plan.steps))
     return State(planned, "failed" if error else "cut", min(steps, experiment.plan.steps), error)
+
+
+def _finished(run: Run, steps: int) -> bool:
+    """Whether it has been at its end, with so many agent steps; somebody may have resumed it for longer since."""
+    at_its_end = False
+    for event in run.ledger.newest_first(End, Point):
+        if isinstance(event, End):
+            at_its_end = event.state == "finished"
+        elif isinstance(event, Point) and at_its_end:  # the one that was made then
+            return event.counters.agent_steps >= steps
+    return False
 
 
 class Process(Protocol):

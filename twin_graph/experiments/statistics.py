@@ -154,7 +154,8 @@ def _condition(
     reached = [(run, run.reached(norm[run.planned.task].threshold)) for row in done for run in row]
     rows = done or _whole_seeds([run for run in runs if run.scores], tasks)
     iqm, average, gap = estimates(scores, _aggregates, 3)
-    pairs = differences(done, first.rows, norm) if first else np.zeros((0, len(tasks)))
+    of_first = first.rows if first and len(first.scores) else []  # else its rows are not done
+    pairs = differences(done, of_first, norm) if first else np.zeros((0, len(tasks)))
     return Condition(
         name=name,
         runs=runs,

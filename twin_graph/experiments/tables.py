@@ -1,6 +1,6 @@
 """The numbers of an experiment as CSV files, and back: enough to draw its report again where the runs are gone.
 
-plan.json        the experiment's file, and what was fixed at its start
+plan.json        the experiment's file, what was fixed at its start, and of how many evaluations a score is the mean
 runs.csv         a line for each run
 curves.csv       a line for each scheduled evaluation
 targets.csv      a line for each time that a snapshot was the target
@@ -28,7 +28,12 @@ _TELEMETRY = ("seconds", "train_return", "q_distance", "agreement")
 
 def write(plan: Plan, fixed: plans.Pairs, results: Sequence[Result], norms: Mapping[str, Norm]) -> dict[str, bytes]:
     """The files, by name."""
-    record = {"file": plan.text, "fixed": dict(fixed), "origin": plan.origin.record() if plan.origin else None}
+    record = {
+        "file": plan.text,
+        "fixed": dict(fixed),
+        "origin": plan.origin.record() if plan.origin else None,
+        "last": plan.runs[0].last,
+    }
     return {
         PLAN: checked(record, indent=1),
         "runs.csv": as_csv([_of_run(result, norms[result.planned.task]) for result in results]),
@@ -47,6 +52,7 @@ def read(folder: Path) -> tuple[Plan, plans.Pairs, list[Result]]:
         fixed = tuple(record["fixed"].items())
         origin = plans.Origin.recorded(record["origin"]) if record["origin"] else None
         plan = plans.parse(record["file"], fixed=fixed, origin=origin)
+        plan = plan.scored_by(record.get("last", plan.last))  # older ones lack it
         rows = {name: _grouped(_rows(folder / f"{name}.csv")) for name in ("curves", "targets", "telemetry")}
         of_runs = {row["run"]: row for row in _rows(folder / "runs.csv")}
         results = [

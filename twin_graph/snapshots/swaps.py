@@ -18,11 +18,13 @@ class Outcome(NamedTuple):
 
     Attributes:
       message: in words.
+      snapshot: which the reference meant; empty of an undo.
       request: what was requested of the trainer; None where nothing was, as in a dry run.
       answer: the trainer's; None where none trains.
     """
 
     message: str
+    snapshot: str = ""
     request: Request | None = None
     answer: Answer | None = None
 
@@ -60,8 +62,9 @@ def swap(
     store.check_files(snapshot.id)
     store.check_same_variables(snapshot.id, store.newest.id)
     if dry_run:
-        return Outcome(f"{snapshot.id} fits; nothing was changed")
-    return _requested(run, control.ask(run.control, "swap", snapshot.id, into, learner=learner or names[0], hold=hold))
+        return Outcome(f"{snapshot.id} fits; nothing was changed", snapshot.id)
+    request = control.ask(run.control, "swap", snapshot.id, into, learner=learner or names[0], hold=hold)
+    return _requested(run, request, snapshot.id)
 
 
 def undo(run: Run, *, dry_run: bool = False) -> Outcome:
@@ -93,10 +96,10 @@ def answered(run: Run, request: Request, otherwise: str) -> Answer:
     return answer
 
 
-def _requested(run: Run, request: Request) -> Outcome:
+def _requested(run: Run, request: Request, snapshot: str = "") -> Outcome:
     if run.state() != "running":
         recorded = "the run is not training now; it takes effect as soon as it does. `swap --undo` undoes it"
-        return Outcome(f"recorded: {recorded}", request)
+        return Outcome(f"recorded: {recorded}", snapshot, request)
     undoing = command("swap", run.folder, "--undo")
     answer = answered(run, request, f"the request stays recorded, and `{undoing}` undoes it")
-    return Outcome(answer.message, request, answer)
+    return Outcome(answer.message, snapshot, request, answer)

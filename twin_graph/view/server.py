@@ -167,9 +167,12 @@ class _Api:
         return answer
 
     def _runs(self, request: Request) -> Response:  # noqa: ARG002
-        version, runs = self._library.changes(-1)
-        tree = self._library.tree()
+        version, runs, tree = self._look(-1)
         return _json({"version": version, "runs": runs, "tree": tree, "allow_swaps": self._allow_swaps})
+
+    def _look(self, version: int) -> tuple[int, Any, Any]:
+        """May wait for the library's lock as long as a read of another run takes."""
+        return *self._library.changes(version), self._library.tree()
 
     async def _events(self, request: Request) -> Response:
         since = request.headers.get("last-event-id") or request.query_params.get("since", "")
@@ -179,9 +182,9 @@ class _Api:
         sent = time.monotonic()
         while not self.server.should_exit:
             began = time.monotonic()
-            version, runs = await run_in_threadpool(self._library.changes, version)
+            version, runs, tree = await run_in_threadpool(self._look, version)
             if runs:
-                yield f"id: {version}\ndata: {json.dumps(rounded({'runs': runs, 'tree': self._library.tree()}))}\n\n"
+                yield f"id: {version}\ndata: {json.dumps(rounded({'runs': runs, 'tree': tree}))}\n\n"
                 sent = time.monotonic()
             elif time.monotonic() - sent > _ALIVE_SECONDS:
                 yield ": nothing new\n\n"
@@ -213,7 +216,8 @@ class _Api:
             else:
                 how = {"learner": wanted["learner"], "hold": wanted["hold"], "dry_run": dry_run}
                 outcome = swaps.swap(run, wanted["reference"], wanted["into"], **how)
-            return _json({"done": outcome.answer.done if outcome.answer else True, "message": outcome.message})
+            done = outcome.answer.done if outcome.answer else True
+            return _json({"done": done, "message": outcome.message, "snapshot": outcome.snapshot})
 
         return await run_in_threadpool(answer)
 

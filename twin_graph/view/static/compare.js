@@ -129,8 +129,10 @@ export function compareView(library, indexes) {
     for (const index of wanted) {
       try {
         curves.set(index, await get(`runs/${index}/curves`));
+        scores.note.hidden = true;
       } catch (error) {
-        put(scores.note, error.message);
+        scores.note.hidden = false;
+        put(scores.note, `${name(index)}: ${error.message}`);
       }
     }
     draw();

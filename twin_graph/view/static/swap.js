@@ -37,6 +37,7 @@ export function swapPart(run) {
       : null;
   const hold = h("input", { type: "checkbox" });
   const go = h("button", { type: "submit", class: "main", disabled: true }, "Swap");
+  let tried = null; // what would be done: of words like `latest` the snapshot that they meant when it was tried
   const form = h(
     "form",
     {
@@ -44,7 +45,7 @@ export function swapPart(run) {
       oninput: changed,
       onsubmit: (event) => {
         event.preventDefault();
-        ask({ ...wanted(), dry_run: false });
+        if (tried) ask({ ...tried, dry_run: false });
       },
     },
     h("label", { for: "swap-reference" }, "Snapshot"),
@@ -88,6 +89,7 @@ export function swapPart(run) {
 
   /** What was tried is no longer what would be done. */
   function changed() {
+    tried = null;
     go.disabled = true;
     hold.disabled = into.value === "online";
     put(answer);
@@ -99,10 +101,11 @@ export function swapPart(run) {
       button.disabled = true;
     });
     put(answer, "Waiting for the answer ...");
-    let isTried = false;
+    tried = null;
     try {
-      const { done, message } = await post(`runs/${run.index}/swap`, what);
-      isTried = what.dry_run && done;
+      const { done, message, snapshot } = await post(`runs/${run.index}/swap`, what);
+      const isAsItWas = JSON.stringify(wanted()) === JSON.stringify(what); // nobody has typed since
+      if (what.dry_run && done && isAsItWas) tried = { ...what, reference: snapshot };
       answer.className = done ? "answer good" : "answer bad";
       put(answer, message);
     } catch (error) {
@@ -110,7 +113,7 @@ export function swapPart(run) {
       put(answer, error.message);
     }
     buttons.forEach((button) => {
-      button.disabled = button === go && !isTried;
+      button.disabled = button === go && !tried;
     });
   }
 
