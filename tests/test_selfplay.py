@@ -440,13 +440,13 @@ def test_the_ball_of_pong_for_two_is_served_without_the_button() -> None:
         boards_of(PONG.model_copy(update={"actions": [0, 6]}), 1)
 
 
-def test_the_ball_of_pong_for_two_flies_as_in_pong_for_one() -> None:
-    """A player may hit it twice as fast, and not at the steep angles of the cartridge's other variation."""
+def speeds(settings: EnvSettings) -> tuple[np.ndarray, np.ndarray]:
+    """Of a ball between players who always press the button: rows and columns of the image that it makes, each frame."""
     random, at = np.random.default_rng(1), list[np.ndarray]()
-    with contextlib.closing(boards_of(PONG.model_copy(update={"frame_skip": 1}), 1)) as boards:
+    with contextlib.closing(boards_of(settings.model_copy(update={"frame_skip": 1}), 1)) as boards:
         boards.begin(0, random)
-        for frame in range(2_500):
-            if frame % 4 == 0:
+        for frame in range(6_000):
+            if frame % 16 == 0:
                 actions = random.choice([1, 4, 5], 2)  # those with FIRE
             for action in actions:
                 boards.move(np.array([0]), np.array([action]))
@@ -458,9 +458,32 @@ def test_the_ball_of_pong_for_two_flies_as_in_pong_for_one() -> None:
             at.append(
                 (ball.sum(1) @ np.arange(59), ball.sum(0) @ np.arange(59)) / ball.sum() if whole else np.full(2, np.nan)
             )
-    rows_a_frame, columns_a_frame = np.nanmax(np.abs(np.diff(at, axis=0)), axis=0)
-    assert columns_a_frame > 1  # three of the screen's 160 columns, in place of one
-    assert rows_a_frame < 1.2  # two of its 210 rows; four in the other variation
+    made = np.abs(np.diff(at, axis=0))
+    rows, columns = made[~np.isnan(made).any(axis=1)].T
+    return rows, columns
+
+
+def test_the_ball_of_pong_for_two_flies_as_in_pong_for_one() -> None:
+    """A player may hit it twice as fast, and not at the steep angles of the cartridge's other variation."""
+    rows, columns = speeds(PONG)
+    assert (columns > 0.8).mean() > 0.02  # two of the screen's 160 columns, in place of one
+    assert (rows > 1.2 * columns).mean() < 0.1  # nine in ten in the other variation
+
+
+def test_a_button_works_in_as_many_games_of_pong_as_is_asked_for() -> None:
+    _, columns = speeds(PONG.model_copy(update={"kwargs": {"button": 0}}))
+    assert (columns > 0.8).mean() < 0.002
+    boards = boards_of(PONG.model_copy(update={"kwargs": {"button": 0.25}}), 1)
+    random, broken = np.random.default_rng(1), []
+    for _ in range(200):
+        boards.begin(0, random)
+        broken.append(boards._broken[0].tolist())  # type: ignore[attr-defined]
+    boards.close()
+    assert np.mean(broken, axis=0) == pytest.approx([0.75, 0.75], abs=0.07)
+    assert abs(np.corrcoef(np.transpose(broken))[0, 1]) < 0.15
+    for wrong, words in (({"button": 2}, "button=2: must be a number from 0 to 1"), ({"knob": 1}, "has button alone")):
+        with pytest.raises(UsageError, match=words):
+            boards_of(PONG.model_copy(update={"kwargs": wrong}), 1)
 
 
 def test_a_game_of_pong_follows_from_its_seeds(tmp_path: Path) -> None:

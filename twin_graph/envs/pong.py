@@ -5,7 +5,7 @@ four of them stacked. It is evaluated in the game of one player, against the com
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,10 @@ ID, ALONE = "TwoPlayer/Pong", "ALE/Pong-v5"
 _MODE = 3
 #: In the order in which `ALE/Pong-v5` has them, as the emulator numbers them.
 _ACTIONS = {"NOOP": 0, "FIRE": 1, "RIGHT": 3, "LEFT": 4, "RIGHTFIRE": 11, "LEFTFIRE": 12}
-_PRESSED = np.arange(18)  # the same with the button pressed
+_PRESSED = np.arange(18)  # the same with the button pressed, and without
 _PRESSED[[0, 3, 4]] = 1, 11, 12
+_RELEASED = np.arange(18)
+_RELEASED[[1, 11, 12]] = 0, 3, 4
 _COURT, _BALL = np.s_[34:194, 20:140], 236  # where only the ball is, of the screen of 210x160; its grey
 
 
@@ -45,7 +47,7 @@ def make(
     if settings.id != ID:
         raise UsageError(f"unknown game {settings.id!r}; there is {ID}")
     if evaluation:
-        alone = settings.model_copy(update={"id": ALONE})
+        alone = settings.model_copy(update={"id": ALONE, "kwargs": {}})
         return Atari(alone, count=count, evaluation=True, max_steps=max_steps, screens=screens)
     return Seat(Pong(settings, count), screens=screens)
 
@@ -58,11 +60,13 @@ class Pong:
 
     A point is 1 for who made it and -1 for the other. The ball is served at once, as it is in the game of one player:
     both players' buttons are pressed until it is seen.
+
+    `env.kwargs.button` is the share of games in which a player's button works, drawn for each player; 1 unless given.
+    Players whose buttons always work meet fast balls alone, and the cartridge's own player never presses it.
     """
 
     def __init__(self, settings: EnvSettings, count: int) -> None:
-        if settings.kwargs:
-            raise UsageError(f"env.kwargs is for other environments than {ID}")
+        self._button = _button(settings.kwargs)
         self._settings = settings
         names = list(_ACTIONS)
         self.action_names: tuple[str, ...] = tuple(names[i] for i in actions_of(settings, names))
@@ -82,6 +86,7 @@ class Pong:
             "frame skip": settings.frame_skip,
             "sticky actions": settings.sticky,
             "no-ops up to": settings.noop_max,
+            "working buttons": self._button,
             "time limit, frames": settings.max_frames,
             "image": f"{height}x{width}x{stack}",
         }
@@ -95,6 +100,7 @@ class Pong:
         self._last_actions = np.zeros((count, 2), np.int64)
         self._number = np.zeros(count, np.int64)
         self._served = np.zeros(count, np.bool_)
+        self._broken = np.zeros((count, 2), np.bool_)
         self.cut = np.zeros(count, np.bool_)
         self.to_move = np.zeros(count, np.int64)
 
@@ -109,6 +115,7 @@ class Pong:
         self._frames[board, -1] = self._scaled(emulator.getScreenGrayscale())
         self._number[board] = 0
         self._served[board] = False
+        self._broken[board] = random.random(2) >= self._button
         self.to_move[board] = 0
 
     def observe(self, boards: np.ndarray, seats: np.ndarray) -> np.ndarray:
@@ -137,7 +144,7 @@ class Pong:
         for frame in range(settings.frame_skip):
             sticks = settings.sticky > 0 and self._randoms[board].random(2) < settings.sticky
             self._last_actions[board] = np.where(sticks, self._last_actions[board], actions)
-            moves = self._last_actions[board]
+            moves = np.where(self._broken[board], _RELEASED[self._last_actions[board]], self._last_actions[board])
             gains += emulator.act(moves if self._served[board] else _PRESSED[moves])
             if frame >= settings.frame_skip - 2:
                 screens.append(emulator.getScreenGrayscale())
@@ -175,6 +182,15 @@ class Pong:
 
     def close(self) -> None:
         self._emulators.clear()
+
+
+def _button(kwargs: Mapping[str, Any]) -> float:
+    if others := set(kwargs) - {"button"}:
+        raise UsageError(f"env.kwargs.{min(others)}: {ID} has button alone, the share of games in which it works")
+    share = kwargs.get("button", 1)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise UsageError(f"env.kwargs.button={share}: must be a number from 0 to 1")
+    return float(share)
 
 
 def _emulator() -> Any:
