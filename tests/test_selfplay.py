@@ -441,7 +441,7 @@ def test_the_ball_of_pong_for_two_is_served_without_the_button() -> None:
 
 
 def speeds(settings: EnvSettings) -> tuple[np.ndarray, np.ndarray]:
-    """Of a ball between players who always press the button: rows and columns of the image that it makes, each frame."""
+    """Of a ball between players who always press the button: rows and columns of the image that it makes in frames."""
     random, at = np.random.default_rng(1), list[np.ndarray]()
     with contextlib.closing(boards_of(settings.model_copy(update={"frame_skip": 1}), 1)) as boards:
         boards.begin(0, random)
