@@ -388,8 +388,11 @@ def test_what_a_person_trained_further_stays_done_and_what_ended_early_is_not(fi
     assert [result.state for result in read] == ["done"] * 4
     assert read[0].scores == before[0].scores
     assert there.command(there.plan.runs[1])[-2:] == ["--steps", "600"]
-    assert runner._finished(Run(folder / RUNS[1]), 600)
-    assert not runner._finished(Run(folder / RUNS[1]), 700)
+    longer_plan = there.plan.runs[1]._replace(
+        settings=config.change(there.plan.runs[1].settings, [("train.steps", 700)])
+    )
+    assert runner._is_complete(Run(folder / RUNS[1]), there.plan.runs[1])
+    assert not runner._is_complete(Run(folder / RUNS[1]), longer_plan)
 
 
 def test_ctrl_c_makes_trainings_save_and_says_how_to_go_on(tmp_path: Path) -> None:

@@ -35,8 +35,9 @@ from twin_graph.errors import DamagedError, InUseError, TwinGraphError, UsageErr
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments.plan import Pairs, Plan, PlannedRun
 from twin_graph.experiments.trial import Trial
+from twin_graph.matches import Matches
 from twin_graph.snapshots.files import append_line, checked, make_folder, read_file, read_lines, write_file
-from twin_graph.snapshots.ledger import End, Point, utc_now
+from twin_graph.snapshots.ledger import Point, utc_now
 from twin_graph.snapshots.run import RUNS, Run, check_new_folder
 
 EXPERIMENTS = RUNS / "experiments"
@@ -302,22 +303,18 @@ def _look(experiment: Experiment, planned: PlannedRun, error: str = "", *, goes_
         steps = run.newest_metrics().get("agent_steps", 0)
     except DamagedError as damage:
         return State(planned, "damaged", 0, str(damage))
-    if state != "running" and _finished(run, experiment.plan.steps):
+    if state != "running" and _is_complete(run, planned):
         return State(planned, "done", experiment.plan.steps)
     if state == "running":
         return State(planned, "running", min(steps, experiment.plan.steps))
     return State(planned, "failed" if error else "cut", min(steps, experiment.plan.steps), error)
 
 
-def _finished(run: Run, steps: int) -> bool:
-    """Whether it has been at its end, with so many agent steps; somebody may have resumed it for longer since."""
-    at_its_end = False
-    for event in run.ledger.newest_first(End, Point):
-        if isinstance(event, End):
-            at_its_end = event.state == "finished"
-        elif isinstance(event, Point) and at_its_end:  # the one that was made then
-            return event.counters.agent_steps >= steps
-    return False
+def _is_complete(run: Run, planned: PlannedRun) -> bool:
+    """Whether it has all that was planned; somebody may have resumed it for longer since."""
+    newest, steps = next(run.ledger.newest_first(Point), None), planned.settings.train.steps
+    reached = newest is not None and newest.counters.agent_steps >= steps
+    return reached and Matches(run).complete(steps, planned.settings)
 
 
 class Process(Protocol):
