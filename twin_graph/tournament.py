@@ -159,8 +159,8 @@ def play(runs: Sequence[Run], who: Sequence[Contestant], rules: Rules) -> Iterat
 def match(boards: Boards, first: Player, second: Player, rules: Rules) -> list[float]:
     """Plays `rules.games` games at once, on as many boards.
 
-    Returns half of what the first player gained more than the second, in each. Where one gains what the other loses
-    that is the first one's return; in Pong for two, where both are fined for waiting, a fine is no point for the other.
+    Returns half of what the first player gained more than the second, in each: where one gains what the other loses,
+    the first one's return.
     """
     games = np.arange(boards.count)
     seats = games % 2  # of the first player
