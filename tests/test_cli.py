@@ -452,5 +452,7 @@ def test_a_swap_by_hand_while_it_trains_names_the_update_and_explain_agrees(tmp_
     assert "recorded: the run is not training now" in dead.stderr
     status = json.loads(twin_graph("status", "run", "--json", cwd=tmp_path).stdout)
     assert status["requests"][0]["snapshot"].startswith("000002-")
-    assert "undone: swap 000002-" in twin_graph("swap", "run", "--undo", cwd=tmp_path).stderr
+    undone = twin_graph("swap", "run", "--undo", "--json", cwd=tmp_path)
+    assert "undone: swap 000002-" in undone.stderr
+    assert json.loads(undone.stdout)["done"]
     assert twin_graph("verify", "run", cwd=tmp_path).returncode == 0
