@@ -14,6 +14,7 @@ import pyspiel
 import pytest
 from best_response import worst_returns
 from commands import Command, twin_graph
+from pong_flights import ball
 from test_resume import attempt, end
 
 from twin_graph import envs
@@ -452,12 +453,8 @@ def speeds(settings: EnvSettings) -> tuple[np.ndarray, np.ndarray]:
                 boards.move(np.array([0]), np.array([action]))
             if boards.to_move[0] == NOBODY:
                 boards.begin(0, random)
-            court = boards.observe(np.array([0]), np.array([0]))[0, -1, 16:75, 12:71].astype(float)
-            ball = court - np.median(court)
-            whole = ball.sum() > 200  # of 250
-            at.append(
-                (ball.sum(1) @ np.arange(59), ball.sum(0) @ np.arange(59)) / ball.sum() if whole else np.full(2, np.nan)
-            )
+            seen = ball(boards.observe(np.array([0]), np.array([0]))[0, -1])
+            at.append(np.full(2, np.nan) if seen is None else seen)
     made = np.abs(np.diff(at, axis=0))
     rows, columns = made[~np.isnan(made).any(axis=1)].T
     return rows, columns

@@ -167,12 +167,9 @@ class _Api:
         return answer
 
     def _runs(self, request: Request) -> Response:  # noqa: ARG002
-        version, runs, tree = self._look(-1)
+        version, runs = self._library.changes(-1)
+        tree = self._library.tree()
         return _json({"version": version, "runs": runs, "tree": tree, "allow_swaps": self._allow_swaps})
-
-    def _look(self, version: int) -> tuple[int, Any, Any]:
-        """May wait for the library's lock as long as a read of another run takes."""
-        return *self._library.changes(version), self._library.tree()
 
     async def _events(self, request: Request) -> Response:
         since = request.headers.get("last-event-id") or request.query_params.get("since", "")
@@ -182,8 +179,9 @@ class _Api:
         sent = time.monotonic()
         while not self.server.should_exit:
             began = time.monotonic()
-            version, runs, tree = await run_in_threadpool(self._look, version)
+            version, runs = await run_in_threadpool(self._library.changes, version)
             if runs:
+                tree = await run_in_threadpool(self._library.tree)  # both may wait for the lock of a long read
                 yield f"id: {version}\ndata: {json.dumps(rounded({'runs': runs, 'tree': tree}))}\n\n"
                 sent = time.monotonic()
             elif time.monotonic() - sent > _ALIVE_SECONDS:
