@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from twin_graph import outputs
 from twin_graph.snapshots.run import find
 
 from .params import complete_run, json_option, print_json, say, stdout
@@ -26,6 +27,7 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
       twin-graph compare pong-seed1-1 pong-seed1-1-fork1 --plot parted.png
     """
     runs = find(first), find(second)
+    outputs.check_picture(plot)
 
     from twin_graph import compare as comparing
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from twin_graph import cpu
+from twin_graph import cpu, outputs
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments import runner, trial
@@ -199,6 +199,7 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
         from twin_graph.experiments import figures, tables
     except ImportError as error:
         raise _extra_is_missing("the clock", "experiments", error) from None
+    outputs.check_picture(plot)
     points: dict[str, list[tuple[float, float]]] = {}
     counts: dict[str, int] = {}
     for folder in folders:

@@ -57,7 +57,7 @@ def resume(
 
     with found.lock("resume"), contextlib.ExitStack() as open_:
         with starting_up("the run resumed; nothing was changed"):
-            from twin_graph import envs, evaluation, film, resources, trackers
+            from twin_graph import envs, evaluation, resources, trackers
             from twin_graph.checkpoint import newest_point
             from twin_graph.matches import Matches
 
@@ -74,7 +74,6 @@ def resume(
             needed = resources.measure(settings, env, found.folder, elsewhere=elsewhere_of(described))
             resources.check(needed)
             evaluation.check(settings)
-            film.check(settings)
             trackers.check(settings)
         changes = list(config.differences(found.settings, settings))
         if changes:

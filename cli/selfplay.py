@@ -9,6 +9,7 @@ import numpy as np
 from rich.progress import Progress
 from rich.table import Table
 
+from twin_graph import outputs
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.run import find, locate
 
@@ -67,8 +68,7 @@ def tournament(
 
     from twin_graph import tournament as tournaments
 
-    if plot:
-        tournaments.check_picture(plot)
+    outputs.check_picture(plot)
     who = tournaments.contestants(found, snapshots, against.split())
     rules = tournaments.Rules(games, opening, epsilon, seed)
     with Progress(console=stderr, transient=True) as bar:

@@ -63,8 +63,7 @@ def swap(
     say(outcome.message)
     if as_json:
         request = outcome.request.id if outcome.request else None
-        done = undo and not dry_run and request is None  # of what had not taken effect
-        print_json({"request": request, "done": done, "message": outcome.message})
+        print_json({"request": request, "done": outcome.done, "message": outcome.message})
 
 
 def tell(request: Request, answer: Answer, as_json: bool) -> None:

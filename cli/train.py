@@ -115,14 +115,13 @@ def train(
 
     with contextlib.ExitStack() as open_:
         with starting_up("the run started; nothing was written"):
-            from twin_graph import envs, evaluation, film, resources, trackers, training  # noqa: F401 - takes seconds
+            from twin_graph import envs, evaluation, resources, trackers, training  # noqa: F401 - takes seconds
 
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
             elsewhere = elsewhere_of(described)
             needed = resources.measure(settings, env, folder, elsewhere=elsewhere)
             resources.check(needed)
             evaluation.check(settings)
-            film.check(settings)
             trackers.check(settings)
             settings = _tuned(settings, env, elsewhere)
         run = create(folder, settings, env.protocol)

@@ -217,7 +217,10 @@ def test_the_clock_of_the_committed_studies_agrees(tmp_path: Path) -> None:
     picture = tmp_path / "clock.svg"
     fast = twin_graph("experiment", "clock", studies[1], "--plot", str(picture), cwd=tmp_path)
     assert "refresh-period: latest, refresh_every_updates=50" in fast.stdout
-    assert picture.exists()
+    drawn = picture.read_bytes()
+    again = twin_graph("experiment", "clock", studies[1], "--plot", str(picture), cwd=tmp_path)
+    assert (again.returncode, picture.read_bytes()) == (2, drawn)
+    assert "exists already; choose another path" in again.stderr
     pong = twin_graph("experiment", "clock", str(ROOT / "studies" / "results" / "pong-short"), cwd=tmp_path)
     assert pong.returncode == 2
     assert "no run in these tables has both" in pong.stderr

@@ -352,6 +352,8 @@ def test_arguments_reach_the_environment_and_wrong_ones_get_one_line() -> None:
         envs.make(EnvSettings(id="FrozenLake-v1", kwargs={"size": 8}), count=1)
     with pytest.raises(UsageError, match=r"env\.kwargs is for other environments"):
         envs.make(EnvSettings(id="ALE/Pong-v5", kwargs={"mode": 1}), count=1)
+    with pytest.raises(UsageError, match=r"env\.vectorization=async .* leave it out for ALE/Pong-v5"):
+        envs.make(EnvSettings(id="ALE/Pong-v5", vectorization="async"), count=1)
 
 
 SPACES = {

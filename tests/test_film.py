@@ -159,7 +159,7 @@ def test_record_plays_the_game_that_evaluate_scores(
     refused = twin_graph("record", str(run.folder), "-o", "a.mp4", cwd=tmp_path)
     assert (refused.returncode, refused.stderr) == (
         2,
-        "Error: a.mp4 exists already; choose another with -o, or remove it\n",
+        "Error: a.mp4 exists already; choose another path, or remove it\n",
     )
     assert len(list(run.evaluation_lines())) == 3  # two scheduled, and the one by hand: `record` measures nothing
 

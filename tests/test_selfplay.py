@@ -182,12 +182,14 @@ def test_arguments_make_no_game_for_more_players_or_without_moves(game: str, kwa
         boards_of(EnvSettings(id=f"OpenSpiel/{game}", kwargs=kwargs), 1)
 
 
-def test_a_wrong_player_to_be_scored_against_is_known_before_training(tmp_path: Path) -> None:
-    for preset, against, words in (
-        ("tictactoe", "perfct", "did you mean 'perfect'"),
-        ("connect-four", "perfect", "needs a smaller game than connect_four"),
+def test_what_a_game_does_not_have_is_known_before_training(tmp_path: Path) -> None:
+    for preset, given, words in (
+        ("tictactoe", "evaluate.against=perfct", "did you mean 'perfect'"),
+        ("connect-four", "evaluate.against=perfect", "needs a smaller game than connect_four"),
+        ("tictactoe", "evaluate.max_steps=3", "games of OpenSpiel/tic_tac_toe end by themselves"),
+        ("pong-selfplay", "env.vectorization=async", "leave it out for TwoPlayer/Pong"),
     ):
-        told = twin_graph("train", preset, "--set", f"evaluate.against={against}", "--run-dir=run", cwd=tmp_path)
+        told = twin_graph("train", preset, "--set", given, "--run-dir=run", cwd=tmp_path)
         assert told.returncode == 2
         assert words in told.stderr
         assert not (tmp_path / "run").exists()

@@ -208,16 +208,7 @@ def _scores(run: Run) -> Iterator[Score]:
 
 
 def draw(comparison: Comparison, names: Sequence[str], path: Path) -> None:
-    """Writes a picture of a comparison: scores, Q values and weights by updates. PNG or SVG, by the path's ending.
+    """Writes a picture of a comparison: scores, Q values and weights by updates; see `outputs`."""
+    from twin_graph.experiments import figures
 
-    Raises:
-      UsageError: matplotlib is not installed, or does not know this kind of file.
-    """
-    try:
-        from twin_graph.experiments import figures
-
-        figures.compared(comparison, names).savefig(path, dpi=160)
-    except ModuleNotFoundError as error:
-        raise UsageError(f"pictures need {error.name}: pip install 'twin-graph[experiments]'") from None
-    except ValueError as error:
-        raise UsageError(f"cannot write {path}: {error}") from None
+    figures.compared(comparison, names).savefig(path, dpi=160)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin_graph import envs, legal
+from twin_graph import envs, film, legal
 from twin_graph.envs.seats import Seat
 from twin_graph.settings import EVALUATION_MAX_STEPS, Settings
 from twin_graph.streams import Purpose, environment_seeds, stream
@@ -108,9 +108,11 @@ class _Game:
 
 
 def check(settings: Settings) -> None:
-    """Raises `UsageError` if there is no such player as `evaluate.against`, in a game of two."""
+    """Raises `UsageError` if `evaluate.against`, `.max_steps` or `.video` asks for what there is not."""
+    film.check(settings)
     if settings.opponent.policy is not None and settings.evaluate.episodes:
-        with contextlib.closing(envs.make(settings.env, count=1, evaluation=True)) as env:
+        max_steps = settings.evaluate.max_steps
+        with contextlib.closing(envs.make(settings.env, count=1, evaluation=True, max_steps=max_steps)) as env:
             if isinstance(env, Seat):
                 env.fixed_player(settings.evaluate.against)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from twin_graph import envs
+from twin_graph import envs, outputs
 from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.errors import UsageError
 from twin_graph.legal import ILLEGAL, legal_only
@@ -37,12 +37,7 @@ _GAIN, _LOSS = (90, 214, 125), (255, 107, 107)
 
 def check_path(path: Path) -> None:
     """Raises `UsageError` unless a film can be written there, and what it takes is installed."""
-    if path.suffix.lower() not in KINDS:
-        raise UsageError(f"{path}: a film's name ends in {' or '.join(KINDS)}")
-    if path.exists():
-        raise UsageError(f"{path} exists already; choose another with -o, or remove it")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent}; make it first")
+    outputs.check_new(path, "film", KINDS)
     check_installed()
 
 

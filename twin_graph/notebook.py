@@ -121,7 +121,7 @@ class NotebookRun(Run):
           on_episode, on_evaluation: called as `on_episode(score, progress)` and `on_evaluation(evaluation, progress)`;
             to return False ends the run. See `twin_graph.training.train`.
         """
-        from twin_graph import envs, evaluation, film, trackers, training
+        from twin_graph import envs, evaluation, trackers, training
         from twin_graph.checkpoint import newest_point
 
         settings = self.settings
@@ -130,7 +130,6 @@ class NotebookRun(Run):
         if steps is not None:
             settings = config.change(settings, [("train.steps", steps)])
         evaluation.check(settings)
-        film.check(settings)
         trackers.check(settings)
         with self.lock("train"):
             point = newest_point(self).point if self.points().folders() else None

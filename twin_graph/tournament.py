@@ -5,7 +5,6 @@ where it was, and ratings are computed from the records alone.
 """
 
 import contextlib
-import importlib.util
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -320,20 +319,8 @@ def shares(who: Sequence[Contestant], pairings: Sequence[Pairing]) -> dict[str, 
     return {key: float(np.mean(scores)) if scores else float("nan") for key, scores in got.items()}
 
 
-def check_picture(path: Path) -> None:
-    """Raises `UsageError` unless `draw` can write there."""
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise UsageError(f"{path}: a picture's name ends in .png or .svg")
-    if path.exists():
-        raise UsageError(f"{path} exists already; choose another path")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent}; make it first")
-    if not importlib.util.find_spec("matplotlib"):
-        raise UsageError("a picture needs matplotlib: pip install 'twin-graph[experiments]'")
-
-
 def draw(who: Sequence[Contestant], pairings: Sequence[Pairing], ratings: Sequence[Rating], path: Path) -> None:
-    """Writes a picture: each row's share of points against each column, the strongest first; see `check_picture`."""
+    """Writes a picture: each row's share of points against each column, the strongest first; see `outputs`."""
     from twin_graph.experiments import figures
 
     order = sorted(range(len(who)), key=lambda i: -ratings[i].elo)

@@ -167,6 +167,8 @@ def make(
     if not settings.id:
         raise UsageError("no environment: give one with --env, for example --env ALE/Breakout-v5")
     namespace = settings.id.partition("/")[0] + "/"
+    if namespace in KINDS and settings.vectorization != "sync":
+        raise UsageError(f"env.vectorization=async is for other environments; leave it out for {settings.id}")
     module, _, name = KINDS.get(namespace, KINDS[""]).partition(":")
     kind: Kind = getattr(importlib.import_module(module), name)
     return kind(settings, count=count, evaluation=evaluation, max_steps=max_steps, screens=screens)

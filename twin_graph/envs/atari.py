@@ -43,9 +43,10 @@ class Atari:
         max_steps: int | None = None,
         screens: bool = False,
     ) -> None:
-        if settings.kwargs or settings.vectorization != "sync":
-            given = "env.kwargs" if settings.kwargs else "env.vectorization"
-            raise UsageError(f"{given} is for other environments; those of Atari games are env.sticky, env.stack, ...")
+        if settings.kwargs:
+            raise UsageError(
+                "env.kwargs is for other environments; those of Atari games are env.sticky, env.stack, ..."
+            )
         max_frames = min(settings.max_frames, max_steps * settings.frame_skip if max_steps else settings.max_frames)
         self._clip = settings.clip_rewards and not evaluation
         self._life_loss = settings.life_loss and not evaluation

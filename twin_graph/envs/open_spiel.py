@@ -32,10 +32,12 @@ def make(
     *,
     count: int,
     evaluation: bool,  # noqa: ARG001
-    max_steps: int | None = None,  # noqa: ARG001 - games end by themselves
+    max_steps: int | None = None,
     screens: bool = False,
 ) -> Seat:
     """A kind of environments; see `twin_graph.envs.make`."""
+    if max_steps is not None:
+        raise UsageError(f"evaluate.max_steps is for other environments; games of {settings.id} end by themselves")
     boards = Spiel(settings, count)
     if screens:
         boards.draw(0)

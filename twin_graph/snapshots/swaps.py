@@ -18,12 +18,14 @@ class Outcome(NamedTuple):
 
     Attributes:
       message: in words.
+      done: whether it has taken effect, or what was waiting to was taken back.
       snapshot: which the reference meant; empty of an undo.
       request: what was requested of the trainer; None where nothing was, as in a dry run.
       answer: the trainer's; None where none trains.
     """
 
     message: str
+    done: bool = False
     snapshot: str = ""
     request: Request | None = None
     answer: Answer | None = None
@@ -62,7 +64,7 @@ def swap(
     store.check_files(snapshot.id)
     store.check_same_variables(snapshot.id, store.newest.id)
     if dry_run:
-        return Outcome(f"{snapshot.id} fits; nothing was changed", snapshot.id)
+        return Outcome(f"{snapshot.id} fits; nothing was changed", snapshot=snapshot.id)
     request = control.ask(run.control, "swap", snapshot.id, into, learner=learner or names[0], hold=hold)
     return _requested(run, request, snapshot.id)
 
@@ -74,7 +76,8 @@ def undo(run: Run, *, dry_run: bool = False) -> Outcome:
         last = waiting[-1]
         if not dry_run:
             control.answer(run.control, last, Answer(done=False, message="undone before it took effect"))
-        return Outcome(f"{'would undo' if dry_run else 'undone'}: {last.words()}, which had not taken effect yet")
+        words = f"{'would undo' if dry_run else 'undone'}: {last.words()}, which had not taken effect yet"
+        return Outcome(words, done=not dry_run)
     # A run that has just started may not have carried out what waited for it. It takes requests in their order.
     if not any(request.kind == "swap" for request in waiting) and not run.ledger.events(Swap, text=BY_REQUEST):
         raise UsageError(f"there is no manual swap to undo in {run.folder}")
@@ -99,7 +102,7 @@ def answered(run: Run, request: Request, otherwise: str) -> Answer:
 def _requested(run: Run, request: Request, snapshot: str = "") -> Outcome:
     if run.state() != "running":
         recorded = "the run is not training now; it takes effect as soon as it does. `swap --undo` undoes it"
-        return Outcome(f"recorded: {recorded}", snapshot, request)
+        return Outcome(f"recorded: {recorded}", snapshot=snapshot, request=request)
     undoing = command("swap", run.folder, "--undo")
     answer = answered(run, request, f"the request stays recorded, and `{undoing}` undoes it")
-    return Outcome(answer.message, snapshot, request, answer)
+    return Outcome(answer.message, answer.done, snapshot, request, answer)

@@ -1,0 +1,32 @@
+"""Pictures and films that a person asks for: refused before any time is spent on what could not be written."""
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+from twin_graph.errors import UsageError
+
+
+def check_new(path: Path, what: str, endings: Sequence[str]) -> None:
+    """Raises `UsageError` unless the file is a new one, in a folder that exists, with one of these endings.
+
+    Args:
+      path: of the file.
+      what: it is to be, such as `film`.
+      endings: such as `.mp4`, of which one says the format.
+    """
+    if path.suffix.lower() not in endings:
+        raise UsageError(f"{path}: a {what}'s name ends in {' or '.join(endings)}")
+    if path.exists():
+        raise UsageError(f"{path} exists already; choose another path, or remove it")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent}; make it first")
+
+
+def check_picture(path: Path | None) -> None:
+    """Raises `UsageError` if a picture is wanted that cannot be drawn there, or matplotlib is missing."""
+    if path is None:
+        return
+    check_new(path, "picture", (".png", ".svg"))
+    if not importlib.util.find_spec("matplotlib"):
+        raise UsageError("pictures need matplotlib: pip install 'twin-graph[experiments]'")
