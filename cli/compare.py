@@ -17,9 +17,9 @@ from .params import complete_run, json_option, print_json, say, stdout
 @click.option("--plot", type=click.Path(path_type=Path), help="Also write a picture to this PNG or SVG file.")
 @json_option
 def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
-    """Show where runs FIRST and SECOND part, and how far apart they are since.
+    """Show where runs FIRST and SECOND diverge, and by how much.
 
-    Lists the settings that differ, the first thing that the two did not do alike, and for snapshots after equally many
+    Lists the settings that differ, the first difference in what they did, and for snapshots after equally many
     updates the distance of their weights and of their Q values on a fixed set of observations.
 
     \b

@@ -34,6 +34,7 @@ class TrainingDisplay:
         self._interval = _PANEL_SECONDS if self._live else _LINE_SECONDS
         self._start = self._shown = time.monotonic()
         self._evaluation: object = None
+        self._notices = 0  # that have been shown
 
     def __enter__(self) -> Self:
         if self._live:
@@ -47,6 +48,9 @@ class TrainingDisplay:
     def show(self, progress: Any) -> None:
         """Called after every vector step; costs nothing most of the time."""
         now = time.monotonic()
+        for notice in progress.notices[self._notices :]:
+            self._console.print(notice, soft_wrap=True, markup=False)
+        self._notices = len(progress.notices)
         new_evaluation = progress.evaluation is not self._evaluation
         if now - self._shown < self._interval and not new_evaluation:
             return
@@ -75,12 +79,12 @@ def _line(progress: Any, elapsed: float, *, verbose: bool) -> str:
         parts.append(f"{progress.latest['agent_steps_per_second']:,.0f}/s")
     if left := _seconds_left(progress):
         parts.append(f"{clock(left)} left")
-    parts.append(f"target {_targets(progress)}")
+    served = f" (for {counted(progress.target_age, 'update')})" if verbose else ""
+    parts.append(f"target {_targets(progress)}{served}")
     if progress.opponent:
         parts.append(f"opponent {progress.opponent}")
     if verbose:
-        parts += [f"(for {counted(progress.target_age, 'update')})", f"{clock(elapsed)} elapsed"]
-        parts += [counted(progress.updates, "update"), f"epsilon {progress.epsilon:.2f}"]
+        parts += [f"{clock(elapsed)} elapsed", counted(progress.updates, "update"), f"epsilon {progress.epsilon:.2f}"]
         parts += [f"loss {_number(progress.loss, 4)}", f"q {_number(progress.q_mean, 2)}", _phases(progress)]
     return "  ".join(parts)
 

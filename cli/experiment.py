@@ -25,6 +25,7 @@ from .main import INTERRUPTED
 from .params import json_option, print_json, say, stderr, stdout
 
 _LINE_SECONDS = 15.0
+_RETRIES = 1  # of a run that fails
 
 
 @click.group()
@@ -44,7 +45,11 @@ def experiment() -> None:
 @click.option("--out", type=click.Path(path_type=Path), help=f"The experiment's folder.  [default: {EXPERIMENTS}/NAME]")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs that train at a time.")
 @click.option(
-    "--retries", type=click.IntRange(min=0), default=1, show_default=True, help="How often to retry a run that fails."
+    "--retries",
+    type=click.IntRange(min=0),
+    default=_RETRIES,
+    show_default=True,
+    help="How often to retry a run that fails.",
 )
 @click.option(
     "--executor",
@@ -53,7 +58,7 @@ def experiment() -> None:
     show_default=True,
     help="Where to train: on this machine, or where Ray schedules it.",
 )
-@click.option("--dry-run", is_flag=True, help="Show the plan, with time and disk; train nothing, write nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the plan, with time and disk; begin no run, write nothing.")
 @json_option
 def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dry_run: bool, as_json: bool) -> None:
     """Train all runs of the experiment in FILE. Run it again to continue where it stopped.
@@ -100,9 +105,10 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
         options = {
             "--out": out,
             "--jobs": jobs if jobs > 1 else None,
+            "--retries": retries if retries != _RETRIES else None,
             "--executor": executor if executor != "local" else None,
         }
-        given = [word for option, value in options.items() if value for word in (option, value)]
+        given = [word for option, value in options.items() if value is not None for word in (option, value)]
         again = command("experiment", "run", file, *given)
         _say_how_it_ended(found, states, again, interrupted=training.stop.is_set())
 

@@ -43,7 +43,7 @@ def fork(
     assignments: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Begin a new run with the past of RUN up to a resume point, and a future of its own.
+    """Start a new run from a resume point of RUN.
 
     The new run has RUN's weights, optimizer, replay, counters and snapshots as they were then. With nothing changed its
     future is RUN's own, bit for bit; --seed and --set make it another. RUN may be training meanwhile, and may be
@@ -91,7 +91,7 @@ def fork(
 @run_argument
 @json_option
 def point(run: str, as_json: bool) -> None:
-    """Have RUN, which is training, make a resume point now, and with it a new beginning of every episode.
+    """Make a resume point of RUN now, while it trains. All of its episodes start anew there.
 
     \b
     Example:

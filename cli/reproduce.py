@@ -37,7 +37,7 @@ _START = "start"
 )
 @json_option
 def reproduce(run: str, begin: str | None, end: str | None, run_dir: Path | None, as_json: bool) -> None:
-    """Train a stretch of RUN again, and compare every snapshot and every evaluation with the record.
+    """Train part of RUN again, and compare every snapshot and every evaluation with the record.
 
     Manual swaps, stops and changed settings are repeated where they happened. RUN stays as it is. Exit code 0 means
     equal bit for bit; 1, that something differs: the first such thing is shown, and what is different about this

@@ -51,7 +51,7 @@ def tournament(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Have snapshots of RUN... play each other, and rate them.
+    """Let snapshots of RUN... play each other, and rate them.
 
     Everybody plays everybody, each opening from both seats. Games are recorded with the runs as they are played: a
     tournament that was interrupted continues, and one with more snapshots plays only what is new. Ratings are Elo by
@@ -149,7 +149,11 @@ def play(run: str, ref: str, second: bool) -> None:
                 legal = np.flatnonzero(mask(boards.spec, observation)[0]).tolist()
                 names = {action: boards.name_of(0, action) for action in legal}
                 click.echo(f"\n{boards.show(0)}\n")
-                action = _ask(names, {action: float(q[action]) for action in legal})
+                wanted = _ask(names, {action: float(q[action]) for action in legal})
+                if wanted is None:
+                    click.echo(f"you give up; {snapshot.id} wins")
+                    return
+                action = wanted
             else:
                 action = int(q.argmax())
                 click.echo(f"\n{snapshot.id} plays {boards.name_of(0, action)}")
@@ -159,8 +163,8 @@ def play(run: str, ref: str, second: bool) -> None:
     click.echo(outcome)
 
 
-def _ask(names: dict[int, str], q: dict[int, float]) -> int:
-    """A person's move; `names` are the legal ones, `q` what the snapshot would expect of each in this seat."""
+def _ask(names: dict[int, str], q: dict[int, float]) -> int | None:
+    """A person's move, or None to give up; `names` are the legal moves, `q` what the snapshot would expect of each."""
     moves = {name: action for action, name in names.items()} | {str(action): action for action in names}
     listed = "  ".join(f"{action}: {name}" for action, name in names.items())
     click.echo(f"moves: {listed}")
@@ -172,6 +176,6 @@ def _ask(names: dict[int, str], q: dict[int, float]) -> int:
             for action in sorted(q, key=lambda action: -q[action]):
                 click.echo(f"  {names[action]:<10} {q[action]:+.3f}")
         elif given == "x":
-            raise click.Abort
+            return None
         else:
             click.echo(f"{given!r} is not a legal move: {listed}")

@@ -41,7 +41,7 @@ def cluster_options(command: Any) -> Any:
         help="Train on the workers and servers described in this file; see `twin-graph cluster --help`.",
     )
     insecure = click.option(
-        "--insecure-network", is_flag=True, help="I trust everyone who can reach the cluster's network."
+        "--insecure-network", is_flag=True, help="Confirm that you trust everyone who can reach the cluster's network."
     )
     return file(insecure(command))
 
@@ -102,8 +102,6 @@ def train(
                 f"{cluster} already gives workers, servers and folder; leave out --workers, --ps and --run-dir"
             )
         workers, ps, run_dir = described.workers, len(described.ps), described.run
-    elif insecure_network:
-        raise UsageError("--insecure-network is for --cluster, which is not given")
     elif ps and not workers:
         raise UsageError(f"--ps {ps} is for asynchronous training: give --workers, too")
     named = {"env.id": env_id, "train.steps": steps, "seed": seed, "workers.count": workers, "workers.servers": ps}
@@ -124,6 +122,7 @@ def train(
             evaluation.check(settings)
             trackers.check(settings)
             settings = _tuned(settings, env, elsewhere)
+        folder = run_dir or default_folder(settings)  # another run may have taken the name that was free before
         run = create(folder, settings, env.protocol)
         say(f"{folder}  (seed {settings.seed}; watch it with: {shlex.join(['tensorboard', '--logdir', str(folder)])})")
         say(protocol_line(env.protocol))
@@ -176,6 +175,8 @@ def _tuned(settings: config.Settings, env: Any, elsewhere: bool) -> config.Setti
 def described_cluster(file: Path | None, insecure_network: bool) -> Any:
     """The cluster that a file describes, if one is given."""
     if file is None:
+        if insecure_network:
+            raise UsageError("--insecure-network is for --cluster, which is not given")
         return None
     from twin_graph.distributed.cluster import Cluster
 
@@ -207,7 +208,7 @@ def run_to_its_end(run: Run, env: Any, point: Any, as_json: bool, cluster: Any, 
         with TrainingDisplay(stderr, verbose=verbose) as display:
             for progress in progresses:
                 display.show(progress)
-    except Exception:
+    except (Exception, KeyboardInterrupt):
         if newest := run.points().newest():
             at = f"resume point {newest.number}, at {newest.counters.agent_steps:,} agent steps"
             say(f"continue from {at}, with: {command('resume', run.folder)}")

@@ -197,6 +197,7 @@ def test_evaluate_refuses_damaged_weights(trained: Path) -> None:
         (["train", "pong", "--set", "network=pooled80", "--set", "model.dueling=true"], 2, "no hidden layer to split"),
         (["train", "pong", "--set", "replay.capacity_steps=1000000000"], 1, "too little memory"),
         (["train", "cartpole", "--steps=9999999999", "--set=target.refresh_every_updates=1"], 1, "too little disk"),
+        (["resume", "cartpole-seed1-1", "--insecure-network"], 2, "--insecure-network is for --cluster"),
         (["train"], 2, "Missing argument 'PRESET'"),
         (["tarin"], 2, "No such command 'tarin'"),
         (["status", "nothing"], 2, "no run in nothing"),

@@ -101,6 +101,14 @@ def test_what_is_wrong_is_said_in_one_line(assignment: str, message: str) -> Non
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("key", "value", "fixed"), [("twin.threads", 0, 2), ("twin.precision", "auto", "bf16")])
+def test_what_is_measured_when_a_run_begins_cannot_be_left_open_later(key: str, value: Any, fixed: Any) -> None:
+    begun = config.change(config.load("cartpole"), [(key, fixed)])
+    assert config.change(begun, [("twin.check", True), ("twin.overlap", False)]).twin.check
+    with pytest.raises(UsageError, match=f"{key}={value} is for a new run, which measures; this one has {fixed}"):
+        config.change(begun, [(key, value)])
+
+
 def test_an_unknown_preset_is_answered_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="unknown preset 'pongg'; did you mean 'pong'"):
         config.load("pongg")

@@ -27,7 +27,7 @@ from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.files import write_new
 from twin_graph.snapshots.ledger import Commit, Counters, utc_now
 from twin_graph.snapshots.points import HolderState, LearnerState, PointState
-from twin_graph.snapshots.run import Run, create
+from twin_graph.snapshots.run import RECORDS, Run, create
 from twin_graph.snapshots.store import Variable
 from twin_graph.snapshots.verify import verify
 
@@ -383,6 +383,33 @@ def forked(live: Act) -> int:
         finally:
             os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_point_is_there_only_when_the_records_that_it_counts_on_are_durable(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut takes what was written and not fsynced; a point whose records are shorter than it says is refused."""
+    training, afloat = Training(Path(shutil.copytree(base, tmp_path / "run"))), set[str]()
+    write, rename = os.write, os.rename
+
+    def written(descriptor: int, content: bytes) -> int:
+        afloat.add(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        return write(descriptor, content)
+
+    def renamed(source: str, destination: Path) -> None:
+        if Path(destination).parent == training.points.folder:
+            assert not afloat & set(RECORDS)
+        rename(source, destination)
+
+    monkeypatch.setattr(os, "write", written)
+    monkeypatch.setattr(os, "rename", renamed)
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: afloat.discard(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+    )
+    training.run.record_metrics({"agent_steps": 1})
+    assert afloat == {"metrics.jsonl"}
+    training.commit_point()
+    assert "metrics.jsonl" not in afloat
 
 
 @pytest.mark.parametrize("fault", [*ERRORS, *DEATHS])

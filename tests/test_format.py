@@ -35,6 +35,15 @@ def test_records_of_an_earlier_version_say_what_they_said(old: Run) -> None:
     assert (findings.damage, findings.unknown, findings.leftover) == ([], [], [])
 
 
+def test_a_damaged_ledger_makes_no_snapshot_unknown(old: Run) -> None:
+    lines = (old.folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    lines[3] = lines[3].replace(b"0", b"1", 1)
+    (old.folder / "ledger.jsonl").write_bytes(b"".join(lines))
+    findings = verify(Run(old.folder))
+    assert findings.damage
+    assert findings.unknown == []
+
+
 def test_a_run_of_an_earlier_version_resumes_and_ends_as_that_version_ended_it(old: Run) -> None:
     old.change_settings(config.change(old.settings, [("train.steps", 1_800)]))
     with contextlib.closing(envs.make(old.settings.env, count=old.settings.env.count)) as env:

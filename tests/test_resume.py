@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,7 @@ from twin_graph.checkpoint import newest_point
 from twin_graph.errors import DamagedError, ForeignError, InUseError, UsageError
 from twin_graph.learners import Learners, Trained
 from twin_graph.prepared import Prepared
+from twin_graph.progress import Progress
 from twin_graph.settings import Settings
 from twin_graph.snapshots import control, report, swaps
 from twin_graph.snapshots.control import Answer
@@ -279,6 +281,15 @@ def test_explain_names_what_the_holder_held_at_every_update(cartpole: Make, tmp_
             report.explain(run, update)
 
 
+def test_an_undo_at_rest_takes_a_swap_back_and_leaves_other_requests(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0))
+    attempt(run, 500)
+    swaps.swap(run, "latest~1")
+    control.ask(run.control, "point")
+    assert swaps.undo(run).message.startswith("undone: swap ")
+    assert [request.kind for request in control.pending(run.control)] == ["point"]
+
+
 def test_a_swap_can_be_undone_while_the_run_that_is_to_make_it_still_starts(
     cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +331,65 @@ def test_a_swap_by_hand_after_the_resume_point_happens_again(cartpole: Make, tmp
         assert [(swap.into, swap.first_update) for swap in swaps] == [(into, 111)]
         ends.append(end(run))
     assert ends[0][:2] == ends[1][:2]
+
+
+@pytest.mark.parametrize("undone", [False, True])
+def test_a_swap_by_hand_whose_snapshot_is_not_made_again_is_left_out_and_named(
+    cartpole: Make, tmp_path: Path, *, undone: bool
+) -> None:
+    run = create(tmp_path / "run", cartpole(loss="mse", save__every_updates=20, evaluate__episodes=0))
+    for _ in newest_swapped(run, at=640, end=800, undone=undone):
+        pass
+    run.change_settings(config.change(run.settings, [("train.learning_rate", 1e-2)]))
+    run = Run(run.folder)
+    notices: list[str] = []
+    with contextlib.closing(envs.make(run.settings.env, count=8)) as env:
+        for progress in training.train(run, env, newest_point(run).point):
+            notices = progress.notices
+    assert run.outcome()[0] == "finished"
+    assert re.fullmatch(r"a swap after \d+ agent steps is not repeated: no snapshot '\S+'.*", notices[0])
+    assert len(notices) == 1 + undone
+    assert run.ledger.events(Swap, text=BY_REQUEST) == []
+    assert verify(run).damage == []
+
+
+def newest_swapped(run: Run, *, at: int, end: int, undone: bool) -> Iterator[Progress]:
+    """Trains to `end` steps, and swaps the newest snapshot into the target `at` some."""
+    asked = 0
+    with contextlib.closing(envs.make(run.settings.env, count=8)) as env:
+        for progress in training.train(run, env):
+            if progress.agent_steps >= at + 80 * asked and asked < 1 + undone:
+                asked += 1
+                control.ask(run.control, "undo" if asked == 2 else "swap", run.resolve("latest").id, hold=asked == 1)
+            if progress.agent_steps >= end:
+                return
+            yield progress
+
+
+def test_an_evaluation_that_was_made_up_for_stays_when_the_run_is_resumed_once_more(
+    cartpole: Make, tmp_path: Path
+) -> None:
+    run = create(tmp_path / "run", cartpole(train__steps=1_100, evaluate__every_steps=400))
+    with contextlib.closing(envs.make(run.settings.env, count=8)) as env:
+        for progress in training.train(run, env):
+            if progress.agent_steps >= 1_100 and progress.note:
+                progress.stop.set()
+    assert [line["agent_steps"] for line in run.evaluation_lines()] == [400, 800]
+    attempt(run)
+    run = Run(run.folder)
+    run.change_settings(config.change(run.settings, [("train.steps", 1_500)]))
+    attempt(run)
+    steps = [line["played_at"]["agent_steps"] for line in Run(run.folder).evaluation_lines()]
+    assert steps == [400, 800, 1_104, 1_200, 1_504]
+
+
+def test_a_request_is_seen_though_the_folder_seems_unchanged(tmp_path: Path) -> None:
+    inbox, now = control.Inbox(tmp_path), time.time_ns()
+    os.utime(tmp_path, ns=(now, now))
+    assert inbox.new() == []
+    asked = control.ask(tmp_path, "point")
+    os.utime(tmp_path, ns=(now, now))  # as a clock leaves it that ticks coarsely
+    assert inbox.new() == [asked]
 
 
 def test_what_was_abandoned_is_kept_and_never_looked_at(cartpole: Make, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from commands import twin_graph
+from test_fork import forked
 from test_resume import attempt, end
 
 from twin_graph import matches
@@ -85,6 +86,16 @@ def test_an_ended_run_is_resumed_with_another_score_only(cartpole: Make, tmp_pat
     assert resumed.returncode == 0, resumed.stderr
     assert "finished at 1,200 agent steps\n" in resumed.stderr
     assert Run(run.folder).outcome() == ("finished", "")
+
+
+def test_a_fork_of_a_run_that_has_reached_its_score_ends_at_once(cartpole: Make, tmp_path: Path) -> None:
+    parent = create(tmp_path / "parent", settings(cartpole, train__until_score=None))
+    attempt(parent)
+    fork = forked(parent, tmp_path / "fork", train__steps=9_000)
+    resumed = twin_graph("resume", "fork", "--set=train.until_score=5", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    state, reason = fork.outcome()
+    assert (state, reason.partition(" with ")[0]) == ("finished", "reached train.until_score=5")
 
 
 @pytest.mark.parametrize("episodes", [0, 1])

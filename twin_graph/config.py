@@ -108,6 +108,9 @@ def change(settings: Settings, overrides: Iterable[tuple[str, Any]], *, seed: in
         if key.startswith(FIXED):
             raise UsageError(f"{key} cannot change in a run that has started; train a new one")
     changed = replace(settings, [*overrides, ("seed", settings.seed if seed is None else seed)])
+    for key, value in (("threads", 0), ("precision", "auto")):
+        if getattr(changed.twin, key) == value != (fixed := getattr(settings.twin, key)):
+            raise UsageError(f"twin.{key}={value} is for a new run, which measures; this one has {fixed}: leave it out")
     if bool(changed.workers.count) != bool(settings.workers.count):
         raise UsageError(
             "a run that began with workers continues with workers, and one without continues without; train a new one"

@@ -136,7 +136,8 @@ def _tf1(twin: Twin, path: Path) -> None:
 
 
 def _npz(twin: Twin, path: Path) -> None:
-    np.savez(path, allow_pickle=False, **twin.weights())
+    weights: dict[str, Any] = twin.weights()  # by names with a slash: none is an option of savez
+    np.savez(path, **weights)
 
 
 def _savedmodel(twin: Twin, path: Path) -> None:

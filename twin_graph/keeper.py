@@ -26,6 +26,9 @@ from twin_graph.stopwatch import Stopwatch
 from twin_graph.streams import stream
 from twin_graph.tally import Tally
 
+#: Why a run ended that was neither asked to stop nor failed.
+_BROKEN_OFF = {KeyboardInterrupt: "broken off", GeneratorExit: "its caller did not go on"}
+
 
 class Keeper:
     """Owns the run's lock, learners and records, closed by `close()` or `with`.
@@ -105,9 +108,11 @@ class Keeper:
         if error is None:
             self.close()
         else:
-            by_hand = isinstance(error, KeyboardInterrupt | GeneratorExit)
             with contextlib.suppress(OSError):  # a full disk, perhaps: the error itself matters more
-                self.close("stopped" if by_hand else "failed", str(error) or type(error).__name__)
+                if reason := _BROKEN_OFF.get(type(error)):
+                    self.close("stopped", reason)
+                else:
+                    self.close("failed", str(error) or type(error).__name__)
 
     def close(self, state: str = "finished", reason: str = "") -> None:
         """Ends the sessions and records in the ledger how it ended; what was committed stays.

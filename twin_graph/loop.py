@@ -64,13 +64,17 @@ def loop(
     """
     keeper, settings = progress.keeper, progress.keeper.settings
     log, evaluation, point = settings.log.schedule, settings.evaluate.schedule, settings.resume.schedule
+    progress.notices = requests.notices
     done = progress.agent_steps >= progress.total_steps
     if keeper.checkpoints.newest is None:
         keeper.commit_point()
     elif done or evaluation.due(since=keeper.matches.last, now=progress.counters):  # it was interrupted
         yield from evaluate()
+        if progress.evaluation:  # or whoever resumes next goes back to before it
+            keeper.commit_point(progress.returns)
     requests.carry_out()
     if done or progress.reached or progress.ended_by:
+        yield progress
         return
     stepper.begin()
     since = progress.counters

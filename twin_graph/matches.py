@@ -41,7 +41,7 @@ class Matches:
 
     @property
     def lower_bound(self) -> tuple[float, str]:
-        """Of the newest score, by its 95% interval, and whose it is; of two learners, the smaller one.
+        """The lower end of the newest score's 95% interval, and whose it is; of two learners, the smaller one.
 
         Minus infinity before the first.
         """

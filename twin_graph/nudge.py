@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from twin_graph.graph_mode import tf
-from twin_graph.snapshots.files import checked, write_new
+from twin_graph.snapshots.files import checked, fsync, write_new
 from twin_graph.snapshots.points import STATE, PointState
 from twin_graph.snapshots.run import SNAPSHOTS
 from twin_graph.snapshots.store import FileRecord, Manifest
@@ -38,6 +38,8 @@ def nudge(folder: Path, state: PointState) -> tuple[str, PointState]:
     state = state.model_copy(update={"files": changed, "weights_sha256": weights_sha256(every)})
     (folder / STATE).unlink()
     write_new(folder / STATE, checked(state.model_dump(mode="json"), indent=1))
+    for path in folder.iterdir():
+        fsync(path)
     return f"{name}{[int(i) for i in at]} from {before} to {weights[at]}", state
 
 

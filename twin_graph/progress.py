@@ -34,6 +34,7 @@ class Progress:
       ended_by: which callback ended the run, in words; empty if none did.
       evaluation: the newest, with its snapshot's id; None before the first.
       note: what is being done when it is not training, for people.
+      notices: what people should know, of the whole run so far.
       latest: what `metrics()` last returned; empty before.
       workers: what each worker last reported, and how often it was restarted, in asynchronous training.
     """
@@ -48,6 +49,7 @@ class Progress:
         self.ended_by = ""
         self.evaluation: tuple[str, Evaluation] | None = None
         self.note = ""
+        self.notices: list[str] = []
         self.latest: dict[str, Any] = {}
         self.workers: Sequence[tuple[WorkerStatus, int]] = ()
         self._depths = Depths(keeper.run)
@@ -73,7 +75,7 @@ class Progress:
 
     @property
     def loss(self) -> float:
-        """Of the newest update; NaN before the first."""
+        """The newest update's loss; NaN before the first."""
         return self.keeper.tally.loss
 
     @property
@@ -108,7 +110,7 @@ class Progress:
 
     @property
     def weights_sha256(self) -> str:
-        """Of the newest resume point; empty before the first."""
+        """That of the newest resume point's weights; empty before the first."""
         point = self.keeper.checkpoints.newest
         return point.weights_sha256 if point else ""
 

@@ -1,5 +1,7 @@
 """What people request of a run while it trains, and what they requested of an earlier attempt beyond its point."""
 
+from collections.abc import Sequence
+
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.keeper import Keeper
 from twin_graph.snapshots import control
@@ -14,9 +16,13 @@ class Requests:
 
     What was carried out after the resume point is an input of the run: when the run resumes, it is repeated at its
     recorded agent step. Not so in a fork, whose future is its own.
+
+    Attributes:
+      notices: for people: what could not be repeated, and why.
     """
 
     def __init__(self, run: Run, keeper: Keeper) -> None:
+        self.notices: list[str] = []
         self._run = run
         self._keeper = keeper
         self._inbox = control.Inbox(run.control)
@@ -42,9 +48,7 @@ class Requests:
             if not self._keeper.at_point and (isinstance(event, Point) or event.at_point or event.into == "online"):
                 return event.request
             if isinstance(event, Swap):
-                snapshots = [self._keeper.store.find(i) for i in event.snapshots]
-                undo = event.policy == UNDO
-                self._swap(snapshots, event.learner, event.into, hold=event.hold, request=event.request, undo=undo)
+                self._repeat(event, event.request)
             del self._again[0]
         for request in self._inbox.new():
             if any(request.id == event.request for event in self._again):
@@ -53,6 +57,17 @@ class Requests:
                 self._inbox.look_again()
                 return waits
         return None
+
+    def _repeat(self, swap: Swap, request: str) -> None:
+        """A swap of an earlier attempt; a notice where its snapshot has not been made again, or fits no more."""
+        undo = swap.policy == UNDO
+        try:
+            snapshots = self._usable(swap.snapshots, swap.learner, swap.into)
+        except TwinGraphError as error:
+            what, after = "the undo of a swap" if undo else "a swap", counted(swap.counters.agent_steps, "agent step")
+            self.notices.append(f"{what} after {after} is not repeated: {error}")
+        else:
+            self._swap(snapshots, swap.learner, swap.into, hold=swap.hold, request=request, undo=undo)
 
     def _answer(self, request: Request) -> str | None:
         """Carries out a new request, or one that a crash left without its answer; as `carry_out`."""
@@ -76,11 +91,15 @@ class Requests:
 
     def _wanted(self, request: Request) -> tuple[list[Commit], str, str]:
         """What to restore, into whose twin, and into which."""
-        store = self._keeper.store
-        store.reload()
+        self._keeper.store.reload()
         last = self._last_by_hand() if request.kind == "undo" else None
         learner, into = (last.learner, last.into) if last else (request.learner, request.into)
-        snapshots = [store.find(snapshot_id) for snapshot_id in (last.previous if last else (request.snapshot,))]
+        return self._usable(last.previous if last else (request.snapshot,), learner, into), learner, into
+
+    def _usable(self, ids: Sequence[str], learner: str, into: str) -> list[Commit]:
+        """These snapshots. Raises `TwinGraphError` unless they can be restored into that twin."""
+        store = self._keeper.store
+        snapshots = [store.find(snapshot_id) for snapshot_id in ids]
         holders = self._keeper.learners[learner].holders
         if into != "online" and into not in holders:
             raise UsageError(f"there is no {into}: opponent.policy is not set")
@@ -90,7 +109,7 @@ class Requests:
             store.prefix(snapshot.id)  # its weights are there
             store.check_files(snapshot.id)
             store.check_same_variables(snapshot.id, store.newest.id)
-        return snapshots, learner, into
+        return snapshots
 
     def _last_by_hand(self) -> Swap:
         swaps = self._run.ledger.events(Swap, text=BY_REQUEST)

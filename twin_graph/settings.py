@@ -31,7 +31,7 @@ def _setting(default: Any, meaning: str, *, unit: str = "", source: str = "", **
 
 
 class Named:
-    """Of a setting: one of these names, or `module:function` for something of one's own.
+    """What a setting may be: one of these names, or `module:function` for something of one's own.
 
     What the names stand for is in a table of the module that needs them; importing it would import TensorFlow.
     """
@@ -514,7 +514,7 @@ class Settings(_Section):
 
     @property
     def vector_steps(self) -> int:
-        """Of the whole training: enough for `train.steps` agent steps."""
+        """Vector steps of the whole run: enough for `train.steps` agent steps."""
         return math.ceil(self.train.steps / self.env.count)
 
     def refresh_schedule_of(self, role: str) -> Schedule:

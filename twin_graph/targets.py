@@ -86,7 +86,7 @@ class History(NamedTuple):
 
     @classmethod
     def of(cls, store: SnapshotStore, lineage: str, updates: int, played: Sequence[Match]) -> "History":
-        """Of one lineage, after this many updates; of what was played, the matches of its snapshots."""
+        """The history of one lineage after this many updates; of what was played, its snapshots' matches."""
         snapshots = [s for s in store.available if s.lineage == lineage and s.updates <= updates]
         others = {s.id for s in store.snapshots if s.lineage != lineage}
         return cls(updates, snapshots, [match for match in played if match.challenger not in others])
@@ -272,18 +272,18 @@ def incumbent(history: History, rule: str = "test") -> Incumbent | None:
 
 
 def _best_of(matches: Sequence[Match], rule: str) -> Incumbent | None:
-    held: Incumbent | None = None
+    champion: Incumbent | None = None
     returns: dict[str, list[float]] = {}
     for match in matches:
         challenger = match.challenger
         for snapshot, scores in match.returns.items():
             returns.setdefault(snapshot, []).extend(scores)
-        if held is None:
-            held = Incumbent(challenger, 0, "the first that was evaluated")
-        elif challenger != held.snapshot:
-            won = _beats(rule, challenger, held.snapshot, match, returns)
-            held = Incumbent(challenger, 0, won) if won else held._replace(stood=held.stood + 1)
-    return held
+        if champion is None:
+            champion = Incumbent(challenger, 0, "the first that was evaluated")
+        elif challenger != champion.snapshot:
+            won = _beats(rule, challenger, champion.snapshot, match, returns)
+            champion = Incumbent(challenger, 0, won) if won else champion._replace(stood=champion.stood + 1)
+    return champion
 
 
 def _beats(rule: str, ours: str, theirs: str, match: Match, returns: Mapping[str, Sequence[float]]) -> str:
@@ -311,8 +311,8 @@ def chance_of_luck(challenger: tuple[float, ...], incumbent: tuple[float, ...]) 
 
 
 def _rival_of_best(history: History, rule: str, stall: int) -> str | None:  # noqa: ARG001
-    held = incumbent(history) if rule == "test" else None
-    return held.snapshot if held and held.snapshot != history.snapshots[-1].id else None
+    champion = incumbent(history) if rule == "test" else None
+    return champion.snapshot if champion and champion.snapshot != history.snapshots[-1].id else None
 
 
 def _check_best(settings: Settings, rule: str, stall: int) -> str:  # noqa: ARG001
@@ -344,14 +344,14 @@ def best(
     """
     newest = history.snapshots[-1]
     champion = incumbent(history, rule)
-    held = next((s for s in history.snapshots if champion and s.id == champion.snapshot), None)
-    if champion is None or held is None:
+    chosen = next((s for s in history.snapshots if champion and s.id == champion.snapshot), None)
+    if champion is None or chosen is None:
         return Choice([newest], [newest], "the newest: none was evaluated yet")
-    candidates = [held] if held is newest else [held, newest]
+    candidates = [chosen] if chosen is newest else [chosen, newest]
     if champion.stood >= stall:
-        reason = f"the newest: {held.id} has been best for {champion.stood} evaluations, the limit is {stall}"
+        reason = f"the newest: {chosen.id} has been best for {champion.stood} evaluations, the limit is {stall}"
         return Choice([newest], candidates, reason)
-    return Choice([held], candidates, champion.reason)
+    return Choice([chosen], candidates, champion.reason)
 
 
 @needs(members=0)

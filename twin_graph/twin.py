@@ -240,7 +240,7 @@ def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
 
 
 def session_config(threads: int, at_once: int, gpu_memory_fraction: float | None) -> Any:
-    """Of a twin's session; see `Twin`."""
+    """The configuration of a twin's session; see `Twin`."""
     gpu = tf.GPUOptions(allow_growth=gpu_memory_fraction is None)
     if gpu_memory_fraction is not None:
         gpu.per_process_gpu_memory_fraction = gpu_memory_fraction

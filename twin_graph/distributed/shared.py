@@ -33,7 +33,7 @@ _REFUSED = "RunGraph (Worker) request was received twice"
 
 
 class Counts(NamedTuple):
-    """Of all workers together.
+    """What all workers together have done.
 
     Attributes:
       vector_steps: of E agent steps each.

@@ -40,7 +40,7 @@ class EnvSpec(NamedTuple):
 
     @property
     def network_shape(self) -> tuple[int, ...]:
-        """Of what a network takes: observations without their mask."""
+        """The shape of what a network takes: observations without their mask."""
         return self.seen_shape if self.masked else self.observation_shape
 
 

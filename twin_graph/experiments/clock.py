@@ -36,7 +36,7 @@ class Fit(NamedTuple):
 
 
 def fit(pairs: Iterable[tuple[float, float]]) -> Fit:
-    """Of pairs (predicted, observed)."""
+    """How well predictions fit, from pairs (predicted, observed)."""
     numbers = list(pairs)
     if not numbers:
         return Fit(0, math.nan, math.nan, math.nan)

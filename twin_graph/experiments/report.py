@@ -113,7 +113,7 @@ class _Data(NamedTuple):
 
     @property
     def only(self) -> Norm | None:
-        """Of the environment, if there is one only; then scores are shown as they are."""
+        """The norm of the only environment, whose scores are shown as they are; None where there are several."""
         return self.norms[self.plan.tasks[0]] if len(self.plan.tasks) == 1 else None
 
     def shown(self, normalised: Any) -> Any:

@@ -272,7 +272,7 @@ def _check_same(begun: Plan, wanted: Plan, folder: Path) -> None:
 
 
 class State(NamedTuple):
-    """Of one run.
+    """How far one run is.
 
     Attributes:
       planned: which.

@@ -15,6 +15,7 @@ from twin_graph.snapshots.ledger import ONLY_LEARNER, Into, Record, utc_now
 
 Kind = Literal["swap", "undo", "point"]
 _PATTERN = "request-*.json"
+_TICK_NS = 1_000_000_000  # more than a tick of any clock that marks files
 
 
 class Answer(Record):
@@ -127,7 +128,8 @@ class Inbox:
         changed = self._folder.stat().st_mtime_ns
         if changed == self._seen:
             return []
-        self._seen = changed
+        # Where the kernel's clock ticks coarsely, a request that comes now may leave the folder's time as it is.
+        self._seen = changed if time.time_ns() - changed > _TICK_NS else None
         return pending(self._folder)
 
     def look_again(self) -> None:

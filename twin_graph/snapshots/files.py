@@ -120,20 +120,24 @@ def lock_folder(folder: Path, *, shared: bool) -> Iterator[None]:
         yield
         return
     try:
-        deadline = time.monotonic() + _WAIT_FOR_READERS_SECONDS
-        while not shared:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
-        else:
+        if shared:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
+        else:
+            _lock_alone(descriptor)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock_alone(descriptor: int) -> None:
+    deadline = time.monotonic() + _WAIT_FOR_READERS_SECONDS
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def write_file(path: Path, content: bytes) -> None:

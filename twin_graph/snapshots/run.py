@@ -14,6 +14,7 @@ checkpoints/<run>/
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 from collections.abc import Iterable, Iterator, Mapping
@@ -146,7 +147,13 @@ class Run:
         return PointStore(self.folder / POINTS)
 
     def known_bytes(self) -> dict[str, int]:
-        """The present length of each file of records, by name; of whole lines, since another may be being written."""
+        """The length of each file of records, by name, which is durable now: a point needs all that came before it.
+
+        Of whole lines, since another may be being written.
+        """
+        if (metrics := self.folder / METRICS).exists():
+            fsync(metrics)
+            fsync(self.folder)
         return {name: whole_bytes(self.folder / name) for name in RECORDS}
 
     def record_start(self, point: PointState | None = None) -> None:
@@ -225,7 +232,7 @@ class Run:
         return line
 
     def record_metrics(self, metrics: dict[str, Any]) -> None:
-        """Appends a line to `metrics.jsonl`; not fsynced, since nothing is decided by it."""
+        """Appends a line to `metrics.jsonl`; not fsynced before the next resume point, see `known_bytes`."""
         append_line(self.folder / METRICS, {"attempt": self.attempt, **metrics}, durable=False)
 
     def evaluation_lines(self) -> Iterator[dict[str, Any]]:
@@ -365,9 +372,9 @@ def find(name: str) -> Run:
 
 def locate(run: Run, reference: str) -> tuple[Run, Commit]:
     """The snapshot that a reference means, and whose it is: `RUN:REF` is another run's."""
-    other, colon, inside = reference.rpartition(":")
-    owner = find(other) if colon and not reference.startswith("@") else run
-    return owner, owner.resolve(inside if owner is not run else reference)
+    match = re.fullmatch(r"(?!@update:)(.+?):(@update:\d+|[^:]+)", reference)
+    owner, inside = (find(match[1]), match[2]) if match else (run, reference)
+    return owner, owner.resolve(inside)
 
 
 def _process_started(pid: int) -> float | None:

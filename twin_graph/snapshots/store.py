@@ -59,7 +59,7 @@ class Variable(Record):
 
     @classmethod
     def of(cls, variable: Any) -> Self:
-        """Of TensorFlow's."""
+        """The record of a variable of TensorFlow's."""
         return cls(name=variable.op.name, shape=tuple(variable.shape.as_list()), dtype=variable.dtype.base_dtype.name)
 
 

@@ -71,7 +71,7 @@ def swap(
 
 def undo(run: Run, *, dry_run: bool = False) -> Outcome:
     """Takes the last manual swap back, also one that has not taken effect yet. Raises as `swap`."""
-    waiting = control.pending(run.control)
+    waiting = [request for request in control.pending(run.control) if request.kind != "point"]
     if waiting and run.state() != "running":
         last = waiting[-1]
         if not dry_run:

@@ -83,8 +83,9 @@ class _Verifier:
         """Each snapshot in the ledger: its manifest, and its weights unless retention removed them."""
         try:
             store = self._run.store()
-        except DamagedError:
-            return  # named already
+        except DamagedError:  # named already
+            self.known.update(self._run.store_folder.rglob("*"))
+            return
         for snapshot in [*store.snapshots, *store.imports, *store.abandoned]:
             folder = store.folder / snapshot.id
             self.known.add(folder / MANIFEST)

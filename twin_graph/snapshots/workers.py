@@ -68,7 +68,7 @@ def name_of(index: int) -> str:
 
 
 def own_status(index: int, attempt: int, state: str, message: str = "", error: str = "") -> WorkerStatus:
-    """Of this process, which is the worker of this index, before it has done anything."""
+    """The status of this process, a worker that has done nothing yet."""
     who = {"name": name_of(index), "pid": os.getpid(), "attempt": attempt}
     return WorkerStatus(**who, state=state, message=message, error=error, time=time.time())
 
@@ -82,7 +82,7 @@ def write_status(run: Path, status: WorkerStatus) -> None:
 
 
 def statuses(run: Path, attempt: int) -> list[WorkerStatus]:
-    """Of the workers that have written one in this attempt, by name."""
+    """Each worker's status, by names; of those that have written one in this attempt."""
     found = []
     for path in sorted((run / FOLDER).glob("worker-*.json")):
         try:

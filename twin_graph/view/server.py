@@ -139,7 +139,7 @@ class _Api:
         self._allow_swaps = allow_swaps
 
     def routes(self) -> list[Route]:
-        """Of these, only a swap writes anything."""
+        """All that the page asks for; only a swap writes anything."""
         run = "/api/runs/{index:int}"
         routes = [
             Route("/api/runs", self._runs),
