@@ -123,7 +123,7 @@ def test_every_two_switches_train_together(cartpole: Make, train: Callable[[Sett
     state = run.points().newest()
     assert state is not None
     minibatches = (640 - chosen.train.start_steps) // chosen.train.every_steps
-    assert state.counters.updates == minibatches * mutual.Turns(chosen).per_minibatch > 10
+    assert state.counters.updates == minibatches * chosen.updates_per_minibatch > 10
     losses = [line["loss"] for line in run.metric_lines() if "loss" in line]
     assert all(math.isfinite(loss) for loss in losses if loss is not None)
     assert len({snapshot.weights_sha256 for snapshot in run.store().snapshots}) == len(run.store().snapshots) > 2

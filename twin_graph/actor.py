@@ -6,7 +6,6 @@ import numpy as np
 
 from twin_graph import legal, networks, sampling
 from twin_graph.envs import EnvSpec, check_finite
-from twin_graph.mutual import Turns
 from twin_graph.replay import Batch, Observations, Replay, Transition
 from twin_graph.settings import Settings
 from twin_graph.shift import shift
@@ -35,7 +34,6 @@ class Actor:
         self._environments = environments
         self._streams = Streams(settings.seed, Purpose.ACT)
         self._shifts = Streams(settings.seed, Purpose.SHIFT)
-        self._per_minibatch = Turns(settings).per_minibatch
         self._rooms: list[Observations | None] = [None, None]
         self.replay = Replay(
             capacity_steps=settings.replay.capacity_steps,
@@ -81,11 +79,11 @@ class Actor:
         """The numbers, from `first` on, of the updates that are due at this agent step."""
         train = self._settings.train
         minibatches = (self._tally.agent_steps - train.start_steps) // train.every_steps
-        return range(first, max(first, minibatches * self._per_minibatch))
+        return range(first, max(first, minibatches * self._settings.updates_per_minibatch))
 
     def sample(self, updates: range) -> Batch:
         """The minibatches of these updates, one after the other. They are overwritten by the second call after this."""
-        train, share = self._settings.train, self._per_minibatch
+        train, share = self._settings.train, self._settings.updates_per_minibatch
         minibatches = range(updates.start // share, updates.stop // share)
         batch = self.sampler.sample(minibatches, self._room(len(minibatches) * train.examples))
         if train.random_shift:

@@ -11,7 +11,6 @@ from twin_graph.envs import EnvSpec
 from twin_graph.envs.seats import Turn
 from twin_graph.keeper import Keeper
 from twin_graph.model import ModelSpec
-from twin_graph.mutual import Turns
 from twin_graph.prepared import Prepared
 from twin_graph.probe import PROBE_SIZE
 from twin_graph.replay import Transition
@@ -57,7 +56,6 @@ class Agent:
         self.settings = run.settings
         self.tally = Tally(env.frames_per_step)
         self._environments = environments
-        self._per_minibatch = Turns(run.settings).per_minibatch
         self.actor = Actor(run.settings, self.tally, env, environments)
         self.keeper = Keeper(run, ModelSpec.of(run.settings, env), self.tally, self.actor, point)
         self.learners, self.store = self.keeper.learners, self.keeper.store
@@ -139,9 +137,10 @@ class Agent:
         """
         losses = []
         due = self.actor.due_updates(self.tally.updates)
-        for first in range(due.start, due.stop, self._per_minibatch):
+        share = self.settings.updates_per_minibatch
+        for first in range(due.start, due.stop, share):
             self.keeper.refresh_if_due()
-            losses += self.train(self.prepare(range(first, first + self._per_minibatch)))
+            losses += self.train(self.prepare(range(first, first + share)))
             self.keeper.commit_if_due()
         return losses
 

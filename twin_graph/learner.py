@@ -32,6 +32,18 @@ class Losses(NamedTuple):
     td_error: np.ndarray
 
 
+class Why(NamedTuple):
+    """Who chose snapshots, and how; see `twin_graph.snapshots.ledger.Swap`."""
+
+    policy: str
+    reason: str
+    candidates: tuple[str, ...]
+    draw: float | None = None
+    hold: bool = False
+    request: str | None = None
+    at_point: bool = False
+
+
 class Learner:
     """Owns its twins; closed by `close()`.
 
@@ -78,7 +90,7 @@ class Learner:
         self._store = store
         self._stopwatch = stopwatch
         self._settings_sha256 = settings.sha256()
-        self._train, self._seed, self._check = settings.train, settings.seed, settings.twin.check
+        self._train_settings, self._seed, self._checks = settings.train, settings.seed, settings.twin.check
         self._acts_by_target, self._opponent_epsilon = settings.act.with_ == "target", settings.opponent.epsilon
         self._opponent_is_self = "opponent" in policies and policies["opponent"].function is own_weights
         self.online = Twin(
@@ -143,8 +155,8 @@ class Learner:
     def _step(self, update: int, prepared: Prepared) -> Losses:
         """One update by `train_op`."""
         model = self.online.model
-        feed: dict[Any, Any] = {model.learning_rate: self._train.learning_rate_at(update)}
-        parts = feeds(model, self._train, prepared.values([update]))
+        feed: dict[Any, Any] = {model.learning_rate: self._train_settings.learning_rate_at(update)}
+        parts = feeds(model, self._train_settings, prepared.values([update]))
         made = []
         with self._stopwatch.phase("train"):
             for i, part in enumerate(parts):
@@ -162,7 +174,9 @@ class Learner:
         values = {
             **prepared.values(updates),
             "dropout_seed": np.array([(self._seed, update) for update in updates]),
-            "learning_rate": np.array([self._train.learning_rate_at(update) for update in updates], np.float32),
+            "learning_rate": np.array(
+                [self._train_settings.learning_rate_at(update) for update in updates], np.float32
+            ),
         }
         with self._stopwatch.phase("train"):
             fetched = self.online.run(block.fetches, block.feed(values))
@@ -201,60 +215,63 @@ class Learner:
 
     def refresh(self, role: str, choice: Choice, counters: Counters, *, policy: str, reason: str) -> None:
         """Restores what a policy chose into the holder of a role, and records it."""
-        self._restore(
-            role,
-            choice.snapshots,
-            counters,
-            policy=policy,
-            candidates=tuple(snapshot.id for snapshot in choice.candidates),
-            reason=f"{reason}: {choice.reason}",
-            draw=choice.draw,
-        )
+        candidates = tuple(snapshot.id for snapshot in choice.candidates)
+        why = Why(policy, f"{reason}: {choice.reason}", candidates, choice.draw)
+        self._restore(role, choice.snapshots, counters, why)
 
     def swap(
-        self, snapshots: Sequence[Commit], counters: Counters, *, into: str, undo: bool, hold: bool, **how: Any
+        self,
+        snapshots: Sequence[Commit],
+        counters: Counters,
+        *,
+        into: str,
+        undo: bool,
+        hold: bool,
+        request: str,
+        at_point: bool,
     ) -> Swap:
-        """Restores what a person chose, and records it, and how; see `Keeper.swap`."""
+        """Restores what a person chose, and records it; see `Keeper.swap`."""
         policy, reason = (UNDO, "undone by hand") if undo else (BY_HAND, "by hand")
-        how |= {"policy": policy, "reason": reason, "candidates": tuple(snapshot.id for snapshot in snapshots)}
+        chosen = tuple(snapshot.id for snapshot in snapshots)
+        why = Why(policy, reason, chosen, hold=hold, request=request, at_point=at_point)
         if into in self.holders:
             self.holders[into].held = hold
-            return self._restore(into, snapshots, counters, hold=hold, **how)
+            return self._restore(into, snapshots, counters, why)
         assert self.newest is not None
         [snapshot] = snapshots
         self.online.restore_snapshot(snapshot, self._store)
         self.online.reset_optimizer()
-        return self._record(counters, into="online", snapshots=(snapshot.id,), previous=(self.newest.id,), **how)
+        return self._record("online", chosen, (self.newest.id,), counters, why)
 
-    def _restore(
-        self, role: str, snapshots: Sequence[Commit], counters: Counters, *, policy: str, **fields: Any
-    ) -> Swap:
+    def _restore(self, role: str, snapshots: Sequence[Commit], counters: Counters, why: Why) -> Swap:
         with self._stopwatch.phase("refresh"):
             holder = self.holders[role]
             previous = holder.snapshots
             holder.policy = ""  # where a snapshot cannot be restored, a resumed run chooses anew
             holder.restore(snapshots, self._store)
-            holder.since, holder.policy = counters, policy
-            restored = {"into": role, "snapshots": holder.snapshots, "previous": previous}
-            return self._record(counters, policy=policy, **restored, **fields)
+            holder.since, holder.policy = counters, why.policy
+            return self._record(role, holder.snapshots, previous, counters, why)
 
-    def _record(self, counters: Counters, **fields: object) -> Swap:
-        swap = Swap.model_validate(
-            {
-                "attempt": self._run.attempt,
-                "time": utc_now(),
-                "learner": self.name,
-                "first_update": counters.updates + 1,
-                "counters": counters,
-                **fields,
-            }
+    def _record(
+        self, into: str, snapshots: tuple[str, ...], previous: tuple[str, ...], counters: Counters, why: Why
+    ) -> Swap:
+        swap = Swap(
+            attempt=self._run.attempt,
+            time=utc_now(),
+            into=into,
+            learner=self.name,
+            snapshots=snapshots,
+            first_update=counters.updates + 1,
+            counters=counters,
+            previous=previous,
+            **why._asdict(),
         )
         self._run.ledger.append(swap)
         return swap
 
     def check(self, when: str) -> None:
         """With `twin.check`: raises `TwinMismatchError` if a target twin holds other weights than its snapshot."""
-        if self._check and (wrong := self.target.check(self._store)):
+        if self._checks and (wrong := self.target.check(self._store)):
             raise TwinMismatchError(f"the target twin of {wrong} holds other weights, {when}")
 
     def acting_q_values(self, observations: np.ndarray, *, frozen: bool) -> np.ndarray:

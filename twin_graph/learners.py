@@ -97,7 +97,7 @@ class Learners:
           batch: their minibatches, one after the other.
           target_q: whether targets supply bootstrap values.
         """
-        prepared = Prepared(updates, self._turns.per_minibatch, batch, self.target_snapshots, None)
+        prepared = Prepared(updates, self._turns.settings.updates_per_minibatch, batch, self.target_snapshots, None)
         if not target_q:
             return prepared
         q = []

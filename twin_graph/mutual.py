@@ -15,18 +15,17 @@ class Turns:
       settings: of the run.
 
     Attributes:
+      settings: as given.
       learners: their names.
-      per_minibatch: updates that learn from one minibatch: two where each learner does.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self.settings = settings
         self.learners: tuple[str, ...] = ("a", "b") if settings.mode == "mutual" else ("online",)
-        self.per_minibatch = 2 if settings.mode == "mutual" and settings.mutual.learn == "both" else 1
 
     def lineage(self, learner: str) -> str:
         """Where a learner's snapshots are committed."""
-        return SHARED if self._settings.store.shared else learner
+        return SHARED if self.settings.store.shared else learner
 
     def source(self, learner: str) -> str:
         """The lineage from which a learner's target is restored: the other's, if there is one."""
@@ -38,7 +37,7 @@ class Turns:
 
     def learns(self, update: int) -> str:
         """Whose update that is, counted from 0."""
-        mutual = self._settings.mutual
+        mutual = self.settings.mutual
         if len(self.learners) == 1:
             return self.learners[0]
         if mutual.learn == "alternate":
@@ -49,7 +48,7 @@ class Turns:
 
     def act(self, agent_step: int, update: int) -> tuple[str, ...]:
         """Whose Q values choose the actions of a vector step, after this many agent steps and updates."""
-        mutual = self._settings.mutual
+        mutual = self.settings.mutual
         if len(self.learners) == 1 or mutual.act == "both":
             return self.learners
         if mutual.act == "alternate":
@@ -61,4 +60,4 @@ class Turns:
     def _lot(self, purpose: str, counter: int) -> int:
         from twin_graph.streams import Purpose, stream  # NumPy: commands that read records need not wait for it
 
-        return int(stream(self._settings.seed, Purpose[purpose], counter).integers(2))
+        return int(stream(self.settings.seed, Purpose[purpose], counter).integers(2))

@@ -63,10 +63,9 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
         model = build_model(spec)
     weights = sum(4 * variable.shape.num_elements() for variable in model.trainables)
     train, save = settings.train, settings.save
-    turns = mutual.Turns(settings)
-    learners = len(turns.learners)
+    learners = len(mutual.Turns(settings).learners)
     minibatches = max(0, train.steps - train.start_steps) // train.every_steps
-    updates = minibatches * turns.per_minibatch
+    updates = minibatches * settings.updates_per_minibatch
     # Episodes are at least one agent step long.
     units = {"updates": updates, "steps": train.steps, "episodes": train.steps}
     snapshots = learners * (units[settings.save_schedule.unit] // settings.save_schedule.every + 2)

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from twin_graph.errors import UsageError
-from twin_graph.mutual import Turns
 from twin_graph.replay import Batch, Observations, Replay
 from twin_graph.settings import ReplaySettings, Settings
 from twin_graph.streams import Purpose, Streams
@@ -83,7 +82,7 @@ class Prioritized(Uniform):
     def __init__(self, replay: Replay, settings: Settings) -> None:
         super().__init__(replay, settings)
         self._settings: ReplaySettings = settings.replay
-        self._updates_of_minibatch = Turns(settings).per_minibatch
+        self._updates_of_minibatch = settings.updates_per_minibatch
         self._environments = replay.environments
         self._tree = SumTree(replay.length * self._environments)
         self._largest = 1.0

@@ -513,6 +513,11 @@ class Settings(_Section):
         return max(1, self.train.chunk_steps // self.train.every_steps)
 
     @property
+    def updates_per_minibatch(self) -> int:
+        """Updates that learn from one minibatch: two where each of two learners does."""
+        return 2 if self.mode == "mutual" and self.mutual.learn == "both" else 1
+
+    @property
     def vector_steps(self) -> int:
         """Vector steps of the whole run: enough for `train.steps` agent steps."""
         return math.ceil(self.train.steps / self.env.count)
