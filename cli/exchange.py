@@ -1,4 +1,4 @@
-"""Commands about weights in and out: `diff`, `export`, `import`."""
+"""Commands about weights: `diff`, `export`, `import`, `average`."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from twin_graph.errors import UsageError
 from twin_graph.snapshots.run import find, locate
 from twin_graph.words import command
 
-from .params import ANY_REF_HELP, json_option, print_json, run_argument, say, stdout
+from .params import ANY_REF_HELP, REF_HELP, json_option, print_json, run_argument, say, stdout
 
 
 @click.command(epilog=ANY_REF_HELP.replace("REF is", "FIRST or SECOND is"))
@@ -111,3 +111,45 @@ def import_(run: str, path: Path, renames: tuple[str, ...]) -> None:
     if imported.ignored:
         say(f"not used: {', '.join(imported.ignored)}")
     say(f"{imported.snapshot.id}; use it with: {command('swap', run, imported.snapshot.id)}")
+
+
+@click.command(epilog=REF_HELP)
+@run_argument
+@click.argument("refs", metavar="[REF]...", nargs=-1)
+@click.option(
+    "--last",
+    type=click.IntRange(min=2),
+    default=16,
+    show_default=True,
+    help="Without REF: how many of the newest snapshots that have weights.",
+)
+@json_option
+def average(run: str, refs: tuple[str, ...], last: int, as_json: bool) -> None:
+    """Make the mean of the weights of snapshots REF... a snapshot of RUN, which must not be training.
+
+    While a network learns, its policy jumps from snapshot to snapshot; the mean of several often plays better than any
+    of them. It has an id for `evaluate`, `tournament`, `record`, `export` and `swap`, and is never `latest`.
+
+    \b
+    Examples:
+      twin-graph average pong-seed1-1 --last 16
+      twin-graph average pong-seed1-1 latest~2 latest~1 latest
+    """
+    found = find(run)
+    store = found.store()
+    if refs:
+        chosen = list(dict.fromkeys(found.resolve(reference) for reference in refs))
+    else:
+        chosen = [snapshot for snapshot in store.available if snapshot.lineage == store.newest.lineage][-last:]
+    if len(chosen) < 2:
+        raise UsageError(f"a mean takes two snapshots with weights or more; {found.folder} has given {len(chosen)}")
+    for snapshot in chosen:
+        store.prefix(snapshot.id)
+
+    from twin_graph import exchange
+
+    mean = exchange.average(found, chosen)
+    if as_json:
+        print_json({"snapshot": mean.id, "of": [snapshot.id for snapshot in chosen]})
+        return
+    say(f"{mean.id}, the mean of {len(chosen)} snapshots; try it with: {command('evaluate', run, mean.id)}")

@@ -41,6 +41,7 @@ COMMANDS = {
     "prune": ("care", "Remove weights that retention would not keep."),
     "export": ("exchange", "Write a snapshot for other programs."),
     "import": ("exchange", "Import weights from another program."),
+    "average": ("exchange", "Make the mean of snapshots a snapshot."),
     "evaluate": ("evaluate", "Measure the true score of a snapshot."),
     "play": ("selfplay", "Play against a snapshot, in games of two players."),
     "tournament": ("selfplay", "Rate snapshots that play each other."),

@@ -12,6 +12,7 @@ import click
 import numpy as np
 import onnxruntime
 import pytest
+from commands import twin_graph
 from twin_graph_cli.exchange import export as command
 
 from twin_graph import envs, training
@@ -331,6 +332,46 @@ def test_differences_are_those_of_the_weights(run: Run) -> None:
         assert row.largest == pytest.approx(np.abs(change).max(), rel=1e-5)
     assert whole.distance == pytest.approx(np.sqrt(sum(row.distance**2 for row in rows)))
     assert all(row.distance == row.relative == 0 for row in diff((store, last), (store, last)))
+
+
+def test_the_mean_of_snapshots_is_a_snapshot_that_can_be_used_like_any_other(run: Run, tmp_path: Path) -> None:
+    done = twin_graph("average", str(run.folder), "--last", "3", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document, store = json.loads(done.stdout), run.store()
+    newest = store.available[-3:]
+    assert document["of"] == [snapshot.id for snapshot in newest]
+    values = []
+    with Twin("reader", spec_of(run), threads=1) as twin:
+        for snapshot in [*newest, store.find(document["snapshot"])]:
+            twin.restore_snapshot(snapshot, store)
+            values.append(twin.weights())
+    for name, mean in values[3].items():
+        np.testing.assert_array_equal(mean, np.mean([weights[name] for weights in values[:3]], axis=0))
+        assert (mean != values[2][name]).any()
+    assert run.resolve("latest").id == newest[-1].id
+    origin = store.manifest(document["snapshot"]).origin
+    assert origin == f"mean of {', '.join(document['of'])}"
+    played = twin_graph("evaluate", str(run.folder), document["snapshot"], "--episodes", "1", cwd=tmp_path)
+    assert played.returncode == 0, played.stderr
+
+
+def test_a_mean_takes_two_snapshots_whose_weights_are_there(run: Run, tmp_path: Path) -> None:
+    before = [snapshot.id for snapshot in run.store().imports]
+    (gone, *_), folder = run.store().available, str(run.folder)
+    for path in (run.store_folder / gone.id).glob("model.*"):
+        path.unlink()
+    for refs, words in (
+        (["latest", "@update:999999"], "a mean takes two snapshots"),
+        (["latest", "nobody"], "no snapshot 'nobody'"),
+        (["latest", gone.id], gone.id),
+    ):
+        refused = twin_graph("average", folder, *refs, cwd=tmp_path)
+        assert refused.returncode in (2, 3)
+        assert words in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
+    with run.lock("train"):
+        assert twin_graph("average", folder, cwd=tmp_path).returncode == 4
+    assert [snapshot.id for snapshot in run.store().imports] == before
 
 
 def test_a_reference_may_name_another_run(run: Run) -> None:

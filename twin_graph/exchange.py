@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -243,20 +243,43 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
                 )
         free = {old: value for old, value in outside.items() if old not in renamed and not _is_slot(old, outside)}
         weights = dict(_fitting(ours, found, free, prefix))
-        twin.load(weights)
-        store = run.store()
-        snapshot = store.commit(
-            twin.save,
-            lineage=IMPORT,
-            attempt=max(1, run.ledger.attempt),
-            counters=Counters.zero(),
-            settings_sha256=run.settings.sha256(),
-            weights_sha256=weights_sha256(weights),
-            variables=[v for v in twin.variables if v.name in weights],
-            origin=str(prefix.absolute()),
-        )
+        snapshot = _commit(run, twin, weights, origin=str(prefix.absolute()))
     used = {old for old, new in names.items() if new in weights}
     return Imported(snapshot, sorted(set(outside) - used, key=_as_people_count))
+
+
+def average(run: Run, snapshots: Sequence[Commit]) -> Commit:
+    """Makes the mean of snapshots' weights a snapshot of a run at rest, of lineage `import`.
+
+    Source: averaging weights along the path of the optimizer, Polyak and Juditsky 1992, Izmailov et al. 2018.
+
+    Raises:
+      UsageError: they are not snapshots of one network.
+      DamagedError: the weights of one are not those committed.
+      InUseError: the run trains.
+    """
+    with run.lock("average"), Twin("average", spec_of(run)) as twin:
+        store, members = run.store(), list[dict[str, np.ndarray]]()
+        for snapshot in snapshots:
+            store.check_same_variables(snapshot.id, store.newest.id)
+            twin.restore_snapshot(snapshot, store)
+            members.append(twin.weights())
+        weights = {name: np.mean([member[name] for member in members], axis=0) for name in members[0]}
+        return _commit(run, twin, weights, origin=f"mean of {', '.join(snapshot.id for snapshot in snapshots)}")
+
+
+def _commit(run: Run, twin: Twin, weights: Mapping[str, np.ndarray], origin: str) -> Commit:
+    twin.load(weights)
+    return run.store().commit(
+        twin.save,
+        lineage=IMPORT,
+        attempt=max(1, run.ledger.attempt),
+        counters=Counters.zero(),
+        settings_sha256=run.settings.sha256(),
+        weights_sha256=weights_sha256(weights),
+        variables=[v for v in twin.variables if v.name in weights],
+        origin=origin,
+    )
 
 
 def _fitting(

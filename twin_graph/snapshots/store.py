@@ -96,7 +96,7 @@ class Manifest(SnapshotRecord):
     Attributes:
       id: number and first eight digits of `weights_sha256`; `import-` and twelve digits for lineage `import`.
       settings_sha256: hash of the run's settings.
-      origin: the path from which it was imported.
+      origin: the path from which it was imported, or the snapshots of which it is the mean; None of a trained one.
     """
 
     format: Literal[1] = FORMAT
