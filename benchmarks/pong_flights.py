@@ -3,13 +3,14 @@
     python benchmarks/pong_flights.py RUN [REF] [--steps 2000]
 
 Four games of the game of one player are played side by side, for so many agent steps each. A flight is a ball's way
-from one paddle to the other, between the walls. Its slope is rows by columns of the image a step, its speed columns a
-step; both are medians over the flight, so that a bounce in between does not count. A flight that ends in a point was
-not returned.
+from one paddle to the other, between the walls. Its slope is rows by columns a step, its speed columns a step, of an
+image of 84x84, whatever size the agent sees; both are medians over the flight, so that a bounce in between does not
+count. A flight that ends in a point was not returned.
 """
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ from twin_graph.envs.pong import ALONE
 from twin_graph.snapshots.run import find
 
 GAMES = 4
-COURT = np.s_[16:75, 12:71]  # of the image of 84x84: between walls and paddles
+SIZE = 84  # in which this file counts
+TOP, BOTTOM, LEFT, RIGHT = 16, 75, 12, 71  # of the court between walls and paddles
 BALL = 200  # of 250, the sum of the ball's greys above the court's; less is a part of one
 LEAST_STEPS = 3  # of a flight
 SLOPES = (("flat, below 0.5", 0.0, 0.5), ("0.5 to 1", 0.5, 1.0), ("steep, above 1", 1.0, np.inf))
@@ -38,11 +40,16 @@ class Flight(NamedTuple):
 
 
 def ball(image: np.ndarray) -> np.ndarray | None:
-    """Row and column of the ball in an image `[84, 84]`; None where it is not whole."""
-    court = image[COURT].astype(float)
+    """Row and column of the ball in an image `[H, W]`, as of one of 84x84; None where it is not whole."""
+    rows, columns = SIZE / image.shape[0], SIZE / image.shape[1]
+    inside = np.s_[math.ceil(TOP / rows) : int(BOTTOM / rows), math.ceil(LEFT / columns) : int(RIGHT / columns)]
+    court = image[inside].astype(float)
     grey = (court - np.median(court)).clip(0)
     total = grey.sum()
-    return np.array([grey.sum(1) @ np.arange(59), grey.sum(0) @ np.arange(59)]) / total if total > BALL else None
+    if total * rows * columns <= BALL:
+        return None
+    at = grey.sum(1) @ np.arange(court.shape[0]), grey.sum(0) @ np.arange(court.shape[1])
+    return np.array(at) / total * (rows, columns)
 
 
 def flights(track: Sequence[np.ndarray | None]) -> Iterator[Flight]:

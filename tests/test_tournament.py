@@ -169,6 +169,16 @@ def test_equal_weights_are_one_contestant(run: Run, tmp_path: Path) -> None:
     assert names[-1] == f"{run.name}:{run.store().newest.id}"
 
 
+def test_snapshots_are_spaced_over_the_training_though_more_of_the_newest_are_kept(run: Run) -> None:
+    present = run.store().available
+    gone = [snapshot.id for snapshot in present if present[0].updates < snapshot.updates < present[-1].updates // 2]
+    assert len(gone) > 3
+    run.store().remove_weights(lambda: gone, attempt=1)
+    chosen = [one.snapshot.updates for one in tournament.contestants([run], 3, []) if one.snapshot]
+    middle = min((s.updates for s in present if s.id not in gone), key=lambda n: abs(n - present[-1].updates / 2))
+    assert chosen == [present[0].updates, middle, present[-1].updates]
+
+
 def test_the_command_rates_draws_and_records(run: Run, tmp_path: Path) -> None:
     command = ("tournament", str(run.folder), "--snapshots", "2", "--games", "8", "--against", "random perfect")
     told = twin_graph(*command, "--plot", "who.png", "--json", cwd=tmp_path)

@@ -103,7 +103,7 @@ class Rules(NamedTuple):
 
 
 def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> list[Contestant]:
-    """Evenly spaced snapshots of each run from the newest to the first, and fixed players by their names.
+    """Snapshots of each run, spaced evenly over its updates from the newest to the first, and fixed players by names.
 
     Snapshots of equal weights, as forks share them, are one contestant.
 
@@ -123,8 +123,8 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
         present = run.store().available
         if not present:
             raise UsageError(f"{run.folder} has no snapshot with weights")
-        for i in np.unique(np.linspace(len(present) - 1, 0, snapshots).round().astype(int)).tolist():
-            one = present[i]
+        for at in np.linspace(present[-1].updates, present[0].updates, snapshots)[::-1]:
+            one = min(present, key=lambda snapshot: abs(snapshot.updates - at))
             found.setdefault(one.weights_sha256, Contestant(f"{name}:{one.id}", one.weights_sha256, run, one))
     return [*found.values(), *(Contestant(name, name) for name in dict.fromkeys(fixed))]
 
