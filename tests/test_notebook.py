@@ -218,3 +218,13 @@ def test_the_example_runs(tmp_path: Path) -> None:
     shown = [output for cell in example.cells for output in cell.get("outputs", [])]
     assert any("<svg" in output.get("data", {}).get("text/html", "") for output in shown)
     assert sum("image/png" in output.get("data", {}) for output in shown) == 2
+
+
+def test_to_train_a_complete_run_again_changes_nothing(cartpole: Any, trained: Any) -> None:
+    run = twin_graph.find(trained(cartpole(train__steps=300, evaluate__episodes=0)).folder)
+    before = (run.folder / "ledger.jsonl").read_bytes()
+    run.train()
+    with pytest.raises(UsageError, match="has made 304 agent steps; give more"):
+        run.train(steps=100)
+    assert (run.folder / "ledger.jsonl").read_bytes() == before
+    assert twin_graph.find(run.folder).settings.train.steps == 300

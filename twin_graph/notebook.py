@@ -117,12 +117,13 @@ class NotebookRun(Run):
         """Trains to its end, from the newest resume point if there is one. Interrupting the kernel saves and stops.
 
         Args:
-          steps: another length of the run, in agent steps.
+          steps: another length of the run, in agent steps, not below what it has made. A complete run stays as it is.
           on_episode, on_evaluation: called as `on_episode(score, progress)` and `on_evaluation(evaluation, progress)`;
             to return False ends the run. See `twin_graph.training.train`.
         """
         from twin_graph import envs, evaluation, trackers, training
         from twin_graph.checkpoint import newest_point
+        from twin_graph.matches import Matches
 
         settings = self.settings
         if settings.workers.count:
@@ -133,6 +134,11 @@ class NotebookRun(Run):
         trackers.check(settings)
         with self.lock("train"):
             point = newest_point(self).point if self.points().folders() else None
+            made = point.counters.agent_steps if point else 0
+            if steps is not None and steps < made:
+                raise UsageError(f"{self.folder} has made {made:,} agent steps; give more than that")
+            if Matches(self).complete(made, settings):
+                return self  # as where a cell is run twice
             if settings != self.settings:
                 self.change_settings(settings)
             with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
