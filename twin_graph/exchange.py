@@ -243,7 +243,7 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
                 )
         free = {old: value for old, value in outside.items() if old not in renamed and not _is_slot(old, outside)}
         weights = dict(_fitting(ours, found, free, prefix))
-        snapshot = _commit(run, twin, weights, origin=str(prefix.absolute()))
+        snapshot = _commit(run, run.store(), twin, weights, origin=str(prefix.absolute()))
     used = {old for old, new in names.items() if new in weights}
     return Imported(snapshot, sorted(set(outside) - used, key=_as_people_count))
 
@@ -265,12 +265,12 @@ def average(run: Run, snapshots: Sequence[Commit]) -> Commit:
             twin.restore_snapshot(snapshot, store)
             members.append(twin.weights())
         weights = {name: np.mean([member[name] for member in members], axis=0) for name in members[0]}
-        return _commit(run, twin, weights, origin=f"mean of {', '.join(snapshot.id for snapshot in snapshots)}")
+        return _commit(run, store, twin, weights, origin=f"mean of {', '.join(snapshot.id for snapshot in snapshots)}")
 
 
-def _commit(run: Run, twin: Twin, weights: Mapping[str, np.ndarray], origin: str) -> Commit:
+def _commit(run: Run, store: SnapshotStore, twin: Twin, weights: Mapping[str, np.ndarray], origin: str) -> Commit:
     twin.load(weights)
-    return run.store().commit(
+    return store.commit(
         twin.save,
         lineage=IMPORT,
         attempt=max(1, run.ledger.attempt),
