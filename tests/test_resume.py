@@ -238,6 +238,27 @@ def test_a_target_that_cannot_be_restored_costs_no_steps(cartpole: Make, tmp_pat
     assert run.state() == "finished"
 
 
+def test_a_damaged_snapshot_does_not_lock_a_run_out_of_resume(cartpole: Make, tmp_path: Path) -> None:
+    often = {"save__every_updates": 20, "target__refresh_every_updates": 20, "resume__keep": 1}
+    run = create(tmp_path / "run", cartpole(target__policy="lag(60)", **often))
+    attempt(run, 900)
+    point = run.points().newest()
+    assert point is not None
+    next_one = [s for s in run.store().snapshots if s.updates <= point.counters.updates][-1]
+    [file] = run.folder.glob(f"snapshots/{next_one.id}/model.data*")
+    file.write_bytes(file.read_bytes()[:-4] + b"!!!!")
+    for _ in range(2):
+        with pytest.raises(DamagedError, match=r"or hold another: `twin-graph swap \S+ --hold REF`; then resume"):
+            attempt(run)
+        point = run.points().newest()
+        assert point is not None
+        assert point.snapshots
+    swaps.swap(run, point.snapshots[0], hold=True)
+    held = attempt(run)
+    assert run.state() == "finished"
+    assert len({tuple(snapshots) for _, snapshots in held}) == 1
+
+
 def test_killed_is_told_from_failed(cartpole: Make, tmp_path: Path) -> None:
     run = create(tmp_path / "run", cartpole())
     script = """

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from twin_graph.errors import DamagedError
 from twin_graph.model import ModelSpec
 from twin_graph.snapshots.ledger import Commit, Counters
 from twin_graph.snapshots.points import HolderState
@@ -74,23 +75,29 @@ class Holder:
 
     @property
     def snapshots(self) -> tuple[str, ...]:
-        """The ids of what the twins really hold; none where it could not be restored."""
+        """The ids of what the twins hold."""
         return tuple(twin.snapshot_id for twin in self._active)
 
     def restore(self, snapshots: Sequence[Commit], store: SnapshotStore) -> None:
         """Loads these snapshots, one a twin; a member that stays is not loaded again.
 
         Raises:
-          DamagedError: the weights of one cannot be restored, or are not those committed.
+          DamagedError: the weights of one cannot be restored, or are not those committed; nothing was changed.
         """
         wanted = {snapshot.id for snapshot in snapshots}
         free = [twin for twin in self.twins if twin.snapshot_id not in wanted]
+        before = [(twin, twin.snapshot_id, twin.weights()) for twin in free]
         holding = {twin.snapshot_id: twin for twin in self.twins if twin.snapshot_id in wanted}
-        self._active = []
-        for snapshot in snapshots:
-            if snapshot.id not in holding:
-                holding[snapshot.id] = free.pop()
-                holding[snapshot.id].restore_snapshot(snapshot, store)
+        try:
+            for snapshot in snapshots:
+                if snapshot.id not in holding:
+                    holding[snapshot.id] = free.pop()
+                    holding[snapshot.id].restore_snapshot(snapshot, store)
+        except DamagedError:
+            for twin, held, weights in before:
+                twin.load(weights)
+                twin.snapshot_id = held
+            raise
         self._active = [holding[snapshot.id] for snapshot in snapshots]
         if self._average:
             self._average.load(self.weights())

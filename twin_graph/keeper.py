@@ -11,7 +11,7 @@ import numpy as np
 from twin_graph import retention, targets, trackers
 from twin_graph.actor import Actor
 from twin_graph.checkpoint import Checkpoints
-from twin_graph.errors import UsageError
+from twin_graph.errors import DamagedError, UsageError
 from twin_graph.events import EventFile
 from twin_graph.learner import Learner
 from twin_graph.learners import Learners
@@ -25,6 +25,7 @@ from twin_graph.snapshots.run import Run
 from twin_graph.stopwatch import Stopwatch
 from twin_graph.streams import stream
 from twin_graph.tally import Tally
+from twin_graph.words import command
 
 #: Why a run ended that was neither asked to stop nor failed.
 _BROKEN_OFF = {KeyboardInterrupt: "broken off", GeneratorExit: "its caller did not go on"}
@@ -166,7 +167,13 @@ class Keeper:
     def _refresh(self, learner: Learner, role: str, reason: str) -> None:
         policy, random = self._policies[role], stream(self.settings.seed, targets.PURPOSES[role], self.tally.updates)
         choice = policy.choose(self._history(learner.source), random)
-        learner.refresh(role, choice, self.tally.counters, policy=policy.text, reason=reason)
+        try:
+            learner.refresh(role, choice, self.tally.counters, policy=policy.text, reason=reason)
+        except DamagedError as error:
+            options = [] if role == "target" else ["--into", role]
+            options += ["--learner", learner.name] if len(self.learners) > 1 else []
+            instead = command("swap", self.run.folder, *options, "--hold")
+            raise DamagedError(f"{error}. Put its files back, or hold another: `{instead} REF`; then resume") from error
 
     def rivals(self, learner: Learner) -> list[Commit]:
         """The snapshots that the newest has to beat at the next scheduled evaluation, if the policies want any."""

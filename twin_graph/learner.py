@@ -235,8 +235,9 @@ class Learner:
         chosen = tuple(snapshot.id for snapshot in snapshots)
         why = Why(policy, reason, chosen, hold=hold, request=request, at_point=at_point)
         if into in self.holders:
+            swap = self._restore(into, snapshots, counters, why)
             self.holders[into].held = hold
-            return self._restore(into, snapshots, counters, why)
+            return swap
         assert self.newest is not None
         [snapshot] = snapshots
         self.online.restore_snapshot(snapshot, self._store)
@@ -247,7 +248,6 @@ class Learner:
         with self._stopwatch.phase("refresh"):
             holder = self.holders[role]
             previous = holder.snapshots
-            holder.policy = ""  # where a snapshot cannot be restored, a resumed run chooses anew
             holder.restore(snapshots, self._store)
             holder.since, holder.policy = counters, why.policy
             return self._record(role, holder.snapshots, previous, counters, why)

@@ -139,7 +139,11 @@ def _evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Progress
             newest = learner.newest
             assert newest is not None
             for snapshot in [*keeper.rivals(learner), newest]:
-                twin.restore_snapshot(snapshot, keeper.store)
+                try:
+                    twin.restore_snapshot(snapshot, keeper.store)
+                except DamagedError as error:
+                    without = "resume with --set evaluate.episodes=0"
+                    raise DamagedError(f"{error}. Put its files back, or {without}") from error
                 at = {"seed": settings.seed, "counter": progress.agent_steps}
                 depth = progress.depth_of(snapshot)
                 with _filmed(keeper.run, newest if snapshot is newest else None) as film:
