@@ -32,10 +32,9 @@ def verify(run: str, as_json: bool) -> None:
     for path in findings.unknown:
         say(f"unknown, left alone: {path}")
     if findings.damage:
-        more = f" (and {len(findings.damage) - 1} more)" if len(findings.damage) > 1 else ""
         for line in findings.damage:
             say(f"damaged: {line}")
-        raise DamagedError(findings.damage[0] + more)
+        raise click.exceptions.Exit(DamagedError.exit_code)
     if not as_json:
         stdout.print(f"{counted(findings.files, 'file')}, {findings.bytes / 1e6:,.1f} MB: all exactly as written")
 

@@ -24,7 +24,8 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
     Example:
       twin-graph evaluate pong-seed1-1 best --episodes 100
     """
-    owner, snapshot = locate(find(run), ref)
+    found = find(run)
+    owner, snapshot = locate(found, ref)
     owner.store().prefix(snapshot.id)
 
     from twin_graph import player
@@ -37,5 +38,6 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
     if as_json:
         print_json({"snapshot": snapshot.id, **evaluation.summary()})
         return
-    click.echo(f"{snapshot.id}: mean return {evaluation.words()}")
+    of = f" of {owner.folder}, and recorded there" if owner.folder != found.folder else ""
+    click.echo(f"{snapshot.id}{of}: mean return {evaluation.words()}")
     click.echo(protocol_line(evaluation.protocol))

@@ -50,11 +50,9 @@ def diff(run: str, first: str, second: str, as_json: bool) -> None:
     "--format",
     "form",
     type=click.Choice(["tf1", "savedmodel", "onnx", "tflite", "npz"]),
-    default="tf1",
-    show_default=True,
-    help="Format of PATH.",
+    help="Format of PATH.  [default: by its ending: .onnx, .tflite, .npz; else tf1]",
 )
-def export(run: str, ref: str, path: Path, form: str) -> None:
+def export(run: str, ref: str, path: Path, form: str | None) -> None:
     """Write snapshot REF of RUN to PATH for other programs.
 
     tf1 is for `tf.train.import_meta_graph` and `Saver.restore` (PATH.meta, PATH.index, PATH.data-...): act with q_tm1,
@@ -64,16 +62,19 @@ def export(run: str, ref: str, path: Path, form: str) -> None:
 
     \b
     Examples:
-      twin-graph export pong-seed1-1 best network --format tf1
-      twin-graph export pong-seed1-1 best pong.onnx --format onnx
-      twin-graph export pong-seed1-1 best pong.tflite --format tflite
+      twin-graph export pong-seed1-1 best network
+      twin-graph export pong-seed1-1 best pong.onnx
+      twin-graph export pong-seed1-1 best pong --format savedmodel
     """
+    by_ending = path.suffix[1:] if path.suffix in (".onnx", ".tflite", ".npz") else None
+    if form and by_ending and form != by_ending:
+        raise UsageError(f"{path} ends as {by_ending}, and --format says {form}: change one of them")
     owner, snapshot = locate(find(run), ref)
     owner.store().prefix(snapshot.id)
 
     from twin_graph import exchange
 
-    for written in exchange.export(owner, snapshot, form, path):  # type: ignore[arg-type]
+    for written in exchange.export(owner, snapshot, form or by_ending or "tf1", path):  # type: ignore[arg-type]
         stdout.print(str(written), soft_wrap=True)
 
 

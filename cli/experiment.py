@@ -25,6 +25,7 @@ from .main import INTERRUPTED
 from .params import json_option, print_json, say, stderr, stdout
 
 _LINE_SECONDS = 15.0
+REPORT = "report"  # in an experiment's folder
 _RETRIES = 1  # of a run that fails
 
 
@@ -85,6 +86,8 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
     plan = plans.read(file, lambda name: Experiment.origin_in(out or EXPERIMENTS / name))
     plans.check_policies(plan)
     folder = out or EXPERIMENTS / plan.name
+    if not dry_run:
+        Experiment.check_free(folder)
     with stderr.status("checking the runs, then training for a few seconds to measure the rate"):
         found = Experiment.prepare(plan, folder, jobs, trial.run)
     states = runner.look(found)
@@ -148,7 +151,7 @@ def report(folder: Path, last: int | None, as_json: bool) -> None:
       twin-graph experiment report cartpole-policies
       twin-graph experiment report studies/results/cartpole-policies --last 6
     """
-    folder = folder if folder.exists() else EXPERIMENTS / folder
+    folder = _named(folder)
     try:
         from twin_graph.experiments import report as library
         from twin_graph.experiments import results, tables
@@ -171,7 +174,7 @@ def report(folder: Path, last: int | None, as_json: bool) -> None:
         if last is not None:
             plan = plan.scored_by(last)
             read = [result.scored_by(last) for result in read]
-        written, numbers = library.write(plan, fixed, read, folder / "report", tell)
+        written, numbers = library.write(plan, fixed, read, folder / REPORT, tell)
     if as_json:
         print_json(numbers)
         return
@@ -194,10 +197,11 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
     """Compare what snapshots expect with what the ledger predicts, by the tables in FOLDERS.
 
     The ledger knows through which snapshots every value came, and so how many rewards a network can have learned of.
-    FOLDERS are those of reports, or of tables such as those in studies/results.
+    FOLDERS are those of experiments with a report, also by their names, or of tables such as those in studies/results.
 
     \b
-    Example:
+    Examples:
+      twin-graph experiment clock cartpole-policies
       twin-graph experiment clock studies/results/cartpole-policies --served 250 --plot clock.png
     """
     try:
@@ -208,8 +212,8 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
     outputs.check_picture(plot)
     points: dict[str, list[tuple[float, float]]] = {}
     counts: dict[str, int] = {}
-    for folder in folders:
-        plan, _, runs = tables.read(folder)
+    for folder in map(_named, folders):
+        plan, _, runs = tables.read(folder if (folder / tables.PLAN).exists() else folder / REPORT)
         for run in runs:
             pairs, name = library.pairs(run), f"{plan.name}: {run.planned.condition}"
             if not pairs or library.served(run) < served:
@@ -235,6 +239,11 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
         numbers = (f"{fit.correlation:.4f}", f"{fit.error:.2f}", f"{fit.bias:.2f}")
         table.add_row(escape(name), str(count), f"{fit.evaluations:,}", *numbers)
     stdout.print(table)
+
+
+def _named(folder: Path) -> Path:
+    """A folder, or that of the experiment of this name."""
+    return folder if folder.exists() else EXPERIMENTS / folder
 
 
 def _extra_is_missing(what: str, extra: str, error: ImportError) -> TwinGraphError:

@@ -58,6 +58,11 @@ def reproduce(run: str, begin: str | None, end: str | None, run_dir: Path | None
             numbers = [folder.name for folder in found.points().folders()]
             begin = numbers[0] if numbers else _START
         point = None if begin == _START else point_at(found, begin)
+        if last is not None and last <= (first := point.counters.updates if point else 0):
+            raise UsageError(
+                f"--to {end} is after update {last:,}, and --from {begin} is after update {first:,}: no "
+                "update is between them"
+            )
     where = f"resume point {point.number}" if point else "the start"
     say(f"training {found.name} again from {where}, update {point.counters.updates + 1 if point else 1:,}")
     with scratch_folder(found.folder, run_dir) as folder, TrainingDisplay(stderr) as display:

@@ -169,13 +169,17 @@ def _ask(names: dict[int, str], q: dict[int, float]) -> int | None:
     listed = "  ".join(f"{action}: {name}" for action, name in names.items())
     click.echo(f"moves: {listed}")
     while True:
-        given = click.prompt(f"your move ({_HELP})", prompt_suffix="\n> ").strip()
+        try:
+            given = click.prompt(f"your move ({_HELP})", prompt_suffix="\n> ").strip()
+        except click.Abort:  # Ctrl-C, or the end of what is read
+            click.echo()
+            return None
         if given in moves:
             return moves[given]
         if given == "q":
             for action in sorted(q, key=lambda action: -q[action]):
                 click.echo(f"  {names[action]:<10} {q[action]:+.3f}")
-        elif given == "x":
+        elif given in ("x", "exit", "quit"):
             return None
         else:
             click.echo(f"{given!r} is not a legal move: {listed}")

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -396,9 +397,12 @@ def test_one_damaged_run_does_not_hide_the_others(trained: Path) -> None:
         assert states["cartpole-seed1-1"] == "finished"
         assert "run.json is damaged" in twin_graph("runs", cwd=trained).stdout
         assert twin_graph("status", "broken", cwd=trained).returncode == 3
+        shutil.copy(trained / "checkpoints" / "cartpole-seed1-1" / "run.json", trained / "checkpoints" / "broken")
+        (trained / "checkpoints" / "broken" / "ledger.jsonl").mkdir()
+        assert "ledger.jsonl is damaged: it is a folder" in twin_graph("runs", cwd=trained).stdout
+        assert twin_graph("verify", "broken", cwd=trained).returncode == 3
     finally:
-        (trained / "checkpoints" / "broken" / "run.json").unlink()
-        (trained / "checkpoints" / "broken").rmdir()
+        shutil.rmtree(trained / "checkpoints" / "broken")
 
 
 def test_what_is_no_number_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:

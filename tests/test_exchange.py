@@ -184,6 +184,16 @@ def test_npz_holds_the_variables_by_name(run: Run, tmp_path: Path) -> None:
         assert {name: arrays[name].tolist() for name in arrays} == {n: w.tolist() for n, w in twin.weights().items()}
 
 
+def test_the_ending_says_the_format_and_may_not_contradict_it(run: Run, tmp_path: Path) -> None:
+    folder = str(run.folder)
+    assert twin_graph("export", folder, "latest", "q.npz", cwd=tmp_path).stdout == "q.npz\n"
+    done = twin_graph("export", folder, "latest", "q", "--format", "npz", cwd=tmp_path)
+    assert done.stderr == "Error: q.npz exists already; choose another path\n"
+    refused = twin_graph("export", folder, "latest", "p.npz", "--format", "tf1", cwd=tmp_path)
+    assert refused.stderr == "Error: p.npz ends as npz, and --format says tf1: change one of them\n"
+    assert [path.name for path in tmp_path.glob("[pq].*")] == ["q.npz"]
+
+
 @pytest.mark.parametrize(
     ("form", "there"),
     [("tf1", "n.index"), ("savedmodel", "n"), ("onnx", "n.onnx"), ("tflite", "n.tflite"), ("npz", "n.npz")],

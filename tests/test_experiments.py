@@ -130,6 +130,7 @@ def test_every_value_survives_the_command_line(key: str, value: Any) -> None:
     [
         (changed("seeds =", "seed ="), "unknown key 'seed'; did you mean 'seeds'"),
         (changed("[factors]", "[facters]"), "unknown key 'facters'; did you mean 'factors'"),
+        (changed("[factors]", "[form]\na = 1\n[factors]"), "unknown key 'form'; did you mean 'from'"),
         (changed('preset = "cartpole"', ""), "preset is missing"),
         (changed("cartpole", "cartpol"), "unknown preset 'cartpol'; did you mean 'cartpole'"),
         (
@@ -307,6 +308,19 @@ def test_who_was_first_to_begin_an_experiment_has_it(finished: Path) -> None:
     with pytest.raises(UsageError, match=r"another `experiment run` began .* meanwhile"):
         other.write()
     assert Experiment.open(finished).fixed != other.fixed
+
+
+def test_who_comes_second_is_told_before_anything_is_measured(finished: Path) -> None:
+    with Experiment.open(finished).lock():
+        refused = twin_graph("experiment", "run", "tiny.toml", cwd=finished.parents[2])
+    assert refused.returncode == 4
+    folder = "checkpoints/experiments/tiny"
+    assert refused.stderr == f"Error: {folder} is in use: another `experiment run` trains it\n"
+
+
+def test_the_clock_takes_an_experiment_by_its_name(finished: Path) -> None:
+    done = twin_graph("experiment", "clock", "tiny", cwd=finished.parents[2])
+    assert "tiny: lag(40)" in done.stdout, done.stderr
 
 
 # Killed, and gone on with

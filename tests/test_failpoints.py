@@ -144,7 +144,7 @@ class Training:
             saved=newest.counters,
             reward_limit=1.0,
             returns=(),
-            known_bytes=self.run.known_bytes(),
+            known_bytes=self.run.settle_records(),
             segments=self.log.write_rest(self.run.attempt),
         )
         self.points.commit(state, lambda folder: save(folder / "online"), {"probe": np.arange(6, dtype=np.float32)})

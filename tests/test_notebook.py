@@ -220,6 +220,13 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert sum("image/png" in output.get("data", {}) for output in shown) == 2
 
 
+def test_slips_of_the_pen_are_answered_with_a_line(run: notebook.NotebookRun) -> None:
+    with pytest.raises(UsageError, match="episodes=0: must be 1 or more"):
+        run.play(episodes=0)
+    assert repr(run) == f"<NotebookRun {run.folder}>"
+    assert config.load("cartpole", {"train.steps": 7_000}) == config.load("cartpole", [("train.steps", 7_000)])
+
+
 def test_to_train_a_complete_run_again_changes_nothing(cartpole: Any, trained: Any) -> None:
     run = twin_graph.find(trained(cartpole(train__steps=300, evaluate__episodes=0)).folder)
     before = (run.folder / "ledger.jsonl").read_bytes()

@@ -262,3 +262,6 @@ def test_the_command_reports_what_recurred_and_leaves_nothing(
     refused = twin_graph("reproduce", "run", "--to", "9", cwd=folder)
     assert refused.returncode == 2
     assert "has made no resume point 9; there are 0, 1, 2, 3" in refused.stderr
+    backwards = twin_graph("reproduce", "run", "--from", "2", "--to", "1", cwd=folder)
+    assert backwards.returncode == 2
+    assert "--to 1 is after update 76, and --from 2 is after update 200: no update is between" in backwards.stderr

@@ -76,7 +76,7 @@ def commit_point(run: Run, updates: int, target: Sequence[Commit]) -> PointState
         saved=counters(updates),
         reward_limit=1.0,
         returns=(),
-        known_bytes=run.known_bytes(),
+        known_bytes=run.settle_records(),
         segments=(),
     )
     points.commit(state, lambda folder: (folder / "online.index").touch(), {})

@@ -143,6 +143,15 @@ def test_perfect_players_draw_and_never_lose_to_a_search() -> None:
         assert gained.mean() >= least
 
 
+@pytest.mark.parametrize("game", ["chess", "connect_four"])
+def test_a_perfect_player_of_a_long_game_is_refused_at_once(game: str) -> None:
+    with (
+        contextlib.closing(boards_of(EnvSettings(id=f"OpenSpiel/{game}"), 1)) as boards,
+        pytest.raises(UsageError, match=f"the perfect player needs a shorter game than {game}"),
+    ):
+        boards.fixed_player("perfect")
+
+
 def test_a_perfect_player_knows_whose_turn_it_is() -> None:
     """The words for a position of dots and boxes do not say. Who begins wins against whomever."""
     boards, every = boards_of(EnvSettings(id="OpenSpiel/dots_and_boxes"), 60), np.arange(60)

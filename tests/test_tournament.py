@@ -46,6 +46,14 @@ def test_a_tournament_that_was_killed_continues_and_ends_with_the_same_ratings(r
     assert tournament.rate(who, again) == tournament.rate(who, pairings)
 
 
+def test_a_tournament_needs_two_and_something_to_play(run: Run) -> None:
+    with pytest.raises(UsageError, match="has nobody to play against; raise --snapshots, or add --against random"):
+        tournament.contestants([run], 1, [])
+    who = tournament.contestants([run], 1, ["random"])
+    with pytest.raises(UsageError, match="after 99 random moves every game is over; lower --opening"):
+        list(tournament.play([run], who, RULES._replace(opening_moves=99)))
+
+
 def test_other_rules_are_other_games(run: Run) -> None:
     who = tournament.contestants([run], 2, ["random", "perfect"])
     for _ in tournament.play([run], who, RULES):

@@ -99,7 +99,7 @@ class Checkpoints:
             reward_limit=tally.reward_limit,
             r_max=tally.r_max,
             returns=tuple(returns),
-            known_bytes=run.known_bytes(),
+            known_bytes=run.settle_records(),
             segments=self._log.write_rest(run.attempt) if self._log else (),
         )
 

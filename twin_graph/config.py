@@ -80,8 +80,8 @@ def preset_description(name: str) -> str:
     return str(_read_preset(name)["description"])
 
 
-def load(preset: str, overrides: Iterable[tuple[str, Any]] = ()) -> Settings:
-    """The settings of a preset, changed by `(dotted name, value)` pairs; later ones win.
+def load(preset: str, overrides: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> Settings:
+    """The settings of a preset, changed by values by dotted name, or by such pairs; later ones win.
 
     Raises:
       UsageError: an unknown preset or name, or a value of the wrong type or out of range.
@@ -89,7 +89,8 @@ def load(preset: str, overrides: Iterable[tuple[str, Any]] = ()) -> Settings:
     tree = _read_preset(preset)
     del tree["description"]
     tree["preset"] = preset
-    return validate(_changed(tree, list(overrides)))
+    pairs = overrides.items() if isinstance(overrides, Mapping) else overrides
+    return validate(_changed(tree, list(pairs)))
 
 
 def change(settings: Settings, overrides: Iterable[tuple[str, Any]], *, seed: int | None = None) -> Settings:

@@ -18,6 +18,7 @@ from twin_graph.model import ModelSpec
 from twin_graph.snapshots.run import RUNS, VERSIONED, create
 
 _MEASURED_FROM, _MEASURED_STEPS = 500, 1_000  # agent steps
+_LOOKED_SECONDS = 1.0
 
 
 class Finding(NamedTuple):
@@ -35,8 +36,8 @@ def examine() -> list[Finding]:
 
 
 def _findings() -> Iterator[Finding]:
-    load = psutil.getloadavg()[0]
     processor = cpu.describe()
+    busy = psutil.cpu_percent(_LOOKED_SECONDS) / 100 * processor.cores
     yield Finding("processor", True, f"{processor.model}, {processor.cores} cores, {' '.join(processor.features)}")
     yield Finding("GPU", True, ", ".join(d.name for d in tf.config.list_physical_devices("GPU")) or "none, CPU it is")
     yield Finding(
@@ -71,8 +72,8 @@ def _findings() -> Iterator[Finding]:
         env.close()
     minutes = settings.train.steps / speed / 60
     yield Finding("speed", True, f"{speed:.0f} agent steps/s; pong takes about {minutes:.0f} minutes")
-    idle = load < 0.5 * processor.cores
-    yield Finding("other load", idle, f"{load:.1f} cores busy", "the speed above will change when that ends")
+    advice = "the speed above will be higher when that ends"
+    yield Finding("idle before", busy < 0.25 * processor.cores, f"{busy:.1f} cores busy with other work", advice)
 
 
 def rate(env: envs.VectorEnv, settings: config.Settings) -> float:

@@ -263,6 +263,8 @@ class Policy:
         """Its score over whole games; see `NotebookRun.play`."""
         from twin_graph import player
 
+        if episodes < 1:
+            raise UsageError(f"episodes={episodes}: must be 1 or more")
         for evaluation in player.play(self._twin, self.run, self.snapshot, episodes=episodes, seed=seed):  # noqa: B007
             pass
         return evaluation

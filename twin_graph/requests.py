@@ -122,13 +122,15 @@ class Requests:
         raise UsageError("there is no manual swap to undo")
 
     def _swap(self, snapshots: list[Commit], learner: str, into: str, *, hold: bool, request: str, undo: bool) -> None:
+        holder = self._keeper.learners[learner].holders.get(into)
+        was_held = holder is not None and holder.held
         swap = self._keeper.swap(snapshots, learner=learner, into=into, hold=hold, request=request, undo=undo)
         self._done.add(("swap", request))
         names = ", ".join(swap.snapshots) or self._keeper.settings.opponent.policy
         whose = "" if len(self._keeper.learners) == 1 else f"{learner}'s "
         twin = into if into == "opponent" else f"{into} twin"
         message = f"{names} is in {whose or 'the '}{twin} from update {swap.first_update:,} on" + (
-            ", held" if hold else ""
+            ", held" if hold else ", and the hold has ended" if was_held else ""
         )
         answer = Answer(done=True, message=message, first_update=swap.first_update)
         for waiting in control.pending(self._run.control):

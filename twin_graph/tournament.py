@@ -26,6 +26,7 @@ from twin_graph.snapshots.ledger import Commit, utc_now
 from twin_graph.snapshots.run import Run
 from twin_graph.streams import Purpose, stream
 from twin_graph.twin import Twin
+from twin_graph.words import counted
 
 #: Files in a run's folder.
 GAMES, RATINGS = "games.jsonl", "ratings.json"
@@ -108,7 +109,8 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
     Snapshots of equal weights, as forks share them, are one contestant.
 
     Raises:
-      UsageError: the runs play different games, or games of one player, or there is no such fixed player.
+      UsageError: the runs play different games, or games of one player, or there is no such fixed player, or nobody to
+        play against.
     """
     if others := [run for run in runs if _game(run) != _game(runs[0])]:
         ours, theirs = runs[0].settings.env.id, others[0].settings.env.id
@@ -126,7 +128,10 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
         for at in np.linspace(present[-1].updates, present[0].updates, snapshots)[::-1]:
             one = min(present, key=lambda snapshot: abs(snapshot.updates - at))
             found.setdefault(one.weights_sha256, Contestant(f"{name}:{one.id}", one.weights_sha256, run, one))
-    return [*found.values(), *(Contestant(name, name) for name in dict.fromkeys(fixed))]
+    who = [*found.values(), *(Contestant(name, name) for name in dict.fromkeys(fixed))]
+    if len(who) < 2:
+        raise UsageError(f"{who[0].name} has nobody to play against; raise --snapshots, or add --against {ANCHOR}")
+    return who
 
 
 def _game(run: Run) -> EnvSettings:
@@ -171,6 +176,8 @@ def match(boards: Boards, first: Player, second: Player, rules: Rules) -> list[f
     anybody = boards.fixed_player(ANCHOR)
     for _ in range(rules.opening_moves):
         going = games[boards.to_move != NOBODY]
+        if not len(going):
+            raise UsageError(f"after {counted(rules.opening_moves, 'random move')} every game is over; lower --opening")
         gained[going] += play_turn(boards, going, anybody, [openings[game] for game in going])
     while (boards.to_move != NOBODY).any():
         for player, seat in ((first, seats), (second, 1 - seats)):

@@ -23,7 +23,7 @@ except ModuleNotFoundError:
 PIECES = {"tic_tac_toe": (2, 1), "connect_four": (0, 1)}
 _FROM_BELOW = ("connect_four",)  # games whose first row is the lowest
 _CELL, _BOARD, _FREE, _DISCS = 60, (38, 46, 62), (16, 20, 28), ((255, 200, 60), (240, 90, 90))
-_PERFECT_LIMIT = 20_000  # states that a search of the whole game may look at
+_PERFECT_MOVES, _PERFECT_LIMIT = 20, 20_000  # of the longest game; states that a search of the whole may look at
 _MCTS_UCT, _MCTS_MEMORY_MB = 1.4, 64
 
 
@@ -204,6 +204,8 @@ def mcts(game: Any, spec: EnvSpec, simulations: Annotated[int, Field(ge=2)] = 10
 
 def perfect(game: Any, spec: EnvSpec) -> Player:  # noqa: ARG001
     """Searches the game to its end, where it is small enough, and takes one of the best actions by lot."""
+    if game.max_game_length() > _PERFECT_MOVES:
+        raise UsageError(f"the perfect player needs a shorter game than {game.get_type().short_name}")
     values: dict[tuple[int, str], float] = {}
 
     def value(state: Any) -> float:

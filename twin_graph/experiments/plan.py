@@ -330,7 +330,8 @@ def _first_problem(error: pydantic.ValidationError, model: type[BaseModel]) -> s
     first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        hint = nearest(key, model.model_fields) or f"; there are {', '.join(model.model_fields)}"
+        known = [field.alias or name for name, field in model.model_fields.items()]
+        hint = nearest(key, known) or f"; there are {', '.join(known)}"
         return f"unknown key {key!r}{hint}"
     if first["type"] == "missing":
         return f"{key} is missing"

@@ -89,6 +89,13 @@ class Experiment:
         return cls.open(folder).plan.origin if (folder / _RECORD).exists() else None
 
     @classmethod
+    def check_free(cls, folder: Path) -> None:
+        """Raises `InUseError` if there is an experiment in a folder, and somebody trains it."""
+        if (folder / _RECORD).exists():
+            with cls.open(folder).lock():
+                pass
+
+    @classmethod
     def prepare(
         cls, plan: Plan, folder: Path, jobs: int, measure: Callable[[Sequence[config.Settings]], Trial]
     ) -> "Experiment":

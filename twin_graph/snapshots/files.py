@@ -318,6 +318,8 @@ def read_lines(path: Path, *, newest_bytes: int | None = None) -> Iterator[Line]
             yield from _lines(file, number=1, start=start)
     except FileNotFoundError:
         return
+    except IsADirectoryError:
+        raise DamagedError(f"{path} is damaged: it is a folder") from None
 
 
 class GrowingLines:
@@ -352,6 +354,8 @@ class GrowingLines:
             is_same = self._file is None
             self._forget()
             return not is_same, []
+        except IsADirectoryError:
+            raise DamagedError(f"{self._path} is damaged: it is a folder") from None
         self._file = status.st_dev, status.st_ino
         if lines:
             self._last = lines[-1].content + b"\n"

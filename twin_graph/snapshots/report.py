@@ -217,7 +217,11 @@ def restored(run: Run, point: PointState) -> Iterator[str]:
     yield "reset: environments, as at every resume point"
     for request in control.pending(run.control):
         yield f"waiting: {request.words()}, since {request.time[:19]}"
-    beyond = run.ledger.beyond(point.known_bytes[run.ledger.path.name])
+    beyond = [
+        event
+        for event in run.ledger.beyond(point.known_bytes[run.ledger.path.name])
+        if not (isinstance(event, Commit) and event.lineage == IMPORT)  # these hold
+    ]
     lost = {"snapshot": Commit, "swap": Swap}
     counts = [
         counted(n, name) for name, kind in lost.items() if (n := sum(isinstance(event, kind) for event in beyond))

@@ -92,6 +92,9 @@ class Run:
             raise DamagedError(f"{path} is damaged: {error}") from None
         self._lock = filelock.FileLock(folder / "control" / "lock")
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.folder}>"
+
     @property
     def name(self) -> str:
         return self.folder.resolve().name
@@ -146,8 +149,8 @@ class Run:
         """The run's resume points."""
         return PointStore(self.folder / POINTS)
 
-    def known_bytes(self) -> dict[str, int]:
-        """The length of each file of records, by name, which is durable now: a point needs all that came before it.
+    def settle_records(self) -> dict[str, int]:
+        """Makes the files of records durable, as a point needs all that came before it; returns their lengths, by name.
 
         Of whole lines, since another may be being written.
         """
@@ -173,7 +176,7 @@ class Run:
                 resumed_from=point.number if point else None,
                 counters=point.counters if point else None,
                 known_bytes=point.known_bytes if point else dict.fromkeys(RECORDS, 0),
-                found_bytes=self.known_bytes(),
+                found_bytes=self.settle_records(),
             )
         )
 
@@ -232,7 +235,7 @@ class Run:
         return line
 
     def record_metrics(self, metrics: dict[str, Any]) -> None:
-        """Appends a line to `metrics.jsonl`; not fsynced before the next resume point, see `known_bytes`."""
+        """Appends a line to `metrics.jsonl`; not fsynced before the next resume point, see `settle_records`."""
         append_line(self.folder / METRICS, {"attempt": self.attempt, **metrics}, durable=False)
 
     def evaluation_lines(self) -> Iterator[dict[str, Any]]:
