@@ -217,6 +217,10 @@ def test_the_example_runs(tmp_path: Path) -> None:
     NotebookClient(example, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = [output for cell in example.cells for output in cell.get("outputs", [])]
     assert any("<svg" in output.get("data", {}).get("text/html", "") for output in shown)
+    [training] = [cell for cell in example.cells if "run.train(" in cell.source]
+    tables = [(output.output_type, output.data["text/html"]) for output in training.outputs if "data" in output]
+    assert tables[0] == ("display_data", "")  # while it trained
+    assert tables[1][0] == "execute_result"
     assert sum("image/png" in output.get("data", {}) for output in shown) == 2
 
 

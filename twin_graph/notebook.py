@@ -1,7 +1,9 @@
 """Runs in a notebook: records as data frames, snapshots as policies. The core needs none of it, and no pandas."""
 
 import contextlib
-from collections.abc import Iterable, Mapping
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from twin_graph.evaluation import Evaluation
     from twin_graph.training import OnEpisode, OnEvaluation
 
+_SHOWN_SECONDS = 5.0
 _COUNTERS = "agent_steps", "updates", "frames", "episodes"
 
 
@@ -116,6 +119,8 @@ class NotebookRun(Run):
     ) -> Self:
         """Trains to its end, from the newest resume point if there is one. Interrupting the kernel saves and stops.
 
+        In Jupyter its table is shown meanwhile.
+
         Args:
           steps: another length of the run, in agent steps, not below what it has made. A complete run stays as it is.
           on_episode, on_evaluation: called as `on_episode(score, progress)` and `on_evaluation(evaluation, progress)`;
@@ -141,9 +146,9 @@ class NotebookRun(Run):
                 return self  # as where a cell is run twice
             if settings != self.settings:
                 self.change_settings(settings)
-            with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
+            with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env, _shown(self) as show:
                 for _ in training.train(self, env, point, on_episode=on_episode, on_evaluation=on_evaluation):
-                    pass
+                    show()
         return self
 
     def _policy_of(self, ref: str) -> "Policy":
@@ -268,6 +273,29 @@ class Policy:
         for evaluation in player.play(self._twin, self.run, self.snapshot, episodes=episodes, seed=seed):  # noqa: B007
             pass
         return evaluation
+
+
+@contextlib.contextmanager
+def _shown(run: NotebookRun) -> Iterator[Callable[[], None]]:
+    """In Jupyter a run's table for as long as this lasts, renewed by calling what is yielded; elsewhere nothing."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if not hasattr(shell, "kernel"):
+        yield lambda: None
+        return
+    from IPython.display import HTML, display
+
+    table, drawn = display(run, display_id=True), time.monotonic()
+
+    def show() -> None:
+        nonlocal drawn
+        if time.monotonic() - drawn > _SHOWN_SECONDS:
+            table.update(run)
+            drawn = time.monotonic()
+
+    try:
+        yield show
+    finally:
+        table.update(HTML(""))
 
 
 def find(name: str | Path) -> NotebookRun:
