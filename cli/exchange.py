@@ -129,7 +129,7 @@ def average(run: str, refs: tuple[str, ...], last: int, as_json: bool) -> None:
     """Make the mean of the weights of snapshots REF... a snapshot of RUN, which must not be training.
 
     While a network learns, its policy jumps from snapshot to snapshot; the mean of several often plays better than any
-    of them. It has an id for `evaluate`, `tournament`, `record`, `export` and `swap`, and is never `latest`.
+    of them. It has an id for `evaluate`, `record`, `export` and `swap`, and is never `latest`.
 
     \b
     Examples:
@@ -141,7 +141,7 @@ def average(run: str, refs: tuple[str, ...], last: int, as_json: bool) -> None:
     if refs:
         chosen = list(dict.fromkeys(found.resolve(reference) for reference in refs))
     else:
-        chosen = [snapshot for snapshot in store.available if snapshot.lineage == store.newest.lineage][-last:]
+        chosen = [snapshot for snapshot in store.available if snapshot.learner == store.newest.learner][-last:]
     if len(chosen) < 2:
         raise UsageError(f"a mean takes two snapshots with weights or more; {found.folder} has given {len(chosen)}")
     for snapshot in chosen:

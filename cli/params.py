@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 from rich.console import Console
 
 from twin_graph import config
-from twin_graph.snapshots.run import RUNS
+from twin_graph.snapshots.run import RUNS, folders_of_runs
 
 #: For people: progress and logs.
 stderr = Console(stderr=True, highlight=False)
@@ -61,8 +61,8 @@ def _finite(value: Any) -> Any:
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
     """Runs under `checkpoints/`, or else folders."""
-    names = (path.parent.name for path in RUNS.glob("*/run.json"))
-    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)] or [
+    names = (folder.name for folder in folders_of_runs(RUNS))
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)] or [
         CompletionItem(incomplete, type="dir")
     ]
 

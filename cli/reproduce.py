@@ -57,7 +57,8 @@ def reproduce(run: str, begin: str | None, end: str | None, run_dir: Path | None
         if begin is None:
             numbers = [folder.name for folder in found.points().folders()]
             begin = numbers[0] if numbers else _START
-        point = None if begin == _START else point_at(found, begin)
+        with found.points().reading():
+            point = None if begin == _START else point_at(found, begin)
         if last is not None and last <= (first := point.counters.updates if point else 0):
             raise UsageError(
                 f"--to {end} is after update {last:,}, and --from {begin} is after update {first:,}: no "

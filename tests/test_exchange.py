@@ -365,6 +365,16 @@ def test_the_mean_of_snapshots_is_a_snapshot_that_can_be_used_like_any_other(run
     assert played.returncode == 0, played.stderr
 
 
+def test_a_mean_is_of_one_learners_snapshots(
+    cartpole: Callable[..., Settings], trained: Callable[[Settings], Run], tmp_path: Path
+) -> None:
+    run = trained(cartpole(train__steps=600, evaluate__episodes=0, mode="mutual", store__shared=True))
+    document = json.loads(twin_graph("average", str(run.folder), "--json", cwd=tmp_path).stdout)
+    store = run.store()
+    assert {store.find(one).learner for one in document["of"]} == {store.newest.learner}
+    assert len({snapshot.learner for snapshot in store.available}) == 2
+
+
 def test_a_mean_takes_two_snapshots_whose_weights_are_there(run: Run, tmp_path: Path) -> None:
     before = [snapshot.id for snapshot in run.store().imports]
     (gone, *_), folder = run.store().available, str(run.folder)

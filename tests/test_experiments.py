@@ -32,7 +32,7 @@ from twin_graph.experiments import figures, plan, results, runner, statistics
 from twin_graph.experiments import report as pages
 from twin_graph.experiments.runner import Experiment, assignment
 from twin_graph.snapshots import ledger, report
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import Run, create
 
 ROOT = Path(__file__).parents[1]
 FILE = """
@@ -316,6 +316,15 @@ def test_who_comes_second_is_told_before_anything_is_measured(finished: Path) ->
     assert refused.returncode == 4
     folder = "checkpoints/experiments/tiny"
     assert refused.stderr == f"Error: {folder} is in use: another `experiment run` trains it\n"
+
+
+def test_a_run_whose_points_are_gone_is_not_taken_for_one_that_never_began(finished: Path, tmp_path: Path) -> None:
+    archived = Path(shutil.copytree(finished / RUNS[0], tmp_path / "archived", ignore=shutil.ignore_patterns("resume")))
+    runner._remove_stillborn(archived)
+    assert Run(archived).store().snapshots
+    stillborn = create(tmp_path / "stillborn", Run(archived).settings)
+    runner._remove_stillborn(stillborn.folder)
+    assert not stillborn.folder.exists()
 
 
 def test_the_clock_takes_an_experiment_by_its_name(finished: Path) -> None:

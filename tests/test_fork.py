@@ -16,11 +16,11 @@ from twin_graph import config, envs, nudge, resources, training
 from twin_graph.checkpoint import newest_point, point_at
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.settings import Settings
-from twin_graph.snapshots import control, files, report
+from twin_graph.snapshots import control, files, report, workers
 from twin_graph.snapshots.files import read_file
 from twin_graph.snapshots.fork import fork
 from twin_graph.snapshots.ledger import Fork, Point, Swap
-from twin_graph.snapshots.run import Run, create
+from twin_graph.snapshots.run import Run, create, folders_of_runs
 from twin_graph.snapshots.verify import verify
 
 Make = Callable[..., Settings]
@@ -128,6 +128,23 @@ def test_a_fork_of_a_fork_lives_when_both_parents_are_gone(
     assert end(grandchild) == end(whole)
     assert [event.run for event in grandchild.ledger.events(Fork)] == ["parent", "child"]
     assert {entry["run"] for entry in report.log(grandchild)} == {"parent", "grandchild"}
+
+
+def test_runs_that_name_each_other_are_listed_and_those_in_the_making_are_not(tmp_path: Path) -> None:
+    names = [{"run": one, "forked_from": {"run": other}} for one, other in (("a", "b"), ("b", "a"), ("c", "b"))]
+    assert [(depth, summary["run"]) for depth, summary in report.tree(names)] == [(0, "a"), (1, "b"), (0, "c")]
+    for name in ("b", "a", ".tmp-a.again-1234"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").touch()
+    assert [folder.name for folder in folders_of_runs(tmp_path)] == ["a", "b"]
+
+
+def test_a_fork_has_the_update_logs_of_its_past_alone(tmp_path: Path) -> None:
+    (tmp_path / workers.FOLDER).mkdir()
+    for number in (1, 2, 3):
+        workers.UpdateLog(tmp_path, "worker-0", number).close()
+    names = sorted(path.name for path in workers.update_logs(tmp_path, upto=2))
+    assert names == ["worker-0-000001.updates", "worker-0-000002.updates"]
 
 
 def test_a_run_may_be_forked_while_it_trains_and_prunes(cartpole: Make, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from twin_graph.envs.seats import boards_of
 from twin_graph.errors import UsageError
 from twin_graph.settings import EnvSettings, Settings
 from twin_graph.snapshots.files import lock_folder
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import GAMES, RATINGS, Run
+from twin_graph.snapshots.verify import verify
 from twin_graph.tournament import Contestant, Pairing, Rules
 
 Make = Callable[..., Settings]
@@ -37,7 +38,7 @@ def test_a_tournament_that_was_killed_continues_and_ends_with_the_same_ratings(r
     for done, _, _ in tournament.play([killed], who, RULES):
         if done == 4:
             break
-    with (killed.folder / tournament.GAMES).open("a") as file:  # a line that a kill cut off
+    with (killed.folder / GAMES).open("a") as file:  # a line that a kill cut off
         file.write('{"time": "20')
     counts = [done for done, _, _ in tournament.play([killed], who, RULES)]
     assert counts == [4, 5, 6, 7, 8, 9, 10]
@@ -50,8 +51,9 @@ def test_a_tournament_needs_two_and_something_to_play(run: Run) -> None:
     with pytest.raises(UsageError, match="has nobody to play against; raise --snapshots, or add --against random"):
         tournament.contestants([run], 1, [])
     who = tournament.contestants([run], 1, ["random"])
-    with pytest.raises(UsageError, match="after 99 random moves every game is over; lower --opening"):
-        list(tournament.play([run], who, RULES._replace(opening_moves=99)))
+    for moves in (9, 99):
+        with pytest.raises(UsageError, match=f"after {moves} random moves every game is over; lower --opening"):
+            list(tournament.play([run], who, RULES._replace(opening_moves=moves)))
 
 
 def test_other_rules_are_other_games(run: Run) -> None:
@@ -195,16 +197,20 @@ def test_the_command_rates_draws_and_records(run: Run, tmp_path: Path) -> None:
     assert [player["elo"] for player in document["players"] if player["name"] == "random"] == [0]
     assert document["players"][0]["name"] == "perfect"
     assert (tmp_path / "who.png").stat().st_size > 5_000
-    recorded = json.loads((run.folder / tournament.RATINGS).read_text())
+    recorded = json.loads((run.folder / RATINGS).read_text())
     assert recorded["players"] == document["players"]
     again = twin_graph(*command, cwd=tmp_path)
     assert again.stdout.splitlines()[1].startswith("perfect")
-    (run.folder / tournament.GAMES).unlink()
+    assert verify(run).unknown == []
+    games = (run.folder / GAMES).read_bytes()
+    (run.folder / GAMES).write_bytes(games.replace(b'"games": 8', b'"games": 9', 1))
+    assert verify(run).damage == [f"{run.folder / GAMES} is damaged: line 1 is not what was written"]
+    (run.folder / GAMES).unlink()
     for picture, words in (("who.png", "exists already; choose another path"), ("who.gif", "ends in .png or .svg")):
         refused = twin_graph(*command, "--plot", picture, cwd=tmp_path)
         assert words in refused.stderr
         assert refused.returncode == 2
-    assert not (run.folder / tournament.GAMES).exists()  # known before hours of games
+    assert not (run.folder / GAMES).exists()  # known before hours of games
 
 
 @pytest.mark.parametrize(

@@ -618,6 +618,18 @@ def test_runs_that_begin_change_end_or_are_damaged_are_told_apart(work: Path, tm
         library.find(2)
 
 
+def test_a_ledger_that_is_damaged_while_its_run_trains_is_no_matter_for_the_others(work: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run_folder(work), tmp_path / "one"))
+    Run(folder).record_start()  # by this process, which lives
+    library = Library([], tmp_path)
+    version, [one] = library.changes(-1)
+    assert one["state"] == "running"
+    with (folder / "ledger.jsonl").open("a") as ledger:
+        ledger.write("no record\n")
+    _, [damaged] = library.changes(version)
+    assert damaged["state"] == "damaged"
+
+
 def test_view_needs_no_tensorflow(work: Path) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nimport twin_graph_cli.view\nfrom twin_graph.view import server\n"

@@ -52,7 +52,7 @@ def check(settings: "Settings") -> None:
             f"store.shared=true needs target.policy=latest, not {policy}: learners that share one place "
             "can only take what is latest there"
         )
-    reach = env.count * (train.n_step + env.stack + 1)
+    reach = settings.fewest_start_steps
     if replay.capacity_steps < max(reach, train.start_steps):
         raise ValueError(
             f"replay.capacity_steps={replay.capacity_steps} is too small: it must hold train.start_steps="

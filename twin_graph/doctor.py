@@ -78,14 +78,19 @@ def _findings() -> Iterator[Finding]:
 
 def rate(env: envs.VectorEnv, settings: config.Settings) -> float:
     """Agent steps per second once a run learns and acts by its network, without evaluations."""
-    start = min(settings.train.start_steps, math.ceil(_MEASURED_FROM / env.count) * env.count)
+    fewest = max(_MEASURED_FROM, settings.fewest_start_steps)
+    start = min(settings.train.start_steps, math.ceil(fewest / env.count) * env.count)
     short = {
         "train.start_steps": start,
         "train.steps": start + _MEASURED_STEPS,
         "act.epsilon_start": settings.act.epsilon_end,
         "evaluate.episodes": 0,
+        "evaluate.video": False,
         "target.policy": "latest",
+        "log.to": "tensorboard",
     }
+    if (settings.opponent.policy or "").startswith("best"):
+        short["opponent.policy"] = "latest"
     folder = Path(tempfile.mkdtemp(prefix="twin-graph-rate-"))
     try:
         run = create(folder / "run", config.replace(settings, short.items()), env.protocol)

@@ -284,7 +284,8 @@ def _shown(run: NotebookRun) -> Iterator[Callable[[], None]]:
         return
     from IPython.display import HTML, display
 
-    table, drawn = display(run, display_id=True), time.monotonic()
+    table = display(run, display_id=True)  # type: ignore[no-untyped-call]
+    drawn = time.monotonic()
 
     def show() -> None:
         nonlocal drawn
@@ -295,7 +296,7 @@ def _shown(run: NotebookRun) -> Iterator[Callable[[], None]]:
     try:
         yield show
     finally:
-        table.update(HTML(""))
+        table.update(HTML(""))  # type: ignore[no-untyped-call]
 
 
 def find(name: str | Path) -> NotebookRun:

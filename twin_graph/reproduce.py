@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from twin_graph import cpu, envs, training
+from twin_graph import config, cpu, envs, training
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.graph_mode import tf
 from twin_graph.progress import Progress
@@ -209,7 +209,7 @@ def _parts(run: Run, point: PointState | None, last: int | None) -> Iterator[_Pa
     for (attempt, begin), (_, until) in itertools.zip_longest(begins, begins[1:], fillvalue=(0, None)):
         if until == begin:  # resumed from there, and nothing of it holds
             continue
-        settings, end = run.settings_of(attempt), ends.get(attempt)
+        settings, end = config.replace(run.settings_of(attempt), [("log.to", "tensorboard")]), ends.get(attempt)
         made = max((p for p in points if p.attempt == attempt), key=lambda p: p.counters.agent_steps, default=None)
         # Runs of older versions have no points in the ledger.
         otherwise = here.counters.agent_steps if here and until is None else until
@@ -244,6 +244,8 @@ def _scratch(run: Run, point: PointState | None, folder: Path, settings: Setting
     gone: tuple[str, ...] = ()
     if point:
         with run.points().reading(), run.store().reading():
+            if run.points().readable(point.number) != point:
+                raise UsageError(f"{run.folder} has removed resume point {point.number} just now; try again")
             gone = copy_past(run, point, folder)
     description = {**describe(run, point.attempt if point else 0, settings), "name": folder.name, "created": utc_now()}
     write_new(folder / "run.json", checked(description, indent=1))

@@ -518,6 +518,11 @@ class Settings(_Section):
         return 2 if self.mode == "mutual" and self.mutual.learn == "both" else 1
 
     @property
+    def fewest_start_steps(self) -> int:
+        """Agent steps after which there is a complete transition, with its stack of frames, of each environment."""
+        return self.env.count * (self.train.n_step + self.env.stack + 1)
+
+    @property
     def vector_steps(self) -> int:
         """Vector steps of the whole run: enough for `train.steps` agent steps."""
         return math.ceil(self.train.steps / self.env.count)

@@ -23,13 +23,11 @@ from twin_graph.model import ModelSpec
 from twin_graph.settings import EnvSettings
 from twin_graph.snapshots.files import append_line, checked, read_lines, write_file
 from twin_graph.snapshots.ledger import Commit, utc_now
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import GAMES, RATINGS, Run
 from twin_graph.streams import Purpose, stream
 from twin_graph.twin import Twin
 from twin_graph.words import counted
 
-#: Files in a run's folder.
-GAMES, RATINGS = "games.jsonl", "ratings.json"
 #: The player rated 0, if it takes part.
 ANCHOR = "random"
 _ELO = 400 / np.log(10)  # a difference of 400 is a probability of 10 : 1 (Elo 1978)
@@ -176,9 +174,10 @@ def match(boards: Boards, first: Player, second: Player, rules: Rules) -> list[f
     anybody = boards.fixed_player(ANCHOR)
     for _ in range(rules.opening_moves):
         going = games[boards.to_move != NOBODY]
-        if not len(going):
-            raise UsageError(f"after {counted(rules.opening_moves, 'random move')} every game is over; lower --opening")
-        gained[going] += play_turn(boards, going, anybody, [openings[game] for game in going])
+        if len(going):
+            gained[going] += play_turn(boards, going, anybody, [openings[game] for game in going])
+    if (boards.to_move == NOBODY).all():
+        raise UsageError(f"after {counted(rules.opening_moves, 'random move')} every game is over; lower --opening")
     while (boards.to_move != NOBODY).any():
         for player, seat in ((first, seats), (second, 1 - seats)):
             turn = games[boards.to_move == seat]

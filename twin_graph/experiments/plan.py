@@ -293,6 +293,8 @@ def _origin(wanted: _From, known: Origin | None) -> Origin:
     """The points that a file names."""
     from twin_graph.checkpoint import point_at
 
+    if known and Path(wanted.run).absolute().name != known.folder.name:
+        raise UsageError(f"from.run={wanted.run}: these runs are forked from {known.folder}; choose another --out")
     if known and all(reference in known.points for reference in wanted.references):
         return known._replace(points={reference: known.points[reference] for reference in wanted.references})
     run = find(wanted.run)

@@ -183,6 +183,10 @@ class Experiment:
         for key, ours, theirs in config.differences(planned.settings, run.settings):
             if key not in (*_MEASURED, "train.steps"):
                 raise UsageError(f"{folder} is not what the file says: {key} is {theirs} there and {ours} in the file")
+        if planned.point and not planned.nudge:
+            origin = run.description.get("forked_from") or {}
+            if origin.get("weights_sha256") != planned.point.weights_sha256:
+                raise UsageError(f"{folder} does not begin with the weights of resume point {planned.point.number}")
         return run
 
     def command(self, planned: PlannedRun) -> list[str]:
@@ -522,8 +526,8 @@ def _remove_stillborn(folder: Path) -> None:
     if not folder.exists():
         return
     begun = (folder / "run.json").exists()
-    if begun and Run(folder).points().folders():
-        return
+    if begun and ((run := Run(folder)).points().folders() or run.ledger.with_abandoned(Point)):
+        return  # where its points are gone, `resume` says so
     if not begun and any(path.name[0] != "." for path in folder.iterdir()):
         raise TwinGraphError(f"{folder} holds something else than a run; remove it, or choose another --out")
     shutil.rmtree(folder)

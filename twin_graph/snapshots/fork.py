@@ -129,7 +129,7 @@ def copy_past(parent: Run, point: PointState, folder: Path) -> tuple[str, ...]:
         if size := point.known_bytes[name]:
             with (parent.folder / name).open("rb") as file:
                 write_new(folder / name, file.read(size))
-    for path in (parent.folder / workers.FOLDER).glob("*.updates"):
+    for path in workers.update_logs(parent.folder, upto=point.attempt):
         make_folder(folder / workers.FOLDER)
         write_new(folder / workers.FOLDER / path.name, path.read_bytes())
 

@@ -11,7 +11,7 @@ from twin_graph.snapshots import workers as worker_records
 from twin_graph.snapshots.depth import Depths
 from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Swap, is_target_of
 from twin_graph.snapshots.points import PointState
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import Run, folders_of_runs
 from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.words import counted
 
@@ -112,11 +112,13 @@ def _targets(swap: Swap, updates: int) -> list[dict[str, Any]]:
 def runs(folder: Path) -> list[dict[str, Any]]:
     """The status of each run in a folder, by name; of a damaged one only `run`, `state` and `reason`."""
     summaries = []
-    for path in sorted(folder.glob("*/run.json")):
+    for one in folders_of_runs(folder):
         try:
-            summaries.append(status(Run(path.parent)))
+            summaries.append(status(Run(one)))
         except DamagedError as error:
-            summaries.append({"run": path.parent.name, "state": "damaged", "reason": str(error)})
+            summaries.append({"run": one.name, "state": "damaged", "reason": str(error)})
+        except UsageError:  # it was removed just now
+            continue
     return summaries
 
 
@@ -128,7 +130,9 @@ def tree(summaries: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, A
         parent = (summary.get("forked_from") or {}).get("run", "")
         forks.setdefault(parent if parent in names - {summary["run"]} else "", []).append(summary)
     waiting = [(0, summary) for summary in reversed(forks.pop("", []))]
-    while waiting:
+    while waiting or forks:
+        if not waiting:  # these name each other
+            waiting = [(0, summary) for summary in reversed(forks.pop(next(iter(forks))))]
         depth, summary = waiting.pop()
         yield depth, summary
         waiting += [(depth + 1, fork) for fork in reversed(forks.pop(summary["run"], []))]
@@ -152,13 +156,15 @@ def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[
         "abandoned": {snapshot.id for snapshot in store.abandoned},
     }
     entries = [*store.snapshots, *store.imports, *(store.abandoned if abandoned else [])]
+    shown = sorted(entries, key=lambda snapshot: snapshot.time, reverse=True)[:count]
+    makers = {attempt: run.maker_of(attempt) for attempt in {snapshot.attempt for snapshot in shown}}
     return [
         {
             "id": snapshot.id,
             "parent": snapshot.parent,
             "lineage": snapshot.lineage,
             "attempt": snapshot.attempt,
-            "run": run.maker_of(snapshot.attempt),
+            "run": makers[snapshot.attempt],
             "time": snapshot.time,
             **snapshot.counters.model_dump(),
             "score": scores.get(snapshot.id),
@@ -168,7 +174,7 @@ def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[
             "marks": [mark for mark, ids in marked.items() if snapshot.id in ids]
             + ([] if store.has_weights(snapshot.id) else ["removed"]),
         }
-        for snapshot in sorted(entries, key=lambda snapshot: snapshot.time, reverse=True)[:count]
+        for snapshot in shown
     ]
 
 

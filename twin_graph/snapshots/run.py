@@ -47,6 +47,8 @@ from twin_graph.snapshots.store import FORMAT, SnapshotStore
 
 RUNS = Path("checkpoints")
 RECORDS = LEDGER, EVALUATIONS, METRICS = "ledger.jsonl", "evaluations.jsonl", "metrics.jsonl"
+#: Files of a run that played tournaments.
+GAMES, RATINGS = "games.jsonl", "ratings.json"
 #: Folders of a run.
 SNAPSHOTS, POINTS, VIDEOS, CONTROL = "snapshots", "resume", "videos", "control"
 
@@ -371,6 +373,11 @@ def find(name: str) -> Run:
     """The run in a folder, or of that name under `checkpoints/`."""
     here, there = Path(name), RUNS / name
     return Run(here if (here / "run.json").exists() or not (there / "run.json").exists() else there)
+
+
+def folders_of_runs(folder: Path) -> list[Path]:
+    """The folders in a folder that hold a run, by name, without those that are being made or are for a while."""
+    return sorted(path.parent for path in folder.glob("[!.]*/run.json"))
 
 
 def locate(run: Run, reference: str) -> tuple[Run, Commit]:

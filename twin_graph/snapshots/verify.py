@@ -1,5 +1,6 @@
 """Checks everything that a run has on disk against what was recorded when it was written."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from twin_graph.snapshots import control, workers
 from twin_graph.snapshots.files import leftovers, read_file, read_lines
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.points import SEGMENTS, STATE, PointState
-from twin_graph.snapshots.run import EVALUATIONS, LEDGER, METRICS, Run
+from twin_graph.snapshots.run import EVALUATIONS, GAMES, LEDGER, METRICS, RATINGS, Run
 from twin_graph.snapshots.store import ID, MANIFEST, MODEL_PREFIX, Manifest
 
 
@@ -37,10 +38,11 @@ def verify(run: Run) -> Findings:
     verifier.snapshots()
     verifier.points()
     verifier.rest()
-    known = [path for path in verifier.known if path.exists()]
-    return Findings(
-        verifier.damage, verifier.leftover, verifier.unknown, len(known), sum(path.stat().st_size for path in known)
-    )
+    sizes = list[int]()
+    for path in verifier.known:
+        with contextlib.suppress(FileNotFoundError):  # nor has a run each kind of file
+            sizes.append(path.stat().st_size)
+    return Findings(verifier.damage, verifier.leftover, verifier.unknown, len(sizes), sum(sizes))
 
 
 class _Verifier:
@@ -66,7 +68,7 @@ class _Verifier:
 
     def records(self) -> None:
         """The files of lines: each line's checksum; the ledger also as events."""
-        for name in (LEDGER, EVALUATIONS, METRICS):
+        for name in (LEDGER, EVALUATIONS, METRICS, GAMES):
             path = self._run.folder / name
             self.known.add(path)
             for line in read_lines(path):
@@ -75,6 +77,9 @@ class _Verifier:
             if path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size:
                 self.unknown.append(f"{path}: a line without an end; what a crash left, or the newest line, damaged")
         self._try(self._run.ledger.events)
+        if (ratings := self._run.folder / RATINGS).exists():
+            self.known.add(ratings)
+            self._try(read_file, ratings)
         for request in self._run.control.glob("request-*.json"):
             self.known.add(request)
             self._try(control.read, self._run.control, request.stem)
@@ -86,55 +91,57 @@ class _Verifier:
         except DamagedError:  # named already
             self.known.update(self._run.store_folder.rglob("*"))
             return
-        for snapshot in [*store.snapshots, *store.imports, *store.abandoned]:
-            folder = store.folder / snapshot.id
-            self.known.add(folder / MANIFEST)
-            try:
-                manifest = store.manifest(snapshot.id)
-                _check_same(folder, snapshot, manifest)
-                if store.has_weights(snapshot.id):
-                    self.known.update(folder / file.name for file in manifest.files)
-                    for file in manifest.files:
-                        file.check(folder)
-                else:  # a removal that a crash interrupted is finished by the next trainer
-                    self.known.update(folder.glob(f"{MODEL_PREFIX}.*"))
-            except DamagedError as error:
-                self.damage.append(str(error))
-                self.known.update(folder.glob("*"))
-        committed = {snapshot.id for snapshot in [*store.snapshots, *store.imports, *store.abandoned]}
-        for folder in store.folder.glob("*"):
-            if folder.name not in committed and ID.fullmatch(folder.name):
-                self.unknown.append(f"{folder}: not in the ledger; a commit that a crash interrupted")
-                self.known.update(folder.glob("*"))
+        with store.reading():
+            for snapshot in [*store.snapshots, *store.imports, *store.abandoned]:
+                folder = store.folder / snapshot.id
+                self.known.add(folder / MANIFEST)
+                try:
+                    manifest = store.manifest(snapshot.id)
+                    _check_same(folder, snapshot, manifest)
+                    if store.has_weights(snapshot.id):
+                        self.known.update(folder / file.name for file in manifest.files)
+                        for file in manifest.files:
+                            file.check(folder)
+                    else:  # a removal that a crash interrupted is finished by the next trainer
+                        self.known.update(folder.glob(f"{MODEL_PREFIX}.*"))
+                except DamagedError as error:
+                    self.damage.append(str(error))
+                    self.known.update(folder.glob("*"))
+            committed = {snapshot.id for snapshot in [*store.snapshots, *store.imports, *store.abandoned]}
+            for folder in store.folder.glob("*"):
+                if folder.name not in committed and ID.fullmatch(folder.name):
+                    self.unknown.append(f"{folder}: not in the ledger; a commit that a crash interrupted")
+                    self.known.update(folder.glob("*"))
 
     def points(self) -> None:
         """Each resume point, with all that it needs."""
         points = self._run.points()
-        for folder in points.folders():
-            self.known.update(folder.glob("*"))
-            try:
-                point = PointState.read(folder)
-            except DamagedError as error:
-                self.damage.append(str(error))
-                continue
-            for file in point.files:
-                self._try(file.check, folder)
-            for path in folder.glob("*"):
-                if path.name not in {STATE, *(file.name for file in point.files)}:
-                    self.unknown.append(str(path))
-            for segment in point.segments:
-                path = points.folder / SEGMENTS / segment.file.name
-                if path not in self.known:
-                    self.known.add(path)
-                    self._try(segment.file.check, points.folder / SEGMENTS)
-            for name, known in point.known_bytes.items():
-                path = self._run.folder / name
-                if known and (not path.exists() or path.stat().st_size < known):
-                    self.damage.append(
-                        f"{path} is damaged: it is shorter than when resume point {point.number} was made"
-                    )
-        # Segments that no point names yet: of a run that is training, or of one that was killed.
-        self.known.update((points.folder / SEGMENTS).glob("*.npys"))
+        with points.reading():
+            for folder in points.folders():
+                self.known.update(folder.glob("*"))
+                try:
+                    point = PointState.read(folder)
+                except DamagedError as error:
+                    self.damage.append(str(error))
+                    continue
+                for file in point.files:
+                    self._try(file.check, folder)
+                for path in folder.glob("*"):
+                    if path.name not in {STATE, *(file.name for file in point.files)}:
+                        self.unknown.append(str(path))
+                for segment in point.segments:
+                    path = points.folder / SEGMENTS / segment.file.name
+                    if path not in self.known:
+                        self.known.add(path)
+                        self._try(segment.file.check, points.folder / SEGMENTS)
+                for name, known in point.known_bytes.items():
+                    path = self._run.folder / name
+                    if known and (not path.exists() or path.stat().st_size < known):
+                        self.damage.append(
+                            f"{path} is damaged: it is shorter than when resume point {point.number} was made"
+                        )
+            # Segments that no point names yet: of a run that is training, or of one that was killed.
+            self.known.update((points.folder / SEGMENTS).glob("*.npys"))
 
     def rest(self) -> None:
         """Whatever else there is."""
@@ -145,7 +152,7 @@ class _Verifier:
         for path in (run.folder / workers.FOLDER).glob("*.json"):
             self._try(read_file, path)
         self.known |= {path for path in (run.folder / workers.FOLDER).glob("*") if path.suffix in workers.SUFFIXES}
-        self.known |= {*run.videos.glob("*.mp4")}
+        self.known |= {*run.videos.glob("*.mp4"), *(run.folder / "wandb").rglob("*")}
         self.known |= {run.control / "lock", run.control / "holder.json", *run.events.glob("events.out.tfevents.*")}
         if (run.control / "holder.json").exists():
             self._try(read_file, run.control / "holder.json")

@@ -108,6 +108,11 @@ class UpdateLog:
         os.close(self._descriptor)
 
 
+def update_logs(run: Path, *, upto: int) -> list[Path]:
+    """The files that `UpdateLog` wrote in attempts up to this one."""
+    return [path for path in (run / FOLDER).glob("*.updates") if int(path.stem.rpartition("-")[2]) <= upto]
+
+
 def who_applied(run: Path, attempt: int, update: int) -> str | None:
     """The worker that applied an update, counted from 0, in an attempt; None if the records do not say."""
     import numpy as np  # commands that do not need it need not wait for it

@@ -16,7 +16,7 @@ from twin_graph.snapshots import report
 from twin_graph.snapshots.depth import Depths
 from twin_graph.snapshots.files import GrowingLines
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, End, Event, Fork, Pin, Place, Point, Prune, Start, Swap
-from twin_graph.snapshots.run import CONTROL, EVALUATIONS, LEDGER, METRICS, VIDEOS, Run
+from twin_graph.snapshots.run import CONTROL, EVALUATIONS, LEDGER, METRICS, VIDEOS, Run, folders_of_runs
 from twin_graph.stopwatch import PHASES
 from twin_graph.targets import PURPOSES
 from twin_graph.words import counted
@@ -344,8 +344,7 @@ class _Known:
         """Whether there is something new, which `summary` then has."""
         described = _stamp(self.folder / "run.json")
         seen = described, [_stamp(path) for path in self._files]
-        has_ended = self.summary["state"] == "running" and (not self._records or self._records.run.state() != "running")
-        if seen == self._seen and not has_ended:
+        if seen == self._seen and not self._may_have_ended():
             return False
         self._seen = seen
         if described is None:
@@ -360,6 +359,12 @@ class _Known:
         except (TwinGraphError, OSError) as error:
             self._fail("damaged", str(error))
         return True
+
+    def _may_have_ended(self) -> bool:
+        try:
+            return self.summary["state"] == "running" and not (self._records and self._records.run.state() == "running")
+        except TwinGraphError:  # `look` says what is wrong
+            return True
 
     def _fail(self, state: str, reason: str) -> None:
         self.summary = {"run": self.folder.resolve().name, "state": state, "reason": reason}
@@ -453,9 +458,7 @@ class Library:
         if self._folder is None:
             return
         folders = {known.folder for known in self._known}
-        self._known += [
-            _Known(path.parent) for path in sorted(self._folder.glob("*/run.json")) if path.parent not in folders
-        ]
+        self._known += [_Known(folder) for folder in folders_of_runs(self._folder) if folder not in folders]
 
     def _look(self, known: _Known) -> None:
         if known.look():
