@@ -8,6 +8,7 @@ import json
 import math
 import re
 import typing
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import pydantic
@@ -199,6 +200,11 @@ class TrainSettings(_Section):
     rmsprop_momentum: float = _setting(
         0.0, "momentum of RMSProp (not rmsprop_dqn3)", source="Mnih et al. 2016", ge=0, lt=1
     )
+
+    @property
+    def return_lengths(self) -> Sequence[int]:
+        """How many rewards returns sum before they bootstrap; in rollouts, each as often."""
+        return range(1, self.rollout_steps + 1) if self.rollout_steps else [self.n_step]
 
     @property
     def examples(self) -> int:

@@ -93,10 +93,9 @@ class _Depths:
     def of(self, updates: int) -> float:
         served = [service for service in self._services if service.first <= updates]
         if updates not in self._known:
-            train = self._train
-            n_steps = range(1, train.rollout_steps + 1) if train.rollout_steps else [train.n_step]
+            lengths, discount = self._train.return_lengths, self._train.discount
             below = [self.source.of(committed) for committed in served[-1].committed]
-            self._known[updates] = learnt_from(below, n_steps=n_steps, discount=train.discount, combine=self._combine)
+            self._known[updates] = learnt_from(below, n_steps=lengths, discount=discount, combine=self._combine)
         return self._known[updates]
 
 

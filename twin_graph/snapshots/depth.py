@@ -109,9 +109,8 @@ class Depths:
         train, known = settings.train, [depth for depth in depths if depth is not None]
         if len(known) < len(depths) or not train.target_q:
             return None
-        n_steps = range(1, train.rollout_steps + 1) if train.rollout_steps else [train.n_step]
         combine = _combine(settings.target.policy) if len(known) > 1 else "mean"
-        return learnt_from(known, n_steps=n_steps, discount=train.discount, combine=combine)
+        return learnt_from(known, n_steps=train.return_lengths, discount=train.discount, combine=combine)
 
 
 def _combine(policy: str) -> str:
