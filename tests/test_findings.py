@@ -1,5 +1,6 @@
 """The page of findings holds what its command prints."""
 
+import hashlib
 import runpy
 import sys
 from pathlib import Path
@@ -65,6 +66,16 @@ def test_breakout_at_the_published_rate_is_what_the_records_say() -> None:
     printed = output_of("minatar", str(ROOT / "studies" / "results" / "minatar-breakout"))
     assert "| Breakout | 8.6 (7.9 to 9.6) | 9.1 (2^-9) |" in printed
     assert "They have 8.6 (7.9 to 9.6);" in (ROOT / "docs" / "findings.md").read_text()
+
+
+def test_breakout_beside_published_curves_is_what_the_records_say() -> None:
+    printed, page = output_of("breakout"), (ROOT / "docs" / "findings.md").read_text()
+    assert len(printed.splitlines()) == 2 + 10
+    assert printed.strip() in page
+    assert hashlib.sha256((ROOT / "docs" / "findings" / "breakout.gif").read_bytes()).hexdigest() in page
+    for name in ("ledger.jsonl", "metrics.jsonl", "evaluations.jsonl"):
+        content = (ROOT / "studies" / "results" / "breakout" / name).read_bytes()
+        assert f"| `{name}` | `{hashlib.sha256(content).hexdigest()}` |" in page
 
 
 def test_spread_of_scores_is_that_of_the_records() -> None:
