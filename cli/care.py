@@ -63,7 +63,7 @@ def pin(run: str, ref: str) -> None:
 @run_argument
 @click.argument("ref")
 def unpin(run: str, ref: str) -> None:
-    """Let retention remove the weights of snapshot REF of RUN again.
+    """Unpin snapshot REF of RUN, so that retention may remove its weights.
 
     \b
     Example:

@@ -19,8 +19,9 @@ from .params import complete_run, json_option, print_json, say, stdout
 def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
     """Show where runs FIRST and SECOND diverge, and by how much.
 
-    Lists the settings that differ, the first difference in what they did, and for snapshots after equally many
-    updates the distance of their weights and of their Q values on a fixed set of observations.
+    Lists the settings that differ, the first thing that the runs did differently, and, for each pair of snapshots made
+    after the same number of updates, how far apart their weights are, and their Q values on a fixed set of
+    observations.
 
     \b
     Example:

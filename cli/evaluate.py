@@ -17,8 +17,8 @@ from .params import ANY_REF_HELP, json_option, print_json, protocol_line, run_ar
 def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> None:
     """Measure the true score of snapshot REF of RUN, and record it.
 
-    Plays whole games with unclipped rewards. They are not those of scheduled evaluations, and never influence a target
-    policy.
+    Plays whole games with unclipped rewards. The games differ from those of scheduled evaluations, and their scores
+    never influence a target policy.
 
     \b
     Example:

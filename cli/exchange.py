@@ -86,7 +86,7 @@ def export(run: str, ref: str, path: Path, form: str | None) -> None:
     "renames",
     multiple=True,
     metavar="OLD=NEW",
-    help="Rename a variable: its name in PATH, and its name here. Repeatable.",
+    help="Rename a variable: OLD is its name in PATH, NEW its name in RUN. Repeatable.",
 )
 def import_(run: str, path: Path, renames: tuple[str, ...]) -> None:
     """Import the Saver checkpoint PATH into RUN as a snapshot, for `swap`.
@@ -126,7 +126,7 @@ def import_(run: str, path: Path, renames: tuple[str, ...]) -> None:
 )
 @json_option
 def average(run: str, refs: tuple[str, ...], last: int, as_json: bool) -> None:
-    """Make the mean of the weights of snapshots REF... a snapshot of RUN, which must not be training.
+    """Average the weights of snapshots REF... into a new snapshot of RUN, which must not be training.
 
     While a network learns, its policy jumps from snapshot to snapshot; the mean of several often plays better than any
     of them. It has an id for `evaluate`, `record`, `export` and `swap`, and is never `latest`.

@@ -141,10 +141,9 @@ def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, int
 def report(folder: Path, last: int | None, as_json: bool) -> None:
     """Compare the runs of the experiment in FOLDER, finished or not.
 
-    FOLDER may also be a name under checkpoints/experiments/, or the tables of a report, from which it is drawn again.
-    Writes FOLDER/report/index.html, a single file that works
-    offline, and the same as report.md, CSV files and PNG pictures. Needs an extra: pip install '.[experiments]' in the
-    repository.
+    FOLDER may also be a name under checkpoints/experiments/, or a folder with the tables of a report, which is then
+    drawn again from them. Writes FOLDER/report/index.html, a single file that works offline, and the same as report.md,
+    CSV files and PNG pictures. Needs an extra: pip install '.[experiments]' in the repository.
 
     \b
     Example:
@@ -194,10 +193,11 @@ def report(folder: Path, last: int | None, as_json: bool) -> None:
 @click.option("--plot", type=click.Path(path_type=Path), help="Also write a picture to this PNG or SVG file.")
 @json_option
 def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_json: bool) -> None:
-    """Compare what snapshots expect with what the ledger predicts, by the tables in FOLDERS.
+    """Compare what snapshots expect with what the ledger predicts, from the tables in FOLDERS.
 
-    The ledger knows through which snapshots every value came, and so how many rewards a network can have learned of.
-    FOLDERS are those of experiments with a report, also by their names, or of tables such as those in studies/results.
+    The ledger records which snapshots every value passed through, and so how many rewards a network can have learned
+    about. Each of FOLDERS is an experiment with a report, by its folder or its name, or a folder of tables such as
+    those in studies/results.
 
     \b
     Examples:

@@ -45,9 +45,9 @@ def fork(
 ) -> None:
     """Start a new run from a resume point of RUN.
 
-    The new run has RUN's weights, optimizer, replay, counters and snapshots as they were then. With nothing changed its
-    future is RUN's own, bit for bit; --seed and --set make it another. RUN may be training meanwhile, and may be
-    deleted afterwards: files are shared where the disk can share them, and copied where not.
+    The new run has RUN's weights, optimizer, replay, counters and snapshots as they were then. With nothing changed it
+    continues just as RUN does, bit for bit; --seed and --set give it a different future. RUN may be training meanwhile,
+    and may be deleted afterwards: files are shared where the disk can share them, and otherwise copied.
 
     \b
     Examples:

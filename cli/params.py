@@ -92,7 +92,7 @@ set_option: Callable[[Any], Any] = click.option(
     help="Change a setting; `twin-graph presets PRESET` lists them. Repeatable.",
 )
 verbose_option: Callable[[Any], Any] = click.option(
-    "-v", "--verbose", is_flag=True, help="Also show loss, Q, epsilon, ages, and where the time goes."
+    "-v", "--verbose", is_flag=True, help="Also show loss, Q, epsilon, the target's age, and where the time goes."
 )
 json_option: Callable[[Any], Any] = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else there."

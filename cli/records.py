@@ -204,10 +204,10 @@ def show(run: str, ref: str, as_json: bool) -> None:
 @click.command()
 @run_argument
 @click.option("--update", type=click.IntRange(min=1), help="Which update, counted from 1.")
-@click.option("--step", type=click.IntRange(min=1), help="Which agent step, for the opponent of games of two players.")
+@click.option("--step", type=click.IntRange(min=1), help="Which agent step, to see the opponent in two-player games.")
 @json_option
 def explain(run: str, update: int | None, step: int | None, as_json: bool) -> None:
-    """Show which snapshot bootstrapped an update of RUN, or who was played against, and why it was chosen.
+    """Show which snapshot bootstrapped an update of RUN, or was the opponent at a step, and why it was chosen.
 
     \b
     Examples:
@@ -216,7 +216,7 @@ def explain(run: str, update: int | None, step: int | None, as_json: bool) -> No
     """
     found = find(run)
     if (update is None) == (step is None):
-        raise UsageError("give --update, or --step for who the opponent was")
+        raise UsageError("give --update, or --step to see who the opponent was")
     if step is not None:
         about = report.explain_step(found, step)
         if as_json:

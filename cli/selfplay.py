@@ -107,7 +107,7 @@ def _show(
         stdout.print(f"and {len(circles) - _SHOWN} more cycles; --json has all of them")
     if len(groups) > 1:
         stdout.print(
-            "Elo says who is above, and not by how much, between these, since one side won every game: "
+            "Elo ranks these groups but cannot say how far apart they are, since one side won every game: "
             + " | ".join(", ".join(group) for group in groups),
             markup=False,
         )

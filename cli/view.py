@@ -29,8 +29,8 @@ from .params import complete_run, say
 def view(runs: tuple[str, ...], folder: Path, port: int, allow_swaps: bool, no_browser: bool) -> None:
     """Show runs in a browser, also while they train: all of them, or each RUN.
 
-    The page is for this machine alone, and its address holds a secret: whoever has it can read the runs. It changes
-    nothing, except that --allow-swaps lets it swap snapshots. Ctrl-C ends it.
+    Only this machine can open the page, and its address holds a secret: whoever knows the address can read the runs.
+    The page changes nothing, unless --allow-swaps lets it swap snapshots. Ctrl-C ends the command.
 
     \b
     Examples:

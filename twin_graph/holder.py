@@ -119,7 +119,7 @@ class Holder:
         return every[0] if len(every) == 1 else {name: np.mean([w[name] for w in every], axis=0) for name in every[0]}
 
     def check(self, store: SnapshotStore) -> str:
-        """The first snapshot whose twin holds other weights than it; empty if there is none."""
+        """The id of the first snapshot whose twin holds other weights than the snapshot's; empty if there is none."""
         twins = zip(self.snapshots, self._active, strict=True)
         return next((i for i, twin in twins if twin.weights_sha256() != store.find(i).weights_sha256), "")
 

@@ -27,14 +27,14 @@ from twin_graph.streams import stream
 from twin_graph.tally import Tally
 from twin_graph.words import command
 
-#: Why a run ended that was neither asked to stop nor failed.
+#: The reason of an end that was neither requested nor a failure.
 _BROKEN_OFF = {KeyboardInterrupt: "broken off", GeneratorExit: "its caller did not go on"}
 
 
 class Keeper:
     """Owns the run's lock, learners and records, closed by `close()` or `with`.
 
-    To make one takes the lock and records a start in the ledger, to close it an end.
+    Creating one takes the lock and records a start in the ledger; closing it records an end.
 
     Args:
       run: in whose folder everything is.
@@ -190,10 +190,10 @@ class Keeper:
     ) -> Swap:
         """Restores what a person chose, and records it.
 
-        Into the online twin the current weights are committed first, and the optimizer is reset.
+        Before a swap into the online twin, its current weights are committed; after it, the optimizer is reset.
 
         Args:
-          snapshots: one, but for the undoing of a swap of an ensemble.
+          snapshots: one, unless undoing a swap restores an ensemble.
           learner: its name.
           into: `target`, `opponent` or `online`.
           hold: no refreshes by the schedule until it is undone.

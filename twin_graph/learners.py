@@ -16,8 +16,8 @@ from twin_graph.tally import Tally
 
 
 class Trained(NamedTuple):
-    """What came of prepared updates: the loss of each, and the sizes of the TD errors, float32 `[B]`, of the rows of
-    their batch; where both of two learners learn of a row the larger one."""
+    """What came of prepared updates: the loss of each, and the absolute TD error of each row of their batch, float32
+    `[B]`; if two learners both learned from a row, the larger of their errors."""
 
     losses: list[float]
     td_error: np.ndarray

@@ -70,7 +70,7 @@ def loop(
         keeper.commit_point()
     elif done or evaluation.due(since=keeper.matches.last, now=progress.counters):  # it was interrupted
         yield from evaluate()
-        if progress.evaluation:  # or whoever resumes next goes back to before it
+        if progress.evaluation:  # otherwise, the next resume would go back to before it
             keeper.commit_point(progress.returns)
     requests.carry_out()
     if done or progress.reached or progress.ended_by:
@@ -82,7 +82,7 @@ def loop(
         progress.ended = stepper.advance()
         progress.returns.extend(progress.ended)
         progress.workers = stepper.workers
-        now = progress.counters  # looked at once: where workers make the steps, they continue while this one writes
+        now = progress.counters  # read only once: if workers make the steps, they continue while this process writes
         done = now.agent_steps >= progress.total_steps
         if done:
             stepper.end()
@@ -96,7 +96,7 @@ def loop(
             for _ in evaluate():
                 yield progress
                 stepper.meanwhile()
-        # Looked at once: a signal may come at any moment.
+        # Read only once: a signal may come at any moment.
         ends = done or progress.stop.is_set() or bool(progress.reached or progress.ended_by)
         if ends and not done:
             stepper.end()

@@ -62,10 +62,10 @@ class NotebookRun(Run):
         return _frame(rows, names)[names]
 
     def targets(self) -> "pd.DataFrame":
-        """Which snapshot was the target when, a row for each time that one was restored; of an ensemble, one a member.
+        """When each snapshot was the target: a row for each time that one was restored, in an ensemble one per member.
 
-        It gave the targets of the updates `first_update` to `last_update`; `age_updates` is how far behind the first of
-        these it was.
+        The snapshot supplied the target values of updates `first_update` to `last_update`, and was `age_updates`
+        updates old at the first of these.
         """
         store, after = self.store(), dict[tuple[str, str], int]()
         rows: list[dict[str, Any]] = []
@@ -226,8 +226,8 @@ class Policy:
 
         Args:
           observation: see `q_values`.
-          state, episode_start: of recurrent policies, which this is not.
-          deterministic: the greedy action; else, with the probability `act.epsilon_end`, any.
+          state, episode_start: for recurrent policies; ignored, since this is not one.
+          deterministic: take the greedy action; if false, a random legal one with probability `act.epsilon_end`.
 
         Returns:
           The number of the action, counted from 0 (with `env.actions`, the emulator's own), and None.
@@ -247,7 +247,7 @@ class Policy:
     def q_values(self, observations: Any) -> np.ndarray:
         """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`; `[A]` of a single one.
 
-        Images are bytes; what is true or false may stay so.
+        Images are bytes (uint8); boolean images are converted.
         """
         spec, given = self._twin.spec.env, np.asarray(observations)
         shape = spec.observation_shape

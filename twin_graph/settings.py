@@ -191,7 +191,11 @@ class TrainSettings(_Section):
         100_000, "length of the linear schedule, or of one stair", unit="updates", ge=1
     )
     adam_epsilon: float = _setting(
-        1e-8, "epsilon of Adam, where TensorFlow has it", source="epsilon hat in Kingma and Ba 2015", gt=0, le=1
+        1e-8,
+        "epsilon of Adam, added to the root before bias correction",
+        source="epsilon hat, Kingma and Ba 2015",
+        gt=0,
+        le=1,
     )
     rmsprop_epsilon: float = _setting(
         1e-10, "epsilon of RMSProp, inside the root (rmsprop_centered: outside)", source="TensorFlow", gt=0, le=1
@@ -234,7 +238,9 @@ class ReplaySettings(_Section):
         0.4, "initial exponent of the importance weights", source=PRIORITIZED, ge=0, le=1
     )
     importance_end: float = _setting(1.0, "final exponent of the importance weights", source=PRIORITIZED, ge=0, le=1)
-    importance_updates: int = _setting(250_000, "length of the linear schedule between them", unit="updates", ge=1)
+    importance_updates: int = _setting(
+        250_000, "how long importance_start takes to become importance_end", unit="updates", ge=1
+    )
 
     def importance_at(self, update: int) -> float:
         """The exponent of the importance weights of an update, from 0."""
@@ -335,7 +341,7 @@ class SaveSettings(_Section):
     every_episodes: int | None = _every("episodes", "commit a snapshot")
     keep_last: int = _setting(50, "how many of the newest snapshots keep their weights", unit="snapshots", ge=1)
     keep_every: int = _setting(
-        20, "of the older ones, every n-th keeps its weights; 0 for none", unit="snapshots", ge=0
+        20, "every n-th of the older snapshots keeps its weights; 0 for none", unit="snapshots", ge=0
     )
 
 
@@ -393,7 +399,7 @@ class TwinSettings(_Section):
     threads: int = _setting(0, "TensorFlow threads per twin; 0: measured at the start of the run", unit="threads", ge=0)
     precision: Literal["auto", "fp32", "bf16"] = _setting(
         "auto",
-        "of the network's multiplications; auto is bf16 where the processor has it and it was measured to be faster",
+        "of the network's products; auto chooses bf16 where the processor has it and it was measured to be faster",
     )
     compiled: bool = _setting(
         False,

@@ -7,12 +7,12 @@ that a resumed run chooses as the uninterrupted one would have. To add one, writ
     def mine(history: History, random: np.random.Generator, period: int) -> Choice: ...
 
 and name it as `--set target.policy='my_module:mine(3)'`, or add it to `POLICIES`. Parameters need annotations; they are
-checked when the settings are read. One that chooses several snapshots says how many before its function,
-`@needs(members=3)`; their Q values are averaged, or what `combine` says, in `needs` or as a parameter: `min` for the
-least of them, `weights` for one network of their mean weights.
+checked when the settings are read. A policy that chooses several snapshots declares how many with a decorator,
+`@needs(members=3)`. Their Q values are averaged unless `combine`, in `needs` or as a parameter, says otherwise: `min`
+takes the least of them, `weights` makes one network of their mean weights.
 
-What a policy calls its candidates decides what retention keeps: they must be all the present snapshots that it could
-choose now, or later when only newer ones have come.
+The candidates that a policy names decide what retention keeps: they must be all the present snapshots that it could
+choose now, or could still choose once newer ones have been committed.
 """
 
 import functools

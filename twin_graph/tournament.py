@@ -161,8 +161,8 @@ def play(runs: Sequence[Run], who: Sequence[Contestant], rules: Rules) -> Iterat
 def match(boards: Boards, first: Player, second: Player, rules: Rules) -> list[float]:
     """Plays `rules.games` games at once, on as many boards.
 
-    Returns half of what the first player gained more than the second, in each: where one gains what the other loses,
-    the first one's return.
+    Returns, for each game, half the difference between what the first and the second player gained: if one gains what
+    the other loses, this is the first one's return.
     """
     games = np.arange(boards.count)
     seats = games % 2  # of the first player

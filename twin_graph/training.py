@@ -39,10 +39,11 @@ def train(
 ) -> Generator[Progress, None, None]:
     """Trains to `train.steps` or `train.until_score`, from the beginning or from a resume point.
 
-    Yields progress after each vector step, or chunk. SIGINT, SIGTERM and `progress.stop` end it where it next would
-    yield. At the end, asked for or reached, a snapshot and a resume point are committed. After an error, or when the
-    caller stops iterating, the newest are the last that the schedules committed; but where code that is not ours
-    failed, or a target cannot be restored, a resume point is committed first. The ledger says how it ended.
+    Yields progress after each vector step, or chunk. SIGINT, SIGTERM and `progress.stop` end the run where it would
+    yield next. Whether it ends on request or because it is complete, a snapshot and a resume point are committed. After
+    an error, or when the caller stops iterating, the newest ones are those that the schedules committed last; but if
+    foreign code failed, or a target cannot be restored, a resume point is committed first. The ledger records how the
+    run ended.
 
     Args:
       run: with the settings.

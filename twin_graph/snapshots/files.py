@@ -44,7 +44,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_new(path: Path, *parts: bytes | memoryview) -> None:
-    """Creates a file of these parts, one after the other; not durable yet. What is there in part after an error is."""
+    """Creates a file of these parts, one after the other; not durable yet. After an error, part of it may remain."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         for part in parts:

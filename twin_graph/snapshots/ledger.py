@@ -180,7 +180,7 @@ class Swap(_Event):
 
 
 class Point(_Event):
-    """A resume point is about to be committed; in what holds, it was.
+    """A resume point is about to be committed; if this record holds, it was committed.
 
     Attributes:
       number: of the point.

@@ -269,7 +269,7 @@ async def _body(request: Request) -> dict[str, Any]:
     async for part in request.stream():
         content += part
         if len(content) > _LARGEST_REQUEST:
-            raise UsageError("a swap takes fewer words")
+            raise UsageError("the request for a swap is too long")
     try:
         wanted = json.loads(content)
         is_one = {name: type(value) for name, value in wanted.items()} == kinds
