@@ -147,7 +147,7 @@ def test_perfect_players_draw_and_never_lose_to_a_search() -> None:
 def test_a_perfect_player_of_a_long_game_is_refused_at_once(game: str) -> None:
     with (
         contextlib.closing(boards_of(EnvSettings(id=f"OpenSpiel/{game}"), 1)) as boards,
-        pytest.raises(UsageError, match=f"the perfect player needs a shorter game than {game}"),
+        pytest.raises(UsageError, match=f"the perfect player needs a smaller game than {game}"),
     ):
         boards.fixed_player("perfect")
 

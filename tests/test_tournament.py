@@ -49,7 +49,7 @@ def test_a_tournament_that_was_killed_continues_and_ends_with_the_same_ratings(r
 
 def test_a_tournament_needs_two_and_something_to_play(run: Run) -> None:
     with pytest.raises(UsageError, match="has nobody to play against; raise --snapshots, or add --against random"):
-        tournament.contestants([run], 1, [])
+        list(tournament.play([run], tournament.contestants([run], 1, []), RULES))
     who = tournament.contestants([run], 1, ["random"])
     for moves in (9, 99):
         with pytest.raises(UsageError, match=f"after {moves} random moves every game is over; lower --opening"):

@@ -107,8 +107,7 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
     Snapshots of equal weights, as forks share them, are one contestant.
 
     Raises:
-      UsageError: the runs play different games, or games of one player, or there is no such fixed player, or nobody to
-        play against.
+      UsageError: the runs play different games, or games of one player, or there is no such fixed player.
     """
     if others := [run for run in runs if _game(run) != _game(runs[0])]:
         ours, theirs = runs[0].settings.env.id, others[0].settings.env.id
@@ -126,10 +125,7 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
         for at in np.linspace(present[-1].updates, present[0].updates, snapshots)[::-1]:
             one = min(present, key=lambda snapshot: abs(snapshot.updates - at))
             found.setdefault(one.weights_sha256, Contestant(f"{name}:{one.id}", one.weights_sha256, run, one))
-    who = [*found.values(), *(Contestant(name, name) for name in dict.fromkeys(fixed))]
-    if len(who) < 2:
-        raise UsageError(f"{who[0].name} has nobody to play against; raise --snapshots, or add --against {ANCHOR}")
-    return who
+    return [*found.values(), *(Contestant(name, name) for name in dict.fromkeys(fixed))]
 
 
 def _game(run: Run) -> EnvSettings:
@@ -138,7 +134,13 @@ def _game(run: Run) -> EnvSettings:
 
 
 def play(runs: Sequence[Run], who: Sequence[Contestant], rules: Rules) -> Iterator[tuple[int, int, list[Pairing]]]:
-    """Plays all pairs whose games are not recorded yet; yields how many pairs are done, of how many, and these."""
+    """Plays all pairs whose games are not recorded yet; yields how many pairs are done, of how many, and these.
+
+    Raises:
+      UsageError: there is nobody to play against, or every game is over after its random opening.
+    """
+    if len(who) < 2:
+        raise UsageError(f"{who[0].name} has nobody to play against; raise --snapshots, or add --against {ANCHOR}")
     pairs = list(itertools.combinations(who, 2))
     recorded = read(runs, rules)
     done = [recorded[a.key, b.key] for a, b in pairs if (a.key, b.key) in recorded]

@@ -205,7 +205,7 @@ def mcts(game: Any, spec: EnvSpec, simulations: Annotated[int, Field(ge=2)] = 10
 def perfect(game: Any, spec: EnvSpec) -> Player:  # noqa: ARG001
     """Searches the game to its end, where it is small enough, and takes one of the best actions by lot."""
     if game.max_game_length() > _PERFECT_MOVES:
-        raise UsageError(f"the perfect player needs a shorter game than {game.get_type().short_name}")
+        raise UsageError(f"the perfect player needs a smaller game than {game.get_type().short_name}")
     values: dict[tuple[int, str], float] = {}
 
     def value(state: Any) -> float:
