@@ -25,7 +25,7 @@ from .main import INTERRUPTED
 from .params import json_option, print_json, say, stderr, stdout
 
 _LINE_SECONDS = 15.0
-REPORT = "report"  # in an experiment's folder
+_REPORT = "report"  # in an experiment's folder
 _RETRIES = 1  # of a run that fails
 
 
@@ -173,7 +173,7 @@ def report(folder: Path, last: int | None, as_json: bool) -> None:
         if last is not None:
             plan = plan.scored_by(last)
             read = [result.scored_by(last) for result in read]
-        written, numbers = library.write(plan, fixed, read, folder / REPORT, tell)
+        written, numbers = library.write(plan, fixed, read, folder / _REPORT, tell)
     if as_json:
         print_json(numbers)
         return
@@ -213,7 +213,7 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
     points: dict[str, list[tuple[float, float]]] = {}
     counts: dict[str, int] = {}
     for folder in map(_named, folders):
-        plan, _, runs = tables.read(folder if (folder / tables.PLAN).exists() else folder / REPORT)
+        plan, _, runs = tables.read(folder if (folder / tables.PLAN).exists() else folder / _REPORT)
         for run in runs:
             pairs, name = library.pairs(run), f"{plan.name}: {run.planned.condition}"
             if not pairs or library.served(run) < served:

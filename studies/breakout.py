@@ -70,7 +70,7 @@ def evaluations(run: Run) -> Iterator[tuple[int, dict[str, Any]]]:
             yield round(line["played_at"]["agent_steps"] / WINDOW) * WINDOW, line
 
 
-def draw(run: Run, curves: dict[str, Curve], path: Path) -> None:
+def draw(curves: dict[str, Curve], games: dict[int, dict[str, Any]], path: Path) -> None:
     """The curves, and our evaluations with their intervals."""
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -79,19 +79,19 @@ def draw(run: Run, curves: dict[str, Curve], path: Path) -> None:
         steps = sorted(step for step in curve if step <= end)
         width = 2.5 if source == OURS else 1.5
         axes.plot(steps, [curve[step] for step in steps], color=COLOURS[source], linewidth=width, label=source)
-    played = list(evaluations(run))
-    means = [line["mean"] for _, line in played]
-    low, high = zip(*(line["interval_95"] for _, line in played), strict=True)
+    played = list(games.values())
+    means = [line["mean"] for line in played]
+    low, high = zip(*(line["interval_95"] for line in played), strict=True)
     bars = [[m - x for m, x in zip(means, low, strict=True)], [x - m for m, x in zip(means, high, strict=True)]]
     axes.errorbar(
-        [step for step, _ in played],
+        list(games),
         means,
         bars,
         fmt="o",
         markersize=4,
         linewidth=1,
         color=COLOURS[OURS],
-        label=f"{OURS}, {played[0][1]['episodes']} games without exploration (95%)",
+        label=f"{OURS}, {played[0]['episodes']} games without exploration (95%)",
     )
     axes.xaxis.set_major_formatter(lambda step, _: f"{step / 1e6:g}")
     axes.set_xlabel("million agent steps")
@@ -122,7 +122,7 @@ def main(folder: Path, plot: Path | None) -> None:
             cells.append(f"{line['mean']:.1f} ({low:.1f} to {high:.1f})")
         print(f"| {' | '.join(cells)} |")
     if plot:
-        draw(run, curves, plot)
+        draw(curves, games, plot)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,13 @@ from commands import twin_graph
 from twin_graph_cli.exchange import export as command
 
 from twin_graph import envs, training
+from twin_graph.checkpoint import newest_point
 from twin_graph.errors import UsageError
 from twin_graph.exchange import FORMATS, Format, diff, export, import_checkpoint, spec_of
 from twin_graph.graph_mode import tf
 from twin_graph.legal import ILLEGAL
 from twin_graph.settings import Settings
+from twin_graph.snapshots.report import restored
 from twin_graph.snapshots.run import Run, create, locate
 from twin_graph.twin import Twin
 
@@ -359,6 +361,7 @@ def test_the_mean_of_snapshots_is_a_snapshot_that_can_be_used_like_any_other(run
         np.testing.assert_array_equal(mean, np.mean([weights[name] for weights in values[:3]], axis=0))
         assert (mean != values[2][name]).any()
     assert run.resolve("latest").id == newest[-1].id
+    assert not [line for line in restored(run, newest_point(run).point) if "abandoned" in line]  # it outlives resuming
     origin = store.manifest(document["snapshot"]).origin
     assert origin == f"mean of {', '.join(document['of'])}"
     played = twin_graph("evaluate", str(run.folder), document["snapshot"], "--episodes", "1", cwd=tmp_path)

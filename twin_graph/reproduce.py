@@ -16,7 +16,7 @@ from twin_graph.graph_mode import tf
 from twin_graph.progress import Progress
 from twin_graph.settings import Settings
 from twin_graph.snapshots.files import checked, make_folder, write_new
-from twin_graph.snapshots.fork import copy_past, describe, share_snapshot
+from twin_graph.snapshots.fork import copy_past, describe, reading_past, share_snapshot
 from twin_graph.snapshots.ledger import (
     BY_REQUEST,
     IMPORT,
@@ -209,6 +209,7 @@ def _parts(run: Run, point: PointState | None, last: int | None) -> Iterator[_Pa
     for (attempt, begin), (_, until) in itertools.zip_longest(begins, begins[1:], fillvalue=(0, None)):
         if until == begin:  # resumed from there, and nothing of it holds
             continue
+        # A tracker would take the repetition for another run.
         settings, end = config.replace(run.settings_of(attempt), [("log.to", "tensorboard")]), ends.get(attempt)
         made = max((p for p in points if p.attempt == attempt), key=lambda p: p.counters.agent_steps, default=None)
         # Runs of older versions have no points in the ledger.
@@ -243,9 +244,7 @@ def _scratch(run: Run, point: PointState | None, folder: Path, settings: Setting
     make_folder(folder)
     gone: tuple[str, ...] = ()
     if point:
-        with run.points().reading(), run.store().reading():
-            if run.points().readable(point.number) != point:
-                raise UsageError(f"{run.folder} has removed resume point {point.number} just now; try again")
+        with reading_past(run, point):
             gone = copy_past(run, point, folder)
     description = {**describe(run, point.attempt if point else 0, settings), "name": folder.name, "created": utc_now()}
     write_new(folder / "run.json", checked(description, indent=1))

@@ -23,7 +23,8 @@ except ModuleNotFoundError:
 PIECES = {"tic_tac_toe": (2, 1), "connect_four": (0, 1)}
 _FROM_BELOW = ("connect_four",)  # games whose first row is the lowest
 _CELL, _BOARD, _FREE, _DISCS = 60, (38, 46, 62), (16, 20, 28), ((255, 200, 60), (240, 90, 90))
-_PERFECT_MOVES, _PERFECT_LIMIT = 20, 20_000  # of the longest game; states that a search of the whole may look at
+_PERFECT_MOVES = 20  # of the longest game that is searched whole
+_PERFECT_LIMIT = 20_000  # states that this search may look at
 _MCTS_UCT, _MCTS_MEMORY_MB = 1.4, 64
 
 
@@ -204,8 +205,9 @@ def mcts(game: Any, spec: EnvSpec, simulations: Annotated[int, Field(ge=2)] = 10
 
 def perfect(game: Any, spec: EnvSpec) -> Player:  # noqa: ARG001
     """Searches the game to its end, where it is small enough, and takes one of the best actions by lot."""
+    too_large = f"the perfect player needs a smaller game than {game.get_type().short_name}"
     if game.max_game_length() > _PERFECT_MOVES:
-        raise UsageError(f"the perfect player needs a smaller game than {game.get_type().short_name}")
+        raise UsageError(too_large)
     values: dict[tuple[int, str], float] = {}
 
     def value(state: Any) -> float:
@@ -213,7 +215,7 @@ def perfect(game: Any, spec: EnvSpec) -> Player:  # noqa: ARG001
         key = state.current_player(), str(state)  # the words may not say whose turn it is
         if key not in values:
             if len(values) > _PERFECT_LIMIT:
-                raise UsageError(f"the perfect player needs a smaller game than {game.get_type().short_name}")
+                raise UsageError(too_large)
             values[key] = state.returns()[0] if state.is_terminal() else best(state)[0]
         return values[key]
 

@@ -5,7 +5,8 @@ and replay, which never change, and which it shares with the other run where the
 reads a run reads a fork, neither run can remove what the other needs, and the other may be deleted.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,7 @@ def fork(parent: Run, point: PointState, folder: Path, settings: Settings, chang
             if inside.is_dir():
                 fsync(inside)
 
-    with parent.points().reading(), parent.store().reading():
-        if parent.points().readable(point.number) != point:
-            raise UsageError(f"{parent.folder} has removed resume point {point.number} just now; try again")
+    with reading_past(parent, point):
         try:
             commit_folder(folder, fill)
         except PermissionError as error:
@@ -117,6 +116,15 @@ def describe(parent: Run, attempt: int, settings: Settings) -> dict[str, Any]:
         "settings_sha256": settings.sha256(),
         "past_settings": past,
     }
+
+
+@contextlib.contextmanager
+def reading_past(parent: Run, point: PointState) -> Iterator[None]:
+    """While it lasts, nothing that `copy_past` reads is removed. Raises `UsageError` if the point was, meanwhile."""
+    with parent.points().reading(), parent.store().reading():
+        if parent.points().readable(point.number) != point:
+            raise UsageError(f"{parent.folder} has removed resume point {point.number} just now; try again")
+        yield
 
 
 def copy_past(parent: Run, point: PointState, folder: Path) -> tuple[str, ...]:

@@ -383,7 +383,12 @@ class Ledger:
 
     def beyond(self, known_bytes: int) -> list[Event]:
         """What holds now and would be abandoned by a start from a point that had this many bytes."""
-        return self.events()[len(self.events(upto=known_bytes)) :]
+        beyond = (
+            (entry, holds and not entry.outlives_resuming)
+            for entry, holds in self._folded()
+            if entry.line.start >= known_bytes
+        )
+        return [event for event, would_be in self._read(beyond, ()) if would_be]
 
     def _folded(self, upto: int | None = None) -> Iterable[tuple[_Entry, bool]]:
         """The lines, and whether each holds, after a look at what is new."""

@@ -223,11 +223,7 @@ def restored(run: Run, point: PointState) -> Iterator[str]:
     yield "reset: environments, as at every resume point"
     for request in control.pending(run.control):
         yield f"waiting: {request.words()}, since {request.time[:19]}"
-    beyond = [
-        event
-        for event in run.ledger.beyond(point.known_bytes[run.ledger.path.name])
-        if not (isinstance(event, Commit) and event.lineage == IMPORT)  # these hold
-    ]
+    beyond = run.ledger.beyond(point.known_bytes[run.ledger.path.name])
     lost = {"snapshot": Commit, "swap": Swap}
     counts = [
         counted(n, name) for name, kind in lost.items() if (n := sum(isinstance(event, kind) for event in beyond))

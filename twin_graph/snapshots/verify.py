@@ -9,9 +9,9 @@ from twin_graph.errors import DamagedError
 from twin_graph.snapshots import control, workers
 from twin_graph.snapshots.files import leftovers, read_file, read_lines
 from twin_graph.snapshots.ledger import Commit
-from twin_graph.snapshots.points import SEGMENTS, STATE, PointState
+from twin_graph.snapshots.points import SEGMENTS, STATE, PointState, PointStore
 from twin_graph.snapshots.run import EVALUATIONS, GAMES, LEDGER, METRICS, RATINGS, Run
-from twin_graph.snapshots.store import ID, MANIFEST, MODEL_PREFIX, Manifest
+from twin_graph.snapshots.store import ID, MANIFEST, MODEL_PREFIX, Manifest, SnapshotStore
 
 
 class Findings(NamedTuple):
@@ -92,56 +92,61 @@ class _Verifier:
             self.known.update(self._run.store_folder.rglob("*"))
             return
         with store.reading():
-            for snapshot in [*store.snapshots, *store.imports, *store.abandoned]:
-                folder = store.folder / snapshot.id
-                self.known.add(folder / MANIFEST)
-                try:
-                    manifest = store.manifest(snapshot.id)
-                    _check_same(folder, snapshot, manifest)
-                    if store.has_weights(snapshot.id):
-                        self.known.update(folder / file.name for file in manifest.files)
-                        for file in manifest.files:
-                            file.check(folder)
-                    else:  # a removal that a crash interrupted is finished by the next trainer
-                        self.known.update(folder.glob(f"{MODEL_PREFIX}.*"))
-                except DamagedError as error:
-                    self.damage.append(str(error))
-                    self.known.update(folder.glob("*"))
-            committed = {snapshot.id for snapshot in [*store.snapshots, *store.imports, *store.abandoned]}
+            snapshots = [*store.snapshots, *store.imports, *store.abandoned]
+            for snapshot in snapshots:
+                self._snapshot(store, snapshot)
+            committed = {snapshot.id for snapshot in snapshots}
             for folder in store.folder.glob("*"):
                 if folder.name not in committed and ID.fullmatch(folder.name):
                     self.unknown.append(f"{folder}: not in the ledger; a commit that a crash interrupted")
                     self.known.update(folder.glob("*"))
+
+    def _snapshot(self, store: SnapshotStore, snapshot: Commit) -> None:
+        folder = store.folder / snapshot.id
+        self.known.add(folder / MANIFEST)
+        try:
+            manifest = store.manifest(snapshot.id)
+            _check_same(folder, snapshot, manifest)
+            if store.has_weights(snapshot.id):
+                self.known.update(folder / file.name for file in manifest.files)
+                for file in manifest.files:
+                    file.check(folder)
+            else:  # a removal that a crash interrupted is finished by the next trainer
+                self.known.update(folder.glob(f"{MODEL_PREFIX}.*"))
+        except DamagedError as error:
+            self.damage.append(str(error))
+            self.known.update(folder.glob("*"))
 
     def points(self) -> None:
         """Each resume point, with all that it needs."""
         points = self._run.points()
         with points.reading():
             for folder in points.folders():
-                self.known.update(folder.glob("*"))
-                try:
-                    point = PointState.read(folder)
-                except DamagedError as error:
-                    self.damage.append(str(error))
-                    continue
-                for file in point.files:
-                    self._try(file.check, folder)
-                for path in folder.glob("*"):
-                    if path.name not in {STATE, *(file.name for file in point.files)}:
-                        self.unknown.append(str(path))
-                for segment in point.segments:
-                    path = points.folder / SEGMENTS / segment.file.name
-                    if path not in self.known:
-                        self.known.add(path)
-                        self._try(segment.file.check, points.folder / SEGMENTS)
-                for name, known in point.known_bytes.items():
-                    path = self._run.folder / name
-                    if known and (not path.exists() or path.stat().st_size < known):
-                        self.damage.append(
-                            f"{path} is damaged: it is shorter than when resume point {point.number} was made"
-                        )
+                self._point(points, folder)
             # Segments that no point names yet: of a run that is training, or of one that was killed.
             self.known.update((points.folder / SEGMENTS).glob("*.npys"))
+
+    def _point(self, points: PointStore, folder: Path) -> None:
+        self.known.update(folder.glob("*"))
+        try:
+            point = PointState.read(folder)
+        except DamagedError as error:
+            self.damage.append(str(error))
+            return
+        for file in point.files:
+            self._try(file.check, folder)
+        for path in folder.glob("*"):
+            if path.name not in {STATE, *(file.name for file in point.files)}:
+                self.unknown.append(str(path))
+        for segment in point.segments:
+            path = points.folder / SEGMENTS / segment.file.name
+            if path not in self.known:
+                self.known.add(path)
+                self._try(segment.file.check, points.folder / SEGMENTS)
+        for name, known in point.known_bytes.items():
+            path = self._run.folder / name
+            if known and (not path.exists() or path.stat().st_size < known):
+                self.damage.append(f"{path} is damaged: it is shorter than when resume point {point.number} was made")
 
     def rest(self) -> None:
         """Whatever else there is."""
