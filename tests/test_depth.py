@@ -7,7 +7,7 @@ import pytest
 
 from twin_graph.settings import Settings
 from twin_graph.snapshots import report
-from twin_graph.snapshots.depth import Depths, depth_of, learnt_from, value_of
+from twin_graph.snapshots.depth import Depths, learnt_from, mean_depth, value_of
 from twin_graph.snapshots.ledger import Commit, Counters, Swap, utc_now
 from twin_graph.snapshots.run import Run, create
 
@@ -58,12 +58,22 @@ class Story:
 
 
 @pytest.mark.parametrize("discount", [0.99, 0.9, 1.0])
-def test_values_and_depths_are_each_others_inverse(discount: float) -> None:
+def test_a_mean_depth_is_worth_the_mean_of_what_depths_are_worth(discount: float) -> None:
     assert value_of(0, discount) == 0
     assert value_of(1, discount) == pytest.approx(1)
     assert value_of(3, discount) == pytest.approx(1 + discount + discount**2)
-    for depth in (0, 1, 2.5, 40):
-        assert depth_of(value_of(depth, discount), discount) == pytest.approx(depth)
+    for depths in ([0], [7, 7], [0, 20], [1, 2.5, 40]):
+        mean = sum(value_of(depth, discount) for depth in depths) / len(depths)
+        assert value_of(mean_depth(depths, discount), discount) == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("discount", [0.99, 0.9, 0.0])
+def test_depths_grow_for_ever_though_values_do_not(discount: float) -> None:
+    depth = 0.0
+    for _ in range(20_000):
+        depth = learnt_from([depth, depth + 1], n_steps=[1, 3], discount=discount, combine="mean")
+    assert depth >= 20_000
+    assert mean_depth([depth, depth + 1], discount) == pytest.approx(depth + mean_depth([0, 1], discount))
 
 
 @pytest.mark.parametrize("combine", ["min", "mean"])

@@ -24,9 +24,15 @@ def value_of(depth: float, discount: float) -> float:
     return depth if discount == 1 else (1 - discount**depth) / (1 - discount)
 
 
-def depth_of(value: float, discount: float) -> float:
-    """The inverse of `value_of`."""
-    return value if discount == 1 else math.log1p(-(1 - discount) * value) / math.log(discount)
+def mean_depth(depths: Sequence[float], discount: float) -> float:
+    """The depth that is worth as much as these depths are on average."""
+    least = min(depths)
+    if discount == 1:
+        return fmean(depths)
+    if discount == 0 or len(set(depths)) == 1:
+        return least
+    # Powers of the differences alone: those of great depths themselves are nothing beside 1, and have no logarithm.
+    return least + math.log(fmean(discount ** (depth - least) for depth in depths)) / math.log(discount)
 
 
 def learnt_from(depths: Sequence[float], *, n_steps: Sequence[int], discount: float, combine: str) -> float:
@@ -38,13 +44,8 @@ def learnt_from(depths: Sequence[float], *, n_steps: Sequence[int], discount: fl
       discount: per agent step.
       combine: how several snapshots become one: `min`, or `mean`, to which `weights` comes close.
     """
-    if combine == "min" or len(set(depths)) == 1:
-        target = min(depths)
-    else:
-        target = depth_of(fmean(value_of(depth, discount) for depth in depths), discount)
-    if len(n_steps) == 1:
-        return n_steps[0] + target
-    return depth_of(fmean(value_of(n + target, discount) for n in n_steps), discount)
+    target = min(depths) if combine == "min" else mean_depth(depths, discount)
+    return target + mean_depth(n_steps, discount)
 
 
 class Depths:
