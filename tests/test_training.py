@@ -127,9 +127,9 @@ def test_snapshots_and_ledger_follow_the_schedule(cartpole: Make, trained: Train
 def test_saving_and_refreshing_follow_schedules_of_their_own(cartpole: Make, train: Train) -> None:
     options = {"target__refresh_every_updates": None, "target__refresh_every_episodes": 5, "save__every_steps": 160}
     run = train(cartpole(**options))
-    # Each time a multiple was reached or passed, once updates are made; and one at the end.
+    # Each time a multiple was reached or passed, once something is learnt; and one at the end.
     steps = [snapshot.counters.agent_steps for snapshot in run.store().snapshots]
-    assert steps == [0, 208, 320, 480, 640, 800, 960, 1120, 1200]
+    assert steps == [0, 320, 480, 640, 800, 960, 1120, 1200]
     _, *refreshes = [event for event in run.ledger.events() if isinstance(event, Swap)]
     assert len(refreshes) > 1
     periods = [swap.counters.episodes // 5 for swap in refreshes]
@@ -138,6 +138,20 @@ def test_saving_and_refreshing_follow_schedules_of_their_own(cartpole: Make, tra
     for swap in refreshes:
         newest = [s for s in run.store().snapshots if s.updates < swap.first_update][-1]
         assert swap.snapshots == (newest.id,)
+
+
+@pytest.mark.parametrize("chunk_steps", [0, 16])
+@pytest.mark.parametrize("unit", ["updates", "steps", "episodes"])
+def test_a_refresh_restores_what_was_saved_at_the_same_moment(
+    cartpole: Make, train: Train, unit: str, chunk_steps: int
+) -> None:
+    period = {"updates": 25, "steps": 100, "episodes": 5}[unit]
+    options = {"target__refresh_every_updates": None, f"target__refresh_every_{unit}": period}
+    run = train(cartpole(**options, train__chunk_steps=chunk_steps))
+    _, *refreshes = [event for event in run.ledger.events() if isinstance(event, Swap)]
+    committed = {snapshot.id: snapshot.updates for snapshot in run.store().snapshots}
+    assert len(refreshes) > 3
+    assert [committed[swap.snapshots[0]] for swap in refreshes] == [swap.counters.updates for swap in refreshes]
 
 
 def test_check_mode_sees_a_target_that_changes_between_refreshes(

@@ -126,8 +126,9 @@ class Agent:
     def learn(self) -> list[float]:
         """Makes the updates that are due at this agent step, and the commits and refreshes between them.
 
-        A snapshot is committed when it is due; the target is refreshed only when the next update needs it, so that an
-        evaluation at equal counters comes between the two.
+        A snapshot is committed as soon as it is due: by updates after one, by steps or episodes before the first that
+        follows. The target is refreshed only when the next update needs it, so that an evaluation at equal counters
+        comes between the two.
 
         Returns:
           The losses of the updates made; often none.
@@ -139,6 +140,7 @@ class Agent:
         due = self.actor.due_updates(self.tally.updates)
         share = self.settings.updates_per_minibatch
         for first in range(due.start, due.stop, share):
+            self.keeper.commit_if_due()
             self.keeper.refresh_if_due()
             losses += self.train(self.prepare(range(first, first + share)))
             self.keeper.commit_if_due()
