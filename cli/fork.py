@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from twin_graph import config, targets
+from twin_graph.cross_checks import without_effect
 from twin_graph.errors import UsageError
 from twin_graph.snapshots import control, swaps
 from twin_graph.snapshots import fork as forks
@@ -83,6 +84,8 @@ def fork(
     say(f"{made.folder}: the past of {parent.name} up to resume point {point.number}, {made_by_then}")
     for key, was, now in changes:
         say(f"  changed: {key} from {was} to {now}")
+    for sentence in without_effect(settings, (key for key, _ in overrides)):
+        say(sentence)
     more = ("--steps", "N") if counters.agent_steps >= settings.train.steps else ()
     say(f"continue with: {command('resume', made.folder, *more)}")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from twin_graph import config
+from twin_graph.cross_checks import without_effect
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.report import restored
 from twin_graph.snapshots.run import find
@@ -83,4 +84,6 @@ def resume(
             say(f"  {line}")
         for key, before, after in changes:
             say(f"  changed: {key} from {before} to {after}")
+        for sentence in without_effect(settings, (key for key, _ in overrides)):
+            say(sentence)
         run_to_its_end(found, env, point, as_json, described, verbose)

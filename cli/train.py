@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from twin_graph import config
-from twin_graph.cross_checks import check_that_it_learns
+from twin_graph.cross_checks import check_that_it_learns, without_effect
 from twin_graph.errors import UsageError
 from twin_graph.settings import EVALUATION_MAX_STEPS
 from twin_graph.snapshots.run import Run, check_new_folder, create, default_folder
@@ -108,6 +108,8 @@ def train(
     overrides += [(key, value) for key, value in named.items() if value is not None]
     settings = config.load(preset, overrides)
     check_that_it_learns(settings)
+    for sentence in without_effect(settings, (key for key, _ in overrides)):
+        say(sentence)
     folder = run_dir or default_folder(settings)
     check_new_folder(folder)
 

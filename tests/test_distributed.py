@@ -284,6 +284,11 @@ def test_each_worker_has_random_numbers_of_its_own_and_its_part_of_the_replay(ca
     assert {each.replay.importance_updates for each in own} == {settings.replay.importance_updates // 3}
 
 
+def test_a_worker_starts_to_learn_when_it_has_a_whole_transition_of_its_own(cartpole: Make) -> None:
+    settings = cartpole(workers__count=8, train__n_step=20, train__start_steps=250)
+    assert settings.of_worker(0).train.start_steps == settings.fewest_start_steps == 200
+
+
 # Whole trainings, in processes
 
 TINY = [

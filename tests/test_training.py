@@ -398,6 +398,20 @@ def test_what_is_due_is_done_also_where_steps_are_made_meanwhile(
     assert len(list(run.evaluation_lines())) == len(due[1:])
 
 
+def test_rivals_play_the_same_games_though_workers_go_on_meanwhile(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(target__policy="best", evaluate__every_steps=200, evaluate__episodes=10))
+    with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
+        for progress in training.train(run, env):
+            if progress.note:  # an evaluation is being played: a worker would make steps now
+                progress.keeper.tally.agent_steps += env.count
+    seeds: dict[str, list[list[int]]] = {}
+    for line in run.evaluation_lines():
+        seeds.setdefault(line["challenger"], []).append(line["seeds"])
+    assert any(len(played) > 1 for played in seeds.values())
+    for first, *others in seeds.values():
+        assert all(other == first for other in others)
+
+
 def test_what_is_evaluated_is_the_snapshot(cartpole: Make, train: Train) -> None:
     run = train(cartpole(evaluate__episodes=5))
     store = run.store()

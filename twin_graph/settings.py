@@ -104,7 +104,9 @@ class EnvSettings(_Section):
 
 class ModelSettings(_Section):
     dueling: bool = _setting(
-        False, "separate streams for the value of the state and the advantages of the actions", source=DUELING
+        False,
+        "separate streams for the value of the state and the advantages of the actions (not in `pooled80` and `blob`)",
+        source=DUELING,
     )
     padding: Literal["VALID", "SAME"] = _setting(
         "VALID", "padding of the convolutions (not in `pooled80` and `blob`)", source=NATURE
@@ -198,9 +200,19 @@ class TrainSettings(_Section):
         le=1,
     )
     rmsprop_epsilon: float = _setting(
-        1e-10, "epsilon of RMSProp, inside the root (rmsprop_centered: outside)", source="TensorFlow", gt=0, le=1
+        1e-10,
+        "epsilon of RMSProp, inside the root (rmsprop_centered: outside; not rmsprop_dqn3, which has its own)",
+        source="TensorFlow",
+        gt=0,
+        le=1,
     )
-    rmsprop_decay: float = _setting(0.99, "decay of RMSProp's mean square", source="Mnih et al. 2016", ge=0, lt=1)
+    rmsprop_decay: float = _setting(
+        0.99,
+        "decay of RMSProp's mean square (not rmsprop_dqn3, which has its own)",
+        source="Mnih et al. 2016",
+        ge=0,
+        lt=1,
+    )
     rmsprop_momentum: float = _setting(
         0.0, "momentum of RMSProp (not rmsprop_dqn3)", source="Mnih et al. 2016", ge=0, lt=1
     )
@@ -558,6 +570,7 @@ class Settings(_Section):
         """With which one of several workers trains: random numbers of its own, its part of the replay."""
         workers, environments = self.workers.count, self.env.count
         start = math.ceil(self.train.start_steps / workers / environments) * environments
+        start = max(start, self.fewest_start_steps)
         replay = {
             "capacity_steps": self.replay.capacity_steps // workers,
             "importance_updates": max(1, self.replay.importance_updates // workers),  # it counts its own

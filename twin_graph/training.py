@@ -134,6 +134,8 @@ def _evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Progress
     episodes = settings.evaluate.episodes
     if twin is None or progress.stop.is_set():
         return
+    # Read only once: if workers make the steps, they continue while games are played, and rivals shall play the same.
+    at = {"seed": settings.seed, "counter": progress.agent_steps}
     with keeper.stopwatch.phase("evaluate"):
         played: list[tuple[Commit, Commit, Evaluation]] = []
         for learner in keeper.learners:
@@ -145,7 +147,6 @@ def _evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Progress
                 except DamagedError as error:
                     without = "resume with --set evaluate.episodes=0"
                     raise DamagedError(f"{error}. Put its files back, or {without}") from error
-                at = {"seed": settings.seed, "counter": progress.agent_steps}
                 depth = progress.depth_of(snapshot)
                 with _filmed(keeper.run, newest if snapshot is newest else None) as film:
                     watch = film.watch if film else None
