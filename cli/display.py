@@ -79,7 +79,7 @@ def _line(progress: Any, elapsed: float, *, verbose: bool) -> str:
         parts.append(f"{progress.latest['agent_steps_per_second']:,.0f}/s")
     if left := _seconds_left(progress):
         parts.append(f"{clock(left)} left")
-    served = f" (for {counted(progress.target_age, 'update')})" if verbose else ""
+    served = f" (for {counted(progress.target_served, 'update')})" if verbose else ""
     parts.append(f"target {_targets(progress)}{served}")
     if progress.opponent:
         parts.append(f"opponent {progress.opponent}")
@@ -114,7 +114,7 @@ def _panel(progress: Any, elapsed: float, *, verbose: bool) -> Group:
         "target",
         _targets(progress),
         "in for",
-        counted(progress.target_age, "update"),
+        counted(progress.target_served, "update"),
         "rate",
         _rate(progress),
     )

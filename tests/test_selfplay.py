@@ -125,6 +125,12 @@ def test_games_of_other_kinds_are_refused_in_one_line(game: str, words: str) -> 
     assert "\n" not in str(refused.value)
 
 
+def test_pieces_are_not_exchanged_twice() -> None:
+    kwargs = {"egocentric_obs_tensor": True}
+    with pytest.raises(UsageError, match="egocentric_obs_tensor: each player sees its own pieces first anyway"):
+        envs.make(EnvSettings(id="OpenSpiel/connect_four", kwargs=kwargs), count=1)
+
+
 def test_perfect_players_draw_and_never_lose_to_a_search() -> None:
     boards = boards_of(TICTACTOE, 40)
     perfect, others = boards.fixed_player("perfect"), [boards.fixed_player(name) for name in ("mcts(50)", "random")]

@@ -66,6 +66,17 @@ def test_channels_are_not_moved(cartpole: Make, channels: int) -> None:
     assert not np.array_equal(boards, before)
 
 
+@pytest.mark.parametrize("network", ["mlp", "twin_graph.networks:board"])
+def test_what_may_be_channels_is_not_moved(cartpole: Make, network: str) -> None:
+    settings = cartpole(network=network, train__random_shift=2)
+    with pytest.raises(
+        UsageError, match=rf"network={network} does not say which axis of \[10, 10, 6\] has their channels"
+    ):
+        ModelSpec.of(settings, EnvSpec((10, 10, 6), 3, "uint8"))
+    assert ModelSpec.of(settings, EnvSpec((84, 84, 3), 3, "uint8"))
+    assert ModelSpec.of(settings, EnvSpec((4, 84, 84), 3, "uint8", stack=4))
+
+
 def test_a_shift_is_smaller_than_the_image(cartpole: Make) -> None:
     settings = cartpole(network="minatar", train__random_shift=10)
     with pytest.raises(UsageError, match=r"train\.random_shift=10 is not less than the image's 10 pixels"):

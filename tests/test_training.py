@@ -312,7 +312,7 @@ def test_metrics_and_tensorboard_hold_the_same_numbers_in_one_event_file(cartpol
     assert list(scores) == [600, 1200]
     assert [line["agent_steps"] for line in lines if "loss" in line] == [200, 400, 600, 800, 1000, 1200]
     lines = [line for line in lines if "loss" in line]
-    for tag in ("loss", "q_mean", "epsilon", "updates", "target_age_updates", "agent_steps_per_second"):
+    for tag in ("loss", "q_mean", "epsilon", "updates", "target_served_updates", "agent_steps_per_second"):
         shown = {event.step: event.value for event in events.Scalars(tag)}
         written = {line["agent_steps"]: math.nan if line[tag] is None else line[tag] for line in lines}
         assert shown == pytest.approx(written, nan_ok=True)

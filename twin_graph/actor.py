@@ -93,7 +93,8 @@ class Actor:
     def _shift(self, batch: Batch, minibatches: range) -> None:
         """Moves the images of both `s_tm1` and `s_t`; those of one minibatch by draws of its own."""
         size = self._settings.train.examples
-        channels = networks.channels_axis(self._settings.network, self._env.observation_shape)
+        channels = networks.channels_axis(self._settings.network, self._env)
+        assert channels is not None  # see `ModelSpec.of`
         for i, minibatch in enumerate(minibatches):
             random = self._shifts.at(minibatch)
             for images in (batch.s_tm1, batch.s_t):

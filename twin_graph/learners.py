@@ -63,7 +63,7 @@ class Learners:
         return [learner.target.snapshots for learner in self]
 
     @property
-    def target_age(self) -> int:
+    def target_served(self) -> int:
         """Updates made since a target was restored; of two, since the older one was."""
         return self._tally.updates - min(learner.target.since.updates for learner in self)
 

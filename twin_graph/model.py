@@ -51,7 +51,12 @@ class ModelSpec:
                     f"train.random_shift={shift} moves images, and {settings.env.id} gives observations of shape "
                     f"{list(shape)}; leave it out"
                 )
-            channels = networks.channels_axis(settings.network, shape)
+            channels = networks.channels_axis(settings.network, env)
+            if channels is None:
+                raise UsageError(
+                    f"train.random_shift={shift} moves images, and network={settings.network} does not say which axis "
+                    f"of {list(shape)} has their channels; leave it out, or choose a network of images"
+                )
             side = min(size for axis, size in enumerate(shape) if axis != channels)
             if shift >= side:
                 raise UsageError(

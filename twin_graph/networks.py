@@ -178,10 +178,15 @@ def channels_last(shape: Sequence[int]) -> bool:
     return len(shape) == 3 and shape[2] in (1, 3, 4) and shape[2] < shape[0]
 
 
-def channels_axis(name: str, shape: Sequence[int]) -> int:
-    """Which axis of an observation `[H, W, C]` or `[stack, H, W]` the network of this name takes for its channels."""
+def channels_axis(name: str, env: EnvSpec) -> int | None:
+    """Which axis of observations `[H, W, C]` or `[stack, H, W]` has the channels; None if nobody says so.
+
+    That is for the network of this name to say; if it takes any numbers, or is a person's own, for their shape.
+    """
     network = NETWORKS.get(name)
-    return 2 if (network and network.channels_last) or channels_last(shape) else 0
+    if (network and network.channels_last) or channels_last(env.observation_shape):
+        return 2
+    return 0 if env.stack > 1 or (network and network.function is not mlp) else None
 
 
 def _read_out(name: str, x: Tensor, units: int, n_actions: int, starts: tuple[Start, Start], build: Build) -> Tensor:

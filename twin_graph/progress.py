@@ -95,9 +95,9 @@ class Progress:
         return None if opponent is None else ", ".join(opponent.snapshots) or self.keeper.settings.opponent.policy
 
     @property
-    def target_age(self) -> int:
+    def target_served(self) -> int:
         """Updates made since a target was restored."""
-        return self.keeper.learners.target_age
+        return self.keeper.learners.target_served
 
     @property
     def target_held(self) -> bool:
@@ -147,7 +147,7 @@ class Progress:
             "q_mean": self.q_mean,
             "train_return": sum(self.returns) / len(self.returns) if self.returns else math.nan,
             "target_snapshots": self.target,
-            "target_age_updates": self.target_age,
+            "target_served_updates": self.target_served,
             **({} if self.opponent is None else {"opponent": self.opponent}),
             **telemetry,
             "agent_steps_per_second": (so_far[0] - steps) / elapsed,

@@ -26,7 +26,7 @@ class Purpose(enum.IntEnum):
 
 
 def stream(seed: int, purpose: Purpose, counter: int) -> np.random.Generator:
-    """A generator of its own for each (seed, purpose, counter), each with 2**192 numbers before the next begins."""
+    """A generator of its own for each (seed, purpose, counter), each with 2**194 numbers before the next begins."""
     key = np.array([seed, purpose], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, counter]))
 

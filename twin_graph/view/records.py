@@ -30,7 +30,7 @@ SPARK_POINTS = 60
 PATIENCE_SECONDS = 0.1
 
 _COUNTERS = "agent_steps", "updates"
-_CURVES = "train_return", "loss", "q_mean", "epsilon", "agent_steps_per_second", "target_age_updates"
+_CURVES = "train_return", "loss", "q_mean", "epsilon", "agent_steps_per_second"
 _CURVE_GROUPS = "target/", "learners/", "depth", "time_share/"
 
 
