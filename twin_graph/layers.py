@@ -60,7 +60,7 @@ def dense(name: str, x: Tensor, units: int, start: Start) -> Tensor:
     return tf.nn.bias_add(tf.matmul(x, tf.cast(weights, x.dtype)), tf.cast(bias, x.dtype))
 
 
-def q_values(name: str, x: Tensor, outputs: int, start: Start) -> Tensor:
+def last_layer(name: str, x: Tensor, outputs: int, start: Start) -> Tensor:
     """The last layer, in float32."""
     return dense(name, tf.cast(x, tf.float32), outputs, start)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +14,8 @@ from twin_graph.graph_mode import tf
 from twin_graph.settings import ModelSettings, Settings, TrainSettings
 
 Tensor = Any
+
+_NO_DROPOUT = [-1, -1]  # a seed without which there is no mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,19 +67,59 @@ class ModelSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
-    """The tensors and ops of one twin's graph. Shapes: B examples, A actions.
+class Inputs:
+    """The placeholders of one twin's graph. Shapes: B examples, A actions.
 
     Attributes:
-      s_tm1: placeholder `[B, *observation_shape]`, what Q is evaluated at.
-      a_tm1: placeholder int32 `[B]`, the action taken.
-      r_t: placeholder float32 `[B]`, the n-step return.
-      discount_t: placeholder float32 `[B]`, 0 after a terminal step.
-      q_target_t: placeholder float32 `[B, A]`, Q at `s_t` by the twin that supplies bootstrap values.
-      s_t: placeholder `[B, *observation_shape]`, used by `double`, `minto` and without `target_q`.
-      weight: placeholder float32 `[B]`, of each example; one if it is not fed.
-      dropout_seed: placeholder int32 `[2]`, from which the masks of dropout follow; if it is not fed there is none.
-      learning_rate: placeholder float32 scalar; the spec's if it is not fed.
+      s_tm1: `[B, *observation_shape]`, what Q is evaluated at.
+      a_tm1: int32 `[B]`, the action taken.
+      r_t: float32 `[B]`, the n-step return.
+      discount_t: float32 `[B]`, 0 after a terminal step.
+      q_target_t: float32 `[B, A]`, Q at `s_t` by the twin that supplies bootstrap values.
+      s_t: `[B, *observation_shape]`, used by `double`, `minto` and without `target_q`.
+      weight: float32 `[B]`, of each example; one if it is not fed.
+      dropout_seed: int32 `[2]`, from which the masks of dropout follow; if it is not fed there is none.
+      learning_rate: float32 scalar; the settings' if it is not fed.
+    """
+
+    s_tm1: Tensor
+    a_tm1: Tensor
+    r_t: Tensor
+    discount_t: Tensor
+    q_target_t: Tensor
+    s_t: Tensor
+    weight: Tensor
+    dropout_seed: Tensor
+    learning_rate: Tensor
+
+    @classmethod
+    def add(cls, env: EnvSpec, train: TrainSettings) -> "Inputs":
+        """Adds them to the current default graph."""
+        return cls(
+            s_tm1=tf.placeholder(env.observation_dtype, [None, *env.observation_shape], name="s_tm1"),
+            a_tm1=tf.placeholder(tf.int32, [None], name="a_tm1"),
+            r_t=tf.placeholder(tf.float32, [None], name="r_t"),
+            discount_t=tf.placeholder(tf.float32, [None], name="discount_t"),
+            q_target_t=tf.placeholder(tf.float32, [None, env.n_actions], name="q_target_t"),
+            s_t=tf.placeholder(env.observation_dtype, [None, *env.observation_shape], name="s_t"),
+            weight=tf.placeholder_with_default(tf.ones([1]), [None], name="weight"),
+            dropout_seed=tf.placeholder_with_default(tf.constant(_NO_DROPOUT), [2], name="dropout_seed"),
+            learning_rate=tf.placeholder_with_default(tf.constant(train.learning_rate), [], name="learning_rate"),
+        )
+
+    def needed(self, train: TrainSettings) -> dict[str, Tensor]:
+        """Those of each example that an update needs, by their names."""
+        names = ["s_tm1", "a_tm1", "r_t", "discount_t", "weight"]
+        names += ["q_target_t"] if train.target_q else []
+        names += ["s_t"] if train.double or train.minto or not train.target_q else []
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclasses.dataclass(frozen=True)
+class Model(Inputs):
+    """The tensors and ops of one twin's graph.
+
+    Attributes:
       q_tm1: float32 `[B, A]`, Q at `s_tm1`.
       q_acting: float32 `[B, A]`, Q at `s_tm1` by the weights of the last `freeze`.
       freeze: copies the weights for `q_acting`; to be run before it.
@@ -91,19 +132,10 @@ class Model:
       clear_op: forgets what was accumulated, after `gradients`; for those who apply these elsewhere.
       activations: of hidden layers at `s_tm1`, `[B, ...]` or of parts of the batch, each named `LAYER/activation`.
       trainables: what a snapshot holds, sorted by name.
-      fed: of the placeholders those that an update needs, by their names.
+      fed: of the placeholders those of each example that an update needs, by their names.
       block: many updates in one run; None if none was asked for.
     """
 
-    s_tm1: Tensor
-    a_tm1: Tensor
-    r_t: Tensor
-    discount_t: Tensor
-    q_target_t: Tensor
-    s_t: Tensor
-    weight: Tensor
-    dropout_seed: Tensor
-    learning_rate: Tensor
     q_tm1: Tensor
     q_acting: Tensor
     freeze: Any
@@ -135,77 +167,58 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
     """
     gpu = bool(tf.config.list_physical_devices("GPU"))
     layers: networks.Layers = plain_layers if plain or gpu else cpu_layers
-    env, train = spec.env, spec.train
-    s_tm1 = tf.placeholder(env.observation_dtype, [None, *env.observation_shape], name="s_tm1")
-    a_tm1 = tf.placeholder(tf.int32, [None], name="a_tm1")
-    r_t = tf.placeholder(tf.float32, [None], name="r_t")
-    discount_t = tf.placeholder(tf.float32, [None], name="discount_t")
-    q_target_t = tf.placeholder(tf.float32, [None, env.n_actions], name="q_target_t")
-    s_t = tf.placeholder(env.observation_dtype, [None, *env.observation_shape], name="s_t")
-    weight = tf.placeholder_with_default(tf.ones([1]), [None], name="weight")
-    no_dropout = tf.constant([-1, -1])
-    dropout_seed = tf.placeholder_with_default(no_dropout, [2], name="dropout_seed")
-    learning_rate = tf.placeholder_with_default(tf.constant(train.learning_rate), [], name="learning_rate")
-    fed = {"s_tm1": s_tm1, "a_tm1": a_tm1, "r_t": r_t, "discount_t": discount_t, "weight": weight}
-    fed |= {"q_target_t": q_target_t} if train.target_q else {}
-    fed |= {"s_t": s_t} if train.double or train.minto or not train.target_q else {}
+    train = spec.train
+    x = Inputs.add(spec.env, train)
+    fed = x.needed(train)
 
     def network(observation: Tensor, dropout_seed: Tensor, layers: networks.Layers = layers) -> Tensor:
         build = networks.Build(spec.model, dtype, layers, dropout_seed)
-        return networks.q_network(spec.network, observation, env, build)
+        return networks.q_network(spec.network, observation, spec.env, build)
 
-    q_tm1 = tf.identity(network(s_tm1, dropout_seed), name="q_tm1")
+    q_tm1 = tf.identity(network(x.s_tm1, x.dropout_seed), name="q_tm1")
     activations = tuple(tf.get_collection(plain_layers.ACTIVATIONS))
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
+    no_dropout = tf.constant(_NO_DROPOUT)
     with tf.variable_scope("frozen", custom_getter=_local):
-        q_acting = network(s_tm1, no_dropout)
+        q_acting = network(x.s_tm1, no_dropout)
     freeze = _freeze(trainables)
 
-    q_own_t = None
-    if "s_t" in fed:
-        with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-            q_own_t = network(s_t, no_dropout)
-    td_error, loss, gradients = losses.td_learning(spec.loss, train, fed, q_tm1, q_own_t, trainables)
+    def td_learning(
+        x: Mapping[str, Tensor], q_tm1: Tensor, layers: networks.Layers = layers
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        q_own_t = None
+        if "s_t" in x:
+            with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+                q_own_t = network(x["s_t"], no_dropout, layers)
+        return losses.td_learning(spec.loss, train, x, q_tm1, q_own_t, trainables)
 
+    td_error, loss, gradients = td_learning(fed, q_tm1)
     accumulate_op, clear = None, None
     if train.accumulate > 1:
         with tf.variable_scope("accumulated"):
             accumulate_op, gradients, clear = optimizers.accumulate(gradients, trainables)
     gradients = optimizers.clip(gradients, train)
-    rate = learning_rate
-    optimizer = optimizers.optimizer(lambda: rate, train)
+    optimizer = optimizers.Optimizer(train)
     # Whoever trains on from an export makes an optimizer of its own, whose slots have the plain names.
     with tf.variable_scope("optimizer") if plain else contextlib.nullcontext():
-        applied = optimizer.apply_gradients(zip(gradients, trainables, strict=True))
+        applied = optimizer.apply(gradients, trainables, x.learning_rate)
     with tf.control_dependencies([applied]):
         train_op = tf.group(applied, *(clear() if clear else ()), name="train_op")
     with tf.control_dependencies(gradients):
         clear_op = tf.group(*(clear() if clear else ()))
 
-    per_update = {"dropout_seed": dropout_seed, "learning_rate": learning_rate}
-
-    def learn(examples: Mapping[str, Tensor]) -> tuple[Any, Tensor, Tensor, Tensor]:
+    def learn(x: Mapping[str, Tensor]) -> tuple[Any, Tensor, Tensor, Tensor]:
         """As `train_op` does, on the same variables, in the block's loop."""
-        nonlocal rate
-        rate = examples["learning_rate"]
-        build = functools.partial(network, layers=plain_layers if gpu else xla_layers)
+        layers = plain_layers if gpu else xla_layers
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-            q_tm1 = build(examples["s_tm1"], examples["dropout_seed"])
-            q_own_t = build(examples["s_t"], no_dropout) if "s_t" in examples else None
-        td_error, loss, gradients = losses.td_learning(spec.loss, train, examples, q_tm1, q_own_t, trainables)
-        applied = optimizer.apply_gradients(zip(optimizers.clip(gradients, train), trainables, strict=True))
+            q_tm1 = network(x["s_tm1"], x["dropout_seed"], layers)
+        td_error, loss, gradients = td_learning(x, q_tm1, layers)
+        applied = optimizer.apply(optimizers.clip(gradients, train), trainables, x["learning_rate"])
         return applied, loss, _q_mean(q_tm1), td_error
 
+    per_update = {"dropout_seed": x.dropout_seed, "learning_rate": x.learning_rate}
     return Model(
-        s_tm1=s_tm1,
-        a_tm1=a_tm1,
-        r_t=r_t,
-        discount_t=discount_t,
-        q_target_t=q_target_t,
-        s_t=s_t,
-        weight=weight,
-        dropout_seed=dropout_seed,
-        learning_rate=learning_rate,
+        **vars(x),
         q_tm1=q_tm1,
         q_acting=q_acting,
         freeze=freeze,

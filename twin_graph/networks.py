@@ -20,9 +20,9 @@ from twin_graph.layers import (
     flatten,
     glorot,
     he,
+    last_layer,
     linear,
     numbers,
-    q_values,
     relu,
     torch,
 )
@@ -88,8 +88,8 @@ def dopamine(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     x = _convolutions(observation, glorot, build)
     x = relu("fc1", build.layers.hidden("fc1", x, 512, glorot))
     if not build.model.dueling:
-        return q_values("q", x, n_actions, glorot)
-    return _dueling(q_values("value", x, 1, glorot), q_values("advantage", x, n_actions, glorot))
+        return last_layer("q", x, n_actions, glorot)
+    return _dueling(last_layer("value", x, 1, glorot), last_layer("advantage", x, n_actions, glorot))
 
 
 def pooled80(observation: Tensor, n_actions: int, build: Build) -> Tensor:
@@ -98,7 +98,7 @@ def pooled80(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     Takes uint8 `[B, stack, 80, 80]`, frames first. Layers start as those of `nature`.
     """
     x = relu("conv1", _first_convolution(observation, "SAME", he, build))
-    return q_values("q", flatten(tf.nn.max_pool2d(x, 2, 2, "SAME")), n_actions, linear)
+    return last_layer("q", flatten(tf.nn.max_pool2d(x, 2, 2, "SAME")), n_actions, linear)
 
 
 def minatar(observation: Tensor, n_actions: int, build: Build) -> Tensor:
@@ -148,7 +148,7 @@ def blob(observation: Tensor, n_actions: int, build: Build) -> Tensor:
         x = tf.nn.max_pool2d(x, 2, 2, "VALID")
         x = dropout(x, 0.2, tf.stack([build.dropout_seed[0], 2 * build.dropout_seed[1] + block]))
     x = dense("fc1", flatten(x), 64, glorot)
-    return q_values("q", x, n_actions, glorot)
+    return last_layer("q", x, n_actions, glorot)
 
 
 def _convolutions(observation: Tensor, start: Start, build: Build) -> Tensor:
@@ -199,7 +199,7 @@ def _read_out(name: str, x: Tensor, units: int, n_actions: int, starts: tuple[St
 
     def stream(prefix: str, read_out: str, outputs: int) -> Tensor:
         x_hidden = relu(prefix + name, build.layers.hidden(prefix + name, x, units, before_rectifier))
-        return q_values(read_out, x_hidden, outputs, before_nothing)
+        return last_layer(read_out, x_hidden, outputs, before_nothing)
 
     if not build.model.dueling:
         return stream("", "q", n_actions)

@@ -9,8 +9,8 @@ from twin_graph.graph_mode import tf
 from twin_graph.settings import TrainSettings
 
 Tensor = Any
-#: Returns the learning rate, a scalar tensor: the one of `train_op`, or each update's own in a block. All optimizers of
-#: `tf.train` take a callable and call it when they are applied.
+#: Returns the learning rate, a scalar tensor. All optimizers of `tf.train` take a callable and call it when they are
+#: applied.
 Rate = Callable[[], Tensor]
 
 # DQN 3.0's own numbers (NeuralQLearner.lua).
@@ -101,18 +101,26 @@ OPTIMIZERS: dict[str, Callable[[Rate, TrainSettings], Any]] = {
 }
 
 
-def optimizer(learning_rate: Rate, train: TrainSettings) -> Any:
-    """What `train.optimizer` names: an object with `apply_gradients`.
+class Optimizer:
+    """What `train.optimizer` names, with a learning rate that each application gives.
 
     Raises:
-      UsageError: there is none.
+      UsageError: there is none of this name.
       ForeignError: a person's own failed.
     """
-    make = named.find("train.optimizer", train.optimizer, OPTIMIZERS)
-    try:
-        return make(learning_rate, train)
-    except Exception as error:
-        raise foreign_error(f"train.optimizer={train.optimizer}", error) from error
+
+    def __init__(self, train: TrainSettings) -> None:
+        self._rate: Tensor = None
+        make = named.find("train.optimizer", train.optimizer, OPTIMIZERS)
+        try:
+            self._made = make(lambda: self._rate, train)
+        except Exception as error:
+            raise foreign_error(f"train.optimizer={train.optimizer}", error) from error
+
+    def apply(self, gradients: Sequence[Tensor], variables: Sequence[Any], learning_rate: Tensor) -> Any:
+        """An op that makes one step; all such ops share the optimizer's variables."""
+        self._rate = learning_rate
+        return self._made.apply_gradients(zip(gradients, variables, strict=True))
 
 
 def clip(gradients: Sequence[Tensor], train: TrainSettings) -> list[Tensor]:

@@ -126,10 +126,10 @@ class _Part:
             ]
             self.gradients = {v.name: tf.placeholder(v.dtype, v.shape) for v in trainables}
             self.learning_rate = tf.placeholder(tf.float32, [])
-            optimizer = optimizers.optimizer(lambda: self.learning_rate, spec.train)
             applied = tf.no_op()
             if held:
-                applied = optimizer.apply_gradients(zip(self.gradients.values(), held, strict=True))
+                optimizer = optimizers.Optimizer(spec.train)
+                applied = optimizer.apply(list(self.gradients.values()), held, self.learning_rate)
             self.trainables = {v.op.name: v for v in held}
             self.variables = {v.op.name: v for v in tf.global_variables()}
             self.counters = {
