@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from twin_graph import config, targets
-from twin_graph.cross_checks import without_effect
 from twin_graph.errors import UsageError
+from twin_graph.no_effect import without_effect
 from twin_graph.snapshots import control, swaps
 from twin_graph.snapshots import fork as forks
 from twin_graph.snapshots.run import find

@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from twin_graph import config
-from twin_graph.cross_checks import without_effect
 from twin_graph.errors import UsageError
+from twin_graph.no_effect import without_effect
 from twin_graph.snapshots.report import restored
 from twin_graph.snapshots.run import find
 

@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from twin_graph import config
-from twin_graph.cross_checks import check_that_it_learns, without_effect
+from twin_graph.cross_checks import check_that_it_learns
 from twin_graph.errors import UsageError
+from twin_graph.no_effect import without_effect
 from twin_graph.settings import EVALUATION_MAX_STEPS
 from twin_graph.snapshots.run import Run, check_new_folder, create, default_folder
 from twin_graph.snapshots.workers import GIVEN_UP

@@ -61,7 +61,9 @@ def test_train_prints_protocol_needs_scores_and_hash_on_stderr(trained: Path) ->
     idle = "--set=env.frame_skip=2"
     done = twin_graph("train", "cartpole", "--steps", "600", "--seed", "3", idle, *TINY, cwd=trained)
     assert done.returncode == 0
-    assert done.stderr.startswith("env.frame_skip has no effect here: it counts only on Atari\n")
+    assert done.stderr.startswith(
+        "env.frame_skip has no effect here: it counts only for ALE/ and TwoPlayer/ environments\n"
+    )
     for part in ("checkpoints/cartpole-seed3-1", "protocol: environment CartPole-v1", "needs: memory", "score of 0000"):
         assert part in done.stderr
     assert re.search(r"weights_sha256: [0-9a-f]{64}\n", done.stderr)

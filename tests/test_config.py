@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from twin_graph import config, cross_checks
+from twin_graph import config, envs, no_effect
 from twin_graph.errors import UsageError
 from twin_graph.losses import LOSSES
 from twin_graph.networks import NETWORKS
@@ -142,26 +142,26 @@ def test_the_hash_of_settings_sees_every_change() -> None:
 @pytest.mark.parametrize(
     ("preset", "assignment", "with_", "needs"),
     [
-        ("cartpole", "env.sticky=0.25", "env.id=ALE/Pong-v5", "on Atari"),
+        ("cartpole", "env.sticky=0.25", "env.id=ALE/Pong-v5", "for ALE/ and TwoPlayer/ environments"),
         ("pong", "model.hidden_units=[8]", "network=mlp", "with network=mlp"),
         ("blob", "model.dueling=true", "network=minatar", "with another network than blob"),
         ("pong", "train.clip_delta=0.5", "loss=dqn3", "with loss=dqn3"),
         ("dqn2015", "train.rmsprop_decay=0.9", "train.optimizer=rmsprop", "with train.optimizer=rmsprop or "),
         ("pong", "train.learning_rate_end=1e-5", "train.learning_rate_schedule=linear", "=linear"),
         ("pong", "mutual.learn=both", "mode=mutual", "with mode=mutual"),
-        ("pong-selfplay", "evaluate.against=mcts(10)", "env.id=OpenSpiel/connect_four", "in games of OpenSpiel"),
+        ("pong-selfplay", "evaluate.against=mcts(10)", "env.id=OpenSpiel/connect_four", "for OpenSpiel/ environments"),
     ],
 )
 def test_a_setting_that_changes_nothing_is_named(preset: str, assignment: str, with_: str, needs: str) -> None:
     keys = [config.parse_assignment(text)[0] for text in (assignment, with_)]
-    [sentence] = cross_checks.without_effect(load(assignment, preset=preset), keys[:1])
+    [sentence] = no_effect.without_effect(load(assignment, preset=preset), keys[:1])
     assert sentence.startswith(f"{keys[0]} has no effect here: it counts only ")
     assert needs in sentence
-    assert not list(cross_checks.without_effect(load(assignment, with_, preset=preset), keys))
+    assert not list(no_effect.without_effect(load(assignment, with_, preset=preset), keys))
 
 
 def test_all_settings_that_may_change_nothing_exist() -> None:
     names = config.setting_names()
-    for prefixes in cross_checks._COUNT_ONLY:
+    for prefixes in [*no_effect._COUNT_ONLY, *envs.COUNT_ONLY_IN.values()]:
         for prefix in prefixes:
             assert any(name.startswith(prefix) for name in names), prefix

@@ -12,12 +12,11 @@ from twin_graph.envs.seats import Turn
 from twin_graph.keeper import Keeper
 from twin_graph.model import ModelSpec
 from twin_graph.prepared import Prepared
-from twin_graph.probe import PROBE_SIZE
 from twin_graph.replay import Transition
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
-from twin_graph.streams import Purpose, environment_seeds, stream
+from twin_graph.streams import Purpose, environment_seeds
 from twin_graph.tally import Tally
 
 
@@ -157,9 +156,7 @@ class Agent:
 
         Touches neither the counter of updates nor a variable of an online twin: another thread may train.
         """
-        probe, replay = self.keeper.probe, self.actor.replay
-        if probe.observations is None:
-            probe.observations = replay.sample(PROBE_SIZE, [stream(self.settings.seed, Purpose.PROBE, 0)]).s_tm1
+        self.keeper.probe.choose(self.actor.replay, self.settings.seed)
         with self.keeper.stopwatch.phase("sample"):
             batch = self.actor.sample(updates)
         return self.learners.prepare(updates, batch, target_q=self.settings.train.target_q)

@@ -107,6 +107,41 @@ class _Game:
         self.weight *= discount
 
 
+class _Games:
+    """Games that are played side by side.
+
+    Every environment plays a number of games fixed beforehand: taking the first that finish would favour short ones.
+    """
+
+    def __init__(self, episodes: int, env: envs.VectorEnv, settings: Settings, depth: float | None) -> None:
+        self._whole: list[_Game | None] = [None] * episodes
+        self._playing = np.arange(env.count)  # which game each environment plays; those beyond the last do not count
+        self._now = [_Game() for _ in range(env.count)]
+        self._clip, self._discount, self._depth = env.spec.reward_clip, settings.train.discount, depth or 0.0
+        self._max_steps = settings.evaluate.max_steps or EVALUATION_MAX_STEPS
+
+    @property
+    def left(self) -> bool:
+        return bool((self._playing < len(self._whole)).any())
+
+    @property
+    def whole(self) -> list[_Game]:
+        """Those that ended, in the order of their numbers."""
+        return [game for game in self._whole if game]
+
+    def add(self, q_tm1: np.ndarray, step: envs.VectorStep) -> None:
+        """What followed the actions that Q values `[E, A]` chose."""
+        r_t = step.score_t if self._clip is None else np.clip(step.score_t, -self._clip, self._clip)
+        for e, game in enumerate(self._now):
+            game.add(float(step.score_t[e]), float(r_t[e]), float(q_tm1[e].max()), self._discount, self._depth)
+            if step.last_t[e]:
+                game.cut = not step.terminal_t[e] and game.steps == self._max_steps
+                if self._playing[e] < len(self._whole):
+                    self._whole[self._playing[e]] = game
+                self._playing[e] += len(self._now)
+                self._now[e] = _Game()
+
+
 def check(settings: Settings) -> None:
     """Raises `UsageError` if `evaluate.against`, `.max_steps` or `.video` asks for what there is not."""
     film.check(settings)
@@ -130,7 +165,6 @@ def play(
 ) -> Iterator[Evaluation]:
     """Plays `episodes` whole games greedily but for `evaluate.epsilon`; yields what there is after each vector step.
 
-    Every environment plays a number of games fixed beforehand: taking the first that finish would favour short ones.
     Only the last evaluation yielded, that of all games, is a score.
 
     Args:
@@ -143,56 +177,39 @@ def play(
       watch: called after each vector step; the first environment is then drawn, see `VectorEnv.screens`.
     """
     count = min(episodes, at_once or PARALLEL_GAMES)
-    games: list[_Game | None] = [None] * episodes
-    playing = np.arange(count)  # the game that each environment plays; those at or beyond `episodes` do not count
-    now = [_Game() for _ in range(count)]
     seeds = environment_seeds(seed, Purpose.EVALUATION_ENVIRONMENT, counter, count)
     random = stream(seed, Purpose.EVALUATION_ACT, counter)
-
-    env = envs.make(
-        settings.env, count=count, evaluation=True, max_steps=settings.evaluate.max_steps, screens=watch is not None
-    )
-    max_steps = settings.evaluate.max_steps or EVALUATION_MAX_STEPS
-    epsilon = env.evaluation_epsilon if settings.evaluate.epsilon is None else settings.evaluate.epsilon
-    protocol = {**env.protocol, "epsilon": epsilon}
-    if isinstance(env, Seat):
-        env.opponent = env.fixed_player(settings.evaluate.against)
-        protocol["against"] = settings.evaluate.against
-    clip = env.spec.reward_clip
-    try:
+    max_steps, drawn = settings.evaluate.max_steps, watch is not None
+    with contextlib.closing(
+        envs.make(settings.env, count=count, evaluation=True, max_steps=max_steps, screens=drawn)
+    ) as env:
+        epsilon = env.evaluation_epsilon if settings.evaluate.epsilon is None else settings.evaluate.epsilon
+        protocol = {**env.protocol, "epsilon": epsilon}
+        if isinstance(env, Seat):
+            env.opponent = env.fixed_player(settings.evaluate.against)
+            protocol["against"] = settings.evaluate.against
+        games = _Games(episodes, env, settings, depth)
         s_tm1 = env.reset(seeds)
-        while (playing < episodes).any():
+        while games.left:
             explore = random.random(count) < epsilon
-            q = q_values(s_tm1)
-            actions = np.where(explore, legal.random_actions(env.spec, s_tm1, random), q.argmax(axis=1))
-            step = env.step(actions)
+            q_tm1 = q_values(s_tm1)
+            a_tm1 = np.where(explore, legal.random_actions(env.spec, s_tm1, random), q_tm1.argmax(axis=1))
+            step = env.step(a_tm1)
             if watch:
-                watch(env, q, actions, step)
-            r_t = step.score_t if clip is None else np.clip(step.score_t, -clip, clip)
-            for e, game in enumerate(now):
-                game.add(
-                    float(step.score_t[e]), float(r_t[e]), float(q[e].max()), settings.train.discount, depth or 0.0
-                )
-                if step.last_t[e]:
-                    game.cut = not step.terminal_t[e] and game.steps == max_steps
-                    if playing[e] < episodes:
-                        games[playing[e]] = game
-                    playing[e] += count
-                    now[e] = _Game()
+                watch(env, q_tm1, a_tm1, step)
+            games.add(q_tm1, step)
             s_tm1 = step.s_next
-            whole = [game for game in games if game]
+            whole = games.whole
             yield Evaluation(
-                [game.score for game in whole],
-                [int(s) for s in seeds],
-                protocol,
-                [game.q_start for game in whole],
-                [game.discounted for game in whole],
-                sum(game.cut for game in whole),
-                [game.truncated for game in whole],
-                depth,
+                returns=[game.score for game in whole],
+                seeds=[int(s) for s in seeds],
+                protocol=protocol,
+                q_start=[game.q_start for game in whole],
+                discounted=[game.discounted for game in whole],
+                cut=sum(game.cut for game in whole),
+                truncated=[game.truncated for game in whole],
+                depth=depth,
             )
-    finally:
-        env.close()
 
 
 def evaluate(

@@ -107,6 +107,12 @@ class Learners:
                 q.append(self[name].target.in_blocks(s_t))
         return prepared._replace(q_target_t=np.concatenate(q))
 
+    def by_present_targets(self, prepared: Prepared) -> Prepared:
+        """The same, evaluated anew if targets have been refreshed since."""
+        if prepared.snapshots == self.target_snapshots:
+            return prepared
+        return self.prepare(prepared.updates, prepared.batch, target_q=prepared.q_target_t is not None)
+
     def train(self, prepared: Prepared) -> Trained:
         """Makes prepared updates. Raises `DivergedError` if a loss is NaN or infinite."""
         count = len(prepared.updates)

@@ -171,18 +171,15 @@ class InChunks(Stepper):
         self._actor.shutdown()
 
     def _take_prepared(self) -> Prepared | None:
-        """Takes out what was prepared, refreshes the target if that is due, and evaluates a new one for it.
+        """Takes out what was prepared, by the target of now: refreshes it first if that is due.
 
         Where anything fails after this, a resumed run prepares it again.
         """
         prepared, self._prepared = self._prepared, None
         if prepared is None:
             return None
-        agent = self._agent
-        agent.keeper.refresh_if_due()
-        if prepared.snapshots == agent.learners.target_snapshots:
-            return prepared
-        return agent.learners.prepare(prepared.updates, prepared.batch, target_q=prepared.q_target_t is not None)
+        self._agent.keeper.refresh_if_due()
+        return self._agent.learners.by_present_targets(prepared)
 
     def _collect(self, first: int) -> tuple[list[float], Prepared | None]:
         """Steps to the chunk's end, and prepares the updates, from `first` on, that are due then."""

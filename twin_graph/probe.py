@@ -7,8 +7,10 @@ import numpy as np
 from twin_graph.learner import Learner, greedy_agreement, q_distance
 from twin_graph.learners import Learners
 from twin_graph.legal import legal_only
+from twin_graph.replay import Replay
 from twin_graph.settings import TrainSettings
 from twin_graph.snapshots.ledger import Health
+from twin_graph.streams import Purpose, stream
 from twin_graph.tally import Tally
 
 PROBE_SIZE = 32
@@ -29,6 +31,11 @@ class Probe:
         self._horizon, self._rescaled = 1 - train.discount, train.rescale_r
         self._tally = tally
         self.observations: np.ndarray | None = None
+
+    def choose(self, replay: Replay, seed: int) -> None:
+        """Draws the observations from a replay, the first time that there is something to learn from."""
+        if self.observations is None:
+            self.observations = replay.sample(PROBE_SIZE, [stream(seed, Purpose.PROBE, 0)]).s_tm1
 
     def health(self, learner: Learner) -> Health | None:
         """The size of its Q values, and what no return can exceed."""

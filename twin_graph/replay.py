@@ -261,13 +261,36 @@ class Replay:
           limit: the step at which each is bootstrapped from at the latest, integers `[B]` up to `written`.
         """
         s_tm1, s_t = into or (None, None)
+        r_t, discount_t, end = self._walk(step, environment, limit)
+        start = self._at(step, environment)
+        return Batch(
+            s_tm1=self._observations(step, environment, self._age.ravel()[start], s_tm1),
+            a_tm1=self._actions.ravel()[start],
+            r_t=r_t,
+            discount_t=discount_t,
+            s_t=self._followed(end, environment, s_t),
+            step=step,
+            environment=environment,
+            weight=np.ones(step.shape, np.float32),
+        )
+
+    def _at(self, step: np.ndarray, environment: np.ndarray) -> np.ndarray:
+        """Where these steps are in an array of the ring that is seen as flat."""
+        at: np.ndarray = step % self.length * self.environments + environment
+        return at
+
+    def _walk(
+        self, step: np.ndarray, environment: np.ndarray, limit: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns `r_t` and `discount_t`, see `Batch`, and the step that is bootstrapped from: n later, or where the
+        episode ended."""
         r_t = np.zeros(step.shape, np.float32)
         discount_t = np.ones(step.shape, np.float32)
         end = step.copy()
         going = np.ones(step.shape, np.bool_)
-        rewards, terminal, last, age = (of.ravel() for of in (self._rewards, self._terminal, self._last, self._age))
+        rewards, terminal, last = (of.ravel() for of in (self._rewards, self._terminal, self._last))
         for _ in range(self._n_step):
-            at = end % self.length * self.environments + environment
+            at = self._at(end, environment)
             ends = terminal[at]
             r_t += np.where(going, discount_t * rewards[at], 0)
             discount_t *= np.where(going, self._discount * ~ends, 1).astype(np.float32)
@@ -275,27 +298,21 @@ class Replay:
             going &= ~(ends | last[at])
             if limit is not None:
                 going &= end < limit
+        return r_t, discount_t, end
 
-        before_end = (end - 1) % self.length * self.environments + environment
-        start = step % self.length * self.environments + environment
-        s_t = self._observations(end, environment, age[before_end] + 1, s_t)
+    def _followed(self, end: np.ndarray, environment: np.ndarray, into: np.ndarray | None) -> np.ndarray:
+        """What was observed after the steps before these: also where an episode was cut there, and of the newest."""
+        before_end = self._at(end - 1, environment)
+        terminal, last, age = (of.ravel()[before_end] for of in (self._terminal, self._last, self._age))
+        s_t = self._observations(end, environment, age + 1, into)
         newest_frame = s_t[:, -1] if self._stack > 1 else s_t
-        cut = last[before_end] & ~terminal[before_end]
+        cut = last & ~terminal
         for row in np.flatnonzero(cut):
             slot, e = divmod(int(before_end[row]), self.environments)
             newest_frame[row] = self._cut_frames[slot][e]
         ahead = (end == self._written) & ~cut
         newest_frame[ahead] = self._newest[environment[ahead]]
-        return Batch(
-            s_tm1=self._observations(step, environment, age[start], s_tm1),
-            a_tm1=self._actions.ravel()[start],
-            r_t=r_t,
-            discount_t=discount_t,
-            s_t=s_t,
-            step=step,
-            environment=environment,
-            weight=np.ones(step.shape, np.float32),
-        )
+        return s_t
 
     def _observations(
         self, step: np.ndarray, environment: np.ndarray, age: np.ndarray, into: np.ndarray | None

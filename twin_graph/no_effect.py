@@ -1,0 +1,53 @@
+"""Settings that change nothing beside the others."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from twin_graph import envs
+from twin_graph.settings import Settings
+
+#: Settings, or beginnings of their names, that count only where a condition holds, with that condition in words.
+_COUNT_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
+    ("model.hidden_units",): (lambda s: s.network == "mlp" or ":" in s.network, "with network=mlp"),
+    ("model.dueling",): (lambda s: s.network != "blob", "with another network than blob"),
+    ("train.clip_delta",): (lambda s: s.loss == "dqn3", "with loss=dqn3"),
+    ("train.adam_",): (lambda s: s.train.optimizer == "adam" or ":" in s.train.optimizer, "with train.optimizer=adam"),
+    ("train.rmsprop_",): (
+        lambda s: s.train.optimizer in ("rmsprop", "rmsprop_centered") or ":" in s.train.optimizer,
+        "with train.optimizer=rmsprop or rmsprop_centered",
+    ),
+    ("train.learning_rate_end",): (
+        lambda s: s.train.learning_rate_schedule == "linear",
+        "with train.learning_rate_schedule=linear",
+    ),
+    ("train.learning_rate_decay",): (
+        lambda s: s.train.learning_rate_schedule == "staircase",
+        "with train.learning_rate_schedule=staircase",
+    ),
+    ("train.learning_rate_updates",): (
+        lambda s: s.train.learning_rate_schedule != "constant",
+        "with train.learning_rate_schedule=linear or staircase",
+    ),
+    ("replay.priority_", "replay.uniform_", "replay.importance_"): (
+        lambda s: s.replay.prioritized,
+        "with replay.prioritized=true",
+    ),
+    ("mutual.",): (lambda s: s.mode == "mutual", "with mode=mutual"),
+    ("opponent.epsilon", "opponent.refresh_"): (
+        lambda s: s.opponent.policy is not None,
+        "in games of two players, with opponent.policy",
+    ),
+}
+
+
+def without_effect(settings: Settings, keys: Iterable[str]) -> Iterator[str]:
+    """A sentence for each of these settings that changes nothing beside the others, in the order given.
+
+    Not an error: an experiment sets what only some of its conditions use.
+    """
+    for key in dict.fromkeys(keys):
+        for prefixes, (holds, words) in _COUNT_ONLY.items():
+            if key.startswith(prefixes) and not holds(settings):
+                yield f"{key} has no effect here: it counts only {words}"
+        for namespaces, prefixes in envs.COUNT_ONLY_IN.items():
+            if key.startswith(prefixes) and not settings.env.id.startswith(namespaces):
+                yield f"{key} has no effect here: it counts only for {' and '.join(namespaces)} environments"
