@@ -37,7 +37,7 @@ def test_the_table_of_opponents_is_that_of_the_recorded_games() -> None:
 
 def test_policies_at_equal_depth_are_those_of_the_records() -> None:
     printed = output_of("genealogy")
-    expected, pairs = printed.strip().split("\n\n")
+    expected, pairs, _ = printed.strip().split("\n\n")
     assert pairs in (ROOT / "docs" / "findings.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in expected.splitlines()[2:]]
     shares = {(task, condition): float(share.rstrip("%")) for task, condition, *_, share in rows}
