@@ -5,7 +5,8 @@
 
 RUN is the folder of a run, or of its records, `studies/results/breakout` unless given. Named before the run ended:
 primary outcome, the mean return in training over the last 250,000 agent steps, beside the others' over the same steps.
-Expected: not below CleanRL's, whose settings the preset has but for three-step returns.
+Expected: not below CleanRL's, whose settings the preset has but for three-step returns (and, as was noticed after the
+run, for the period of the target).
 
 studies/data/breakout-dqn.csv has returns in training, means over the 250,000 agent steps before:
 
