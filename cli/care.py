@@ -15,8 +15,8 @@ from .params import REF_HELP, json_option, print_json, run_argument, say, stdout
 def verify(run: str, as_json: bool) -> None:
     """Check every file of RUN against what was recorded when it was written.
 
-    Lists what is damaged (exit code 3), what a process that died left unfinished, and what does not belong to the run.
-    Changes nothing.
+    Lists damaged files (exit code 3), files left unfinished by a process that died, and files that do not belong to the
+    run. Changes nothing.
 
     \b
     Example:

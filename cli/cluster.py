@@ -18,7 +18,7 @@ WARNING = (
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--task", required=True, metavar="JOB:N", help="Which task: ps:0, worker:0, worker:1 ...")
-@click.option("--listen", metavar="ADDRESS", help="This server's address in FILE, if other machines are to reach it.")
+@click.option("--listen", metavar="ADDRESS", help="This server's address in FILE, to let other machines reach it.")
 @click.option("--insecure-network", is_flag=True, help="Confirm that you trust everyone who can reach that address.")
 def cluster(file: Path, task: str, listen: str | None, insecure_network: bool) -> None:
     """Run one task of the cluster described in FILE: a parameter server or a worker.

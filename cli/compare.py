@@ -20,8 +20,7 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
     """Show where runs FIRST and SECOND diverge, and by how much.
 
     Lists the settings that differ, the first thing that the runs did differently, and, for each pair of snapshots made
-    after the same number of updates, how far apart their weights are, and their Q values on a fixed set of
-    observations.
+    after the same number of updates, how far apart they are in weights and in Q values on a fixed set of observations.
 
     \b
     Example:
@@ -55,12 +54,12 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
         stdout.print("equal settings")
     stdout.print(f"equal up to update {found.equal:,}")
     if found.parted is None:
-        stdout.print("nothing that both have recorded differs")
+        stdout.print("no difference in what both runs recorded")
         return
     words = f"first difference, after update {found.parted.updates:,}: {found.parted.what} is"
     stdout.print(f"{words} {found.parted.first or 'missing'} and {found.parted.second or 'missing'}", markup=False)
     if not found.pairs:
-        stdout.print("no snapshots of both after equally many updates have their weights")
+        stdout.print("no pair of snapshots made after the same number of updates still has weights")
         return
     table = Table(box=None, pad_edge=False)
     for heading in (

@@ -113,7 +113,7 @@ def _panel(progress: Any, elapsed: float, *, verbose: bool) -> Group:
     facts.add_row(
         "target",
         _targets(progress),
-        "in for",
+        "serving for",
         counted(progress.target_served, "update"),
         "rate",
         _rate(progress),

@@ -68,7 +68,7 @@ def export(run: str, ref: str, path: Path, form: str | None) -> None:
     """
     by_ending = path.suffix[1:] if path.suffix in (".onnx", ".tflite", ".npz") else None
     if form and by_ending and form != by_ending:
-        raise UsageError(f"{path} ends as {by_ending}, and --format says {form}: change one of them")
+        raise UsageError(f"{path} ends in .{by_ending}, but --format says {form}: change one of them")
     owner, snapshot = locate(find(run), ref)
     owner.store().prefix(snapshot.id)
 
@@ -91,8 +91,8 @@ def export(run: str, ref: str, path: Path, form: str | None) -> None:
 def import_(run: str, path: Path, renames: tuple[str, ...]) -> None:
     """Import the Saver checkpoint PATH into RUN as a snapshot, for `swap`.
 
-    PATH is what was given to Saver.save, without an extension. Names and shapes must match; --map renames, and wins
-    over a variable that already has the name. An imported snapshot is never `latest`.
+    PATH is what was passed to Saver.save, without an extension. Names and shapes must match; --map renames a variable,
+    and takes precedence over one that already has the new name. An imported snapshot is never `latest`.
 
     \b
     Example:
@@ -122,7 +122,7 @@ def import_(run: str, path: Path, renames: tuple[str, ...]) -> None:
     type=click.IntRange(min=2),
     default=16,
     show_default=True,
-    help="Without REF: how many of the newest snapshots that have weights.",
+    help="Without REF: how many of the newest snapshots with weights to average.",
 )
 @json_option
 def average(run: str, refs: tuple[str, ...], last: int, as_json: bool) -> None:
@@ -143,7 +143,7 @@ def average(run: str, refs: tuple[str, ...], last: int, as_json: bool) -> None:
     else:
         chosen = [snapshot for snapshot in store.available if snapshot.learner == store.newest.learner][-last:]
     if len(chosen) < 2:
-        raise UsageError(f"a mean takes two snapshots with weights or more; {found.folder} has given {len(chosen)}")
+        raise UsageError(f"a mean needs two or more snapshots with weights; got {len(chosen)} from {found.folder}")
     for snapshot in chosen:
         store.prefix(snapshot.id)
 

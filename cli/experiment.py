@@ -44,7 +44,7 @@ def experiment() -> None:
 @experiment.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help=f"The experiment's folder.  [default: {EXPERIMENTS}/NAME]")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs that train at a time.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="How many runs train at once.")
 @click.option(
     "--retries",
     type=click.IntRange(min=0),
@@ -69,7 +69,7 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
     makes all runs save and stop.
 
     With --executor ray (pip install '.[ray]') runs train on the machines of the Ray cluster at RAY_ADDRESS, HOST:PORT,
-    with storage that all share; without an address, on a Ray of this machine alone, which is started and ended.
+    with storage that they all share; without an address, on a local Ray instance, started for this command only.
 
     \b
     Examples:
@@ -188,7 +188,7 @@ def report(folder: Path, last: int | None, as_json: bool) -> None:
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Only runs whose targets served this many updates, by the median: networks need some to fit their targets.",
+    help="Only runs whose targets served a median of at least this many updates; networks need time to fit them.",
 )
 @click.option("--plot", type=click.Path(path_type=Path), help="Also write a picture to this PNG or SVG file.")
 @json_option
@@ -289,7 +289,7 @@ def _show_plan(found: Experiment, states: list[State], jobs: int) -> None:
     if found.fixed:
         say("fixed for all runs: " + ", ".join(f"{key}={value}" for key, value in found.fixed))
     if left:
-        at_a_time = f"{jobs} at a time" + (", if they do not slow each other" if jobs > 1 else "")
+        at_a_time = f"{jobs} at a time" + (", if they do not slow each other down" if jobs > 1 else "")
         say(f"time: about {clock(seconds)} for the rest, {at_a_time}  ({how})")
         say(f"disk: {found.disk([state.planned for state in left]) / 1e9:.2f} GB at most for the rest")
 

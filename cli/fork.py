@@ -22,7 +22,7 @@ from .swap import tell
     "--at",
     "at",
     metavar="POINT",
-    help="Number of a resume point, or @update:N for the newest by then.  [default: the newest]",
+    help="Number of a resume point, or @update:N for the newest up to update N.  [default: the newest]",
 )
 @click.option("--seed", type=int, help="Another seed from there on.  [default: the same]")
 @click.option(
@@ -94,7 +94,7 @@ def fork(
 @run_argument
 @json_option
 def point(run: str, as_json: bool) -> None:
-    """Make a resume point of RUN now, while it trains. All of its episodes start anew there.
+    """Make a resume point of RUN now, while it trains. This restarts all of its episodes.
 
     \b
     Example:
@@ -111,4 +111,4 @@ def point(run: str, as_json: bool) -> None:
         )
         raise UsageError(f"{found.folder} is not training; {there}")
     request = control.ask(found.control, "point")
-    tell(request, swaps.answered(found, request, "it is made when the run continues"), as_json)
+    tell(request, swaps.answered(found, request, "the point will be made when the run continues"), as_json)

@@ -53,7 +53,7 @@ def presets(preset: str | None, as_json: bool) -> None:
 @click.command()
 @json_option
 def doctor(as_json: bool) -> None:
-    """Check this machine, and estimate how long `train pong` takes on it. Needs about half a minute.
+    """Check this machine, and estimate how long `train pong` takes on it. Runs for about half a minute.
 
     \b
     Example:

@@ -31,7 +31,7 @@ COMMANDS = {
     "log": ("records", "List the snapshots of a run."),
     "show": ("records", "Show one snapshot."),
     "explain": ("records", "Show which snapshot bootstrapped an update, and why."),
-    "view": ("view", "Show runs in a browser, also while they train."),
+    "view": ("view", "Show runs in a browser, even while they train."),
     "compare": ("compare", "Show where two runs diverge, and by how much."),
     "diff": ("exchange", "Compare the weights of two snapshots."),
     "verify": ("care", "Check every file of a run."),
@@ -140,6 +140,6 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        click.echo(f"Error: {type(error).__name__}: {error} ({place(error)}); --debug shows all of it", err=True)
+        click.echo(f"Error: {type(error).__name__}: {error} ({place(error)}); --debug shows a traceback", err=True)
         code = 1
     sys.exit(code if isinstance(code, int) else 0)

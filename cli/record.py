@@ -43,7 +43,7 @@ def record(
 ) -> None:
     """Film snapshot REF of RUN while it plays, with what the network thinks.
 
-    Beside the game, the film shows the Q value of each action, the action taken, the value over time, and the score.
+    Next to the game, the film shows the Q value of each action, the action taken, the value over time, and the score.
     The first game is the one that `twin-graph evaluate RUN REF --episodes 1` plays with the same --seed. Needs an
     extra: pip install 'twin-graph[video]'.
 

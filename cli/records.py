@@ -126,7 +126,7 @@ def runs(folder: Path, as_json: bool) -> None:
 def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
     """List the snapshots of RUN, newest first, with their scores.
 
-    Their depth is how many agent steps ahead their values can reach, through the targets that they learned from.
+    A snapshot's depth is how many agent steps ahead its values can reach, through the targets it learned from.
 
     \b
     Example:

@@ -24,8 +24,8 @@ _START = "start"
     "--from",
     "begin",
     metavar="POINT",
-    help="Where to begin: number of a resume point, @update:N for the newest by then, or start.  [default: the oldest "
-    "that is kept]",
+    help="Where to begin: number of a resume point, @update:N for the newest up to update N, or start.  [default: the "
+    "oldest kept]",
 )
 @click.option(
     "--to", "end", metavar="POINT", help="Where to end: number of a resume point, or @update:N.  [default: the newest]"
@@ -40,8 +40,7 @@ def reproduce(run: str, begin: str | None, end: str | None, run_dir: Path | None
     """Train part of RUN again, and compare every snapshot and every evaluation with the record.
 
     Manual swaps, stops and changed settings are repeated where they happened. RUN stays as it is. Exit code 0 means
-    equal bit for bit; 1, that something differs: the first such thing is shown, and what is different about this
-    machine.
+    identical, bit for bit; 1 means that something differs: the first difference is shown, and how this machine differs.
 
     \b
     Examples:

@@ -45,7 +45,7 @@ def resume(
     found = find(run)
     described = described_cluster(cluster, insecure_network)
     if described and described.run.resolve() != found.folder.resolve():
-        raise UsageError(f"{cluster} is about {described.run}, not {found.folder}")
+        raise UsageError(f"{cluster} describes {described.run}, not {found.folder}")
     overrides = [config.parse_assignment(text) for text in assignments]
     if steps is not None:
         overrides.append(("train.steps", steps))

@@ -53,9 +53,9 @@ def tournament(
 ) -> None:
     """Let snapshots of RUN... play each other, and rate them.
 
-    Everybody plays everybody, each opening from both seats. Games are recorded with the runs as they are played: a
-    tournament that was interrupted continues, and one with more snapshots plays only what is new. Ratings are Elo by
-    the model of Bradley and Terry, with 95% bootstrap intervals.
+    Every player meets every other, each opening from both seats. Games are recorded with the runs as they are played:
+    an interrupted tournament continues, and one with more snapshots plays only the new games. Ratings are Elo from the
+    Bradley-Terry model, with 95% bootstrap intervals.
 
     \b
     Examples:

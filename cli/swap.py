@@ -38,9 +38,9 @@ def swap(
 ) -> None:
     """Restore snapshot REF into a twin of RUN, whether or not RUN is training.
 
-    While RUN trains, the swap happens after the present step, or chunk of steps, and the answer names the first update
-    that used it. Otherwise it is recorded, and takes effect when RUN is resumed. A swap into the online twin first
-    commits its weights and a resume point, and resets the optimizer.
+    While RUN trains, the swap happens after the current step, or chunk of steps, and the answer names the first update
+    that used it. Otherwise it is recorded, and takes effect when RUN is resumed. Before a swap into the online twin,
+    its weights and a resume point are committed; after it, the optimizer is reset.
 
     \b
     Examples:

@@ -133,7 +133,7 @@ def train(
             limit = settings.evaluate.max_steps or EVALUATION_MAX_STEPS
             say(f"no time limit: evaluations cut games after {limit:,} agent steps (evaluate.max_steps)")
         if settings.network == "mlp" and len(env.spec.observation_shape) == 3:
-            say("network=mlp takes an image as a list of numbers; --set network=nature is made for images")
+            say("network=mlp flattens the image to a list of numbers; --set network=nature is made for images")
         say(needed.words())
         run_to_its_end(run, env, None, as_json, described, verbose)
 

@@ -24,10 +24,10 @@ from .params import complete_run, say
     help="Where to look for runs, if no RUN is named.",
 )
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port of this machine.  [default: any free one]")
-@click.option("--allow-swaps", is_flag=True, help="Let the page restore snapshots into twins, as `twin-graph swap`.")
+@click.option("--allow-swaps", is_flag=True, help="Let the page restore snapshots into twins, like `twin-graph swap`.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 def view(runs: tuple[str, ...], folder: Path, port: int, allow_swaps: bool, no_browser: bool) -> None:
-    """Show runs in a browser, also while they train: all of them, or each RUN.
+    """Show runs in a browser, even while they train: all of them, or only each RUN.
 
     Only this machine can open the page, and its address holds a secret: whoever knows the address can read the runs.
     The page changes nothing, unless --allow-swaps lets it swap snapshots. Ctrl-C ends the command.
@@ -51,7 +51,7 @@ def view(runs: tuple[str, ...], folder: Path, port: int, allow_swaps: bool, no_b
     listening, token = server.listen(port), secrets.token_urlsafe(24)
     address = f"http://{server.ADDRESS}:{listening.getsockname()[1]}/{token}/"
     click.echo(address)
-    say("for this machine alone; Ctrl-C ends it")
+    say("only this machine can open it; Ctrl-C ends it")
     with tempfile.TemporaryDirectory(prefix="twin-graph-") as private:  # that nobody else may read
         if not no_browser:
             page = Path(private) / "view.html"

@@ -105,7 +105,7 @@ def test_what_is_wrong_is_said_in_one_line(assignment: str, message: str) -> Non
 def test_what_is_measured_when_a_run_begins_cannot_be_left_open_later(key: str, value: Any, fixed: Any) -> None:
     begun = config.change(config.load("cartpole"), [(key, fixed)])
     assert config.change(begun, [("twin.check", True), ("twin.overlap", False)]).twin.check
-    with pytest.raises(UsageError, match=f"{key}={value} is for a new run, which measures; this one has {fixed}"):
+    with pytest.raises(UsageError, match=f"{key}={value} only works in a new run; this one is fixed at {fixed}"):
         config.change(begun, [(key, value)])
 
 
@@ -142,20 +142,20 @@ def test_the_hash_of_settings_sees_every_change() -> None:
 @pytest.mark.parametrize(
     ("preset", "assignment", "with_", "needs"),
     [
-        ("cartpole", "env.sticky=0.25", "env.id=ALE/Pong-v5", "for ALE/ and TwoPlayer/ environments"),
+        ("cartpole", "env.sticky=0.25", "env.id=ALE/Pong-v5", "in ALE/ and TwoPlayer/ environments"),
         ("pong", "model.hidden_units=[8]", "network=mlp", "with network=mlp"),
         ("blob", "model.dueling=true", "network=minatar", "with another network than blob"),
         ("pong", "train.clip_delta=0.5", "loss=dqn3", "with loss=dqn3"),
         ("dqn2015", "train.rmsprop_decay=0.9", "train.optimizer=rmsprop", "with train.optimizer=rmsprop or "),
         ("pong", "train.learning_rate_end=1e-5", "train.learning_rate_schedule=linear", "=linear"),
         ("pong", "mutual.learn=both", "mode=mutual", "with mode=mutual"),
-        ("pong-selfplay", "evaluate.against=mcts(10)", "env.id=OpenSpiel/connect_four", "for OpenSpiel/ environments"),
+        ("pong-selfplay", "evaluate.against=mcts(10)", "env.id=OpenSpiel/connect_four", "in OpenSpiel/ environments"),
     ],
 )
 def test_a_setting_that_changes_nothing_is_named(preset: str, assignment: str, with_: str, needs: str) -> None:
     keys = [config.parse_assignment(text)[0] for text in (assignment, with_)]
     [sentence] = no_effect.without_effect(load(assignment, preset=preset), keys[:1])
-    assert sentence.startswith(f"{keys[0]} has no effect here: it counts only ")
+    assert sentence.startswith(f"{keys[0]} has no effect here: it is used only ")
     assert needs in sentence
     assert not list(no_effect.without_effect(load(assignment, with_, preset=preset), keys))
 

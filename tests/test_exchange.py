@@ -192,7 +192,7 @@ def test_the_ending_says_the_format_and_may_not_contradict_it(run: Run, tmp_path
     done = twin_graph("export", folder, "latest", "q", "--format", "npz", cwd=tmp_path)
     assert done.stderr == "Error: q.npz exists already; choose another path\n"
     refused = twin_graph("export", folder, "latest", "p.npz", "--format", "tf1", cwd=tmp_path)
-    assert refused.stderr == "Error: p.npz ends as npz, and --format says tf1: change one of them\n"
+    assert refused.stderr == "Error: p.npz ends in .npz, but --format says tf1: change one of them\n"
     assert [path.name for path in tmp_path.glob("[pq].*")] == ["q.npz"]
 
 
@@ -325,7 +325,7 @@ def test_the_hint_proposes_no_moment_of_an_optimizer_and_counts_as_people_do(run
 def test_what_is_no_checkpoint_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "x.index").write_bytes(b"nonsense")
     for path in (tmp_path / "x", tmp_path / "nothing"):
-        with pytest.raises(UsageError, match="is no checkpoint of TensorFlow's Saver"):
+        with pytest.raises(UsageError, match="is not a TensorFlow Saver checkpoint"):
             import_checkpoint(run, path, {})
 
 
@@ -384,7 +384,7 @@ def test_a_mean_takes_two_snapshots_whose_weights_are_there(run: Run, tmp_path: 
     for path in (run.store_folder / gone.id).glob("model.*"):
         path.unlink()
     for refs, words in (
-        (["latest", "@update:999999"], "a mean takes two snapshots"),
+        (["latest", "@update:999999"], "a mean needs two or more snapshots"),
         (["latest", "nobody"], "no snapshot 'nobody'"),
         (["latest", gone.id], gone.id),
     ):

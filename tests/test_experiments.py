@@ -298,7 +298,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(FILE)
     done = twin_graph("experiment", "run", "tiny.toml", "--out", str(tmp_path), cwd=tmp_path)
     assert done.returncode == 2
-    assert "holds something else than an experiment; choose another --out" in done.stderr
+    assert "holds something other than an experiment; choose another --out" in done.stderr
 
 
 def test_who_was_first_to_begin_an_experiment_has_it(finished: Path) -> None:

@@ -454,7 +454,7 @@ def test_the_ball_of_pong_for_two_is_served_without_the_button() -> None:
                 gains.append(gained.tolist())
     assert len(gains) > 20
     assert all(sorted(gained) == [-1.0, 1.0] for gained in gains)
-    with pytest.raises(UsageError, match=r"env.actions=\[0, 6\]: give two or more different ones of TwoPlayer/Pong"):
+    with pytest.raises(UsageError, match=r"env.actions=\[0, 6\]: give two or more different actions of TwoPlayer/Pong"):
         boards_of(PONG.model_copy(update={"actions": [0, 6]}), 1)
 
 
@@ -495,7 +495,7 @@ def test_a_button_works_in_as_many_games_of_pong_as_is_asked_for() -> None:
     boards.close()
     assert np.mean(broken, axis=0) == pytest.approx([0.75, 0.75], abs=0.07)
     assert abs(np.corrcoef(np.transpose(broken))[0, 1]) < 0.15
-    for wrong, words in (({"button": 2}, "button=2: must be a number from 0 to 1"), ({"knob": 1}, "has button alone")):
+    for wrong, words in (({"button": 2}, "button=2: must be a number from 0 to 1"), ({"knob": 1}, "takes only button")):
         with pytest.raises(UsageError, match=words):
             boards_of(PONG.model_copy(update={"kwargs": wrong}), 1)
 

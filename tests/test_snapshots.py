@@ -104,7 +104,7 @@ def test_references(store: SnapshotStore, reference: str, number: int) -> None:
     ("reference", "message"),
     [
         ("latest~4", "only 4 snapshots"),
-        ("00000", "begins 4 ids"),
+        ("00000", "matches 4 ids"),
         ("zzz", "no snapshot 'zzz'; the newest is 000003-0000012c"),
         ("", "no snapshot ''"),
         ("best", "no snapshot has been evaluated"),

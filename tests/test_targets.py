@@ -484,9 +484,9 @@ def test_a_text_names_a_policy_and_its_parameters(text: str, name: str, argument
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lates", "unknown policy 'lates'; did you mean 'latest'?; there are latest, best, lag, window, mix, pinned, "),
+        ("lates", "unknown policy 'lates'; did you mean 'latest'?; choose latest, best, lag, window, mix, pinned, "),
         ("windw(8)", "unknown policy 'windw'; did you mean 'window'?"),
-        ("polyak(0.9)", "unknown policy 'polyak'; there are latest, best, lag, window, mix, pinned, rollback"),
+        ("polyak(0.9)", "unknown policy 'polyak'; choose latest, best, lag, window, mix, pinned, rollback"),
         ("", "write it as a name with its parameters, for example 'mix(0.8, 8)'"),
         ("lag 1000", "write it as a name with its parameters"),
         ("lag(1000", "write it as a name with its parameters"),
@@ -513,7 +513,7 @@ def test_a_text_names_a_policy_and_its_parameters(text: str, name: str, argument
         ("best(median)", "rule=median: must be 'test' or 'mean'"),
         ("nowhere_at_all:mine", "No module named 'nowhere_at_all'; modules are looked for in"),
         ("math:mine", "module 'math' has no attribute 'mine'"),
-        ("math:pi", "math:pi is no function"),
+        ("math:pi", "math:pi is not a function"),
     ],
 )
 def test_a_text_that_names_no_policy_is_refused_with_what_is_wrong(text: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The agent: an actor and learners, for a loop of one's own or for those of `twin_graph.loop`."""
+"""The agent: an actor and learners, for a loop of your own or for those of `twin_graph.loop`."""
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -23,8 +23,8 @@ from twin_graph.tally import Tally
 class Agent:
     """Q-learning from E environments that somebody else steps; closed by `close()` or `with`.
 
-    A loop of one's own is `a = agent.act(s)`, one step of the environments, `agent.observe(transition)`,
-    `agent.learn()`, with `agent.log({...})` and `agent.commit_point()` where it wants them. All counters and all random
+    A loop of your own is `a = agent.act(s)`, one step of the environments, `agent.observe(transition)`,
+    `agent.learn()`, with `agent.log({...})` and `agent.commit_point()` where you want them. All counters and all random
     draws follow from the number of calls and the run's seed.
 
     Args:
@@ -102,7 +102,7 @@ class Agent:
 
         Args:
           observations: of all E environments.
-          frozen: by the weights of `learners.freeze()`, not those of now; without meaning if `act.with` is `target`.
+          frozen: use the weights of `learners.freeze()`, not the current ones; ignored if `act.with` is `target`.
         """
         with self.keeper.stopwatch.phase("act"):
             return self.actor.act(
@@ -125,8 +125,8 @@ class Agent:
     def learn(self) -> list[float]:
         """Makes the updates that are due at this agent step, and the commits and refreshes between them.
 
-        A snapshot is committed as soon as it is due: by updates after one, by steps or episodes before the first that
-        follows. The target is refreshed only when the next update needs it, so that an evaluation at equal counters
+        A snapshot is committed as soon as it is due: after an update, or, if due by steps or episodes, before the next
+        update. The target is refreshed only when the next update needs it, so that an evaluation at equal counters
         comes between the two.
 
         Returns:
@@ -166,7 +166,7 @@ class Agent:
         self.keeper.log(values)
 
     def commit(self) -> list[Commit]:
-        """Saves the online twin, of two learners both, as a snapshot; durable when this returns."""
+        """Saves the online twin (with two learners, both) as a snapshot; durable when this returns."""
         return self.keeper.commit()
 
     def commit_point(self, returns: Sequence[float] = ()) -> PointState:

@@ -56,7 +56,7 @@ class Checkpoints:
     def commit(
         self, saved: Counters, returns: Sequence[float], request: str | None = None
     ) -> tuple[PointState, PointState]:
-        """Makes all that is needed to resume from here durable, and ends every episode; removes points too many.
+        """Makes all that is needed to resume from here durable, and ends every episode; removes surplus points.
 
         Args:
           saved: counters when the save schedule last fired.
@@ -217,7 +217,7 @@ def newest_point(run: Run) -> Found:
         known: list[Commit | Swap] = [*run.ledger.events(Commit), *run.ledger.events(Swap)]
         if steps := max((event.counters.agent_steps for event in known), default=0):
             raise UsageError(
-                f"{run.folder} has no resume point, after {steps:,} agent steps: a loop of one's own makes them "
+                f"{run.folder} has no resume point, after {steps:,} agent steps: a custom loop makes them "
                 "with Agent.commit_point()"
             )
         raise UsageError(f"{run.folder} ended before its first resume point; train a new run")

@@ -111,7 +111,7 @@ def change(settings: Settings, overrides: Iterable[tuple[str, Any]], *, seed: in
     changed = replace(settings, [*overrides, ("seed", settings.seed if seed is None else seed)])
     for key, value in (("threads", 0), ("precision", "auto")):
         if getattr(changed.twin, key) == value != (fixed := getattr(settings.twin, key)):
-            raise UsageError(f"twin.{key}={value} is for a new run, which measures; this one has {fixed}: leave it out")
+            raise UsageError(f"twin.{key}={value} only works in a new run; this one is fixed at {fixed}: leave it out")
     if bool(changed.workers.count) != bool(settings.workers.count):
         raise UsageError(
             "a run that began with workers continues with workers, and one without continues without; train a new one"

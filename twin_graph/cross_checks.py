@@ -49,8 +49,8 @@ def check(settings: "Settings") -> None:
         raise ValueError("store.shared=true needs mode=mutual: a single learner shares nothing")
     if store.shared and policy != "latest":
         raise ValueError(
-            f"store.shared=true needs target.policy=latest, not {policy}: learners that share one place "
-            "can only take what is latest there"
+            f"store.shared=true needs target.policy=latest, not {policy}: learners that share one "
+            "sequence of snapshots can only take the latest"
         )
     reach = settings.fewest_start_steps
     if replay.capacity_steps < max(reach, train.start_steps):

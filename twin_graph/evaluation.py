@@ -143,7 +143,7 @@ class _Games:
 
 
 def check(settings: Settings) -> None:
-    """Raises `UsageError` if `evaluate.against`, `.max_steps` or `.video` asks for what there is not."""
+    """Raises `UsageError` if `evaluate.against`, `.max_steps` or `.video` asks for something unavailable."""
     film.check(settings)
     if settings.opponent.policy is not None and settings.evaluate.episodes:
         max_steps = settings.evaluate.max_steps

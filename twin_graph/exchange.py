@@ -87,7 +87,7 @@ def _read(prefix: Path) -> dict[str, np.ndarray]:
         reader = tf.train.load_checkpoint(str(prefix))
         return {name: np.asarray(reader.get_tensor(name)) for name in reader.get_variable_to_shape_map()}
     except (tf.errors.OpError, ValueError, RuntimeError):
-        raise UsageError(f"{prefix} is no checkpoint of TensorFlow's Saver: give the part before .index") from None
+        raise UsageError(f"{prefix} is not a TensorFlow Saver checkpoint: give the part before .index") from None
 
 
 def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:

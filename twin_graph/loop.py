@@ -129,7 +129,7 @@ class StepByStep(Stepper):
 
 
 class InChunks(Stepper):
-    """Acts to the end of a chunk, and prepares what is due then, while what the chunk before prepared is trained.
+    """Acts to the end of a chunk and prepares the updates due then, while those of the previous chunk are trained.
 
     Neither side reads what the other writes, so that it does not matter which is faster, or whether they overlap at
     all: the actor has frozen weights, environments, replay and target, the trainer the online weights.

@@ -70,8 +70,8 @@ def dqn3_gradients(
       a_tm1: actions taken, int32 `[B]`.
       td_error: target minus Q of the action taken, float32 `[B]`.
       weight: of each example, float32 `[B]`.
-      variables: by which is differentiated.
-      train: TD errors are clipped to plus and minus `train.clip_delta`; None for not.
+      variables: differentiate with respect to these.
+      train: TD errors are clipped to plus and minus `train.clip_delta`; None for no clipping.
 
     Returns:
       One gradient a variable, to be descended.
@@ -105,7 +105,7 @@ LOSSES = {
 
 
 def find_loss(name: str) -> Loss:
-    """The loss of this name, or one of a person's own, `module:function`: a function like `huber`.
+    """The loss of this name, or your own as `module:function`: a function like `huber`.
 
     Raises:
       UsageError: there is none.
@@ -142,7 +142,7 @@ def td_learning(
       fed: `a_tm1`, `r_t`, `discount_t`, `weight`, and `q_target_t` if there is a target; see `Model`.
       q_tm1: Q values at `s_tm1`, float32 `[B, A]`.
       q_own_t: by the same twin at `s_t`, float32 `[B, A]`; None if nothing needs them.
-      variables: by which is differentiated.
+      variables: differentiate with respect to these.
 
     Returns:
       TD errors, float32 `[B]`; the loss, a scalar; a gradient for each variable.

@@ -61,7 +61,7 @@ class ModelSpec:
             side = min(size for axis, size in enumerate(shape) if axis != channels)
             if shift >= side:
                 raise UsageError(
-                    f"train.random_shift={shift} is not less than the image's {side} pixels; choose less, as 4 of 84"
+                    f"train.random_shift={shift} is not less than the image's {side} pixels; choose less, e.g. 4 for 84"
                 )
         return cls(env, settings.network, settings.loss, settings.model, settings.train)
 

@@ -32,8 +32,8 @@ def find(setting: str, name: str, table: Mapping[str, T]) -> T | Any:
     module, separator, function = name.partition(":")
     if not separator:
         raise UsageError(
-            f"{setting}={name}: unknown {setting.rpartition('.')[2]} {name!r}{nearest(name, table)}; there are "
-            f"{', '.join(table)}, and your own as module:function"
+            f"{setting}={name}: unknown {setting.rpartition('.')[2]} {name!r}{nearest(name, table)}; choose "
+            f"{', '.join(table)}, or your own as module:function"
         )
     try:
         found = getattr(importlib.import_module(module), function)
@@ -42,7 +42,7 @@ def find(setting: str, name: str, table: Mapping[str, T]) -> T | Any:
         hint = where if isinstance(error, ModuleNotFoundError) else ""
         raise UsageError(f"{setting}={name}: {error}{hint}") from None
     if not callable(found):
-        raise UsageError(f"{setting}={name} is no function")
+        raise UsageError(f"{setting}={name} is not a function")
     return found
 
 

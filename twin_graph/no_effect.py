@@ -47,7 +47,7 @@ def without_effect(settings: Settings, keys: Iterable[str]) -> Iterator[str]:
     for key in dict.fromkeys(keys):
         for prefixes, (holds, words) in _COUNT_ONLY.items():
             if key.startswith(prefixes) and not holds(settings):
-                yield f"{key} has no effect here: it counts only {words}"
+                yield f"{key} has no effect here: it is used only {words}"
         for namespaces, prefixes in envs.COUNT_ONLY_IN.items():
             if key.startswith(prefixes) and not settings.env.id.startswith(namespaces):
-                yield f"{key} has no effect here: it counts only for {' and '.join(namespaces)} environments"
+                yield f"{key} has no effect here: it is used only in {' and '.join(namespaces)} environments"

@@ -104,7 +104,7 @@ class Requests:
         if into != "online" and into not in holders:
             raise UsageError(f"there is no {into}: opponent.policy is not set")
         if into in holders and len(snapshots) > len(holders[into].twins):
-            raise UsageError(f"the {into} was {len(snapshots)} snapshots together, which this policy has no twins for")
+            raise UsageError(f"the {into} held {len(snapshots)} snapshots, more than this policy has twins for")
         for snapshot in snapshots:
             store.prefix(snapshot.id)  # its weights are there
             store.check_files(snapshot.id)

@@ -142,7 +142,7 @@ class TrainSettings(_Section):
     n_step: int = _setting(1, "rewards summed before bootstrapping", unit="agent steps", source=NATURE, ge=1, le=1000)
     random_shift: int = _setting(
         0,
-        "move each image that is learnt from by up to this, at random",
+        "shift each image used in an update by up to this much, at random",
         unit="pixels",
         source="4 in DrQ, Kostrikov et al. 2021",
         ge=0,
@@ -150,8 +150,7 @@ class TrainSettings(_Section):
     )
     rollout_steps: int = _setting(
         0,
-        "learn from the newest n steps of each environment, once, with returns up to their end; 0 to sample from the "
-        "replay",
+        "learn once from each environment's newest n steps, with returns up to their end; 0 to sample from the replay",
         unit="agent steps per environment",
         source="5 in " + ASYNC,
         ge=0,
@@ -269,7 +268,7 @@ class ActSettings(_Section):
     )
     epsilon_start: float = _setting(1.0, "initial epsilon", source=NATURE, ge=0, le=1)
     epsilon_end: float = _setting(0.01, "final epsilon", source="CleanRL and RL Baselines3 Zoo", ge=0, le=1)
-    epsilon_warmup_steps: int = _setting(0, "how long epsilon stays before it falls", unit="agent steps", ge=0)
+    epsilon_warmup_steps: int = _setting(0, "how long epsilon keeps its initial value", unit="agent steps", ge=0)
     epsilon_decay_steps: int = _setting(100_000, "length of epsilon's linear decay", unit="agent steps", ge=1)
 
     def epsilon_at(self, agent_step: int) -> float:
@@ -303,8 +302,8 @@ class TargetSettings(_Section):
 class OpponentSettings(_Section):
     policy: str | None = _setting(
         None,
-        "who has the other seat in games of two players: random, self (the weights of now), or a snapshot of its own "
-        "past as target.policy chooses them; null elsewhere",
+        "who takes the other seat in two-player games: random, self (the current weights), or a past snapshot, chosen "
+        "by any policy that target.policy takes; null elsewhere",
         source="self-play as in Bansal et al. 2018, OpenAI Five",
     )
     epsilon: float = _setting(0.0, "share of random actions of the opponent", ge=0, le=1)
@@ -340,7 +339,7 @@ class WorkersSettings(_Section):
         le=1024,
     )
     servers: int = _setting(1, "parameter servers for the shared variables", unit="processes", ge=1, le=64)
-    restarts: int = _setting(3, "how often a worker that died is restarted", ge=0)
+    restarts: int = _setting(3, "how many times a worker that died is restarted", ge=0)
     pin: bool = _setting(False, "pin each worker to one core")
     gpu_memory_fraction: float | None = _setting(
         None, "share of each GPU's memory per worker; null for as much as it needs", gt=0, le=1
@@ -395,8 +394,7 @@ class EvaluateSettings(_Section):
     )
     against: str = _setting(
         "random",
-        "who has the other seat in games of two players, always the same: random, mcts(simulations), perfect (small "
-        "games)",
+        "fixed player in the other seat of two-player games: random, mcts(simulations), perfect (small games)",
     )
     video: bool = _setting(False, "film the first game of each evaluation, into videos/ in the run's folder")
 
@@ -411,11 +409,11 @@ class TwinSettings(_Section):
     threads: int = _setting(0, "TensorFlow threads per twin; 0: measured at the start of the run", unit="threads", ge=0)
     precision: Literal["auto", "fp32", "bf16"] = _setting(
         "auto",
-        "of the network's products; auto chooses bf16 where the processor has it and it was measured to be faster",
+        "number format of the network's products; auto chooses bf16 where the processor has it and it measures faster",
     )
     compiled: bool = _setting(
         False,
-        "make the updates of a chunk by one program that XLA compiles; for networks so small that calling TensorFlow "
+        "make the updates of a chunk in one program compiled by XLA; for networks so small that calling TensorFlow "
         "takes longer than computing",
     )
     overlap: bool = _setting(

@@ -407,8 +407,8 @@ class Policy(NamedTuple):
             )
         if len(choice.snapshots) > self.members:
             raise ForeignError(
-                f"{self.setting}={self.text} chose {len(choice.snapshots)} snapshots and has "
-                f"{counted(self.members, 'twin')}: `@needs(members=...)` before the function says how many"
+                f"{self.setting}={self.text} chose {len(choice.snapshots)} snapshots but has "
+                f"{counted(self.members, 'twin')}: put `@needs(members=...)` above the function to say how many"
             )
         return choice
 

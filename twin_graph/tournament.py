@@ -111,7 +111,7 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
     """
     if others := [run for run in runs if _game(run) != _game(runs[0])]:
         ours, theirs = runs[0].settings.env.id, others[0].settings.env.id
-        raise UsageError(f"{runs[0].name} plays {ours} and {others[0].name} plays {theirs}, or by other env settings")
+        raise UsageError(f"{runs[0].name} plays {ours} and {others[0].name} plays {theirs}, or env settings differ")
     with contextlib.closing(boards_of(runs[0].settings.env, 1)) as boards:
         for name in fixed:
             boards.fixed_player(name)
@@ -283,8 +283,8 @@ def rate(who: Sequence[Contestant], pairings: Sequence[Pairing], seed: int = 0) 
 
 
 def groups(who: Sequence[Contestant], pairings: Sequence[Pairing]) -> list[list[str]]:
-    """Contestants by names, in groups between which every game was won by the same: how far apart these are no games
-    say, only the credit does."""
+    """Names of contestants, in groups such that one of any two won every game against the other: only the credit, and
+    no game, says how far apart they are."""
     place = {one.key: i for i, one in enumerate(who)}
     gained = np.zeros((len(who), len(who)))
     for pairing in pairings:

@@ -27,7 +27,7 @@ class Twin:
       name: how messages call it, e.g. `online`.
       spec: what to build.
       seed: of the initial weights. Equal seeds give equal weights.
-      threads: of this session's ops; 0 is one for each core. With 1 it runs op after op, in the thread that calls.
+      threads: of this session's ops; 0 is one for each core. With 1, ops run one after another in the calling thread.
       at_once: into how many parts they are divided, for ops that run at the same time.
       precision: `bf16` for products in bfloat16; anything else is float32.
       gpu_memory_fraction: of each GPU, for this process, if it is its first twin; None for as much as it needs.

@@ -156,7 +156,7 @@ def actions_of(settings: EnvSettings, meanings: list[str]) -> np.ndarray:
     chosen = list(range(len(meanings))) if settings.actions is None else settings.actions
     if len(chosen) < 2 or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(len(meanings))):
         known = ", ".join(f"{i} {meaning}" for i, meaning in enumerate(meanings))
-        raise UsageError(f"env.actions={chosen}: give two or more different ones of {settings.id}'s own: {known}")
+        raise UsageError(f"env.actions={chosen}: give two or more different actions of {settings.id}: {known}")
     return np.array(chosen)
 
 

@@ -155,7 +155,7 @@ def load(settings: EnvSettings) -> Any:
     if name not in known:
         raise UsageError(f"unknown game {settings.id!r}{nearest(name, known)}")
     if settings.actions is not None:
-        raise UsageError(f"env.actions chooses among the actions of an Atari game, and {settings.id} is none")
+        raise UsageError(f"env.actions chooses among the actions of an Atari game, which {settings.id} is not")
     if name in PIECES and settings.kwargs.get("egocentric_obs_tensor"):
         raise UsageError("env.kwargs.egocentric_obs_tensor: each player sees its own pieces first anyway; leave it out")
     kind = {game.short_name: game for game in pyspiel.registered_games()}[name]

@@ -186,7 +186,7 @@ class Pong:
 
 def _button(kwargs: Mapping[str, Any]) -> float:
     if others := set(kwargs) - {"button"}:
-        raise UsageError(f"env.kwargs.{min(others)}: {ID} has button alone, the share of games in which it works")
+        raise UsageError(f"env.kwargs.{min(others)}: {ID} takes only button, the share of games in which it works")
     share = kwargs.get("button", 1)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise UsageError(f"env.kwargs.button={share}: must be a number from 0 to 1")

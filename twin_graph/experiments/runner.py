@@ -119,7 +119,7 @@ class Experiment:
                 trial = measure([run.settings for run in _one_of_each(grown)])
             return cls(folder, grown, begun.fixed, trial)
         if folder.exists() and any(path.name[0] != "." for path in folder.iterdir()):
-            raise UsageError(f"{folder} holds something else than an experiment; choose another --out")
+            raise UsageError(f"{folder} holds something other than an experiment; choose another --out")
         check_new_folder(folder / "run")  # says so if a run could not be made there
         fixed = _fixed(plan, jobs)
         new = plans.parse(plan.text, fixed=fixed, origin=plan.origin)
@@ -529,5 +529,5 @@ def _remove_stillborn(folder: Path) -> None:
     if begun and ((run := Run(folder)).points().folders() or run.ledger.with_abandoned(Point)):
         return  # where its points are gone, `resume` says so
     if not begun and any(path.name[0] != "." for path in folder.iterdir()):
-        raise TwinGraphError(f"{folder} holds something else than a run; remove it, or choose another --out")
+        raise TwinGraphError(f"{folder} holds something other than a run; remove it, or choose another --out")
     shutil.rmtree(folder)

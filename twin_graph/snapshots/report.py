@@ -232,7 +232,7 @@ def restored(run: Run, point: PointState) -> Iterator[str]:
         yield f"abandoned: {', '.join(counts)} recorded beyond this point (kept; `twin-graph log --all` shows them)"
     then, now = run.description["cpu"], cpu.describe()
     if then["model"] != now.model or list(then["features"]) != list(now.features):
-        yield f"not promised: equal weights, since it began on another processor ({then['model']}, here {now.model})"
+        yield f"not guaranteed: equal weights; the run began on another processor ({then['model']}, here {now.model})"
 
 
 def explain(run: Run, update: int) -> dict[str, Any]:
@@ -242,9 +242,7 @@ def explain(run: Run, update: int) -> dict[str, Any]:
       UsageError: the records have no such update, or the run uses no target.
     """
     if not run.settings.train.target_q:
-        raise UsageError(
-            f"{run.folder} uses no target (train.target_q=false): the online twin's own values bootstrapped"
-        )
+        raise UsageError(f"{run.folder} uses no target (train.target_q=false): updates bootstrap from the online twin")
     store = run.store()
     summary = _status(run, store, {})
     if not 1 <= update <= summary["updates"]:

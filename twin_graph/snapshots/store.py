@@ -440,7 +440,7 @@ def _resolve(
     if reference == "best":
         best = _best(snapshots, scores)
         if best is None:
-            raise UsageError("no snapshot has been evaluated yet, so that there is no best one")
+            raise UsageError("no snapshot has been evaluated yet, so there is no best one")
         return best
     if match := re.fullmatch(r"latest(?:~(\d+))?", reference):
         back = int(match[1] or 0)
@@ -457,7 +457,7 @@ def _resolve(
     if len(matching) == 1:
         return matching[0]
     if matching:
-        raise UsageError(f"{reference!r} begins {len(matching)} ids: {matching[0].id}, {matching[1].id}, ...")
+        raise UsageError(f"{reference!r} matches {len(matching)} ids: {matching[0].id}, {matching[1].id}, ...")
     raise UsageError(
         f"no snapshot {reference!r}; the newest is {snapshots[-1].id}. References are an id or its beginning, latest, "
         "latest~3, best, @update:12000"

@@ -101,7 +101,7 @@ def answered(run: Run, request: Request, otherwise: str) -> Answer:
 
 def _requested(run: Run, request: Request, snapshot: str = "") -> Outcome:
     if run.state() != "running":
-        recorded = "the run is not training now; it takes effect as soon as it does. `swap --undo` undoes it"
+        recorded = "the run is not training now; this takes effect when it resumes. `swap --undo` undoes it"
         return Outcome(f"recorded: {recorded}", snapshot=snapshot, request=request)
     undoing = command("swap", run.folder, "--undo")
     answer = answered(run, request, f"the request stays recorded, and `{undoing}` undoes it")

@@ -53,7 +53,7 @@ export function homeView(library) {
     { class: "note" },
     "No runs yet. Start one with ",
     h("code", null, "twin-graph train cartpole"),
-    "; it appears here by itself.",
+    "; it will appear here automatically.",
   );
   const element = h(
     "div",

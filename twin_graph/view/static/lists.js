@@ -11,7 +11,7 @@ const ROWS = 25;
 export function evaluationsPart(run) {
   const part = section(
     "Evaluations",
-    "Each dot is one game, played whole. Those by hand, with `twin-graph evaluate`, steer nothing.",
+    "Each dot is one whole game. Manual evaluations, with `twin-graph evaluate`, do not affect training.",
     "evaluations",
   );
   const host = h("div");

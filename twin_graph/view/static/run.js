@@ -162,7 +162,7 @@ function targets(now, open) {
       return fact(
         whose,
         snapshotButton(target.snapshot, open),
-        `in for ${counted(target.served_updates, "update")}${target.held ? ", held" : ""}${others}`,
+        `serving for ${counted(target.served_updates, "update")}${target.held ? ", held" : ""}${others}`,
       );
     })
     .slice(0, now.targets.length > 2 ? 1 : 2);
@@ -197,7 +197,7 @@ function curvesPart(run) {
   const distances = [
     ["target/q_distance", "mean |Q − Q target|", number],
     ["target/greedy_agreement", "equal greedy actions", percent],
-    ["target/weight_distance", "distance of weights, Euclidean", number],
+    ["target/weight_distance", "Euclidean distance of weights", number],
   ].map(([column, unit, format]) => ({ column, unit, format, host: h("div") }));
   twins.body.append(
     h(

@@ -8,7 +8,7 @@ export function swapPart(run) {
   const { learners } = run.about;
   const part = section(
     "Swap by hand",
-    "Restore a snapshot into a twin, as `twin-graph swap` does. While the run trains this happens at once; otherwise when it is resumed.",
+    "Restore a snapshot into a twin, as `twin-graph swap` does. This happens at once while the run trains, otherwise when it is resumed.",
     "swap",
   );
   const answer = h("output", { class: "answer", "aria-live": "polite" });
@@ -58,7 +58,7 @@ export function swapPart(run) {
     h("label", { for: "swap-into" }, "Into"),
     h("div", null, into, learner && [" of learner ", learner]),
     h("span"),
-    h("label", { class: "check" }, hold, "hold it: suspend refreshes by the schedule"),
+    h("label", { class: "check" }, hold, "hold it: suspend scheduled refreshes"),
     h("span"),
     h(
       "div",

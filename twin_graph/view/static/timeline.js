@@ -13,11 +13,11 @@ export function timelinePart(run, role) {
   const isTarget = role === "target";
   const part = section(
     isTarget ? "Which snapshot served when" : "Which snapshot was the opponent when",
-    `The online twin moves up the diagonal, an update at a time. A bar is a snapshot that was the ${role}: as high as the update at which it was committed, as long as it served. The shade between them is its age.`,
+    `The online twin moves up the diagonal, an update at a time. Each bar is a snapshot that was the ${role}: its height shows when it was committed, its length when it served. The shading shows its age.`,
     `${role}s`,
   );
   const none = isTarget
-    ? !run.about.has_target && "This run uses no target: the online twin's own values bootstrapped."
+    ? !run.about.has_target && "This run uses no target: updates bootstrap from the online twin."
     : { random: "Random moves: no snapshot plays.", self: "The online twin's own weights play." }[run.about.opponent];
   if (none) {
     put(part.body, h("p", { class: "note" }, none));
@@ -42,7 +42,7 @@ export function timelinePart(run, role) {
         explain(Number(input.value));
       },
     },
-    h("label", { for: "explain-update" }, "Why that target? Click into the picture, or name an update:"),
+    h("label", { for: "explain-update" }, "Why that target? Click the chart, or enter an update:"),
     input,
     h("button", { type: "submit" }, "Explain"),
   );
