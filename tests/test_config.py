@@ -162,6 +162,6 @@ def test_a_setting_that_changes_nothing_is_named(preset: str, assignment: str, w
 
 def test_all_settings_that_may_change_nothing_exist() -> None:
     names = config.setting_names()
-    for prefixes in [*no_effect._COUNT_ONLY, *envs.COUNT_ONLY_IN.values()]:
+    for prefixes in [*no_effect._USED_ONLY, *envs.USED_ONLY_IN.values()]:
         for prefix in prefixes:
             assert any(name.startswith(prefix) for name in names), prefix

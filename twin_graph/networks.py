@@ -179,9 +179,9 @@ def channels_last(shape: Sequence[int]) -> bool:
 
 
 def channels_axis(name: str, env: EnvSpec) -> int | None:
-    """Which axis of observations `[H, W, C]` or `[stack, H, W]` has the channels; None if nobody says so.
+    """Which axis of observations `[H, W, C]` or `[stack, H, W]` has the channels; None if that is unknown.
 
-    That is for the network of this name to say; if it takes any numbers, or is a person's own, for their shape.
+    The network of this name decides; if it takes any numbers, or is your own, their shape does.
     """
     network = NETWORKS.get(name)
     if (network and network.channels_last) or channels_last(env.observation_shape):

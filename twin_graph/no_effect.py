@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from twin_graph import envs
 from twin_graph.settings import Settings
 
-#: Settings, or beginnings of their names, that count only where a condition holds, with that condition in words.
-_COUNT_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
+#: Settings, or beginnings of their names, used only where a condition holds, with that condition in words.
+_USED_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
     ("model.hidden_units",): (lambda s: s.network == "mlp" or ":" in s.network, "with network=mlp"),
     ("model.dueling",): (lambda s: s.network != "blob", "with another network than blob"),
     ("train.clip_delta",): (lambda s: s.loss == "dqn3", "with loss=dqn3"),
@@ -45,9 +45,9 @@ def without_effect(settings: Settings, keys: Iterable[str]) -> Iterator[str]:
     Not an error: an experiment sets what only some of its conditions use.
     """
     for key in dict.fromkeys(keys):
-        for prefixes, (holds, words) in _COUNT_ONLY.items():
+        for prefixes, (holds, words) in _USED_ONLY.items():
             if key.startswith(prefixes) and not holds(settings):
                 yield f"{key} has no effect here: it is used only {words}"
-        for namespaces, prefixes in envs.COUNT_ONLY_IN.items():
+        for namespaces, prefixes in envs.USED_ONLY_IN.items():
             if key.startswith(prefixes) and not settings.env.id.startswith(namespaces):
                 yield f"{key} has no effect here: it is used only in {' and '.join(namespaces)} environments"

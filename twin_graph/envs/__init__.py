@@ -142,7 +142,7 @@ KINDS = {
     "": "twin_graph.envs.gym:Gym",
 }
 #: Settings, or beginnings of their names, that only environments of some namespaces look at.
-COUNT_ONLY_IN = {
+USED_ONLY_IN = {
     ("ALE/", "TwoPlayer/"): (
         *("env.frame_skip", "env.sticky", "env.noop_max", "env.fire_reset", "env.life_loss", "env.clip_rewards"),
         *("env.max_frames", "env.image_", "env.stack", "env.actions"),
