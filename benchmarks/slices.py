@@ -110,7 +110,7 @@ def train(records: Path, assignments: tuple[str, ...]) -> None:
     from twin_graph import envs, training
     from twin_graph.snapshots.run import create
 
-    settings = phases.chosen_settings("chunks", 10**6, assignments)
+    settings = phases.chosen_settings("chunks", "pong", 10**6, assignments)
     env = envs.make(settings.env, count=settings.env.count)
     counter = os.open(records / "agent_steps", os.O_WRONLY)
     for progress in training.train(create(records / "run", settings), env):

@@ -46,6 +46,19 @@ def test_policies_at_equal_depth_are_those_of_the_records() -> None:
     assert sum(share < 1.2 for share in shares.values()) == 29
 
 
+def test_lunarlander_at_equal_depth_is_that_of_the_records() -> None:
+    page = (ROOT / "docs" / "findings.md").read_text()
+    expected, scores, residuals = (
+        output_of("genealogy", str(ROOT / "studies" / "results" / "genealogy-lunarlander")).strip().split("\n\n")
+    )
+    assert expected in page
+    assert residuals in page
+    assert {line.split("|")[-2].strip() for line in scores.splitlines()[2:]} == {"1"}
+    differences = [float(line.split("|")[4].split()[0]) for line in residuals.splitlines()[2:]]
+    assert len(differences) == 8
+    assert max(map(abs, differences)) == 2.8
+
+
 def test_where_divergence_lives_is_what_the_records_say() -> None:
     printed = output_of("divergence")
     table, count = printed.strip().split("\n\n")
