@@ -116,7 +116,7 @@ def draw(runs: Runs, path: Path) -> None:
                 axes.plot(*zip(of[f"{n}, {name}"], of[f"{n}, {control}"], strict=True), color=colour, linewidth=0.8)
             for names, marker, fill in ((set(policies), "o", colour), ({*policies.values(), "latest"}, "s", "white")):
                 x, y = zip(*(of[f"{n}, {name}"] for name in sorted(names)), strict=True)
-                whose = f"{n.replace('n_step=', 'n = ')}, {'policies' if marker == 'o' else '`latest`'}"
+                whose = f"{n.replace('n_step=', 'n = ')}, {'policies' if marker == 'o' else 'latest'}"
                 axes.scatter(x, y, 28, marker=marker, edgecolors=colour, facecolors=fill, zorder=3, label=whose)
         axes.set_title(task, fontsize=10)
         axes.set_xlabel("return over the depth of the targets")
