@@ -9,7 +9,7 @@ each policy less its control of equal depth, in pairs of equal seeds, corrected 
 (hypothesis 2), and by what was expected too much (hypothesis 3, of genealogy-lunarlander.toml alone).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -43,14 +43,15 @@ def residual(run: Result) -> float:
     return run.newest(run.expected) - run.newest(run.truncated)
 
 
-def read(folder: Path) -> Runs:
-    """The runs of a folder of tables."""
+def read(folder: Path) -> tuple[Runs, dict[str, statistics.Norm]]:
+    """The runs of a folder of tables, and how their scores are normalised."""
     plan, _, results = tables.read(folder)
-    return {
+    runs = {
         (condition, task): [r for r in results if r.planned.condition == condition and r.planned.task == task]
         for condition in plan.conditions
         for task in plan.tasks
     }
+    return runs, statistics.norms(plan, results)
 
 
 @click.command()
@@ -62,7 +63,7 @@ def read(folder: Path) -> Runs:
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw what both studies' snapshots expect, too.")
 def main(folder: Path, plot: Path | None) -> None:
     """Print the analysis of a folder of tables."""
-    runs = read(folder)
+    runs, norm = read(folder)
     print("| environment | condition | score (95%) | expects | expects too much (95%) | share of the largest return |")
     print("|---|---|---|---|---|---|")
     for (condition, task), of in runs.items():
@@ -76,20 +77,21 @@ def main(folder: Path, plot: Path | None) -> None:
         )
 
     for outcome, digits in ((score, "+.0f"), (residual, "+.1f")):
-        print_pairs(runs, outcome, digits)
+        print_pairs(runs, norm, outcome, digits)
     if plot:
-        draw({**read(RESULTS / "genealogy"), **read(RESULTS / "genealogy-lunarlander")}, plot)
+        draw({**read(RESULTS / "genealogy")[0], **read(RESULTS / "genealogy-lunarlander")[0]}, plot)
 
 
-def print_pairs(runs: Runs, outcome: Callable[[Result], float], digits: str) -> None:
+def print_pairs(
+    runs: Runs, norm: Mapping[str, statistics.Norm], outcome: Callable[[Result], float], digits: str
+) -> None:
     """Each policy less its control, in pairs of runs of equal seeds."""
     pairs = []
     for (condition, task), ours in runs.items():
         head, _, name = condition.rpartition(", ")
         if control := CONTROLS.get(name):
-            theirs = {run.planned.seed: run for run in runs[f"{head}, {control}", task]}
-            less = np.array([[outcome(run) - outcome(theirs[run.planned.seed])] for run in ours])
-            pairs.append((task, condition, control, less))
+            rows = ([[run] for run in side] for side in (ours, runs[f"{head}, {control}", task]))
+            pairs.append((task, condition, control, statistics.differences(*rows, norm, outcome)))
     corrected = statistics.holm([statistics.p_of(less) for *_, less in pairs])
     print("\n| environment | policy | control | difference in pairs (95%) | p |\n|---|---|---|---|---|")
     for (task, condition, control, less), p in zip(pairs, corrected, strict=True):

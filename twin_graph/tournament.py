@@ -283,8 +283,8 @@ def rate(who: Sequence[Contestant], pairings: Sequence[Pairing], seed: int = 0) 
 
 
 def groups(who: Sequence[Contestant], pairings: Sequence[Pairing]) -> list[list[str]]:
-    """Names of contestants, in groups such that one of any two won every game against the other: only the credit, and
-    no game, says how far apart they are."""
+    """Names of contestants, in groups. Of any two groups, one won every game against the other: only the credit, and no
+    game, says how far apart they are."""
     place = {one.key: i for i, one in enumerate(who)}
     gained = np.zeros((len(who), len(who)))
     for pairing in pairings:

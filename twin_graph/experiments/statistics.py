@@ -7,6 +7,7 @@ environment.
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from statistics import median
 from typing import NamedTuple
 
@@ -219,13 +220,19 @@ def improvement(ours: np.ndarray, theirs: np.ndarray) -> Estimate:
 
 
 def differences(
-    ours: Sequence[Sequence[Result]], theirs: Sequence[Sequence[Result]], norm: Mapping[str, Norm]
+    ours: Sequence[Sequence[Result]],
+    theirs: Sequence[Sequence[Result]],
+    norm: Mapping[str, Norm],
+    outcome: Callable[[Result], float] = attrgetter("final"),
 ) -> np.ndarray:
-    """Scores less those of the runs that began alike, `[pairs, environments]`; normalised if there are several."""
+    """Scores less those of the runs that began alike, `[pairs, environments]`; normalised if there are several.
+
+    With another `outcome` than the score, that one's.
+    """
     others = {row[0].planned.pair: row for row in theirs}
     pairs = [(row, others[row[0].planned.pair]) for row in ours if row[0].planned.pair in others]
     scales = [norm[run.planned.task].high - norm[run.planned.task].low for run in ours[0]] if ours else []
-    found = np.array([[a.final - b.final for a, b in zip(row, other, strict=True)] for row, other in pairs])
+    found = np.array([[outcome(a) - outcome(b) for a, b in zip(row, other, strict=True)] for row, other in pairs])
     return found.reshape(len(pairs), len(scales)) / (scales if len(scales) > 1 else 1)
 
 

@@ -29,7 +29,7 @@ def mean_depth(depths: Sequence[float], discount: float) -> float:
     least = min(depths)
     if discount == 1:
         return fmean(depths)
-    if discount == 0 or len(set(depths)) == 1:
+    if discount == 0:
         return least
     # Powers of the differences alone: those of great depths themselves are nothing beside 1, and have no logarithm.
     return least + math.log(fmean(discount ** (depth - least) for depth in depths)) / math.log(discount)
