@@ -411,7 +411,8 @@ gymnasium.register("Brittle-v0", entry_point=Brittle, max_episode_steps=500)
 
 def test_where_an_environment_fails_in_a_worker_the_run_is_kept(tmp_path: Path) -> None:
     (tmp_path / "brittle.py").write_text(BRITTLE)
-    run, chosen = tmp_path / "run", (*TINY, "--env=brittle:Brittle-v0", "--set=resume.every_steps=100000")
+    rarely = (f"--set={name}=100000" for name in ("resume.every_steps", "save.every_updates", "log.every_steps"))
+    run, chosen = tmp_path / "run", (*TINY, "--env=brittle:Brittle-v0", *rarely)
     done = twin_graph("train", "cartpole", "--workers=2", "--steps=9000", f"--run-dir={run}", *chosen, cwd=tmp_path)
     assert done.returncode == 1
     assert re.search(
@@ -420,6 +421,9 @@ def test_where_an_environment_fails_in_a_worker_the_run_is_kept(tmp_path: Path) 
     point = Run(run).ledger.events(Point)[-1]  # a swap of the other worker may follow
     end = Run(run).ledger.events()[-1]
     assert point.counters.agent_steps > 500
+    state = Run(run).points().newest()
+    assert state is not None
+    assert state.learners[0].updates == state.counters.updates > 0  # and so are its weights
     assert (isinstance(end, End), Run(run).state()) == (True, "failed")
 
 

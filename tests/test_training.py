@@ -154,6 +154,16 @@ def test_a_refresh_restores_what_was_saved_at_the_same_moment(
     assert [committed[swap.snapshots[0]] for swap in refreshes] == [swap.counters.updates for swap in refreshes]
 
 
+@pytest.mark.parametrize("chunk_steps", [0, 8])
+def test_an_evaluation_plays_what_was_saved_at_the_same_moment(cartpole: Make, train: Train, chunk_steps: int) -> None:
+    """Also where no update is due at that moment: here they are due 2 agent steps later."""
+    options = {"env__count": 1, "train__start_steps": 202, "train__chunk_steps": chunk_steps, "train__steps": 1_001}
+    run = train(cartpole(**options, save__every_steps=200, evaluate__every_steps=200))
+    played = [(line["agent_steps"], line["played_at"]["agent_steps"]) for line in run.evaluation_lines()]
+    moments = [(committed, at) for committed, at in played if at % 200 == 0]
+    assert moments == [(0, 200), (400, 400), (600, 600), (800, 800), (1_000, 1_000)]
+
+
 def test_check_mode_sees_a_target_that_changes_between_refreshes(
     cartpole: Make, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:

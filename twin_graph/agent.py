@@ -125,9 +125,8 @@ class Agent:
     def learn(self) -> list[float]:
         """Makes the updates that are due at this agent step, and the commits and refreshes between them.
 
-        A snapshot is committed as soon as it is due: after an update, or, if due by steps or episodes, before the next
-        update. The target is refreshed only when the next update needs it, so that an evaluation at equal counters
-        comes between the two.
+        A snapshot is committed as soon as it is due, by steps and episodes also where no update is. The target is
+        refreshed only when the next update needs it, so that an evaluation at equal counters comes between the two.
 
         Returns:
           The losses of the updates made; often none.
@@ -138,8 +137,8 @@ class Agent:
         losses = []
         due = self.actor.due_updates(self.tally.updates)
         share = self.settings.updates_per_minibatch
+        self.keeper.commit_if_due()
         for first in range(due.start, due.stop, share):
-            self.keeper.commit_if_due()
             self.keeper.refresh_if_due()
             losses += self.train(self.prepare(range(first, first + share)))
             self.keeper.commit_if_due()

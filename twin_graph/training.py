@@ -118,6 +118,7 @@ def run_to_its_end(progress: Progress, stepper: Stepper, callbacks: _Callbacks |
         except (ForeignError, UsageError, DamagedError) as error:
             with contextlib.suppress(OSError, TwinGraphError):  # a second failure: resuming takes the point before
                 if not keeper.at_point:
+                    stepper.settle()
                     keeper.commit_point(progress.returns)
             raise type(error)(f"at agent step {progress.agent_steps:,}: {error}") from error
         if progress.interrupted:
