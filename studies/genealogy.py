@@ -3,24 +3,31 @@
     python studies/genealogy.py [TABLES] [--plot docs/findings/genealogy.png]
 
 TABLES is the folder of an experiment's tables, `studies/results/genealogy` unless given; the picture shows all three
-studies. Printed are, for each environment, condition and n-step: the score, what the last six snapshots expected, and
-how much more that is than the return of their own games over as many agent steps as their depth (hypothesis 1); and
-each policy less its control of equal depth, in pairs of equal seeds, corrected for all pairs of the table: by score
-(hypothesis 2), and by what was expected too much, in % of the largest return (hypothesis 3, not of genealogy.toml).
+studies. Printed are:
+
+1. for each environment and condition the score, how deep the last six snapshots are, what they expected, and how much
+   more that is than the return of their own games over as many agent steps as their depth (hypothesis 1);
+2. each policy less its control of equal depth by score, in pairs of equal seeds, corrected for all pairs of the table
+   (hypothesis 2), and the mean of an environment's pairs, which was added after the first study;
+3. the same by what was expected too much, in % of the largest return (hypothesis 3, not of genealogy.toml).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from twin_graph.experiments import statistics, tables
+from twin_graph.experiments import clock, statistics, tables
 from twin_graph.experiments.results import Result
+from twin_graph.experiments.statistics import Estimate, Norm
 
 RESULTS = Path(__file__).parent / "results"
-#: The `latest` whose snapshots have the same depth.
+STUDIES = ("genealogy", "genealogy-lunarlander", "genealogy-minatar")
+#: The `latest` whose snapshots have about the same depth.
 CONTROLS = {"lag": "latest-512", "mix": "latest-512", "mean": "latest-640", "window": "latest-1152"}
 #: The largest discounted return, by environment: at a reward of 1 a step and a discount of 0.99; in LunarLander about
 #: what is seen of a good landing; in MinAtar what was seen before the runs.
@@ -31,13 +38,22 @@ LARGEST = {
     "MinAtar/Breakout-v1": 5.0,
     "MinAtar/SpaceInvaders-v1": 12.0,
 }
-STUDIES = ("genealogy", "genealogy-lunarlander", "genealogy-minatar")
+#: In % of the largest return, the difference between residuals that counts as none (genealogy-minatar.toml).
+MARGIN = 10.0
 #: Okabe and Ito's colours, by how a condition's name begins.
 COLOURS = {"n_step=1": "#0072b2", "n_step=3": "#d55e00"}
 
-
 #: By condition and environment.
 Runs = dict[tuple[str, str], Sequence[Result]]
+
+
+class Pair(NamedTuple):
+    """A policy less its control in an environment: by seed, `[seeds, 1]`."""
+
+    task: str
+    condition: str
+    control: str
+    less: np.ndarray
 
 
 def score(run: Result) -> float:
@@ -45,9 +61,19 @@ def score(run: Result) -> float:
     return run.final
 
 
+def depth(run: Result) -> float:
+    """How many agent steps deep a run's last snapshots were."""
+    return run.newest({step: np.mean(of) for step, of in clock.depths(run).items()})
+
+
+def expected(run: Result) -> float:
+    """What a run's last snapshots expected of a game."""
+    return run.newest(run.expected)
+
+
 def residual(run: Result) -> float:
-    """How much more a run's last snapshots expected than their games returned over their depth."""
-    return run.newest(run.expected) - run.newest(run.truncated)
+    """How much more that is than their games returned over their depth."""
+    return expected(run) - run.newest(run.truncated)
 
 
 def share(run: Result) -> float:
@@ -55,20 +81,29 @@ def share(run: Result) -> float:
     return 100 * residual(run) / LARGEST[run.planned.task]
 
 
-def places(task: str) -> int:
-    """How many decimals scores of an environment are given with."""
-    return 0 if LARGEST[task] >= 100 else 1
-
-
-def read(folder: Path) -> tuple[Runs, dict[str, statistics.Norm]]:
+def read(folder: Path) -> tuple[Runs, dict[str, Norm]]:
     """The runs of a folder of tables, and how their scores are normalised."""
     plan, _, results = tables.read(folder)
     runs = {
         (condition, task): [r for r in results if r.planned.condition == condition and r.planned.task == task]
-        for condition in plan.conditions
         for task in plan.tasks
+        for condition in plan.conditions
     }
     return runs, statistics.norms(plan, results)
+
+
+def over(runs: Sequence[Result], outcome: Callable[[Result], float]) -> Estimate:
+    """The mean over seeds."""
+    return statistics.mean(np.array([[outcome(run)] for run in runs]))
+
+
+def pairs(runs: Runs, norm: Mapping[str, Norm], outcome: Callable[[Result], float]) -> Iterator[Pair]:
+    """Each policy less its control."""
+    for (condition, task), ours in runs.items():
+        head, _, name = condition.rpartition(", ")
+        if control := CONTROLS.get(name):
+            rows = ([[run] for run in side] for side in (ours, runs[f"{head}, {control}", task]))
+            yield Pair(task, condition, control, statistics.differences(*rows, norm, outcome))
 
 
 @click.command()
@@ -77,79 +112,102 @@ def read(folder: Path) -> tuple[Runs, dict[str, statistics.Norm]]:
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     default=RESULTS / "genealogy",
 )
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw what the snapshots of all studies expect, too.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw all three studies, too.")
 def main(folder: Path, plot: Path | None) -> None:
     """Print the analysis of a folder of tables."""
     runs, norm = read(folder)
-    print("| environment | condition | score (95%) | expects | expects too much (95%) | share of the largest return |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| environment | condition | score (95%) | depth | expects | expects too much (95%) | of the largest return |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for (condition, task), of in runs.items():
-        scored, expected, too_much, of_largest = (
-            statistics.mean(np.array([[function(run)] for run in of]))
-            for function in (score, lambda run: run.newest(run.expected), residual, share)
-        )
         print(
-            f"| {task} | {condition} | {scored.words(f'.{places(task)}f')} | {expected.value:.1f} "
-            f"| {too_much.words('+.2f')} | {of_largest.value:+.1f}% |"
+            f"| {task} | {condition} | {over(of, score).words(f'.{places(task)}f')} | {over(of, depth).value:.0f} "
+            f"| {over(of, expected).value:.1f} | {over(of, residual).words('+.2f')} | {over(of, share).value:+.1f}% |"
         )
-
-    print_pairs(runs, norm, score, "", places)
-    print_pairs(runs, norm, share, " of residuals, % of the largest return", lambda _: 1)
+    print_pairs(list(pairs(runs, norm, score)), "", places)
+    print_pairs(list(pairs(runs, norm, share)), " of residuals, % of the largest return", lambda _: 1)
     if plot:
-        draw({key: of for study in STUDIES for key, of in read(RESULTS / study)[0].items()}, plot)
+        draw(plot)
 
 
-def print_pairs(
-    runs: Runs,
-    norm: Mapping[str, statistics.Norm],
-    outcome: Callable[[Result], float],
-    of: str,
-    places: Callable[[str], int],
-) -> None:
-    """Each policy less its control, in pairs of runs of equal seeds."""
-    pairs = []
-    for (condition, task), ours in runs.items():
-        head, _, name = condition.rpartition(", ")
-        if control := CONTROLS.get(name):
-            rows = ([[run] for run in side] for side in (ours, runs[f"{head}, {control}", task]))
-            pairs.append((task, condition, control, statistics.differences(*rows, norm, outcome)))
-    corrected = statistics.holm([statistics.p_of(less) for *_, less in pairs])
-    print(f"\n| environment | policy | control | difference in pairs{of} (95%) | p |\n|---|---|---|---|---|")
-    for (task, condition, control, less), p in zip(pairs, corrected, strict=True):
+def places(task: str) -> int:
+    """How many decimals the scores of an environment are given with."""
+    return 0 if LARGEST[task] >= 100 else 1
+
+
+def print_pairs(of: Sequence[Pair], what: str, places: Callable[[str], int]) -> None:
+    """A table of differences, and of their mean in each environment."""
+    corrected = statistics.holm([statistics.p_of(pair.less) for pair in of])
+    print(f"\n| environment | policy | control | difference in pairs{what} (95%) | p |\n|---|---|---|---|---|")
+    for (task, condition, control, less), p in zip(of, corrected, strict=True):
         print(f"| {task} | {condition} | {control} | {statistics.mean(less).words(f'+.{places(task)}f')} | {p:.2g} |")
+    for task in dict.fromkeys(pair.task for pair in of):
+        less = np.mean([pair.less for pair in of if pair.task == task], axis=0)
+        words = statistics.mean(less).words(f"+.{places(task)}f")
+        print(f"| {task} | mean of these | | {words} | {statistics.p_of(less):.2g}, not corrected |")
 
 
-def draw(runs: Runs, path: Path) -> None:
-    """What each condition's last snapshots expect, by what their games return; a policy is joined to its control."""
-    at = {
-        key: [
-            np.mean([run.newest(curve(run)) for run in of]) for curve in (lambda r: r.truncated, lambda r: r.expected)
-        ]
-        for key, of in runs.items()
-    }
-    tasks = list(dict.fromkeys(task for _, task in runs))
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    panels = figure.subplots(2, 3).flat
-    for task, axes in zip(tasks, panels, strict=False):
-        ends = [f([x for (_, t), point in at.items() if t == task for x in point]) for f in (min, max)]
-        axes.plot(ends, ends, color="#999999", linewidth=1, label="expects what its games return")
-        for n, colour in COLOURS.items():
-            of = {condition: point for (condition, t), point in at.items() if t == task and condition.startswith(n)}
-            policies = {name: control for name, control in CONTROLS.items() if f"{n}, {name}" in of}
-            for name, control in policies.items():
-                axes.plot(*zip(of[f"{n}, {name}"], of[f"{n}, {control}"], strict=True), color=colour, linewidth=0.8)
-            for names, marker, fill in ((set(policies), "o", colour), ({*policies.values(), "latest"}, "s", "white")):
-                x, y = zip(*(of[f"{n}, {name}"] for name in sorted(names)), strict=True)
-                whose = f"{n.replace('n_step=', 'n = ')}, {'policies' if marker == 'o' else 'latest'}"
-                axes.scatter(x, y, 28, marker=marker, edgecolors=colour, facecolors=fill, zorder=3, label=whose)
-        axes.set_title(task, fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel("return over the depth of the targets", fontsize=10)
-    figure.supylabel("expected at the start of a game", fontsize=10)
-    for axes in panels:
-        axes.axis("off")
-        axes.legend(*figure.axes[0].get_legend_handles_labels(), frameon=False, loc="center left")
-    figure.savefig(path, dpi=150)
+def draw(path: Path) -> None:
+    """What snapshots expect by what their games return; and each policy less its control, by residual and by score."""
+    found = [read(RESULTS / study) for study in STUDIES]
+    runs = {key: of for some, _ in found for key, of in some.items()}
+    norm = {task: scale for _, scales in found for task, scale in scales.items()}
+    tasks = list(norm)
+    figure = Figure(figsize=(12, 8), layout="constrained")
+    panels = figure.subplots(3, len(tasks), squeeze=False, height_ratios=(1.1, 1, 1))
+    for column, task in enumerate(tasks):
+        of = {condition: some for (condition, t), some in runs.items() if t == task}
+        _draw_expected(panels[0, column], of, 100 / LARGEST[task])
+        panels[0, column].set_title(task, fontsize=10)
+        scale = norm[task].high - norm[task].low
+        for row, (outcome, unit) in enumerate(((share, 1.0), (score, 100 / scale)), 1):
+            _draw_pairs(panels[row, column], [p for p in pairs(runs, norm, outcome) if p.task == task], unit)
+            if column:
+                panels[row, column].tick_params(labelleft=False)
+        panels[1, column].axvspan(-MARGIN, MARGIN, color="#e8e8e8", linewidth=0)
+    for row, words in enumerate(
+        (
+            "return over the depth of the targets, % of the largest return",
+            "policy less its control: what is expected too much, % of the largest return (95%)",
+            "policy less its control: score, % of its range (95%)",
+        )
+    ):
+        panels[row, len(tasks) // 2].set_xlabel(words)
+    panels[0, 0].set_ylabel("expected, %")
+    panels[0, 0].legend(frameon=False, fontsize=7)
+    figure.savefig(path, dpi=130)
+
+
+def _draw_expected(axes: Axes, of: Mapping[str, Sequence[Result]], unit: float) -> None:
+    """A point for each condition."""
+    axes.axline((0, 0), slope=1, color="#999999", linewidth=1)
+    for n, colour in COLOURS.items():
+        for kind, marker, fill in (("policies", "o", colour), ("latest", "s", "white")):
+            some = [
+                runs
+                for condition, runs in of.items()
+                if condition.startswith(n) and ("latest" in condition) == (kind == "latest")
+            ]
+            y = [over(runs, expected).value for runs in some]
+            x = [e - over(runs, residual).value for e, runs in zip(y, some, strict=True)]
+            label = f"{n.replace('n_step=', 'n = ')}, {kind}"
+            x, y = np.multiply(unit, [x, y])
+            axes.scatter(x, y, 26, marker=marker, edgecolors=colour, facecolors=fill, label=label)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_pairs(axes: Axes, of: Sequence[Pair], unit: float) -> None:
+    """A difference with its interval in each row."""
+    axes.axvline(0, color="#999999", linewidth=1)
+    for y, pair in enumerate(of):
+        value, low, high = (unit * number for number in statistics.mean(pair.less))
+        colour = COLOURS[pair.condition.partition(", ")[0]]
+        axes.errorbar(value, y, xerr=[[value - low], [high - value]], fmt="o", color=colour, markersize=4, zorder=3)
+    names = [pair.condition.replace("n_step=", "n = ") for pair in of]
+    axes.set_yticks(range(len(of)), names, fontsize=8)
+    axes.set_ylim(len(of) - 0.5, -0.5)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 if __name__ == "__main__":

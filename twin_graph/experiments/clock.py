@@ -6,6 +6,7 @@ follows from the depth; elsewhere it is what the evaluation's games gave in as m
 
 import math
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -59,24 +60,26 @@ def served(run: Result) -> float:
 
 def predicted(run: Result) -> Curve:
     """What the snapshot of each evaluation can expect of a game; empty where the records do not say."""
-    settings, reward = run.planned.settings, STEP_REWARDS.get(run.planned.task)
+    reward, discount = STEP_REWARDS.get(run.planned.task), run.planned.settings.train.discount
     if reward is None:
         return run.truncated
+    return {step: reward * fmean(value_of(depth, discount) for depth in of) for step, of in depths(run).items()}
+
+
+def depths(run: Result) -> dict[int, list[float]]:
+    """How many agent steps deep the snapshot of each evaluation is, of two learners both; see
+    `twin_graph.snapshots.depth`. Empty where the records do not say."""
+    settings = run.planned.settings
     if not run.services or settings.store.shared:
         return {}
     learners = mutual.Turns(settings).learners
-    depths = {learner: _Depths(learner, run.services, settings) for learner in learners}
+    of = {learner: _Depths(learner, run.services, settings) for learner in learners}
     for name, other in zip(learners, learners[::-1], strict=True):
-        depths[name].source = depths[other]
+        of[name].source = of[other]
     for service in sorted(run.services, key=lambda service: service.first):  # in order, or one asks for all before it
         for committed in service.committed:
-            depths[service.learner].source.of(committed)
-    return {
-        step: reward
-        * sum(value_of(depths[name].of(updates), settings.train.discount) for name in learners)
-        / len(learners)
-        for step, updates in run.evaluated.items()
-    }
+            of[service.learner].source.of(committed)
+    return {step: [of[name].of(updates) for name in learners] for step, updates in run.evaluated.items()}
 
 
 class _Depths:
