@@ -92,11 +92,11 @@ def draw(curves: dict[str, Curve], games: dict[int, dict[str, Any]], path: Path)
         markersize=4,
         linewidth=1,
         color=COLOURS[OURS],
-        label=f"{OURS}, {played[0]['episodes']} games without exploration (95%)",
+        label=f"{OURS}, {played[0]['episodes']} games, 0.1% random actions (95%)",
     )
     axes.xaxis.set_major_formatter(lambda step, _: f"{step / 1e6:g}")
     axes.set_xlabel("million agent steps")
-    axes.set_ylabel("return in training")
+    axes.set_ylabel("mean return; lines in training")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)

@@ -2,7 +2,7 @@
 
     python studies/divergence.py --train FOLDER --jobs 2     # goes on where it stopped
     python studies/divergence.py                             # prints the analysis of studies/results/divergence
-    python studies/divergence.py --plot PICTURE              # also draws the branches that begin at the limit
+    python studies/divergence.py --plot PICTURE              # also draws the branches
 
 `latest` refreshed every 50 updates comes to expect more than a game can give. Ten parents train like that, until well
 after their residual (`expected` less `truncated`: what a snapshot expects of a game, less what the game gave over as
@@ -43,10 +43,11 @@ from typing import Any, NamedTuple
 
 import click
 import numpy as np
+from matplotlib.figure import Figure
 from rich.progress import track
 from twin_graph_cli.main import cli
 
-from twin_graph.experiments import figures, statistics
+from twin_graph.experiments import statistics
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 
@@ -91,6 +92,17 @@ ARMS = {
     "online": Arm(back=True),
     "both": Arm(policy="lag(2000)", back=True),
     "mean": Arm(policy="ensemble(4, mean)"),
+}
+
+
+#: Okabe and Ito's. `nudged` lies on `continue`.
+COLOURS = {
+    "continue": "#000000",
+    "mean": "#e69f00",
+    "online": "#cc79a7",
+    "frozen": "#56b4e9",
+    "both": "#009e73",
+    "target": "#0072b2",
 }
 
 
@@ -237,24 +249,41 @@ def ends(rows: Sequence[Row], moment: str, arm: str, number: Callable[[Row], flo
     return np.array([[fmean(number(row) for branch in of for row in branch[-LAST:])] for of in by_parent])
 
 
-def draw(rows: Sequence[Row], moment: str, path: Path) -> None:
-    """The residuals of the branches that begin at a moment, by agent steps since the fork: means of parents."""
-    series = []
-    for arm in (name for name in ARMS if name != "nudged"):  # which lies on `continue`
-        means = []
-        for of in branches_of(rows, moment, arm).values():
-            at: dict[int, list[float]] = {}
-            for row in (row for branch in of for row in branch):  # chunks end a few steps before or after
-                at.setdefault(round(row.steps / EVALUATION_STEPS) * EVALUATION_STEPS, []).append(residual_of(row))
-            means.append([{steps: fmean(found) for steps, found in at.items()}])
-        series.append(figures.Line(arm, statistics.curve(means, statistics.mean_by_step)))
-    figures.lines(series, "agent steps since the fork", "residual").savefig(path, dpi=200)
+def curve(rows: Sequence[Row], moment: str, arm: str) -> dict[int, float]:
+    """The mean residual of branches, over parents, by agent steps since the fork."""
+    at: dict[int, list[float]] = {}
+    for of in branches_of(rows, moment, arm).values():
+        for row in (row for branch in of for row in branch):  # chunks end a few steps before or after
+            at.setdefault(round(row.steps / EVALUATION_STEPS) * EVALUATION_STEPS, []).append(residual_of(row))
+    return {steps: fmean(found) for steps, found in sorted(at.items())}
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """The residuals of the branches of each moment."""
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(MOMENTS), sharey=True)
+    for axes, moment in zip(panels, MOMENTS, strict=True):
+        for arm, colour in COLOURS.items():
+            of = curve(rows, moment, arm)
+            axes.plot(list(of), list(of.values()), "o-", color=colour, markersize=3, label=arm)
+        axes.axhline(LIMIT, color="#999999", linewidth=0.8, linestyle="--")
+        axes.set_title(f"forked {moment} the limit", fontsize=10)
+        axes.set_xlabel("agent steps since the fork")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xticks([0, 5_000, 10_000], ["0", "5,000", "10,000"])
+    panels[0].set_yscale("symlog", linthresh=10, linscale=0.5)
+    panels[0].set_yticks([0, 5, 10, 20, 50, 100, 200], ["0", "5", "10", "20", "50", "100", "200"])
+    panels[0].set_ylim(bottom=-3)
+    panels[0].set_ylabel("residual, mean of the parents")
+    panels[-1].text(BRANCH_STEPS, LIMIT, "the limit", color="#666666", fontsize=8, ha="right", va="bottom")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)
 
 
 @click.command()
 @click.option("--train", "folder", type=click.Path(path_type=Path), help="Train first, in this folder.")
 @click.option("--jobs", default=1, show_default=True, help="Branches that train at a time.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw the branches that begin at the limit.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the branches, too.")
 def main(folder: Path | None, jobs: int, plot: Path | None) -> None:
     """Print the analysis; train for it first, if asked to."""
     if folder:
@@ -266,19 +295,25 @@ def main(folder: Path | None, jobs: int, plot: Path | None) -> None:
     less = {(moment, arm): found - residuals[moment, "continue"] for (moment, arm), found in residuals.items()}
     tested = [kind for kind in kinds if kind[1] not in ("continue", "nudged")]
     p = dict(zip(tested, statistics.holm([statistics.p_of(less[kind]) for kind in tested]), strict=True))
-    print("| moment | branch | residual (95%) | less that of `continue` (95%) | p | score |\n|---|---|---|---|---|---|")
-    for moment, arm in kinds:
-        residual, difference = (
-            statistics.mean(of[moment, arm]).words(number) for of, number in ((residuals, ".1f"), (less, "+.1f"))
-        )
-        score = fmean(ends(rows, moment, arm, lambda row: row.score).ravel())
-        chance = f"{p[moment, arm]:.2g}" if (moment, arm) in p else ""
-        print(
-            f"| {moment} | `{arm}` | {residual} | {difference if arm != 'continue' else ''} | {chance} | {score:.0f} |"
-        )
+    print(f"| branch | {' | '.join(f'{moment}: residual (95%) | difference (95%)' for moment in MOMENTS)} |")
+    print(f"|---{'|---|---' * len(MOMENTS)}|")
+    for arm in ARMS:
+        cells = [
+            statistics.mean(of[moment, arm]).words(number) if of is residuals or arm != "continue" else ""
+            for moment in MOMENTS
+            for of, number in ((residuals, ".1f"), (less, "+.1f"))
+        ]
+        print(f"| `{arm}` | {' | '.join(cells)} |")
+    print(
+        f"\n| branch | {' | '.join(f'{moment}: p | score' for moment in MOMENTS)} |\n|---{'|---|---' * len(MOMENTS)}|"
+    )
+    for arm in ARMS:
+        scores = {moment: fmean(ends(rows, moment, arm, lambda row: row.score).ravel()) for moment in MOMENTS}
+        chances = {moment: f"{p[moment, arm]:.2g}" if (moment, arm) in p else "" for moment in MOMENTS}
+        print(f"| `{arm}` | {' | '.join(f'{chances[moment]} | {scores[moment]:.0f}' for moment in MOMENTS)} |")
     print(f"\n{len(residuals['at', 'continue'])} parents, {len(SEEDS)} seeds a branch.")
     if plot:
-        draw(rows, "at", plot)
+        draw(rows, plot)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The tables of docs/findings.md, made from the tables in studies/results/.
 
-    python studies/findings.py [STUDY]...
+    python studies/findings.py [STUDY]... [--plot docs/findings/expected.png]
 
 A run's score is the mean of its last six scheduled evaluations, and beside it stands its last evaluation alone. Each
 condition is compared with the first one in pairs of equal seeds by a permutation test, corrected for the number of
@@ -14,7 +14,7 @@ import click
 import numpy as np
 from rliable import metrics
 
-from twin_graph.experiments import statistics, tables
+from twin_graph.experiments import figures, statistics, tables
 from twin_graph.experiments.results import Result
 
 RESULTS = Path(__file__).parent / "results"
@@ -24,8 +24,8 @@ POSSIBLE = 100.0
 STUDIES = "cartpole-policies", "refresh-period", "mutual-vs-double", "own-policy", "proposed-targets"
 #: What a study's conditions end with, if each such part is a table with comparisons of its own.
 PARTS = {"proposed-targets": (", 50", ", 250")}
-#: Conditions that are the first one's runs over again, bit for bit: not another comparison.
-SAME = {"cartpole-policies": {"rollback"}}
+#: Conditions that were compared only after their study: study, ours, theirs.
+AFTERWARDS = (("proposed-targets", "mean, 50", "latest, 250"), ("mutual-vs-double", "mutual-both", "plain-twice"))
 HEAD = """\
 | condition | score (95%) | difference in pairs | p | last alone | p | target's age | expects | above 100 |
 |---|---|---|---|---|---|---|---|---|"""
@@ -34,7 +34,7 @@ HEAD = """\
 def table(study: str, part: str = "") -> list[str]:
     """The lines of a study's table, or of one of its parts."""
     plan, _, results = tables.read(RESULTS / study)
-    names = [name for name in plan.conditions if name.endswith(part) and name not in SAME.get(study, ())]
+    names = [name for name in plan.conditions if name.endswith(part)]
     of = {name: [result for result in results if result.planned.condition == name] for name in names}
     norm = statistics.norms(plan, results)
     six, one = (_compared([_scored(runs, last) for runs in of.values()], norm) for last in (LAST, 1))
@@ -76,30 +76,59 @@ def _compared(
     return list(zip(iqm, [None, *differences], [1.0, *p], strict=True))
 
 
+def afterwards(study: str, ours: str, theirs: str) -> str:
+    """One condition less another, in pairs."""
+    plan, _, results = tables.read(RESULTS / study)
+    rows = [_scored([run for run in results if run.planned.condition == name], LAST) for name in (ours, theirs)]
+    less = statistics.differences(*rows, statistics.norms(plan, results))
+    words = statistics.mean(less).words("+.0f")
+    return f"`{ours}` less `{theirs}`, not planned: {words}, p = {statistics.p_of(less):.2g}, not corrected"
+
+
 def spread(study: str = "cartpole-policies") -> str:
     """How far scores of the first condition lie apart, and which difference between two such conditions is found."""
     plan, _, results = tables.read(RESULTS / study)
     runs = [result for result in results if result.planned.condition == plan.conditions[0]]
     scores = np.array([[score for _, score in sorted(run.scores.items())][-LAST:] for run in runs])
     within, between = np.sqrt(scores.var(1, ddof=1).mean()), scores.mean(1).std(ddof=1)
-    # Two-sided at 5%, with a power of 80%: (1.96 + 0.84) standard errors of a difference between two means.
-    found = [2.8 * deviation * np.sqrt(2 / len(runs)) for deviation in (scores[:, -1].std(ddof=1), between)]
+    # Two-sided at 5%, with a power of 80%: (1.96 + 0.84) standard errors of a difference between two means; 2.73 + 0.84
+    # at 5% / 8, the first step of Holm's method with eight comparisons.
+    error = np.sqrt(2 / len(runs))
+    last, six, strict = 2.8 * scores[:, -1].std(ddof=1) * error, 2.8 * between * error, 3.57 * between * error
     return (
         f"`{plan.conditions[0]}`, standard deviation: {within:.0f} within a run, {between:.0f} between runs' means. "
-        f"{len(runs)} seeds find a difference of {found[0]:.0f} by the last evaluation, "
-        f"{found[1]:.0f} by the mean of {LAST}."
+        f"{len(runs)} seeds find a difference of {last:.0f} by the last evaluation, {six:.0f} by the mean of {LAST}, "
+        f"and {strict:.0f} by that where eight are compared."
     )
+
+
+def draw(path: Path, study: str = "proposed-targets", part: str = ", 50") -> None:
+    """What the snapshots of a study's part expect, the mean and its interval over seeds."""
+    plan, _, results = tables.read(RESULTS / study)
+    series = []
+    for name in (name for name in plan.conditions if name.endswith(part)):
+        rows = [[result.expected] for result in results if result.planned.condition == name]
+        series.append(figures.Line(name.removesuffix(part), statistics.curve(rows, statistics.mean_by_step)))
+    figure = figures.lines(
+        series, "agent steps", "expected at the start of a game", at=POSSIBLE, at_label="the most that is possible"
+    )
+    figure.savefig(path, dpi=150)
 
 
 @click.command()
 @click.argument("studies", nargs=-1)
-def main(studies: tuple[str, ...]) -> None:
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw what targets that are refreshed often lead to, too."
+)
+def main(studies: tuple[str, ...], plot: Path | None) -> None:
     """Print the tables of docs/findings.md."""
     for study in studies or STUDIES:
         for part in PARTS.get(study, ("",)):
             print(f"## {study}{part}\n", *table(study, part), "", sep="\n")
     if not studies:
-        print(spread())
+        print(*(afterwards(*conditions) for conditions in AFTERWARDS), spread(), sep="\n")
+    if plot:
+        draw(plot)
 
 
 if __name__ == "__main__":

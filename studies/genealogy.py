@@ -82,10 +82,12 @@ def share(run: Result) -> float:
 
 
 def read(folder: Path) -> tuple[Runs, dict[str, Norm]]:
-    """The runs of a folder of tables, and how their scores are normalised."""
+    """The runs of a folder of tables, of the seeds that are done everywhere, and how their scores are normalised."""
     plan, _, results = tables.read(folder)
+    unfinished = {run.planned.seed for run in results if run.state != "done"}
+    whole = [run for run in results if run.planned.seed not in unfinished]
     runs = {
-        (condition, task): [r for r in results if r.planned.condition == condition and r.planned.task == task]
+        (condition, task): [r for r in whole if r.planned.condition == condition and r.planned.task == task]
         for task in plan.tasks
         for condition in plan.conditions
     }
