@@ -158,7 +158,7 @@ class Agent:
         self.keeper.probe.choose(self.actor.replay, self.settings.seed)
         with self.keeper.stopwatch.phase("sample"):
             batch = self.actor.sample(updates)
-        return self.learners.prepare(updates, batch, target_q=self.settings.train.target_q)
+        return self.learners.prepare(updates, batch)
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Writes values, with counters, to `metrics.jsonl`, and those that are numbers to TensorBoard."""

@@ -69,9 +69,9 @@ class Keeper:
             if self._tracker:
                 building.callback(self._tracker.close)
             self.store = run.store()
-            self.learners = self._build_learners(spec, building)
             if self.store.snapshots and point is None:
                 raise UsageError(f"{run.folder} was trained already; `twin-graph resume` continues it")
+            self.learners = self._build_learners(spec, building)
             self.store.remove_leftovers()
             self.probe = Probe(run.settings.train, tally)
             self.checkpoints = Checkpoints(run, tally, self.learners, self.probe, actor)

@@ -89,9 +89,7 @@ class Learner:
         self._run = run
         self._store = store
         self._stopwatch = stopwatch
-        self._settings_sha256 = settings.sha256()
-        self._train_settings, self._seed, self._checks = settings.train, settings.seed, settings.twin.check
-        self._acts_by_target, self._opponent_epsilon = settings.act.with_ == "target", settings.opponent.epsilon
+        self._settings, self._settings_sha256 = settings, settings.sha256()
         self._opponent_is_self = "opponent" in policies and policies["opponent"].function is own_weights
         self.online = Twin(
             name,
@@ -155,13 +153,13 @@ class Learner:
     def _step(self, update: int, prepared: Prepared) -> Losses:
         """One update by `train_op`."""
         model = self.online.model
-        feed: dict[Any, Any] = {model.learning_rate: self._train_settings.learning_rate_at(update)}
-        parts = feeds(model, self._train_settings, prepared.values([update]))
+        feed: dict[Any, Any] = {model.learning_rate: self._settings.train.learning_rate_at(update)}
+        parts = feeds(model, self._settings.train, prepared.values([update]))
         made = []
         with self._stopwatch.phase("train"):
             for i, part in enumerate(parts):
                 op = model.train_op if i == len(parts) - 1 else model.accumulate_op
-                feed[model.dropout_seed] = self._seed, update * len(parts) + i
+                feed[model.dropout_seed] = self._settings.seed, update * len(parts) + i
                 _, *fetched = self.online.run((op, model.loss, model.q_mean, model.td_error), {**part, **feed})
                 made.append(fetched)
         loss, q_mean, td_error = zip(*made, strict=True)
@@ -173,9 +171,9 @@ class Learner:
         assert block
         values = {
             **prepared.values(updates),
-            "dropout_seed": np.array([(self._seed, update) for update in updates]),
+            "dropout_seed": np.array([(self._settings.seed, update) for update in updates]),
             "learning_rate": np.array(
-                [self._train_settings.learning_rate_at(update) for update in updates], np.float32
+                [self._settings.train.learning_rate_at(update) for update in updates], np.float32
             ),
         }
         with self._stopwatch.phase("train"):
@@ -271,23 +269,23 @@ class Learner:
 
     def check(self, when: str) -> None:
         """With `twin.check`: raises `TwinMismatchError` if a target twin holds other weights than its snapshot."""
-        if self._checks and (wrong := self.target.check(self._store)):
+        if self._settings.twin.check and (wrong := self.target.check(self._store)):
             raise TwinMismatchError(f"the target twin of {wrong} holds other weights, {when}")
 
     def acting_q_values(self, observations: np.ndarray, *, frozen: bool) -> np.ndarray:
         """Q values by which to act, float32 `[B, A]`: the online twin's, or with `act.with` the target's."""
-        if self._acts_by_target:
+        if self._settings.act.with_ == "target":
             return self.target.q_values(observations)
         return self.online.q_values(observations, frozen=frozen)
 
     def answer(self, turn: Turn, *, frozen: bool) -> np.ndarray:
         """The opponent's actions, int64 `[B]`: by what it holds, else by the online twin's weights, or at random."""
-        opponent, spec = self.holders["opponent"], self.online.spec.env
+        opponent, spec, epsilon = self.holders["opponent"], self.online.spec.env, self._settings.opponent.epsilon
         if opponent.snapshots:
-            return by_values(spec, opponent.q_values, self._opponent_epsilon)(turn)
+            return by_values(spec, opponent.q_values, epsilon)(turn)
         if self._opponent_is_self:
             own = functools.partial(self.online.q_values, frozen=frozen)
-            return by_values(spec, own, self._opponent_epsilon)(turn)
+            return by_values(spec, own, epsilon)(turn)
         return at_random(spec)(turn)
 
     def telemetry(self, probe: np.ndarray) -> dict[str, float]:
@@ -323,13 +321,12 @@ class Learner:
         self.newest = mine[-1] if mine else None
         chosen_otherwise = []
         for role, holder in self.holders.items():
-            then = state.holders.get(role)
-            chosen_anew = then is None or then.policy not in (policies[role].text, BY_HAND, UNDO)
-            if then is None or chosen_anew or len(then.snapshots) > len(holder.twins):
+            then, valid = state.holders.get(role), (policies[role].text, BY_HAND, UNDO)
+            if then and then.policy in valid and len(then.snapshots) <= len(holder.twins):
+                holder.restore([self._store.find(i) for i in then.snapshots], self._store)
+                holder.since, holder.policy, holder.held = then.since, then.policy, then.held
+            else:
                 chosen_otherwise.append((role, then.policy if then else "none"))
-                continue
-            holder.restore([self._store.find(i) for i in then.snapshots], self._store)
-            holder.since, holder.policy, holder.held = then.since, then.policy, then.held
         return chosen_otherwise
 
 

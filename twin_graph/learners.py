@@ -89,16 +89,16 @@ class Learners:
             return self.first.online.weights()
         return {f"{learner.name}/{n}": w for learner in self for n, w in learner.online.weights().items()}
 
-    def prepare(self, updates: range, batch: Batch, *, target_q: bool) -> Prepared:
+    def prepare(self, updates: range, batch: Batch) -> Prepared:
         """The minibatches of these updates with what the targets of now say of them.
 
         Args:
           updates: their numbers, from 0.
           batch: their minibatches, one after the other.
-          target_q: whether targets supply bootstrap values.
         """
-        prepared = Prepared(updates, self._turns.settings.updates_per_minibatch, batch, self.target_snapshots, None)
-        if not target_q:
+        settings = self._turns.settings
+        prepared = Prepared(updates, settings.updates_per_minibatch, batch, self.target_snapshots, None)
+        if not settings.train.target_q:
             return prepared
         q = []
         with self._stopwatch.phase("target"):
@@ -111,7 +111,7 @@ class Learners:
         """The same, evaluated anew if targets have been refreshed since."""
         if prepared.snapshots == self.target_snapshots:
             return prepared
-        return self.prepare(prepared.updates, prepared.batch, target_q=prepared.q_target_t is not None)
+        return self.prepare(prepared.updates, prepared.batch)
 
     def train(self, prepared: Prepared) -> Trained:
         """Makes prepared updates. Raises `DivergedError` if a loss is NaN or infinite."""
