@@ -12,7 +12,7 @@ from twin_graph.snapshots.report import restored
 from twin_graph.snapshots.run import find
 
 from .params import json_option, run_argument, say, set_option, verbose_option
-from .train import cluster_options, described_cluster, elsewhere_of, run_to_its_end, starting_up
+from .train import cluster_options, described_cluster, elsewhere_of, show_training, starting_up
 
 
 @click.command()
@@ -86,4 +86,4 @@ def resume(
             say(f"  changed: {key} from {before} to {after}")
         for sentence in without_effect(settings, (key for key, _ in overrides)):
             say(sentence)
-        run_to_its_end(found, env, point, as_json, described, verbose)
+        show_training(found, env, point, as_json, described, verbose)

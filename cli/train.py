@@ -135,7 +135,7 @@ def train(
         if settings.network == "mlp" and len(env.spec.observation_shape) == 3:
             say("network=mlp flattens the image to a list of numbers; --set network=nature is made for images")
         say(needed.words())
-        run_to_its_end(run, env, None, as_json, described, verbose)
+        show_training(run, env, None, as_json, described, verbose)
 
 
 @contextlib.contextmanager
@@ -196,7 +196,7 @@ def elsewhere_of(described: Any) -> bool:
     return bool(described and described.beyond_this_machine)
 
 
-def run_to_its_end(run: Run, env: Any, point: Any, as_json: bool, cluster: Any, verbose: bool) -> None:
+def show_training(run: Run, env: Any, point: Any, as_json: bool, cluster: Any, verbose: bool) -> None:
     from twin_graph import training
 
     if run.settings.workers.count:

@@ -109,9 +109,9 @@ class Agent:
                 observations, lambda: self.learners.acting_q_values(observations, frozen=frozen), self.tally.agent_steps
             )
 
-    def answer(self, turn: Turn, *, frozen: bool = False) -> np.ndarray:
+    def opponent_actions(self, turn: Turn, *, frozen: bool = False) -> np.ndarray:
         """The opponent's actions, int64 `[B]`, in games of two players; `frozen` as in `act`."""
-        return self.learners.first.answer(turn, frozen=frozen)
+        return self.learners.first.opponent_actions(turn, frozen=frozen)
 
     def observe(self, transition: Transition) -> None:
         """Puts one step of all E environments into the replay.

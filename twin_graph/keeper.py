@@ -28,7 +28,7 @@ from twin_graph.tally import Tally
 from twin_graph.words import command
 
 #: The reason of an end that was neither requested nor a failure.
-_BROKEN_OFF = {KeyboardInterrupt: "broken off", GeneratorExit: "its caller did not go on"}
+_BROKEN_OFF = {KeyboardInterrupt: "broken off", GeneratorExit: "the caller stopped iterating"}
 
 
 class Keeper:

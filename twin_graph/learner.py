@@ -278,7 +278,7 @@ class Learner:
             return self.target.q_values(observations)
         return self.online.q_values(observations, frozen=frozen)
 
-    def answer(self, turn: Turn, *, frozen: bool) -> np.ndarray:
+    def opponent_actions(self, turn: Turn, *, frozen: bool) -> np.ndarray:
         """The opponent's actions, int64 `[B]`: by what it holds, else by the online twin's weights, or at random."""
         opponent, spec, epsilon = self.holders["opponent"], self.online.spec.env, self._settings.opponent.epsilon
         if opponent.snapshots:

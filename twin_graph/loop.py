@@ -139,7 +139,7 @@ class InChunks(Stepper):
         self._agent = agent
         self._play = Play(agent, env, frozen=True)
         self._prepared: Prepared | None = None
-        self._actor = ThreadPoolExecutor(1, "actor")
+        self._acting = ThreadPoolExecutor(1, "actor")
 
     def begin(self) -> None:
         self._agent.learners.freeze()  # an opponent may move first
@@ -149,7 +149,7 @@ class InChunks(Stepper):
         agent = self._agent
         ready = self._take_prepared()
         agent.learners.freeze()
-        collecting = self._actor.submit(self._collect, ready.updates.stop if ready else agent.updates)
+        collecting = self._acting.submit(self._collect, ready.updates.stop if ready else agent.updates)
         if not agent.settings.twin.overlap:
             wait([collecting])
         try:
@@ -168,7 +168,7 @@ class InChunks(Stepper):
             self._agent.train(ready)
 
     def close(self) -> None:
-        self._actor.shutdown()
+        self._acting.shutdown()
 
     def _take_prepared(self) -> Prepared | None:
         """Takes out what was prepared, by the target of now: refreshes it first if that is due.
@@ -203,7 +203,7 @@ class Play:
     def __init__(self, agent: Agent, env: VectorEnv, *, frozen: bool) -> None:
         self._agent, self._env, self._frozen = agent, env, frozen
         if isinstance(env, Seat):
-            env.opponent = functools.partial(agent.answer, frozen=frozen)
+            env.opponent = functools.partial(agent.opponent_actions, frozen=frozen)
         self._scores = Scores(env.count)
         self._s_tm1 = np.empty(0)
 

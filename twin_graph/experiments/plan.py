@@ -92,7 +92,7 @@ class _File(BaseModel):
             if self.from_ is None and value is None:
                 raise ValueError(f"{name} is missing")
             if self.from_ and value is not None:
-                raise ValueError(f"{name} has no place beside [from]: preset and seed are those of its run")
+                raise ValueError(f"{name} cannot be combined with [from]: preset and seed are those of its run")
         return self
 
 

@@ -89,7 +89,7 @@ _WORDS = {
         "Overestimation",
         "What a snapshot expects of a game at its first observation (the largest Q value) less what it then gets "
         "(the discounted return of that game), the mean over evaluation games and runs with its 95% interval. Above "
-        "0 it promises itself too much; a game that is cut by its time limit makes it look so, by what would have "
+        "0 it overestimates; a game that is cut by its time limit makes it look so, by what would have "
         "come after.",
     ),
 }
@@ -255,7 +255,7 @@ def _warnings(data: _Data) -> Iterator[str]:
         if run.state in ("failed", "damaged"):
             yield f"{run.planned.name} {'failed' if run.state == 'failed' else 'is damaged'}: {run.error}"
     if lost := [c.name for c in data.conditions if any(r.state == "failed" for r in c.runs) and len(c.scores)]:
-        yield f"Of {_listed(lost)} the runs that failed are missing, so that it looks better than it is."
+        yield f"Of {_listed(lost)} the runs that failed are missing, so its score may be too high."
     if silent := [run.planned.name for run in data.results if run.state == "done" and not run.scores]:
         yield f"Without scheduled evaluations, and so without a score: {_listed(silent)}."
     games = [run.games for run in data.results if run.scores]

@@ -308,7 +308,7 @@ class Run:
         else:
             started = _process_started(newest.pid)
             runs = started is not None and abs(started - (newest.process_started or 0)) < 1
-        killed = f"killed: process {newest.pid} on {newest.host} ended without a word"
+        killed = f"killed: process {newest.pid} on {newest.host} ended without recording why"
         return ("running", "") if runs else ("failed", killed)
 
 

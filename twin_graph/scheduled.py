@@ -1,0 +1,74 @@
+"""The evaluations that a run plays on schedule."""
+
+import contextlib
+from collections.abc import Iterator
+
+from twin_graph.errors import DamagedError
+from twin_graph.evaluation import Evaluation, play
+from twin_graph.film import Film
+from twin_graph.progress import Progress
+from twin_graph.snapshots.files import make_folder
+from twin_graph.snapshots.ledger import Commit
+from twin_graph.snapshots.run import Run
+from twin_graph.twin import Twin
+
+
+def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Progress]:
+    """Plays the newest snapshot, and rivals that it has to beat, by this twin; records all of them, or none."""
+    keeper, settings = progress.keeper, progress.keeper.settings
+    episodes = settings.evaluate.episodes
+    if twin is None or progress.stop.is_set():
+        return
+    # Read only once: if workers make the steps, they continue while games are played, and rivals shall play the same.
+    at = {"seed": settings.seed, "counter": progress.agent_steps}
+    with keeper.stopwatch.phase("evaluate"):
+        played: list[tuple[Commit, Commit, Evaluation]] = []
+        for learner in keeper.learners:
+            newest = learner.newest
+            assert newest is not None
+            for snapshot in [*keeper.rivals(learner), newest]:
+                try:
+                    twin.restore_snapshot(snapshot, keeper.store)
+                except DamagedError as error:
+                    without = "resume with --set evaluate.episodes=0"
+                    raise DamagedError(f"{error}. Put its files back, or {without}") from error
+                depth = progress.depth_of(snapshot)
+                with _filmed(keeper.run, newest if snapshot is newest else None) as film:
+                    watch = film.watch if film else None
+                    for evaluation in play(twin.q_values, settings, episodes=episodes, depth=depth, watch=watch, **at):
+                        progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
+                        yield progress
+                        if progress.stop.is_set():
+                            progress.note = ""
+                            return
+                    if film:
+                        film.finish()
+                        keeper.show(film.path)
+                played.append((snapshot, newest, evaluation))
+    progress.note = ""
+    for snapshot, challenger, evaluation in played:
+        played_at = progress.counters
+        keeper.matches.record(snapshot, evaluation.summary(), challenger=challenger, played_at=played_at)
+        if snapshot is challenger:
+            whose = "" if len(keeper.learners) == 1 else f"/{snapshot.learner}"
+            values = {
+                f"evaluation/mean_return{whose}": evaluation.mean,
+                f"evaluation/interval_low{whose}": evaluation.interval[0],
+                f"evaluation/interval_high{whose}": evaluation.interval[1],
+            }
+            keeper.log(values, snapshot.counters)
+    for snapshot, challenger, evaluation in played:
+        if snapshot is challenger:
+            progress.evaluation = snapshot.id, evaluation
+            yield progress
+
+
+def _filmed(run: Run, snapshot: Commit | None) -> contextlib.AbstractContextManager[Film | None]:
+    """The film of a snapshot's evaluation, where `evaluate.video` asks for one and there is none yet."""
+    if snapshot is None or not run.settings.evaluate.video:
+        return contextlib.nullcontext()
+    path = run.videos / f"{snapshot.id}.mp4"
+    if path.exists():  # of an attempt that was killed before it could record the score
+        return contextlib.nullcontext()
+    make_folder(run.videos)
+    return Film(path, (run.name, snapshot.id))
