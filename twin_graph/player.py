@@ -50,7 +50,7 @@ def play(
       run: whose snapshot it is.
       snapshot: which.
       episodes, at_once, watch: as there.
-      seed: of the games; equal ones give equal games.
+      seed: of the games; an equal one gives this snapshot equal games, and another snapshot others.
     """
     counter = snapshot.number or 0
     settings, seed = run.settings, _BY_HAND + seed

@@ -49,7 +49,8 @@ def train(
       env: its environments.
       point: where to continue; None for the beginning.
       on_episode: called with the true score of each training episode that ended, and the progress. If it returns
-        False, the run ends as at its last step, and that is the recorded reason; anything else, also None, is ignored.
+        False, the run ends with a snapshot and a resume point, and that is the recorded reason; anything else, also
+        None, is ignored.
       on_evaluation: the same with each scheduled evaluation, of two learners with each one's; `progress.evaluation[0]`
         is the snapshot's id.
 

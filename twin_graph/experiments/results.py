@@ -51,7 +51,7 @@ class Result(NamedTuple):
       expected: what those snapshots expected of these games: mean of the largest Q of the first observations.
       realised: what came of it: mean discounted return, of rewards as they are learnt from.
       truncated: the same, of no more steps than the snapshot's depth; see `twin_graph.snapshots.depth`.
-      seconds: of training, without start-up, until this many agent steps.
+      seconds: since training began, evaluations and resume points included, until this many agent steps.
       train_return: mean return of the newest training episodes, exploration included, by agent steps.
       q_distance, agreement: of the targets from their online twins, by agent steps.
       services: of the targets, in order.
