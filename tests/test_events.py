@@ -54,6 +54,16 @@ def test_variables_are_shown_by_their_statistics_and_a_histogram(tmp_path: Path)
     assert len(histogram.bucket) >= 20
 
 
+def test_attempts_of_the_same_second_write_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 1_700_000_000.5)
+    for attempt in (1, 2):
+        with EventFile(tmp_path, tf.Graph()) as events:
+            events.write(attempt, {"x": attempt})
+    read = EventAccumulator(str(tmp_path))
+    read.Reload()
+    assert [event.step for event in read.Scalars("x")] == [1, 2]
+
+
 def test_tensorboards_own_histograms_are_made_of_them(tmp_path: Path) -> None:
     written(tmp_path, np.linspace(-1, 2, 300, dtype=np.float32))
     shown = plugin_event_accumulator.EventAccumulator(str(tmp_path))

@@ -499,6 +499,15 @@ def test_a_run_that_never_made_a_point_says_so(cartpole: Make, tmp_path: Path) -
         newest_point(run)
 
 
+def test_no_more_replay_is_said_to_be_restored_than_there_is(
+    cartpole: Make, trained: Callable[[Settings], Run]
+) -> None:
+    """Its oldest segment may be needed for its newest steps alone."""
+    run = trained(cartpole(replay__capacity_steps=406, train__steps=1_176, evaluate__episodes=0))
+    said = "\n".join(report.restored(run, newest_point(run).point))
+    assert "restored: replay, 400 agent steps in 3 segments\n" in said
+
+
 def test_one_process_at_a_time(cartpole: Make, tmp_path: Path) -> None:
     run = create(tmp_path / "run", cartpole())
     code = "import sys, time; from pathlib import Path; from twin_graph.snapshots.run import Run\n"
