@@ -1,6 +1,7 @@
 """TensorBoard's event file, read back as TensorBoard reads it."""
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def test_variables_are_shown_by_their_statistics_and_a_histogram(tmp_path: Path)
 
 
 def test_attempts_of_the_same_second_write_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.time", lambda: 1_700_000_000.5)
+    monkeypatch.setattr("time.time", itertools.count(1_700_000_000, 0.001).__next__)
     for attempt in (1, 2):
         with EventFile(tmp_path, tf.Graph()) as events:
             events.write(attempt, {"x": attempt})
