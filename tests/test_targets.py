@@ -226,6 +226,7 @@ def test_pinned_is_the_snapshot_of_that_id_and_the_newest_until_it_is_there() ->
 
 
 FINE, BAD, UNKNOWN, NO_LIMIT = q(9.0, 10.0), q(11.0, 10.0), None, q(1e9, None)
+NOT_FINITE = Health(q_abs_mean=None, q_abs_max=None, q_limit=None)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +242,7 @@ FINE, BAD, UNKNOWN, NO_LIMIT = q(9.0, 10.0), q(11.0, 10.0), None, q(1e9, None)
         ([BAD], 0),
         ([UNKNOWN, UNKNOWN, UNKNOWN], 2),
         ([BAD, FINE, NO_LIMIT], 2),
+        ([NO_LIMIT, NOT_FINITE], 0),
         ([FINE, q(10.0, 10.0)], 1),
     ],
 )
@@ -250,6 +252,7 @@ def test_rollback_goes_back_to_the_newest_healthy_snapshot(healths: list[Health 
     assert numbers(choice.snapshots) == [number]
     assert set(numbers(choice.candidates)) == {number, len(healths) - 1}
     assert ("diverges: |Q| is up to 11, returns at most 10" in choice.reason) == (healths[-1] is BAD)
+    assert choice.reason.endswith("diverges: |Q| is not finite") == (healths[-1] is NOT_FINITE)
 
 
 @pytest.mark.parametrize(("limit", "number"), [(0.5, 0), (1, 1), (1.5, 2), (2.5, 3)])
