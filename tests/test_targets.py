@@ -533,7 +533,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from twin_graph.targets import Choice, History
+from twin_graph.targets import Choice, History, needs
 
 
 def older(history: History, random: np.random.Generator, back: Annotated[int, Field(ge=1)] = 1) -> Choice:
@@ -577,6 +577,11 @@ def two(history: History, random: np.random.Generator) -> Choice:
 
 def without_annotation(history, random, back=1):
     return Choice(history.snapshots[-1:], history.snapshots, "")
+
+
+@needs(rival=lambda history: history.best)
+def no_rival(history: History, random: np.random.Generator) -> Choice:
+    return Choice(history.snapshots[-1:], history.snapshots, "the newest")
 '''
 
 
@@ -637,6 +642,13 @@ def test_a_policy_that_answers_with_nonsense_is_named(mine: str, function: str) 
         ForeignError, match=rf"target\.policy=my_policies:{function} (must return a Choice|chose 2 snapshots)"
     ):
         choose(f"{mine}:{function}", History(0, FIVE))
+
+
+def test_a_policy_that_fails_to_say_whom_to_beat_is_named_with_its_line(mine: str) -> None:
+    """As a `ForeignError`, for which a run commits a resume point."""
+    failed = r"target\.policy=my_policies:no_rival: AttributeError: .* 'best' \(.*my_policies\.py:\d+, in <lambda>\)"
+    with pytest.raises(ForeignError, match=failed):
+        parse(f"{mine}:no_rival").rival(History(0, FIVE))
 
 
 @pytest.mark.parametrize(

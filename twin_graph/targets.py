@@ -425,8 +425,14 @@ class Policy(NamedTuple):
         return str(self.arguments.get("combine", self._needs.combine))
 
     def rival(self, history: History) -> str | None:
-        """The snapshot that the newest has to beat in the next scheduled evaluation, if there is one."""
-        return self._needs.rival(history, **self.arguments)
+        """The snapshot that the newest has to beat in the next scheduled evaluation, if there is one.
+
+        Raises `ForeignError` if a user's own function fails.
+        """
+        try:
+            return self._needs.rival(history, **self.arguments)
+        except Exception as error:
+            raise foreign_error(f"{self.setting}={self.text}", error) from error
 
     @property
     def _needs(self) -> Needs:
