@@ -410,6 +410,7 @@ def test_what_a_person_trained_further_stays_done_and_what_ended_early_is_not(fi
     read = list(results.read(there))
     assert [result.state for result in read] == ["done"] * 4
     assert read[0].scores == before[0].scores
+    assert read[0].services == before[0].services
     assert there.command(there.plan.runs[1])[-2:] == ["--steps", "600"]
     longer_plan = there.plan.runs[1]._replace(
         settings=config.change(there.plan.runs[1].settings, [("train.steps", 700)])

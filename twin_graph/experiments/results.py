@@ -9,7 +9,7 @@ from twin_graph import mutual
 from twin_graph.errors import DamagedError
 from twin_graph.experiments.plan import PlannedRun
 from twin_graph.experiments.runner import Experiment, State, look
-from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, End, Event, Fork, Start, target_swaps
+from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, End, Event, Fork, Start, Swap, target_swaps
 from twin_graph.snapshots.run import Run
 
 Curve = dict[int, float]
@@ -147,7 +147,7 @@ def _result(state: State, run: Run) -> Result:
     evaluations = [line for line in evaluations if begin < line["played_at"]["agent_steps"] <= end]
     logged = [line for line in run.metric_lines() if "agent_steps_per_second" in line and line["agent_steps"] <= end]
     metrics = [line for line in logged if line["agent_steps"] > begin]
-    events = run.ledger.events()
+    events = [e for e in run.ledger.events() if not isinstance(e, Swap) or e.counters.agent_steps <= end]
     newest = logged[-1] if logged else {"agent_steps": 0, "updates": 0}
     comparable = not run.settings.train.rescale_r  # or Q values are in other units than rewards
     every = [event for event, _ in run.ledger.with_abandoned()]
