@@ -24,6 +24,7 @@ from commands import Command, twin_graph
 from hypothesis import given
 from hypothesis import strategies as st
 from rliable import library, metrics
+from test_resume import attempt
 from twin_graph_cli.main import cli
 
 from twin_graph import config
@@ -31,7 +32,10 @@ from twin_graph.errors import UsageError
 from twin_graph.experiments import figures, plan, results, runner, statistics
 from twin_graph.experiments import report as pages
 from twin_graph.experiments.runner import Experiment, assignment
+from twin_graph.keeper import Keeper
+from twin_graph.settings import Settings
 from twin_graph.snapshots import ledger, report
+from twin_graph.snapshots.points import PointStore
 from twin_graph.snapshots.run import Run, create
 
 ROOT = Path(__file__).parents[1]
@@ -532,6 +536,27 @@ def test_what_workers_restored_of_the_target_is_not_counted_again(finished: Path
     [after, *_] = results.read(Experiment.open(folder))
     assert after.services == before.services
     assert len(before.services) > 2
+
+
+def test_only_a_stop_that_commits_a_resume_point_counts_as_one(
+    cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are resumed from a scheduled point, and change nothing."""
+    run = create(tmp_path / "run", cartpole(resume__every_steps=200, evaluate__episodes=0))
+
+    def full(*arguments: object) -> None:
+        raise OSError("full")
+
+    stops = []
+    for owner, name in ((Keeper, "log"), (PointStore, "commit")):
+        attempt(run, signal_at=(signal.SIGINT, 300 * len(stops) + 300))
+        with monkeypatch.context() as patched, pytest.raises(OSError, match="full"):
+            patched.setattr(owner, name, full)
+            attempt(run)
+        attempt(run, 300 * len(stops) + 550)
+        stops.append(results._stops(run.ledger.with_abandoned(), 1_200))
+    assert stops == [1, 2]
+    assert results._stops(run.ledger.with_abandoned(), 500) == 1
 
 
 def test_the_age_of_targets_is_what_explain_says(finished: Path) -> None:

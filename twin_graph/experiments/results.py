@@ -1,5 +1,6 @@
 """What the records of an experiment's runs say, as plain numbers."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
@@ -9,7 +10,20 @@ from twin_graph import mutual
 from twin_graph.errors import DamagedError
 from twin_graph.experiments.plan import PlannedRun
 from twin_graph.experiments.runner import Experiment, State, look
-from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, End, Event, Fork, Start, Swap, target_swaps
+from twin_graph.snapshots.ledger import (
+    BY_HAND,
+    UNDO,
+    Commit,
+    End,
+    Event,
+    Fork,
+    Pin,
+    Point,
+    Prune,
+    Start,
+    Swap,
+    target_swaps,
+)
 from twin_graph.snapshots.run import Run
 
 Curve = dict[int, float]
@@ -56,7 +70,7 @@ class Result(NamedTuple):
       q_distance, agreement: of the targets from their online twins, by agent steps.
       services: of the targets, in order.
       attempts: processes that trained it.
-      stops: how often it was stopped by a person or an error, and not killed: each added an episode boundary.
+      stops: how often a person or an error ended it at a resume point of its own, which adds an episode boundary.
       processor: on which it began.
       error: why it failed.
     """
@@ -150,8 +164,8 @@ def _result(state: State, run: Run) -> Result:
     events = [e for e in run.ledger.events() if not isinstance(e, Swap) or e.counters.agent_steps <= end]
     newest = logged[-1] if logged else {"agent_steps": 0, "updates": 0}
     comparable = not run.settings.train.rescale_r  # or Q values are in other units than rewards
-    every = [event for event, _ in run.ledger.with_abandoned()]
-    own = every[max((i for i, event in enumerate(every) if isinstance(event, Fork)), default=0) :]
+    every = run.ledger.with_abandoned()
+    own = every[max((i for i, (event, _) in enumerate(every) if isinstance(event, Fork)), default=0) :]
     return Result(
         planned=state.planned,
         state=state.state,
@@ -168,10 +182,20 @@ def _result(state: State, run: Run) -> Result:
         q_distance=_telemetry(metrics, "target/q_distance"),
         agreement=_telemetry(metrics, "target/greedy_agreement"),
         services=list(_services(run, events, newest["updates"])),
-        attempts=max(1, sum(isinstance(event, Start) for event in own)),
-        stops=sum(isinstance(event, End) and event.state != "finished" for event in own),
+        attempts=max(1, sum(isinstance(event, Start) for event, _ in own)),
+        stops=_stops(own, end),
         processor=run.description["cpu"]["model"],
         error=state.error,
+    )
+
+
+def _stops(events: Sequence[tuple[Event, bool]], end: int) -> int:
+    """How often it ended unfinished right after a resume point that holds, of at most `end` agent steps."""
+    acts = [(event, holds) for event, holds in events if not isinstance(event, Pin | Prune)]
+    return sum(
+        isinstance(point, Point) and holds and point.counters.agent_steps <= end
+        for (point, holds), (event, _) in itertools.pairwise(acts)
+        if isinstance(event, End) and event.state != "finished"
     )
 
 
