@@ -62,9 +62,10 @@ def predicted(run: Result) -> Curve:
     settings, reward = run.planned.settings, STEP_REWARDS.get(run.planned.task)
     if reward is None:
         return run.truncated
-    if not run.services or settings.store.shared:
-        return {}
     learners = mutual.Turns(settings).learners
+    recorded = sum(service.last - service.first + 1 for service in run.services)
+    if not run.services or settings.store.shared or recorded < run.updates * len(learners):  # a target was imported
+        return {}
     depths = {learner: _Depths(learner, run.services, settings) for learner in learners}
     for name, other in zip(learners, learners[::-1], strict=True):
         depths[name].source = depths[other]

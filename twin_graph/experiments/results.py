@@ -12,6 +12,7 @@ from twin_graph.experiments.plan import PlannedRun
 from twin_graph.experiments.runner import Experiment, State, look
 from twin_graph.snapshots.ledger import (
     BY_HAND,
+    IMPORT,
     UNDO,
     Commit,
     End,
@@ -68,7 +69,7 @@ class Result(NamedTuple):
       seconds: of training, without start-up, until this many agent steps.
       train_return: mean return of the newest training episodes, exploration included, by agent steps.
       q_distance, agreement: of the targets from their online twins, by agent steps.
-      services: of the targets, in order.
+      services: of the targets, in order, but for those that were imported.
       attempts: processes that trained it.
       stops: how often a person or an error ended it at a resume point of its own, which adds an episode boundary.
       processor: on which it began.
@@ -226,14 +227,14 @@ def _telemetry(metrics: Iterable[Mapping[str, Any]], name: str) -> Curve:
 
 
 def _services(run: Run, events: Sequence[Event], updates: int) -> Iterator[Service]:
-    committed = {event.snapshot: event.updates for event in events if isinstance(event, Commit)}
+    # An import was committed after no number of this run's updates.
+    committed = {e.snapshot: e.updates for e in events if isinstance(e, Commit) and e.lineage != IMPORT}
     if not run.settings.train.target_q:
         return
     for learner in mutual.Turns(run.settings).learners:
         swaps = target_swaps(events, learner=learner)
         ends = [swap.first_update - 1 for swap in swaps[1:]] + [updates]
         for swap, last in zip(swaps, ends, strict=True):
-            if last >= swap.first_update:
-                by_hand = swap.policy in (BY_HAND, UNDO)
-                if sources := tuple(committed[snapshot] for snapshot in swap.snapshots if snapshot in committed):
-                    yield Service(swap.first_update, last, sources, learner, by_hand)
+            if last >= swap.first_update and committed.keys() >= set(swap.snapshots):
+                sources = tuple(committed[snapshot] for snapshot in swap.snapshots)
+                yield Service(swap.first_update, last, sources, learner, by_hand=swap.policy in (BY_HAND, UNDO))
