@@ -212,6 +212,13 @@ def test_ten_thousand_targets_without_an_evaluation_between_are_not_too_many(
     assert clock.predicted(done)[1] == pytest.approx(100, abs=1e-6)  # all there is at a discount of 0.99
 
 
+def test_nothing_is_predicted_of_an_ensemble_whose_module_is_not_here(cartpole: Callable[..., Settings]) -> None:
+    planned = plan.PlannedRun("run", "", "CartPole-v1", 1, (), cartpole(target__policy="nowhere:spread"))
+    services = [results.Service(1, 50, (0, 0), "online", by_hand=False)]
+    done = results._nothing(results.State(planned, "done", 0))._replace(services=services, evaluated={1: 50})
+    assert clock.predicted(done) == {}
+
+
 def test_truncated_returns_are_of_as_many_steps_as_the_depth(
     cartpole: Callable[..., Settings], trained: Callable[[Settings], Run]
 ) -> None:

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twin_graph import mutual, targets
+from twin_graph import mutual
 from twin_graph.experiments.results import Curve, Result, Service
 from twin_graph.settings import Settings
-from twin_graph.snapshots.depth import learnt_from, value_of
+from twin_graph.snapshots.depth import combined_by, learnt_from, value_of
 
 #: Reward of each step, by environment, where it is always the same.
 STEP_REWARDS = {"CartPole-v1": 1.0}
@@ -66,7 +66,11 @@ def predicted(run: Result) -> Curve:
     recorded = sum(service.last - service.first + 1 for service in run.services)
     if not run.services or settings.store.shared or recorded < run.updates * len(learners):  # a target was imported
         return {}
-    depths = {learner: _Depths(learner, run.services, settings) for learner in learners}
+    several = any(len(service.committed) > 1 for service in run.services)
+    combine = combined_by(settings.target.policy) if several else "mean"
+    if combine is None:
+        return {}
+    depths = {learner: _Depths(learner, run.services, settings, combine) for learner in learners}
     for name, other in zip(learners, learners[::-1], strict=True):
         depths[name].source = depths[other]
     for service in sorted(run.services, key=lambda service: service.first):  # in order, or one asks for all before it
@@ -83,11 +87,10 @@ def predicted(run: Result) -> Curve:
 class _Depths:
     """The depths of a learner's snapshots, by the updates after which they were committed."""
 
-    def __init__(self, learner: str, services: Sequence[Service], settings: Settings) -> None:
+    def __init__(self, learner: str, services: Sequence[Service], settings: Settings, combine: str) -> None:
         self._services = [service for service in services if service.learner == learner]
         self._train = settings.train
-        several = any(len(service.committed) > 1 for service in self._services)
-        self._combine = targets.parse(settings.target.policy).combine if several else "mean"
+        self._combine = combine
         self._known = {0: 0.0}
         self.source = self
 
