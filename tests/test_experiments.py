@@ -324,11 +324,29 @@ def test_who_comes_second_is_told_before_anything_is_measured(finished: Path) ->
 
 def test_a_run_whose_points_are_gone_is_not_taken_for_one_that_never_began(finished: Path, tmp_path: Path) -> None:
     archived = Path(shutil.copytree(finished / RUNS[0], tmp_path / "archived", ignore=shutil.ignore_patterns("resume")))
-    runner._remove_stillborn(archived)
+    runner._remove_unstarted(archived)
     assert Run(archived).store().snapshots
-    stillborn = create(tmp_path / "stillborn", Run(archived).settings)
-    runner._remove_stillborn(stillborn.folder)
-    assert not stillborn.folder.exists()
+    unstarted = create(tmp_path / "unstarted", Run(archived).settings)
+    runner._remove_unstarted(unstarted.folder)
+    assert not unstarted.folder.exists()
+
+
+def test_a_run_that_ended_while_it_made_its_first_point_never_began(
+    cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger names the point before it is there. Of a run that was killed it lacks the end alone."""
+    run = create(tmp_path / "run", cartpole())
+    monkeypatch.setattr(PointStore, "commit", full)
+    with pytest.raises(OSError, match="full"):
+        attempt(run)
+    assert [event.event for event in run.ledger.events()] == ["start", "commit", "swap", "point", "end"]
+    runner._remove_unstarted(run.folder)
+    assert not run.folder.exists()
+
+
+def full(*arguments: object) -> None:
+    """In place of what writes to a disk."""
+    raise OSError("full")
 
 
 def test_the_clock_takes_an_experiment_by_its_name(finished: Path) -> None:
@@ -543,10 +561,6 @@ def test_only_a_stop_that_commits_a_resume_point_counts_as_one(
 ) -> None:
     """Others are resumed from a scheduled point, and change nothing."""
     run = create(tmp_path / "run", cartpole(resume__every_steps=200, evaluate__episodes=0))
-
-    def full(*arguments: object) -> None:
-        raise OSError("full")
-
     stops = []
     for owner, name in ((Keeper, "log"), (PointStore, "commit")):
         attempt(run, signal_at=(signal.SIGINT, 300 * len(stops) + 300))
