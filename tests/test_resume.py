@@ -32,7 +32,7 @@ from twin_graph.settings import Settings
 from twin_graph.snapshots import control, report, swaps
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.ledger import BY_REQUEST, Swap
-from twin_graph.snapshots.points import PointState
+from twin_graph.snapshots.points import PointState, PointStore
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.verify import verify
 
@@ -411,6 +411,31 @@ def test_a_request_is_seen_though_the_folder_seems_unchanged(tmp_path: Path) -> 
     asked = control.ask(tmp_path, "point")
     os.utime(tmp_path, ns=(now, now))  # as a clock leaves it that ticks coarsely
     assert inbox.new() == [asked]
+
+
+def test_a_request_for_a_point_is_answered_once_a_resumed_run_has_made_it(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0))
+    monkeypatch.setattr(control, "_TICK_NS", 0)  # or the folder is looked at again for a second
+
+    def full(*arguments: object) -> None:
+        raise OSError("full")
+
+    with (
+        monkeypatch.context() as patched,
+        contextlib.closing(envs.make(run.settings.env, count=8)) as env,
+        pytest.raises(OSError, match="full"),
+    ):
+        for progress in training.train(run, env):
+            if progress.agent_steps == 640:
+                control.ask(run.control, "point")
+                patched.setattr(PointStore, "commit", full)
+    [request] = control.pending(run.control)
+    attempt(run)
+    answer = control.read(run.control, request.id).answer
+    assert answer is not None
+    assert answer.message == "resume point 2 is after 110 updates"
 
 
 def test_what_was_abandoned_is_kept_and_never_looked_at(cartpole: Make, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ class Requests:
             if isinstance(event, Swap):
                 self._repeat(event, event.request)
             del self._again[0]
+            self._inbox.look_again()  # a crash may have left its request without an answer
         for request in self._inbox.new():
             if any(request.id == event.request for event in self._again):
                 continue
