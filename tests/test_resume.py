@@ -370,6 +370,11 @@ def test_a_swap_by_hand_whose_snapshot_is_not_made_again_is_left_out_and_named(
     assert run.outcome()[0] == "finished"
     assert re.fullmatch(r"a swap after \d+ agent steps is not repeated: no snapshot '\S+'.*", notices[0])
     assert len(notices) == 1 + undone
+    # Not later either, when it would be at another step.
+    run.change_settings(config.change(run.settings, [("train.steps", 1_400)]))
+    with contextlib.closing(envs.make(run.settings.env, count=8)) as env:
+        for progress in training.train(run, env, newest_point(run).point):
+            assert progress.notices == []
     assert run.ledger.events(Swap, text=BY_REQUEST) == []
     assert verify(run).damage == []
 
