@@ -20,9 +20,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from gymnasium.envs.classic_control import CartPoleEnv
+from twin_graph_cli.main import cli
 
-from twin_graph import config, envs, training
+from twin_graph import config, envs, resources, training
 from twin_graph.checkpoint import newest_point
 from twin_graph.errors import DamagedError, ForeignError, InUseError, UsageError
 from twin_graph.learners import Learners, Trained
@@ -527,6 +529,19 @@ def test_a_run_that_never_made_a_point_says_so(cartpole: Make, tmp_path: Path) -
     run = create(tmp_path / "run", cartpole())
     with pytest.raises(UsageError, match="before its first resume point"):
         newest_point(run)
+
+
+def test_a_run_that_is_resumed_needs_no_room_for_what_it_has(
+    cartpole: Make, trained: Callable[[Settings], Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(cartpole(evaluate__episodes=0))
+    with contextlib.closing(envs.make(run.settings.env, count=1)) as env:
+        needed = resources.measure(run.settings, env, run.folder)
+    for free, code in ((1_000, 1), (needed.disk * 3 // 4, 0)):
+        monkeypatch.setattr(resources, "measure", lambda *_, free=free, **__: needed._replace(disk_free=free))
+        done = CliRunner().invoke(cli, ["resume", str(run.folder), "--steps", "1240"])
+        assert done.exit_code == code, done.exception
+        assert not code or "too little disk" in str(done.exception)
 
 
 def test_no_more_replay_is_said_to_be_restored_than_there_is(
