@@ -112,7 +112,8 @@ def main() -> None:
     if command and COMMANDS[command][0] in ("records", "care"):
         gc.disable()  # they end before there is garbage, and Python would look for it among all records that they read
     try:
-        code = cli.main(standalone_mode=False)
+        # Before the command or after it, as messages that propose it do not say where.
+        code = cli.main([argument for argument in sys.argv[1:] if argument != "--debug"], standalone_mode=False)
         _flush()
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)

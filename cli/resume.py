@@ -73,7 +73,9 @@ def resume(
                 raise UsageError(f"{found.folder} has reached {reached}; give a higher one, or null, with --set")
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
             needed = resources.measure(settings, env, found.folder, elsewhere=elsewhere_of(described))
-            resources.check(needed)
+            paths = [*found.store_folder.rglob("*"), *found.points().folder.rglob("*")]
+            there = sum(path.stat().st_size for path in paths if path.is_file())
+            resources.check(needed._replace(disk=max(0, needed.disk - there)))
             evaluation.check(settings)
             trackers.check(settings)
         changes = list(config.differences(found.settings, settings))

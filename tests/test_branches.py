@@ -19,6 +19,7 @@ from twin_graph.experiments.runner import Experiment, Runner
 from twin_graph.experiments.trial import Trial
 from twin_graph.settings import Settings
 from twin_graph.snapshots.depth import Depths, value_of
+from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Swap
 from twin_graph.snapshots.run import Run
 
 ROOT = Path(__file__).parents[1]
@@ -189,10 +190,17 @@ def test_predictions_are_the_depths_of_the_ledger(
         planned = plan.PlannedRun("run", "", "CartPole-v1", 1, (), settings)
         services = list(results._services(run, run.ledger.events(), 250))
         empty = results._nothing(results.State(planned, "done", 0))
-        read = empty._replace(
-            services=services, evaluated={line["played_at"]["agent_steps"]: line["updates"] for line in lines}
-        )
+        evaluated = {line["played_at"]["agent_steps"]: line["updates"] for line in lines}
+        read = empty._replace(services=services, updates=250, evaluated=evaluated)
         assert clock.predicted(read) == pytest.approx({step: fmean(values) for step, values in wanted.items()})
+        # An import has another past.
+        imported = {"lineage": IMPORT, "number": None, "counters": Counters.zero()}
+        [one, *_] = run.ledger.events(Swap)[3].snapshots
+        events = [
+            event.model_copy(update=imported) if isinstance(event, Commit) and event.id == one else event
+            for event in run.ledger.events()
+        ]
+        assert clock.predicted(read._replace(services=list(results._services(run, events, 250)))) == {}
 
 
 def test_ten_thousand_targets_without_an_evaluation_between_are_not_too_many(
@@ -202,6 +210,13 @@ def test_ten_thousand_targets_without_an_evaluation_between_are_not_too_many(
     services = [results.Service(50 * i + 1, 50 * i + 50, (50 * i,), "online", by_hand=False) for i in range(10_000)]
     done = results._nothing(results.State(planned, "done", 0))._replace(services=services, evaluated={1: 500_000})
     assert clock.predicted(done)[1] == pytest.approx(100, abs=1e-6)  # all there is at a discount of 0.99
+
+
+def test_nothing_is_predicted_of_an_ensemble_whose_module_is_not_here(cartpole: Callable[..., Settings]) -> None:
+    planned = plan.PlannedRun("run", "", "CartPole-v1", 1, (), cartpole(target__policy="nowhere:spread"))
+    services = [results.Service(1, 50, (0, 0), "online", by_hand=False)]
+    done = results._nothing(results.State(planned, "done", 0))._replace(services=services, evaluated={1: 50})
+    assert clock.predicted(done) == {}
 
 
 def test_truncated_returns_are_of_as_many_steps_as_the_depth(

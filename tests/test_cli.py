@@ -236,7 +236,8 @@ def test_bad_input_gets_one_clear_line_and_the_right_code(
 
 def test_a_traceback_is_shown_only_with_debug(trained: Path) -> None:
     assert "Traceback" not in twin_graph("status", "nothing", cwd=trained).stderr
-    assert "Traceback" in twin_graph("--debug", "status", "nothing", cwd=trained).stderr
+    for arguments in (["--debug", "status", "nothing"], ["status", "nothing", "--debug"]):
+        assert "Traceback" in twin_graph(*arguments, cwd=trained).stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -51,6 +51,10 @@ def test_null_takes_away_what_is_optional() -> None:
         load("train.batch_size=null")
 
 
+def test_null_for_one_unit_of_a_schedule_leaves_the_others() -> None:
+    assert load().refresh_schedule_of("target") == load("target.refresh_every_steps=null").refresh_schedule_of("target")
+
+
 def test_arguments_of_an_environment_are_set_one_by_one_and_kept() -> None:
     settings = load("env.kwargs.size=8", "env.kwargs.name=hard", "env.kwargs.size=9")
     assert settings.env.kwargs == {"size": 9, "name": "hard"}

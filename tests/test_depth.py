@@ -122,6 +122,17 @@ def test_swaps_into_the_online_twin_and_imports(cartpole: Make, tmp_path: Path) 
     assert story.depths("s2", "s3", "s4", "import-1", "s5", "s6") == [6, 0, 6, None, None, None]
 
 
+def test_the_depth_of_an_ensemble_is_unknown_where_its_module_is_not(cartpole: Make, tmp_path: Path) -> None:
+    """Records are read on other machines, too."""
+    story = Story(tmp_path / "run", cartpole(train__n_step=3, target__policy="nowhere:spread"))
+    story.commit("s0", 0)
+    story.restore(["s0"], 0)
+    story.commit("s1", 50)
+    story.restore(["s0", "s1"], 50)
+    story.commit("s2", 100)
+    assert story.depths("s0", "s1", "s2") == [0, 3, None]
+
+
 def test_two_learners_learn_through_each_other(cartpole: Make, tmp_path: Path) -> None:
     story = Story(tmp_path / "run", cartpole(train__n_step=2, mode="mutual"))
     for learner in "ab":

@@ -1,6 +1,7 @@
 """TensorBoard's event file, read back as TensorBoard reads it."""
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,16 @@ def test_variables_are_shown_by_their_statistics_and_a_histogram(tmp_path: Path)
         lower = limit
     assert histogram.bucket[-1] == (values >= lower).sum()
     assert len(histogram.bucket) >= 20
+
+
+def test_attempts_of_the_same_second_write_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", itertools.count(1_700_000_000, 0.001).__next__)
+    for attempt in (1, 2):
+        with EventFile(tmp_path, tf.Graph()) as events:
+            events.write(attempt, {"x": attempt})
+    read = EventAccumulator(str(tmp_path))
+    read.Reload()
+    assert [event.step for event in read.Scalars("x")] == [1, 2]
 
 
 def test_tensorboards_own_histograms_are_made_of_them(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from commands import Command, twin_graph
 from hypothesis import given
 from hypothesis import strategies as st
 from rliable import library, metrics
+from test_resume import attempt
 from twin_graph_cli.main import cli
 
 from twin_graph import config
@@ -31,7 +32,10 @@ from twin_graph.errors import UsageError
 from twin_graph.experiments import figures, plan, results, runner, statistics
 from twin_graph.experiments import report as pages
 from twin_graph.experiments.runner import Experiment, assignment
+from twin_graph.keeper import Keeper
+from twin_graph.settings import Settings
 from twin_graph.snapshots import ledger, report
+from twin_graph.snapshots.points import PointStore
 from twin_graph.snapshots.run import Run, create
 
 ROOT = Path(__file__).parents[1]
@@ -320,11 +324,29 @@ def test_who_comes_second_is_told_before_anything_is_measured(finished: Path) ->
 
 def test_a_run_whose_points_are_gone_is_not_taken_for_one_that_never_began(finished: Path, tmp_path: Path) -> None:
     archived = Path(shutil.copytree(finished / RUNS[0], tmp_path / "archived", ignore=shutil.ignore_patterns("resume")))
-    runner._remove_stillborn(archived)
+    runner._remove_unstarted(archived)
     assert Run(archived).store().snapshots
-    stillborn = create(tmp_path / "stillborn", Run(archived).settings)
-    runner._remove_stillborn(stillborn.folder)
-    assert not stillborn.folder.exists()
+    unstarted = create(tmp_path / "unstarted", Run(archived).settings)
+    runner._remove_unstarted(unstarted.folder)
+    assert not unstarted.folder.exists()
+
+
+def test_a_run_that_ended_while_it_made_its_first_point_never_began(
+    cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger names the point before it is there. Of a run that was killed it lacks the end alone."""
+    run = create(tmp_path / "run", cartpole())
+    monkeypatch.setattr(PointStore, "commit", full)
+    with pytest.raises(OSError, match="full"):
+        attempt(run)
+    assert [event.event for event in run.ledger.events()] == ["start", "commit", "swap", "point", "end"]
+    runner._remove_unstarted(run.folder)
+    assert not run.folder.exists()
+
+
+def full(*arguments: object) -> None:
+    """In place of what writes to a disk."""
+    raise OSError("full")
 
 
 def test_the_clock_takes_an_experiment_by_its_name(finished: Path) -> None:
@@ -410,6 +432,7 @@ def test_what_a_person_trained_further_stays_done_and_what_ended_early_is_not(fi
     read = list(results.read(there))
     assert [result.state for result in read] == ["done"] * 4
     assert read[0].scores == before[0].scores
+    assert read[0].services == before[0].services
     assert there.command(there.plan.runs[1])[-2:] == ["--steps", "600"]
     longer_plan = there.plan.runs[1]._replace(
         settings=config.change(there.plan.runs[1].settings, [("train.steps", 700)])
@@ -531,6 +554,23 @@ def test_what_workers_restored_of_the_target_is_not_counted_again(finished: Path
     [after, *_] = results.read(Experiment.open(folder))
     assert after.services == before.services
     assert len(before.services) > 2
+
+
+def test_only_a_stop_that_commits_a_resume_point_counts_as_one(
+    cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are resumed from a scheduled point, and change nothing."""
+    run = create(tmp_path / "run", cartpole(resume__every_steps=200, evaluate__episodes=0))
+    stops = []
+    for owner, name in ((Keeper, "log"), (PointStore, "commit")):
+        attempt(run, signal_at=(signal.SIGINT, 300 * len(stops) + 300))
+        with monkeypatch.context() as patched, pytest.raises(OSError, match="full"):
+            patched.setattr(owner, name, full)
+            attempt(run)
+        attempt(run, 300 * len(stops) + 550)
+        stops.append(results._stops(run.ledger.with_abandoned(), 1_200))
+    assert stops == [1, 2]
+    assert results._stops(run.ledger.with_abandoned(), 500) == 1
 
 
 def test_the_age_of_targets_is_what_explain_says(finished: Path) -> None:

@@ -20,9 +20,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from gymnasium.envs.classic_control import CartPoleEnv
+from twin_graph_cli.main import cli
 
-from twin_graph import config, envs, training
+from twin_graph import config, envs, resources, training
 from twin_graph.checkpoint import newest_point
 from twin_graph.errors import DamagedError, ForeignError, InUseError, UsageError
 from twin_graph.learners import Learners, Trained
@@ -32,7 +34,7 @@ from twin_graph.settings import Settings
 from twin_graph.snapshots import control, report, swaps
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.ledger import BY_REQUEST, Swap
-from twin_graph.snapshots.points import PointState
+from twin_graph.snapshots.points import PointState, PointStore
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.verify import verify
 
@@ -370,6 +372,11 @@ def test_a_swap_by_hand_whose_snapshot_is_not_made_again_is_left_out_and_named(
     assert run.outcome()[0] == "finished"
     assert re.fullmatch(r"a swap after \d+ agent steps is not repeated: no snapshot '\S+'.*", notices[0])
     assert len(notices) == 1 + undone
+    # Not later either, when it would be at another step.
+    run.change_settings(config.change(run.settings, [("train.steps", 1_400)]))
+    with contextlib.closing(envs.make(run.settings.env, count=8)) as env:
+        for progress in training.train(run, env, newest_point(run).point):
+            assert progress.notices == []
     assert run.ledger.events(Swap, text=BY_REQUEST) == []
     assert verify(run).damage == []
 
@@ -411,6 +418,31 @@ def test_a_request_is_seen_though_the_folder_seems_unchanged(tmp_path: Path) -> 
     asked = control.ask(tmp_path, "point")
     os.utime(tmp_path, ns=(now, now))  # as a clock leaves it that ticks coarsely
     assert inbox.new() == [asked]
+
+
+def test_a_request_for_a_point_is_answered_once_a_resumed_run_has_made_it(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0))
+    monkeypatch.setattr(control, "_TICK_NS", 0)  # or the folder is looked at again for a second
+
+    def full(*arguments: object) -> None:
+        raise OSError("full")
+
+    with (
+        monkeypatch.context() as patched,
+        contextlib.closing(envs.make(run.settings.env, count=8)) as env,
+        pytest.raises(OSError, match="full"),
+    ):
+        for progress in training.train(run, env):
+            if progress.agent_steps == 640:
+                control.ask(run.control, "point")
+                patched.setattr(PointStore, "commit", full)
+    [request] = control.pending(run.control)
+    attempt(run)
+    answer = control.read(run.control, request.id).answer
+    assert answer is not None
+    assert answer.message == "resume point 2 is after 110 updates"
 
 
 def test_what_was_abandoned_is_kept_and_never_looked_at(cartpole: Make, tmp_path: Path) -> None:
@@ -497,6 +529,28 @@ def test_a_run_that_never_made_a_point_says_so(cartpole: Make, tmp_path: Path) -
     run = create(tmp_path / "run", cartpole())
     with pytest.raises(UsageError, match="before its first resume point"):
         newest_point(run)
+
+
+def test_a_run_that_is_resumed_needs_no_room_for_what_it_has(
+    cartpole: Make, trained: Callable[[Settings], Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(cartpole(evaluate__episodes=0))
+    with contextlib.closing(envs.make(run.settings.env, count=1)) as env:
+        needed = resources.measure(run.settings, env, run.folder)
+    for free, code in ((1_000, 1), (needed.disk * 3 // 4, 0)):
+        monkeypatch.setattr(resources, "measure", lambda *_, free=free, **__: needed._replace(disk_free=free))
+        done = CliRunner().invoke(cli, ["resume", str(run.folder), "--steps", "1240"])
+        assert done.exit_code == code, done.exception
+        assert not code or "too little disk" in str(done.exception)
+
+
+def test_no_more_replay_is_said_to_be_restored_than_there_is(
+    cartpole: Make, trained: Callable[[Settings], Run]
+) -> None:
+    """Its oldest segment may be needed for its newest steps alone."""
+    run = trained(cartpole(replay__capacity_steps=406, train__steps=1_176, evaluate__episodes=0))
+    said = "\n".join(report.restored(run, newest_point(run).point))
+    assert "restored: replay, 400 agent steps in 3 segments\n" in said
 
 
 def test_one_process_at_a_time(cartpole: Make, tmp_path: Path) -> None:

@@ -226,6 +226,7 @@ def test_pinned_is_the_snapshot_of_that_id_and_the_newest_until_it_is_there() ->
 
 
 FINE, BAD, UNKNOWN, NO_LIMIT = q(9.0, 10.0), q(11.0, 10.0), None, q(1e9, None)
+NOT_FINITE = Health(q_abs_mean=None, q_abs_max=None, q_limit=None)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +242,7 @@ FINE, BAD, UNKNOWN, NO_LIMIT = q(9.0, 10.0), q(11.0, 10.0), None, q(1e9, None)
         ([BAD], 0),
         ([UNKNOWN, UNKNOWN, UNKNOWN], 2),
         ([BAD, FINE, NO_LIMIT], 2),
+        ([NO_LIMIT, NOT_FINITE], 0),
         ([FINE, q(10.0, 10.0)], 1),
     ],
 )
@@ -250,6 +252,7 @@ def test_rollback_goes_back_to_the_newest_healthy_snapshot(healths: list[Health 
     assert numbers(choice.snapshots) == [number]
     assert set(numbers(choice.candidates)) == {number, len(healths) - 1}
     assert ("diverges: |Q| is up to 11, returns at most 10" in choice.reason) == (healths[-1] is BAD)
+    assert choice.reason.endswith("diverges: |Q| is not finite") == (healths[-1] is NOT_FINITE)
 
 
 @pytest.mark.parametrize(("limit", "number"), [(0.5, 0), (1, 1), (1.5, 2), (2.5, 3)])
@@ -530,7 +533,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from twin_graph.targets import Choice, History
+from twin_graph.targets import Choice, History, needs
 
 
 def older(history: History, random: np.random.Generator, back: Annotated[int, Field(ge=1)] = 1) -> Choice:
@@ -574,6 +577,11 @@ def two(history: History, random: np.random.Generator) -> Choice:
 
 def without_annotation(history, random, back=1):
     return Choice(history.snapshots[-1:], history.snapshots, "")
+
+
+@needs(rival=lambda history: history.best)
+def no_rival(history: History, random: np.random.Generator) -> Choice:
+    return Choice(history.snapshots[-1:], history.snapshots, "the newest")
 '''
 
 
@@ -634,6 +642,13 @@ def test_a_policy_that_answers_with_nonsense_is_named(mine: str, function: str) 
         ForeignError, match=rf"target\.policy=my_policies:{function} (must return a Choice|chose 2 snapshots)"
     ):
         choose(f"{mine}:{function}", History(0, FIVE))
+
+
+def test_a_policy_that_fails_to_say_whom_to_beat_is_named_with_its_line(mine: str) -> None:
+    """As a `ForeignError`, for which a run commits a resume point."""
+    failed = r"target\.policy=my_policies:no_rival: AttributeError: .* 'best' \(.*my_policies\.py:\d+, in <lambda>\)"
+    with pytest.raises(ForeignError, match=failed):
+        parse(f"{mine}:no_rival").rival(History(0, FIVE))
 
 
 @pytest.mark.parametrize(

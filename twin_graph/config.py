@@ -132,13 +132,14 @@ def differences(before: Settings, after: Settings) -> Iterator[tuple[str, Any, A
 
 
 def _changed(tree: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    for key, _ in overrides:
+    for key, value in overrides:
         if not is_setting(key):
             raise UsageError(
                 f"unknown setting {key!r}{nearest_setting(key) or '; `twin-graph presets PRESET` lists them all'}"
             )
         stem, _, unit = key.rpartition("_")
-        if unit in UNITS and stem.endswith("every"):  # another unit takes the place of the one that stood there
+        # Another unit takes the place of the one that stood there.
+        if unit in UNITS and stem.endswith("every") and value is not None:
             for other in UNITS:
                 section, _, name = f"{stem}_{other}".rpartition(".")
                 tree.get(section, {}).pop(name, None)

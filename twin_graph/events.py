@@ -30,7 +30,8 @@ class EventFile:
 
     def __init__(self, folder: Path, graph: Any, *, resumed_at: int | None = None) -> None:
         folder.mkdir(exist_ok=True)
-        self._path = folder / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
+        # Microseconds, since an attempt that fails at once may be followed by another within the second.
+        self._path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
         self._file = tf.io.TFRecordWriter(str(self._path))
         self._write(file_version="brain.Event:2")
         if resumed_at is not None:  # TensorBoard then forgets what an earlier attempt has shown beyond it

@@ -15,7 +15,7 @@ class Requests:
     """Carries out what people request of a run while it trains, between two vector steps: swaps and resume points.
 
     What was carried out after the resume point is an input of the run: when the run resumes, it is repeated at its
-    recorded agent step. Not so in a fork, whose future is its own.
+    recorded agent step. Not so in a fork, whose future is its own. What was left out then is not made up for later.
 
     Attributes:
       notices: for people: what could not be repeated, and why.
@@ -32,7 +32,8 @@ class Requests:
         self._done = {(event.event, event.request) for event, holds in events if holds}
         forked = max((fork.attempt for fork in run.ledger.events(Fork)), default=0)
         again = {(event.event, event.request): event for event, _ in events if event.attempt > forked}
-        waiting = [event for key, event in again.items() if key not in self._done]
+        here = keeper.tally.agent_steps
+        waiting = [e for key, e in again.items() if key not in self._done and e.counters.agent_steps >= here]
         # A point comes before the swap that asked for it.
         self._again = sorted(waiting, key=lambda e: (e.counters.agent_steps, e.request or "", e.event))
 
@@ -50,6 +51,7 @@ class Requests:
             if isinstance(event, Swap):
                 self._repeat(event, event.request)
             del self._again[0]
+            self._inbox.look_again()  # a crash may have left its request without an answer
         for request in self._inbox.new():
             if any(request.id == event.request for event in self._again):
                 continue

@@ -198,25 +198,26 @@ def pinned(history: History, random: np.random.Generator, snapshot: str) -> Choi
 def rollback(history: History, random: np.random.Generator, limit: Annotated[float, Field(gt=0)] = 1.0) -> Choice:  # noqa: ARG001
     """The newest snapshot, unless its Q values diverge; then the newest healthy one.
 
-    A snapshot is unhealthy when the largest |Q| on the probe batch is above `limit` times the largest value that a
-    return can have: the largest |reward| met / (1 - discount).
+    A snapshot is unhealthy when the largest |Q| on the probe batch is not finite, or above `limit` times the largest
+    value that a return can have: the largest |reward| met / (1 - discount).
 
     Source: soft divergence in van Hasselt et al. 2018, "Deep Reinforcement Learning and the Deadly Triad".
     """
 
     def healthy(s: Commit) -> bool:
-        if s.health is None or s.health.q_limit is None:
+        if s.health is None:
             return True
-        return s.health.q_abs_max is not None and s.health.q_abs_max <= limit * s.health.q_limit
+        largest, highest = s.health.q_abs_max, s.health.q_limit
+        return largest is not None and (highest is None or largest <= limit * highest)
 
     newest = history.snapshots[-1]
     if healthy(newest):
         return Choice([newest], [newest], "the newest; its Q values are healthy")
     fallback = next((s for s in reversed(history.snapshots) if healthy(s)), history.snapshots[0])
     assert newest.health is not None
-    most = "not finite" if newest.health.q_abs_max is None else f"up to {newest.health.q_abs_max:.3g}"
-    reason = f"{newest.id} diverges: |Q| is {most}, returns at most {newest.health.q_limit:.3g}"
-    return Choice([fallback], [fallback, newest], reason)
+    largest, highest = newest.health.q_abs_max, newest.health.q_limit
+    found = "not finite" if largest is None else f"up to {largest:.3g}, returns at most {highest:.3g}"
+    return Choice([fallback], [fallback, newest], f"{newest.id} diverges: |Q| is {found}")
 
 
 @needs(members=lambda size, combine: size)  # noqa: ARG005
@@ -424,8 +425,14 @@ class Policy(NamedTuple):
         return str(self.arguments.get("combine", self._needs.combine))
 
     def rival(self, history: History) -> str | None:
-        """The snapshot that the newest has to beat in the next scheduled evaluation, if there is one."""
-        return self._needs.rival(history, **self.arguments)
+        """The snapshot that the newest has to beat in the next scheduled evaluation, if there is one.
+
+        Raises `ForeignError` if a user's own function fails.
+        """
+        try:
+            return self._needs.rival(history, **self.arguments)
+        except Exception as error:
+            raise foreign_error(f"{self.setting}={self.text}", error) from error
 
     @property
     def _needs(self) -> Needs:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twin_graph import mutual, targets
+from twin_graph import mutual
 from twin_graph.experiments.results import Curve, Result, Service
 from twin_graph.settings import Settings
-from twin_graph.snapshots.depth import learnt_from, value_of
+from twin_graph.snapshots.depth import combined_by, learnt_from, value_of
 
 #: Reward of each step, by environment, where it is always the same.
 STEP_REWARDS = {"CartPole-v1": 1.0}
@@ -70,10 +70,15 @@ def depths(run: Result) -> dict[int, list[float]]:
     """How many agent steps deep the snapshot of each evaluation is, of two learners both; see
     `twin_graph.snapshots.depth`. Empty where the records do not say."""
     settings = run.planned.settings
-    if not run.services or settings.store.shared:
-        return {}
     learners = mutual.Turns(settings).learners
-    of = {learner: _Depths(learner, run.services, settings) for learner in learners}
+    recorded = sum(service.last - service.first + 1 for service in run.services)
+    if not run.services or settings.store.shared or recorded < run.updates * len(learners):  # a target was imported
+        return {}
+    several = any(len(service.committed) > 1 for service in run.services)
+    combine = combined_by(settings.target.policy) if several else "mean"
+    if combine is None:
+        return {}
+    of = {learner: _Depths(learner, run.services, settings, combine) for learner in learners}
     for name, other in zip(learners, learners[::-1], strict=True):
         of[name].source = of[other]
     for service in sorted(run.services, key=lambda service: service.first):  # in order, or one asks for all before it
@@ -85,11 +90,10 @@ def depths(run: Result) -> dict[int, list[float]]:
 class _Depths:
     """The depths of a learner's snapshots, by the updates after which they were committed."""
 
-    def __init__(self, learner: str, services: Sequence[Service], settings: Settings) -> None:
+    def __init__(self, learner: str, services: Sequence[Service], settings: Settings, combine: str) -> None:
         self._services = [service for service in services if service.learner == learner]
         self._train = settings.train
-        several = any(len(service.committed) > 1 for service in self._services)
-        self._combine = targets.parse(settings.target.policy).combine if several else "mean"
+        self._combine = combine
         self._known = {0: 0.0}
         self.source = self
 

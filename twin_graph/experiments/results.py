@@ -1,5 +1,6 @@
 """What the records of an experiment's runs say, as plain numbers."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
@@ -9,7 +10,21 @@ from twin_graph import mutual
 from twin_graph.errors import DamagedError
 from twin_graph.experiments.plan import PlannedRun
 from twin_graph.experiments.runner import Experiment, State, look
-from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, End, Event, Fork, Start, target_swaps
+from twin_graph.snapshots.ledger import (
+    BY_HAND,
+    IMPORT,
+    UNDO,
+    Commit,
+    End,
+    Event,
+    Fork,
+    Pin,
+    Point,
+    Prune,
+    Start,
+    Swap,
+    target_swaps,
+)
 from twin_graph.snapshots.run import Run
 
 Curve = dict[int, float]
@@ -54,9 +69,9 @@ class Result(NamedTuple):
       seconds: since training began, evaluations and resume points included, until this many agent steps.
       train_return: mean return of the newest training episodes, exploration included, by agent steps.
       q_distance, agreement: of the targets from their online twins, by agent steps.
-      services: of the targets, in order.
+      services: of the targets, in order, but for those that were imported.
       attempts: processes that trained it.
-      stops: how often it was stopped by a person or an error, and not killed: each added an episode boundary.
+      stops: how often a person or an error ended it at a resume point of its own, which adds an episode boundary.
       processor: on which it began.
       error: why it failed.
     """
@@ -147,11 +162,11 @@ def _result(state: State, run: Run) -> Result:
     evaluations = [line for line in evaluations if begin < line["played_at"]["agent_steps"] <= end]
     logged = [line for line in run.metric_lines() if "agent_steps_per_second" in line and line["agent_steps"] <= end]
     metrics = [line for line in logged if line["agent_steps"] > begin]
-    events = run.ledger.events()
+    events = [e for e in run.ledger.events() if not isinstance(e, Swap) or e.counters.agent_steps <= end]
     newest = logged[-1] if logged else {"agent_steps": 0, "updates": 0}
     comparable = not run.settings.train.rescale_r  # or Q values are in other units than rewards
-    every = [event for event, _ in run.ledger.with_abandoned()]
-    own = every[max((i for i, event in enumerate(every) if isinstance(event, Fork)), default=0) :]
+    every = run.ledger.with_abandoned()
+    own = every[max((i for i, (event, _) in enumerate(every) if isinstance(event, Fork)), default=0) :]
     return Result(
         planned=state.planned,
         state=state.state,
@@ -168,10 +183,20 @@ def _result(state: State, run: Run) -> Result:
         q_distance=_telemetry(metrics, "target/q_distance"),
         agreement=_telemetry(metrics, "target/greedy_agreement"),
         services=list(_services(run, events, newest["updates"])),
-        attempts=max(1, sum(isinstance(event, Start) for event in own)),
-        stops=sum(isinstance(event, End) and event.state != "finished" for event in own),
+        attempts=max(1, sum(isinstance(event, Start) for event, _ in own)),
+        stops=_stops(own, end),
         processor=run.description["cpu"]["model"],
         error=state.error,
+    )
+
+
+def _stops(events: Sequence[tuple[Event, bool]], end: int) -> int:
+    """How often it ended unfinished right after a resume point that holds, of at most `end` agent steps."""
+    acts = [(event, holds) for event, holds in events if not isinstance(event, Pin | Prune)]
+    return sum(
+        isinstance(point, Point) and holds and point.counters.agent_steps <= end
+        for (point, holds), (event, _) in itertools.pairwise(acts)
+        if isinstance(event, End) and event.state != "finished"
     )
 
 
@@ -202,14 +227,14 @@ def _telemetry(metrics: Iterable[Mapping[str, Any]], name: str) -> Curve:
 
 
 def _services(run: Run, events: Sequence[Event], updates: int) -> Iterator[Service]:
-    committed = {event.snapshot: event.updates for event in events if isinstance(event, Commit)}
+    # An import was committed after no number of this run's updates.
+    committed = {e.snapshot: e.updates for e in events if isinstance(e, Commit) and e.lineage != IMPORT}
     if not run.settings.train.target_q:
         return
     for learner in mutual.Turns(run.settings).learners:
         swaps = target_swaps(events, learner=learner)
         ends = [swap.first_update - 1 for swap in swaps[1:]] + [updates]
         for swap, last in zip(swaps, ends, strict=True):
-            if last >= swap.first_update:
-                by_hand = swap.policy in (BY_HAND, UNDO)
-                if sources := tuple(committed[snapshot] for snapshot in swap.snapshots if snapshot in committed):
-                    yield Service(swap.first_update, last, sources, learner, by_hand)
+            if last >= swap.first_update and committed.keys() >= set(swap.snapshots):
+                sources = tuple(committed[snapshot] for snapshot in swap.snapshots)
+                yield Service(swap.first_update, last, sources, learner, by_hand=swap.policy in (BY_HAND, UNDO))

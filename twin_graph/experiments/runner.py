@@ -37,7 +37,7 @@ from twin_graph.experiments.plan import Pairs, Plan, PlannedRun
 from twin_graph.experiments.trial import Trial
 from twin_graph.matches import Matches
 from twin_graph.snapshots.files import append_line, checked, make_folder, read_file, read_lines, write_file
-from twin_graph.snapshots.ledger import Point, utc_now
+from twin_graph.snapshots.ledger import Commit, Point, utc_now
 from twin_graph.snapshots.run import RUNS, Run, check_new_folder
 
 EXPERIMENTS = RUNS / "experiments"
@@ -443,7 +443,7 @@ class Runner:
         if state.state == "running" or _trainer(folder):
             self.states[planned.name] = state._replace(state="running")
             return _Job(planned, None, "", time.monotonic())
-        _remove_stillborn(folder)
+        _remove_unstarted(folder)
         command = self.experiment.command(planned)
         log = self.experiment.log(planned)
         with log.open("a", encoding="utf-8") as file:
@@ -521,13 +521,16 @@ class Runner:
             self._signalled[job.planned.name] = min(2, self._signals)
 
 
-def _remove_stillborn(folder: Path) -> None:
+def _remove_unstarted(folder: Path) -> None:
     """Removes a run that was killed before its first resume point: there is nothing to resume, and nothing is lost."""
     if not folder.exists():
         return
-    begun = (folder / "run.json").exists()
-    if begun and ((run := Run(folder)).points().folders() or run.ledger.with_abandoned(Point)):
-        return  # where its points are gone, `resume` says so
-    if not begun and any(path.name[0] != "." for path in folder.iterdir()):
+    if (folder / "run.json").exists():
+        run = Run(folder)
+        # The ledger names a point before it is there, and so perhaps one that never was.
+        recorded: list[Commit | Point] = [*run.ledger.events(Commit), *run.ledger.events(Point)]
+        if run.points().folders() or any(event.counters.agent_steps for event in recorded):
+            return  # where its points are gone, `resume` says so
+    elif any(path.name[0] != "." for path in folder.iterdir()):
         raise TwinGraphError(f"{folder} holds something other than a run; remove it, or choose another --out")
     shutil.rmtree(folder)

@@ -51,7 +51,8 @@ def learnt_from(depths: Sequence[float], *, n_steps: Sequence[int], discount: fl
 class Depths:
     """The depths of a run's snapshots, in agent steps.
 
-    None of what has another past: imports, and what was learnt from them; and all of a run without a target.
+    None of what has another past: imports, and what was learnt from them; of what was learnt from an ensemble whose
+    policy is not here; and all of a run without a target.
     """
 
     def __init__(self, run: Run) -> None:
@@ -110,11 +111,17 @@ class Depths:
         train, known = settings.train, [depth for depth in depths if depth is not None]
         if len(known) < len(depths) or not train.target_q:
             return None
-        combine = _combine(settings.target.policy) if len(known) > 1 else "mean"
+        combine = combined_by(settings.target.policy) if len(known) > 1 else "mean"
+        if combine is None:
+            return None
         return learnt_from(known, n_steps=train.return_lengths, discount=train.discount, combine=combine)
 
 
-def _combine(policy: str) -> str:
+def combined_by(policy: str) -> str | None:
+    """How several snapshots become one; None of a policy that is not here: records outlive a person's own modules."""
     from twin_graph.targets import parse  # NumPy: commands that read records need not wait for it
 
-    return parse(policy).combine
+    try:
+        return parse(policy).combine
+    except Exception:  # such a module may raise anything
+        return None

@@ -208,8 +208,9 @@ def restored(run: Run, point: PointState) -> Iterator[str]:
     yield f"restored: weights and optimizer, after {made[0]} ({point.weights_sha256[:12]})"
     yield f"restored: {made[1]}, {counted(counters.episodes, 'episode')}; epsilon, random streams"
     if point.segments:
-        steps = point.segments[-1].stop - point.segments[0].first
-        remembered = counted(steps * run.settings.env.count, "agent step")
+        steps, count = point.segments[-1].stop - point.segments[0].first, run.settings.env.count
+        # Of the oldest segment the replay has room for a part alone.
+        remembered = counted(min(steps, run.settings.replay.capacity_steps // count) * count, "agent step")
         yield f"restored: replay, {remembered} in {counted(len(point.segments), 'segment')}"
     elif run.settings.workers.count:
         yield "absent: replay, each worker fills its own again"
