@@ -13,7 +13,6 @@ from pathlib import Path
 
 import click
 import numpy as np
-from rliable import metrics
 
 from twin_graph.experiments import statistics, tables
 
@@ -55,7 +54,7 @@ def main(folder: Path) -> None:
         normalised.append((norm[game].normalised(ours), norm[game].normalised(theirs)))
     for whose, columns in zip(("ours", "published"), zip(*normalised, strict=True), strict=True):
         scores = np.hstack(columns)
-        iqm = statistics.estimates(scores, lambda drawn: np.array([metrics.aggregate_iqm(drawn)]), 1)[0]
+        iqm = statistics.estimates(scores, lambda drawn: np.array([statistics.iqm(drawn)]), 1)[0]
         print(f"\nIQM of human-normalised scores, {whose}: {iqm.words('.2f')}")
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 import numpy as np
-from rliable import metrics
 
 from twin_graph.experiments import figures, statistics, tables
 from twin_graph.experiments.results import Result
@@ -72,7 +71,7 @@ def _compared(
     p = statistics.holm([statistics.p_of(found) for found in pairs])
     differences = [statistics.mean(found) for found in pairs]
     scores = [np.array([[row[0].final] for row in rows]) for rows in conditions]
-    iqm = [statistics.estimates(found, lambda x: np.array([metrics.aggregate_iqm(x)]), 1)[0] for found in scores]
+    iqm = [statistics.estimates(found, lambda x: np.array([statistics.iqm(x)]), 1)[0] for found in scores]
     return list(zip(iqm, [None, *differences], [1.0, *p], strict=True))
 
 

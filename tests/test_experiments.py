@@ -767,6 +767,12 @@ def test_intervals_are_drawn_with_the_same_seed_each_time(monkeypatch: pytest.Mo
     assert estimate == (value[""][0], *interval[""][:, 0])
 
 
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=30))
+def test_the_interquartile_mean_is_that_of_rliable(numbers: list[float]) -> None:
+    scores = np.array(numbers)[:, None]
+    assert statistics.iqm(scores) == pytest.approx(metrics.aggregate_iqm(scores), abs=1e-9)
+
+
 def test_one_run_has_no_interval() -> None:
     [estimate] = statistics.estimates(np.array([[0.5]]), lambda x: np.array([metrics.aggregate_iqm(x)]), 1)
     assert estimate.value == 0.5

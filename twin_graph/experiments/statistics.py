@@ -176,8 +176,7 @@ def _condition(
 
 
 def _aggregates(scores: np.ndarray) -> np.ndarray:
-    of = metrics.aggregate_iqm, metrics.aggregate_mean, metrics.aggregate_optimality_gap
-    return np.array([function(scores) for function in of])
+    return np.array([iqm(scores), metrics.aggregate_mean(scores), metrics.aggregate_optimality_gap(scores)])
 
 
 def _whole_seeds(runs: Sequence[Result], tasks: Sequence[str]) -> list[list[Result]]:
@@ -272,9 +271,18 @@ def profile(scores: np.ndarray) -> Band | None:
     return Band([], values[""], *intervals[""])
 
 
+def iqm(numbers: np.ndarray) -> float:
+    """The mean without the lowest and the highest quarter: rliable's `aggregate_iqm`, in a tenth of its time, since
+    bootstraps ask for it thousands of times."""
+    return float(iqm_by_step(numbers[..., None])[0])
+
+
 def iqm_by_step(numbers: np.ndarray) -> np.ndarray:
     """IQM of `[seeds, environments, steps]` at each step."""
-    return np.array([metrics.aggregate_iqm(numbers[..., i]) for i in range(numbers.shape[-1])])
+    ordered = np.sort(numbers.reshape(-1, numbers.shape[-1]), axis=0)
+    cut = len(ordered) // 4
+    means: np.ndarray = ordered[cut : len(ordered) - cut].mean(axis=0)
+    return means
 
 
 def mean_by_step(numbers: np.ndarray) -> np.ndarray:
