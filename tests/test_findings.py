@@ -89,6 +89,24 @@ def test_lunarlander_at_equal_depth_is_that_of_the_records() -> None:
     assert max(abs(float(less.split()[0])) for *_, less, _ in cells(residuals)[:-1]) == 2.8
 
 
+def test_minatar_at_equal_depth_is_that_of_the_records() -> None:
+    folder = ROOT / "studies" / "results" / "genealogy-minatar"
+    expected, scores, residuals = output_of("genealogy", str(folder)).strip().split("\n\n")
+    shares = {(task, condition): float(share.rstrip("%")) for task, condition, *_, share in cells(expected)}
+    within = [task for (task, _), share in shares.items() if abs(share) < 3]
+    assert (len(shares), len(within), set(within)) == (32, 8, {"MinAtar/SpaceInvaders-v1"})
+    deep = sorted(share for run, share in shares.items() if run[0] == "MinAtar/Breakout-v1" and "n_step=3" in run[1])
+    assert (deep[0], deep[-1]) == (-23.8, -16.3)
+    assert min(float(p) for *_, p in cells(scores)[:-2]) == 0.56
+    pairs = cells(residuals)[:-2]
+    assert len(pairs) == 16
+    limits = [float(limit) for *_, less, _ in pairs for limit in less.split("(")[1].rstrip(")").split(" to ")]
+    assert (min(limits), max(limits)) == (-4.5, 4.5)
+    assert [row[1:] for row in pairs if float(row[-1]) < 0.05] == [
+        ["n_step=1, mean", "latest-640", "-3.2 (-4.1 to -2.3)", "0.031"]
+    ]
+
+
 def test_where_divergence_lives_is_what_the_records_say() -> None:
     printed = output_of("divergence")
     table, tests, count = printed.strip().split("\n\n")
