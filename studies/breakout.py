@@ -92,7 +92,7 @@ def draw(curves: dict[str, Curve], games: dict[int, dict[str, Any]], path: Path)
         markersize=4,
         linewidth=1,
         color=COLOURS[OURS],
-        label=f"{OURS}, {played[0]['episodes']} games, 0.1% random actions (95%)",
+        label=f"{OURS}, {played[0]['episodes']} games, {played[0]['protocol']['epsilon']:.1%} random actions (95%)",
     )
     axes.xaxis.set_major_formatter(lambda step, _: f"{step / 1e6:g}")
     axes.set_xlabel("million agent steps")

@@ -191,11 +191,10 @@ def _draw_expected(axes: Axes, of: Mapping[str, Sequence[Result]], unit: float) 
                 for condition, runs in of.items()
                 if condition.startswith(n) and ("latest" in condition) == (kind == "latest")
             ]
-            y = [over(runs, expected).value for runs in some]
-            x = [e - over(runs, residual).value for e, runs in zip(y, some, strict=True)]
+            y = np.array([np.mean([expected(run) for run in runs]) for runs in some])
+            x = y - [np.mean([residual(run) for run in runs]) for runs in some]
             label = f"{n.replace('n_step=', 'n = ')}, {kind}"
-            x, y = np.multiply(unit, [x, y])
-            axes.scatter(x, y, 26, marker=marker, edgecolors=colour, facecolors=fill, label=label)
+            axes.scatter(unit * x, unit * y, 26, marker=marker, edgecolors=colour, facecolors=fill, label=label)
     axes.spines[["top", "right"]].set_visible(False)
 
 
