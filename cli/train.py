@@ -15,7 +15,7 @@ from twin_graph.cross_checks import check_that_it_learns
 from twin_graph.errors import UsageError
 from twin_graph.no_effect import without_effect
 from twin_graph.settings import EVALUATION_MAX_STEPS
-from twin_graph.snapshots.run import Run, check_new_folder, create, default_folder
+from twin_graph.snapshots.run import Run, check_new_folder, create, free_folder
 from twin_graph.snapshots.workers import GIVEN_UP
 from twin_graph.words import command
 
@@ -111,7 +111,8 @@ def train(
     check_that_it_learns(settings)
     for sentence in without_effect(settings, (key for key, _ in overrides)):
         say(sentence)
-    folder = run_dir or default_folder(settings)
+    stem = f"{settings.preset}-seed{settings.seed}-"
+    folder = run_dir or free_folder(stem)
     check_new_folder(folder)
 
     with contextlib.ExitStack() as open_:
@@ -125,7 +126,7 @@ def train(
             evaluation.check(settings)
             trackers.check(settings)
             settings = _tuned(settings, env, elsewhere)
-        folder = run_dir or default_folder(settings)  # another run may have taken the name that was free before
+        folder = run_dir or free_folder(stem)  # another run may have taken the name that was free before
         run = create(folder, settings, env.protocol)
         say(f"{folder}  (seed {settings.seed}; watch it with: {shlex.join(['tensorboard', '--logdir', str(folder)])})")
         say(protocol_line(env.protocol))

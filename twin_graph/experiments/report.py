@@ -27,6 +27,7 @@ from twin_graph.experiments.results import Curve, Result
 from twin_graph.experiments.statistics import FEW_SEEDS, GOOD_SEEDS, RESAMPLES, Band, Condition, Estimate, Norm
 from twin_graph.experiments.tables import last
 from twin_graph.snapshots.files import make_folder, write_file
+from twin_graph.words import counted
 
 _DPI = 200
 # Of each figure, its heading and what it shows.
@@ -195,8 +196,8 @@ def _page(data: _Data) -> Page:
         lead=" ".join(
             [
                 *([plan.description] if plan.description else []),
-                f"{len(data.conditions)} conditions of preset {plan.preset} on {environments}, {len(data.results)} "
-                f"runs of {plan.steps:,} agent steps, {done} of them done.",
+                f"{counted(len(data.conditions), 'condition')} of preset {plan.preset} on {environments}, "
+                f"{counted(len(data.results), 'run')} of {plan.steps:,} agent steps, {done} of them done.",
                 *([f"All are forked from {_origin(plan.origin)}."] if plan.origin else []),
             ]
         ),

@@ -24,19 +24,11 @@ from twin_graph.snapshots.files import (
 )
 from twin_graph.snapshots.ledger import Fork, Ledger, Prune, utc_now
 from twin_graph.snapshots.points import SEGMENTS, PointState
-from twin_graph.snapshots.run import LEDGER, POINTS, RECORDS, RUNS, Run, check_new_folder
+from twin_graph.snapshots.run import LEDGER, POINTS, RECORDS, Run, check_new_folder, making
 from twin_graph.snapshots.store import MANIFEST, Snapshots
 
 #: Changes the variables of a resume point: takes its folder and state, and returns what it did, and the state since.
 Change = Callable[[Path, PointState], tuple[str, PointState]]
-
-
-def default_folder(parent: Run) -> Path:
-    """The first free `checkpoints/<name>-fork<number>`."""
-    number = 1
-    while (folder := RUNS / f"{parent.name}-fork{number}").exists():
-        number += 1
-    return folder
 
 
 def fork(parent: Run, point: PointState, folder: Path, settings: Settings, change: Change | None = None) -> Run:
@@ -54,10 +46,8 @@ def fork(parent: Run, point: PointState, folder: Path, settings: Settings, chang
       OSError: the disk is full or failed; there is no new run then.
     """
     check_new_folder(folder)
-    try:
+    with making(folder):
         make_folder(folder.parent)
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise UsageError(f"cannot make {folder}: {error.strerror}") from None
     remove_leftovers(folder.parent, of=folder.name, spare_the_living=True)
 
     def fill(temporary: Path) -> None:
@@ -96,11 +86,8 @@ def fork(parent: Run, point: PointState, folder: Path, settings: Settings, chang
             if inside.is_dir():
                 fsync(inside)
 
-    with reading_past(parent, point):
-        try:
-            commit_folder(folder, fill)
-        except PermissionError as error:
-            raise UsageError(f"cannot make {folder}: {error.strerror}") from None
+    with reading_past(parent, point), making(folder):
+        commit_folder(folder, fill)
     return Run(folder)
 
 

@@ -35,6 +35,7 @@ from twin_graph.snapshots.files import (
     append_line,
     checked,
     fsync,
+    make_folder,
     read_file,
     read_lines,
     remove_leftovers,
@@ -337,10 +338,9 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
 
     folder = Path(folder)
     check_new_folder(folder)
-    try:
-        folder.mkdir(parents=True)
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise UsageError(f"cannot make {folder}: {error.strerror}") from None
+    with making(folder):
+        make_folder(folder.parent)
+        folder.mkdir()
     description = {
         "format": FORMAT,
         "name": folder.resolve().name,
@@ -361,10 +361,19 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
     return Run(folder)
 
 
-def default_folder(settings: Settings) -> Path:
-    """The first free `checkpoints/<preset>-seed<seed>-<number>`."""
+@contextlib.contextmanager
+def making(folder: Path) -> Iterator[None]:
+    """Raises `UsageError` where a folder cannot be made inside."""
+    try:
+        yield
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise UsageError(f"cannot make {folder}: {error.strerror}") from None
+
+
+def free_folder(stem: str) -> Path:
+    """The first of `checkpoints/<stem>1`, `checkpoints/<stem>2`, ... that does not exist."""
     number = 1
-    while (folder := RUNS / f"{settings.preset}-seed{settings.seed}-{number}").exists():
+    while (folder := RUNS / f"{stem}{number}").exists():
         number += 1
     return folder
 
