@@ -72,10 +72,7 @@ def resume(
             if until is not None and found.state() == "finished" and (reached := matches.reached(until)):
                 raise UsageError(f"{found.folder} has reached {reached}; give a higher one, or null, with --set")
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
-            needed = resources.measure(settings, env, found.folder, elsewhere=elsewhere_of(described))
-            paths = [*found.store_folder.rglob("*"), *found.points().folder.rglob("*")]
-            there = sum(path.stat().st_size for path in paths if path.is_file())
-            resources.check(needed._replace(disk=max(0, needed.disk - there)))
+            resources.check(resources.measure(settings, env, found.folder, elsewhere=elsewhere_of(described)))
             evaluation.check(settings)
             trackers.check(settings)
         changes = list(config.differences(found.settings, settings))

@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 
 import twin_graph
 from twin_graph import config, envs, notebook, training
-from twin_graph.errors import ForeignError, UsageError
+from twin_graph.errors import ForeignError, TwinGraphError, UsageError
 from twin_graph.evaluation import Evaluation
 from twin_graph.progress import Progress
 from twin_graph.snapshots import report
@@ -229,6 +229,14 @@ def test_slips_of_the_pen_are_answered_with_a_line(run: notebook.NotebookRun) ->
         run.play(episodes=0)
     assert repr(run) == f"<NotebookRun {run.folder}>"
     assert config.load("cartpole", {"train.steps": 7_000}) == config.load("cartpole", [("train.steps", 7_000)])
+
+
+def test_a_run_that_the_machine_cannot_hold_is_refused_before_it_begins(cartpole: Cartpole, tmp_path: Path) -> None:
+    run = notebook.create(tmp_path / "run", cartpole(replay__capacity_steps=10**12, train__steps=10**12))
+    with pytest.raises(TwinGraphError, match="too little memory"):
+        run.train(steps=2 * 10**12)
+    assert run.settings.train.steps == 10**12
+    assert not run.ledger.attempt
 
 
 def test_to_train_a_complete_run_again_changes_nothing(cartpole: Any, trained: Any) -> None:

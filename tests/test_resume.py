@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -536,9 +536,9 @@ def test_a_run_that_is_resumed_needs_no_room_for_what_it_has(
 ) -> None:
     run = trained(cartpole(evaluate__episodes=0))
     with contextlib.closing(envs.make(run.settings.env, count=1)) as env:
-        needed = resources.measure(run.settings, env, run.folder)
+        needed = resources.measure(run.settings, env, run.folder.parent / "new")
     for free, code in ((1_000, 1), (needed.disk * 3 // 4, 0)):
-        monkeypatch.setattr(resources, "measure", lambda *_, free=free, **__: needed._replace(disk_free=free))
+        monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         done = CliRunner().invoke(cli, ["resume", str(run.folder), "--steps", "1240"])
         assert done.exit_code == code, done.exception
         assert not code or "too little disk" in str(done.exception)

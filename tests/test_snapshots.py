@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twin_graph import config
+from twin_graph import config, cpu
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots import files
 from twin_graph.snapshots.files import append_line, checked, read_lines, unchecked
@@ -358,6 +358,12 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="exists already"):
             create(occupied, config.load("pong"))
     assert (run.folder / "run.json").read_bytes() == before
+
+
+def test_all_cores_are_recorded_as_their_number(tmp_path: Path) -> None:
+    """On a machine with others as many threads give equal weights."""
+    run = create(tmp_path / "run", config.load("cartpole", [("twin.threads", 0)]))
+    assert run.settings.twin.threads == Run(run.folder).settings.twin.threads == cpu.describe().cores
 
 
 def test_a_run_knows_its_settings_and_versions(tmp_path: Path) -> None:

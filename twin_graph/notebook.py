@@ -126,7 +126,7 @@ class NotebookRun(Run):
           on_episode, on_evaluation: called as `on_episode(score, progress)` and `on_evaluation(evaluation, progress)`;
             to return False ends the run. See `twin_graph.training.train`.
         """
-        from twin_graph import envs, evaluation, trackers, training
+        from twin_graph import envs, evaluation, resources, trackers, training
         from twin_graph.checkpoint import newest_point
         from twin_graph.matches import Matches
 
@@ -144,9 +144,10 @@ class NotebookRun(Run):
                 raise UsageError(f"{self.folder} has made {made:,} agent steps; give more than that")
             if Matches(self).complete(made, settings):
                 return self  # as where a cell is run twice
-            if settings != self.settings:
-                self.change_settings(settings)
             with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env, _shown(self) as show:
+                resources.check(resources.measure(settings, env, self.folder))
+                if settings != self.settings:
+                    self.change_settings(settings)
                 for _ in training.train(self, env, point, on_episode=on_episode, on_evaluation=on_evaluation):
                     show()
         return self

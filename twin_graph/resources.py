@@ -15,6 +15,7 @@ from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
 from twin_graph.replay import Replay
 from twin_graph.settings import Settings
+from twin_graph.snapshots.run import POINTS, SNAPSHOTS
 
 # TensorFlow, three twins of the nature network with their activations, and the emulators.
 PROCESS_BYTES = 1_300_000_000
@@ -45,7 +46,7 @@ class Needs(NamedTuple):
 
 
 def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool = False) -> Needs:
-    """What a run with these settings needs; its folder may not exist yet.
+    """What a run with these settings needs: memory, and disk beyond what its folder has already if there is one.
 
     Args:
       settings: of the run.
@@ -84,6 +85,18 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
     between_points = replay * min(settings.resume.every_steps, train.steps) // capacity
     shown = len(model.trainables) + len(model.activations)
     logged = _METRICS_BYTES + (_VARIABLE_BYTES * shown if settings.log.variables else 0)
+    files = (path for part in (SNAPSHOTS, POINTS) for path in (folder / part).rglob("*"))
+    there = sum(path.stat().st_size for path in files if path.is_file())
+    disk = (
+        min(snapshots, kept + recent) * weights
+        + snapshots * _MANIFEST_AND_LEDGER_BYTES
+        + int(points + 1) * 3 * learners * weights
+        # Older points may need what the newest no longer does, and segments go as a whole.
+        + stored
+        + int(min(replay * train.steps // capacity, (points - 1) * between_points + SEGMENT_BYTES))
+        + between_points
+        + train.steps // settings.log.every_steps * logged
+    )
     existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
     return Needs(
         replay=replay,
@@ -93,14 +106,7 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
         + (learners * (twins + 1) - 2) * _TWIN_BYTES
         + 2 * 2 * prepared * observation,
         memory_free=cpu.memory_free(),
-        disk=min(snapshots, kept + recent) * weights
-        + snapshots * _MANIFEST_AND_LEDGER_BYTES
-        + int(points + 1) * 3 * learners * weights
-        # Older points may need what the newest no longer does, and segments go as a whole.
-        + stored
-        + int(min(replay * train.steps // capacity, (points - 1) * between_points + SEGMENT_BYTES))
-        + between_points
-        + train.steps // settings.log.every_steps * logged,
+        disk=max(0, disk - there),
         disk_free=shutil.disk_usage(existing).free,
         members=policies["target"].members,
     )

@@ -26,7 +26,7 @@ import filelock
 import psutil
 
 from twin_graph import cpu
-from twin_graph.config import validate
+from twin_graph.config import replace, validate
 from twin_graph.errors import DamagedError, InUseError, UsageError
 from twin_graph.settings import Settings
 from twin_graph.snapshots.files import (
@@ -328,7 +328,8 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
 
     Args:
       folder: must not exist yet.
-      settings: of the run.
+      settings: of the run. Where `twin.threads` is 0, the cores of this machine are recorded: as many threads give equal
+        weights on another.
       protocol: what scores of the environment depend on, for people.
 
     Raises:
@@ -338,6 +339,8 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
 
     folder = Path(folder)
     check_new_folder(folder)
+    if not settings.twin.threads:
+        settings = replace(settings, [("twin.threads", cpu.describe().cores)])
     with making(folder):
         make_folder(folder.parent)
         folder.mkdir()
