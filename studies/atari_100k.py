@@ -1,7 +1,7 @@
 """The analysis of studies/atari-100k.toml, as it was named before the runs: our runs beside the published ones. Seeds
 that have finished in every game count.
 
-    python studies/atari_100k.py [TABLES]
+    python studies/atari_100k.py [TABLES] [--plot docs/findings/atari-100k.png]
 
 TABLES is the folder of the experiment's tables, `studies/results/atari-100k` unless given. studies/data/drq-eps.csv has
 the scores of 100 runs a game of DrQ(eps) by Agarwal et al. 2021, as published in results/data of
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 import numpy as np
+from matplotlib.figure import Figure
 
 from twin_graph.experiments import statistics, tables
 
@@ -28,13 +29,34 @@ def published() -> dict[str, list[list[float]]]:
     return found
 
 
+def draw(scores: dict[str, tuple[np.ndarray, np.ndarray]], path: Path) -> None:
+    """Saves a picture: for each game the published runs in the order of their scores, and ours among them.
+
+    Args:
+      scores: by game, of our runs and of the published ones, both `[runs][1]`.
+      path: of the picture.
+    """
+    figure = Figure(figsize=(10, 2.8), layout="constrained")
+    for axes, (game, (ours, theirs)) in zip(figure.subplots(1, len(scores), sharey=True), scores.items(), strict=True):
+        axes.ecdf(theirs[:, 0], color="#777777", label=f"published, {len(theirs)} runs")
+        at = [np.mean(theirs <= score) for score in ours[:, 0]]
+        axes.plot(ours[:, 0], at, "o", color="#0072b2", clip_on=False, label=f"ours, {len(ours)}")
+        axes.set_title(game.removeprefix("ALE/").removesuffix("-v5"))
+        axes.set_xlabel("score, mean of 100 games")
+    figure.axes[0].set_ylabel("share of runs at or below")
+    figure.axes[0].legend(loc="lower right", fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
 @click.command()
 @click.argument(
     "folder",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     default=Path(__file__).parent / "results" / "atari-100k",
 )
-def main(folder: Path) -> None:
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw our runs among the published ones, too.")
+def main(folder: Path, plot: Path | None) -> None:
     """Print the comparison, game by game and over all games."""
     plan, _, results = tables.read(folder)
     norm, of = statistics.norms(plan, results), published()
@@ -43,19 +65,21 @@ def main(folder: Path) -> None:
     if not whole:
         raise click.ClickException("no seed has finished in every game; continue the experiment")
     seeds = len(whole) // len(plan.tasks)
-    normalised: list[tuple[np.ndarray, np.ndarray]] = []
+    scores: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     print(f"| game | ours, runs: {seeds} (95%) | published, runs: 100 (95%) | a run of ours is the better one (95%) |")
     print("|---|---|---|---|")
     for game in plan.tasks:
         ours = np.array([[run.final] for run in whole if run.planned.task == game])
         theirs = np.array(of[game])
-        means = (statistics.mean(scores).words(".1f") for scores in (ours, theirs))
+        scores[game] = ours, theirs
+        means = (statistics.mean(of_runs).words(".1f") for of_runs in scores[game])
         print(f"| {game} | {' | '.join(means)} | {statistics.improvement(ours, theirs).words('.2f')} |")
-        normalised.append((norm[game].normalised(ours), norm[game].normalised(theirs)))
-    for whose, columns in zip(("ours", "published"), zip(*normalised, strict=True), strict=True):
-        scores = np.hstack(columns)
-        iqm = statistics.estimates(scores, lambda drawn: np.array([statistics.iqm(drawn)]), 1)[0]
+    for whose, columns in zip(("ours", "published"), zip(*scores.values(), strict=True), strict=True):
+        normalised = np.hstack([norm[game].normalised(column) for game, column in zip(scores, columns, strict=True)])
+        iqm = statistics.estimates(normalised, lambda drawn: np.array([statistics.iqm(drawn)]), 1)[0]
         print(f"\nIQM of human-normalised scores, {whose}: {iqm.words('.2f')}")
+    if plot:
+        draw(scores, plot)
 
 
 if __name__ == "__main__":
