@@ -328,8 +328,8 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
 
     Args:
       folder: must not exist yet.
-      settings: of the run. Where `twin.threads` is 0, this machine's cores are recorded: as many threads give equal weights
-        on another.
+      settings: of the run. Where `twin.threads` is 0, this machine's cores are recorded: as many threads give equal
+        weights on another.
       protocol: what scores of the environment depend on, for people.
 
     Raises:
