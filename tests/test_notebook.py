@@ -1,5 +1,6 @@
 """A run in a notebook: data frames, policies, callbacks, and the example itself."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from twin_graph.evaluation import Evaluation
 from twin_graph.progress import Progress
 from twin_graph.snapshots import report
 from twin_graph.snapshots.run import Run
+from twin_graph.view.records import Records
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "notebook.ipynb"
 
@@ -109,6 +111,25 @@ def test_images_are_bytes_and_emulator_numbers_are_told(
         assert list(policy.predict(screens)[0]) == list(numbers)
         with pytest.raises(UsageError, match="images are bytes"):
             policy.predict(screens / 255)
+
+
+def test_curves_have_the_newest_snapshots_scores_and_go_forward(cartpole: Cartpole, tmp_path: Path) -> None:
+    """Its best snapshots play again and again, at steps that were long ago, and people play by hand."""
+    settings = cartpole(target__policy="best", evaluate__every_steps=200, evaluate__episodes=10)
+    run = notebook.create(tmp_path / "run", settings).train()
+    best, games = run.store().snapshots[1], (10.0, 30.0, 50.0)
+    for returns in (games[:2], games[2:]):
+        run.record_evaluation(best, {"mean": 0.0, "returns": list(returns), "protocol": {}, "interval_95": [0.0, 0.0]})
+    newest = [line for line in run.evaluation_lines() if line["snapshot"] == line["challenger"]]
+    assert len(newest) < len([line for line in run.evaluation_lines() if line["scheduled"]])
+    scheduled, by_hand = sorted(Records(run).curves()["scores"], key=lambda scores: not scores["scheduled"])
+    assert scheduled["agent_steps"] == [200, 400, 600, 800, 1_000, 1_200]
+    assert scheduled["mean"] == [line["mean"] for line in newest]
+    assert (by_hand["agent_steps"], by_hand["mean"]) == ([best.counters.agent_steps], [30.0])
+    [points] = re.findall('polyline points="([^"]*)"', run._repr_html_())
+    across = [float(point.partition(",")[0]) for point in points.split()]
+    assert across == sorted(set(across))
+    assert len(across) == 6
 
 
 def test_every_text_of_the_table_is_escaped(run: notebook.NotebookRun, tmp_path: Path) -> None:

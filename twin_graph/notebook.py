@@ -141,7 +141,7 @@ class NotebookRun(Run):
             point = newest_point(self).point if self.points().folders() else None
             made = point.counters.agent_steps if point else 0
             if steps is not None and steps < made:
-                raise UsageError(f"{self.folder} has made {made:,} agent steps; give more than that")
+                raise UsageError(f"{self.folder} has made {made:,} agent steps; give at least as many")
             if Matches(self).complete(made, settings):
                 return self  # as where a cell is run twice
             with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env, _shown(self) as show:
@@ -187,8 +187,12 @@ class NotebookRun(Run):
             ),
         ]
         cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
-        lines = [line for line in self.evaluation_lines() if line["scheduled"]]
-        curve = _curve([(line["agent_steps"], line["mean"]) for line in lines])
+        learner_of = {commit.id: commit.learner for commit in self.ledger.events(Commit)}
+        curves: dict[str, list[tuple[int, float]]] = {}
+        for line in self.learning_curve():
+            point = line["played_at"]["agent_steps"], line["mean"]
+            curves.setdefault(learner_of.get(line["snapshot"], ""), []).append(point)
+        curve = "".join(map(_curve, curves.values()))
         return f"<div><b>{escape(told['run'])}</b>{curve}<table>{cells}</table></div>"
 
 

@@ -156,10 +156,7 @@ def _result(state: State, run: Run) -> Result:
     # before the point from which it is forked is the same for all.
     begin, end = state.planned.span
     end += run.settings.env.count
-    evaluations = [
-        line for line in run.evaluation_lines() if line["scheduled"] and line["snapshot"] == line["challenger"]
-    ]
-    evaluations = [line for line in evaluations if begin < line["played_at"]["agent_steps"] <= end]
+    evaluations = [line for line in run.learning_curve() if begin < line["played_at"]["agent_steps"] <= end]
     logged = [line for line in run.metric_lines() if "agent_steps_per_second" in line and line["agent_steps"] <= end]
     metrics = [line for line in logged if line["agent_steps"] > begin]
     events = [e for e in run.ledger.events() if not isinstance(e, Swap) or e.counters.agent_steps <= end]

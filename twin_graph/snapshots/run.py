@@ -252,6 +252,12 @@ class Run:
                 raise DamagedError(f"{self.folder / EVALUATIONS} is damaged: a record has no {missing[0]!r}")
             yield line
 
+    def learning_curve(self) -> Iterator[dict[str, Any]]:
+        """Of those, the scheduled ones of what was a learner's newest snapshot then, oldest first; see `played_at`."""
+        return (
+            line for line in self.evaluation_lines() if line["scheduled"] and line["snapshot"] == line["challenger"]
+        )
+
     def metric_lines(self) -> Iterator[dict[str, Any]]:
         """Metrics that hold. Raises `DamagedError`."""
         return self._that_hold(METRICS, ((line, line.record) for line in read_lines(self.folder / METRICS)))

@@ -4,8 +4,9 @@ import math
 import threading
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,13 +127,14 @@ class Records:
         return {**summary, "spark": self._spark()}
 
     def _spark(self) -> list[list[float]]:
-        """Agent steps and scores; of a run without scores, its training returns."""
-        curve = [(e["agent_steps"], e["mean"]) for e in self.run.evaluation_lines() if e["scheduled"]]
+        """Agent steps and scores, of two learners the first one's; of a run without scores, its training returns."""
+        learner_of, lines = self._learner_of(), list(self.run.learning_curve())
+        first = [line for line in lines if learner_of.get(line["snapshot"]) == learner_of.get(lines[0]["snapshot"])]
+        curve = [(line["played_at"]["agent_steps"], line["mean"]) for line in first]
         if len(curve) < 2:
             columns = self._columns.read()
             pairs = zip(columns.get("agent_steps", []), columns.get("train_return", []), strict=True)
             curve = [(steps, mean) for steps, mean in pairs if math.isfinite(mean)]
-        curve.sort(key=lambda point: point[0])
         every = max(1, math.ceil(len(curve) / SPARK_POINTS))
         return [list(point) for point in [*curve[:-1:every], *curve[-1:]]]
 
@@ -153,18 +155,26 @@ class Records:
         }
 
     def curves(self) -> dict[str, Any]:
-        """Lines of metrics as columns, and scores with their intervals, by learner."""
+        """Lines of metrics as columns, and scores by learner: the learning curve, and means of games by hand."""
         learner_of = self._learner_of()
         scores: dict[tuple[str, bool], dict[str, list[Any]]] = {}
-        for line in sorted(self.run.evaluation_lines(), key=lambda line: int(line["agent_steps"])):
+
+        def add(line: Mapping[str, Any], **values: Any) -> None:
             key = learner_of.get(line["snapshot"], ""), line["scheduled"]
-            columns = scores.setdefault(
-                key, {name: [] for name in (*_COUNTERS, "mean", "low", "high", "snapshot", "episodes")}
-            )
+            for name, value in values.items():
+                scores.setdefault(key, {}).setdefault(name, []).append(value)
+
+        for line in self.run.learning_curve():
             low, high = line["interval_95"]
-            values = {**line, "low": low, "high": high, "episodes": len(line["returns"])}
-            for name, column in columns.items():
-                column.append(values[name])
+            at = {name: line["played_at"][name] for name in _COUNTERS}
+            add(line, **at, mean=line["mean"], low=low, high=high)
+        by_hand: dict[str, list[dict[str, Any]]] = {}
+        for line in self.run.evaluation_lines():
+            if not line["scheduled"]:
+                by_hand.setdefault(line["snapshot"], []).append(line)
+        for lines in sorted(by_hand.values(), key=lambda lines: int(lines[0]["agent_steps"])):
+            at = {name: lines[0][name] for name in _COUNTERS}
+            add(lines[0], **at, mean=fmean(score for line in lines for score in line["returns"]))
         metrics: dict[str, Any] = self._columns.read()
         counters = {
             name: [round(value) if math.isfinite(value) else None for value in metrics[name]]
