@@ -26,7 +26,9 @@ def open_store(folder: Path) -> SnapshotStore:
     return SnapshotStore(folder / "snapshots", Ledger(folder / "ledger.jsonl"))
 
 
-def commit(store: SnapshotStore, updates: int, save: Callable[[Path], None] | None = None) -> Commit:
+def commit(
+    store: SnapshotStore, updates: int, save: Callable[[Path], None] | None = None, *, steps: int | None = None
+) -> Commit:
     def write_two_files(prefix: Path) -> None:
         for name in ("index", "data"):
             prefix.with_suffix(f".{name}").write_bytes(f"{name} {updates}".encode())
@@ -35,7 +37,7 @@ def commit(store: SnapshotStore, updates: int, save: Callable[[Path], None] | No
         save or write_two_files,
         lineage="online",
         attempt=1,
-        counters=Counters(agent_steps=4 * updates, updates=updates, frames=16 * updates, episodes=updates // 10),
+        counters=Counters(agent_steps=steps or 4 * updates, updates=updates, frames=16 * updates, episodes=updates // 10),
         settings_sha256="0" * 64,
         weights_sha256=f"{updates:08x}" * 8,
         variables=[Variable(name="w", shape=(2,), dtype="float32")],
@@ -48,6 +50,25 @@ def store(tmp_path: Path) -> SnapshotStore:
     for updates in (0, 100, 200, 300):
         commit(store, updates)
     return store
+
+
+def test_an_abandoned_snapshots_folder_is_adopted_if_it_says_the_same_and_is_written_anew_if_not(
+    store: SnapshotStore,
+) -> None:
+    manifests = [store.folder / snapshot.id / "manifest.json" for snapshot in store.snapshots]
+    same, other_steps, damaged, gone = (path.stat().st_mtime_ns for path in manifests)
+    manifests[2].write_bytes(b"{}")
+    next(manifests[3].parent.glob("*.data")).unlink()
+    (store.folder.parent / "ledger.jsonl").unlink()
+    again = open_store(store.folder.parent)
+    for updates, steps in ((0, None), (100, 401), (200, None), (300, None)):
+        commit(again, updates, steps=steps)
+    assert [snapshot.counters for snapshot in again.snapshots] == [again.manifest(s.id).counters for s in again.snapshots]
+    now = [path.stat().st_mtime_ns for path in manifests]
+    assert now[0] == same
+    assert not {other_steps, damaged, gone} & set(now[1:])
+    for snapshot in again.snapshots:
+        again.check_files(snapshot.id)
 
 
 def test_what_was_committed_is_read_back(store: SnapshotStore) -> None:

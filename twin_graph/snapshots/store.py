@@ -303,7 +303,7 @@ class SnapshotStore(Snapshots):
     ) -> Commit:
         """Calls `save(prefix)`, which writes the weights, and makes files and manifest one durable snapshot.
 
-        Where an attempt that was abandoned has committed the same weights under the same number, its folder is adopted.
+        Where an attempt that was abandoned has committed the same under the same number, its folder is adopted.
 
         Raises:
           OSError: nothing was committed.
@@ -343,7 +343,7 @@ class SnapshotStore(Snapshots):
             return manifest
 
         make_folder(self.folder)
-        manifest = self._adoptable(name, weights_sha256) if (self.folder / name).exists() else None
+        manifest = self._adoptable(name, record, settings_sha256) if (self.folder / name).exists() else None
         if manifest is None:
             manifest = commit_folder(self.folder / name, fill)
         snapshot = Commit(**record, time=utc_now(), snapshot=name, bytes=manifest.bytes)
@@ -351,17 +351,22 @@ class SnapshotStore(Snapshots):
         self.reload()
         return snapshot
 
-    def _adoptable(self, name: str, weights_sha256: str) -> Manifest | None:
-        """The manifest of a folder that is there already, if it is whole; one that is not is removed."""
-        manifest = self.manifest(name)
-        if manifest.weights_sha256 != weights_sha256:
-            raise DamagedError(f"{self.folder / name} holds other weights than its name says; move it away")
+    def _adoptable(self, name: str, record: Mapping[str, Any], settings_sha256: str) -> Manifest | None:
+        """The manifest of a folder that is there already, if it is whole and says the same; any other is removed."""
         try:
+            manifest = self.manifest(name)
             self.check_files(name)
         except DamagedError:  # retention has removed its weights, or some damage: they are about to be written again
             remove_folder(self.folder / name)
             return None
-        return manifest
+        if manifest.weights_sha256 != record["weights_sha256"]:
+            raise DamagedError(f"{self.folder / name} holds other weights than its name says; move it away")
+        # An attempt that saves at other moments may come to the same weights after more agent steps.
+        same = all(getattr(manifest, key) == value for key, value in record.items() if key not in ("attempt", "health"))
+        if record["lineage"] == IMPORT or (same and manifest.settings_sha256 == settings_sha256):
+            return manifest
+        remove_folder(self.folder / name)
+        return None
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
