@@ -54,8 +54,8 @@ def reproduce(run: str, begin: str | None, end: str | None, run_dir: Path | None
         from twin_graph.checkpoint import point_at
 
         if begin is None:
-            numbers = [folder.name for folder in found.points().folders()]
-            begin = numbers[0] if numbers else _START
+            oldest = found.points().oldest()
+            begin = str(oldest.number) if oldest else _START
         with found.points().reading():
             point = None if begin == _START else point_at(found, begin)
         if last is not None and last <= (first := point.counters.updates if point else 0):

@@ -289,6 +289,12 @@ def test_points_that_are_not_there_or_damaged_are_named(
     (parent.points().path(1) / "online.index").write_bytes(b"damaged")
     with pytest.raises(DamagedError, match=r"online\.index is damaged"):
         forked(parent, tmp_path / "fork", at="1")
+    (parent.points().path(0) / "state.json").write_bytes(b"damaged")
+    with pytest.raises(DamagedError, match=r"state\.json is damaged"):
+        forked(parent, tmp_path / "fork", at="0")
+    oldest = parent.points().oldest()
+    assert oldest is not None
+    assert oldest.number == 1
 
 
 @pytest.mark.parametrize(("keep", "kept"), [(1, [3]), (3, [1, 2, 3]), ("all", [0, 1, 2, 3])])

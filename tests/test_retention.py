@@ -438,8 +438,12 @@ def test_a_removal_is_given_up_when_readers_do_not_let_go(
     run: Run, ten: list[Commit], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "_WAIT_FOR_READERS_SECONDS", 0.2)
+    commit_point(run, 950, [ten[9]])
     with another_process(READ, run.folder, 600):
-        assert run.store().remove_weights(lambda: [ten[1].id], attempt=1) == []
+        with pytest.raises(BlockingIOError):
+            run.store().remove_weights(lambda: [ten[1].id], attempt=1)
+        with pytest.raises(InUseError, match="is being read, and nothing was removed; try again"):
+            prune(run, keep_last=1, keep_every=0, dry_run=False)
     assert weights(run.store()) == set(range(10))
     assert run.store().remove_weights(lambda: [ten[1].id], attempt=1) == [ten[1].id]
 
@@ -511,8 +515,16 @@ def test_prune_goes_by_the_policy_of_the_run(tmp_path: Path) -> None:
     assert prune(run, keep_last=None, keep_every=None, dry_run=False) == [s.id for s in snapshots[:3]]
 
 
+def test_prune_passes_over_a_resume_point_that_cannot_be_read(run: Run, ten: list[Commit]) -> None:
+    """Training leaves it for a person to look at, so that it becomes the oldest."""
+    for updates in (250, 950):
+        commit_point(run, updates, [ten[9]])
+    (run.points().folders()[0] / "state.json").write_bytes(b"damaged")
+    assert prune(run, keep_last=1, keep_every=0, dry_run=False) == [s.id for s in ten[:9]]
+
+
 def test_prune_is_refused_without_a_resume_point(run: Run, ten: list[Commit]) -> None:
-    with pytest.raises(UsageError, match="has no resume point yet"):
+    with pytest.raises(UsageError, match="has no resume point that can be read"):
         prune(run, keep_last=1, keep_every=0, dry_run=False)
 
 
@@ -543,7 +555,7 @@ def test_prune_is_refused_while_another_process_has_the_run(run: Run, ten: list[
 
 
 WRITE = """
-import os, sys, time
+import contextlib, os, sys, time
 from pathlib import Path
 from twin_graph.snapshots.ledger import Counters
 from twin_graph.snapshots.run import Run
@@ -564,7 +576,8 @@ with run.lock("train"):
             variables=[Variable(name="w", shape=(2,), dtype="float32")],
         )
         commits += 1
-        removals += len(store.remove_weights(lambda: [s.id for s in store.available[:-2]], attempt=1))
+        with contextlib.suppress(BlockingIOError):
+            removals += len(store.remove_weights(lambda: [s.id for s in store.available[:-2]], attempt=1))
 print(commits, removals)
 """
 

@@ -240,11 +240,11 @@ def point_at(run: Run, reference: str) -> PointState:
       DamagedError: it is not whole.
     """
     points = run.points()
+    if reference.isdecimal() and (folder := points.path(int(reference))).exists():
+        return _checked_point(run, folder)
     states = [state for folder in points.folders() if (state := points.readable(int(folder.name)))]
-    if match := re.fullmatch(r"@update:(\d+)", reference):
-        found = [state for state in states if state.counters.updates <= int(match[1])]
-    else:
-        found = [state for state in states if reference.isdecimal() and state.number == int(reference)]
+    match = re.fullmatch(r"@update:(\d+)", reference)
+    found = [state for state in states if match and state.counters.updates <= int(match[1])]
     if not found:
         kept = ", ".join(f"{state.number} (@update:{state.counters.updates})" for state in states)
         raise UsageError(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from twin_graph.config import change
-from twin_graph.errors import UsageError
+from twin_graph.errors import InUseError, UsageError
 from twin_graph.settings import SaveSettings
 from twin_graph.snapshots import control
 from twin_graph.snapshots.ledger import BY_REQUEST, Swap
@@ -84,7 +84,7 @@ def prune(run: Run, *, keep_last: int | None, keep_every: int | None, dry_run: b
       The ids of what was, or would be, removed.
 
     Raises:
-      InUseError: it trains; it then prunes by itself.
+      InUseError: it trains, and then prunes by itself, or others read it.
     """
     changes = {"save.keep_last": keep_last, "save.keep_every": keep_every}
     settings = change(run.settings, [(key, value) for key, value in changes.items() if value is not None])
@@ -95,12 +95,16 @@ def prune(run: Run, *, keep_last: int | None, keep_every: int | None, dry_run: b
         def choose() -> list[str]:
             return removable(run, store, point, roles(settings), settings.save)
 
-        return choose() if dry_run else store.remove_weights(choose, attempt=point.attempt, look_again=True)
+        if dry_run:
+            return choose()
+        try:
+            return store.remove_weights(choose, attempt=point.attempt, look_again=True)
+        except BlockingIOError:
+            raise InUseError(f"{run.folder} is being read, and nothing was removed; try again") from None
 
 
 def oldest_point(run: Run) -> PointState:
-    """The oldest resume point of a run. Raises `UsageError` if there is none, `DamagedError` if it cannot be read."""
-    folders = run.points().folders()
-    if not folders:
-        raise UsageError(f"{run.folder} has no resume point yet")
-    return PointState.read(folders[0])
+    """The oldest resume point of a run that can be read. Raises `UsageError` if there is none."""
+    if point := run.points().oldest():
+        return point
+    raise UsageError(f"{run.folder} has no resume point that can be read")

@@ -161,6 +161,10 @@ class PointStore:
         """The newest point whose state can be read; its files are not looked at."""
         return next((state for folder in reversed(self.folders()) if (state := _readable(folder))), None)
 
+    def oldest(self) -> PointState | None:
+        """The oldest point whose state can be read."""
+        return next((state for folder in self.folders() if (state := _readable(folder))), None)
+
     def readable(self, number: int) -> PointState | None:
         """The point of this number, if it is there and its state can be read."""
         return _readable(self.path(number))

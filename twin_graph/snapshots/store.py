@@ -405,22 +405,22 @@ class SnapshotStore(Snapshots):
           look_again: look for files of every removal there ever was.
 
         Returns:
-          The ids; empty also if readers did not let go of the store for seconds.
+          The ids.
+
+        Raises:
+          BlockingIOError: readers did not let go of the store for seconds; nothing was removed.
         """
-        try:
-            with lock_folder(self.folder, shared=False):
+        with lock_folder(self.folder, shared=False):
+            self.reload()
+            if look_again:
+                self._unfinished |= self._gone
+            self._finish_removals()
+            doomed = [snapshot_id for snapshot_id in choose() if self.has_weights(snapshot_id)]
+            if doomed:
+                self._ledger.append(Prune(attempt=attempt, time=utc_now(), snapshots=tuple(doomed)))
                 self.reload()
-                if look_again:
-                    self._unfinished |= self._gone
                 self._finish_removals()
-                doomed = [snapshot_id for snapshot_id in choose() if self.has_weights(snapshot_id)]
-                if doomed:
-                    self._ledger.append(Prune(attempt=attempt, time=utc_now(), snapshots=tuple(doomed)))
-                    self.reload()
-                    self._finish_removals()
-                return doomed
-        except BlockingIOError:
-            return []
+            return doomed
 
     def remove_leftovers(self) -> None:
         """Removes commits that a crash left unfinished; only for the process that holds the run's lock."""
