@@ -41,9 +41,10 @@ def verify(run: str, as_json: bool) -> None:
 
 def _pin(run: str, ref: str, *, keep: bool) -> None:
     found = find(run)
-    snapshot = found.resolve(ref)
-    found.store().pin(snapshot.id, keep=keep, attempt=max(1, found.ledger.attempt))
-    say(f"{snapshot.id} is {'kept' if keep else 'released'}")
+    store = found.store()
+    snapshot = ref if ref in store.pins else found.resolve(ref).id  # an abandoned one is found by its id alone
+    store.pin(snapshot, keep=keep, attempt=max(1, found.ledger.attempt))
+    say(f"{snapshot} is {'kept' if keep else 'released'}")
 
 
 @click.command(epilog=REF_HELP)

@@ -50,8 +50,8 @@ def swap(
     found = find(run)
     if undo == (ref is not None):
         raise UsageError("give REF or --undo, not both" if undo else "give REF, or --undo to undo the last swap")
-    if hold and undo:
-        raise UsageError("--hold is only for a swap into the target or the opponent")
+    if undo and (hold or learner or into != "target"):
+        raise UsageError("--undo takes back the last manual swap, into any twin; leave out --into, --learner, --hold")
     if undo:
         outcome = swaps.undo(found, dry_run=dry_run)
     else:

@@ -448,7 +448,7 @@ def test_a_swap_by_hand_while_it_trains_names_the_update_and_explain_agrees(tmp_
         undone = json.loads(twin_graph("swap", "run", "--undo", "--json", cwd=tmp_path).stdout)
         assert undone["first_update"] > answer["first_update"]
         again = twin_graph("swap", "run", "--undo", cwd=tmp_path)
-        assert (again.returncode, again.stderr) == (1, "Error: there is no manual swap to undo\n")
+        assert (again.returncode, again.stderr) == (2, "Error: there is no manual swap to undo in run\n")
         into = json.loads(twin_graph("swap", "run", "latest~1", "--into=online", "--json", cwd=tmp_path).stdout)
         assert into["done"], into
     finally:

@@ -330,6 +330,29 @@ def test_a_swap_can_be_undone_while_the_run_that_is_to_make_it_still_starts(
     assert control.pending(run.control) == []
 
 
+def test_an_undo_that_cannot_be_is_refused(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0))
+    attempt(run, 560)
+    swaps.swap(run, "latest~1")
+    attempt(run, 760)
+    with pytest.raises(UsageError, match=r"the schedule has replaced 0000\S+ since; nothing to undo"):
+        swaps.undo(run)
+    swaps.swap(run, "000001", hold=True)
+    attempt(run, 900)  # no resume point since: the swap is repeated, and then undone
+    assert swaps.undo(run).request
+    attempt(run, 1_100)
+    assert [swap.policy for swap in run.ledger.events(Swap, text=BY_REQUEST)] == ["by hand", "by hand", "undo"]
+    for dry_run in (True, False):
+        with pytest.raises(UsageError, match="there is no manual swap to undo in"):
+            swaps.undo(run, dry_run=dry_run)
+    refused = CliRunner().invoke(cli, ["swap", str(run.folder), "--undo", "--into", "opponent"])
+    assert "leave out --into, --learner, --hold" in str(refused.exception)
+    control.ask(run.control, "undo")  # as somebody at the same moment might
+    with contextlib.closing(envs.make(run.settings.env, count=8)) as env:
+        *_, progress = training.train(Run(run.folder), env, newest_point(run).point)
+    assert progress.notices == [f"undo of the last swap is refused: there is no manual swap to undo in {run.folder}"]
+
+
 @pytest.mark.parametrize("into", ["target", "online"])
 def test_a_swap_by_hand_after_the_resume_point_happens_again(cartpole: Make, tmp_path: Path, into: str) -> None:
     ends = []
@@ -451,9 +474,13 @@ def test_what_was_abandoned_is_kept_and_never_looked_at(cartpole: Make, tmp_path
     attempt(run, 900)
     before = [snapshot.id for snapshot in run.store().snapshots]
     point = newest_point(run).point
+    run.store().pin(before[-1], keep=True, attempt=1)
     run.change_settings(config.change(run.settings, [("train.learning_rate", 1e-2)]))
     attempt(run)
     store = run.store()
+    assert store.has_weights(before[-1])
+    assert CliRunner().invoke(cli, ["unpin", str(run.folder), before[-1]]).exit_code == 0
+    assert not run.store().pins
     abandoned = [snapshot.id for snapshot in store.abandoned]
     assert abandoned == [i for i in before if i not in {s.id for s in store.snapshots}]
     assert abandoned

@@ -37,7 +37,9 @@ def commit(
         save or write_two_files,
         lineage="online",
         attempt=1,
-        counters=Counters(agent_steps=steps or 4 * updates, updates=updates, frames=16 * updates, episodes=updates // 10),
+        counters=Counters(
+            agent_steps=steps or 4 * updates, updates=updates, frames=16 * updates, episodes=updates // 10
+        ),
         settings_sha256="0" * 64,
         weights_sha256=f"{updates:08x}" * 8,
         variables=[Variable(name="w", shape=(2,), dtype="float32")],
@@ -63,7 +65,8 @@ def test_an_abandoned_snapshots_folder_is_adopted_if_it_says_the_same_and_is_wri
     again = open_store(store.folder.parent)
     for updates, steps in ((0, None), (100, 401), (200, None), (300, None)):
         commit(again, updates, steps=steps)
-    assert [snapshot.counters for snapshot in again.snapshots] == [again.manifest(s.id).counters for s in again.snapshots]
+    for snapshot in again.snapshots:
+        assert again.manifest(snapshot.id).counters == snapshot.counters
     now = [path.stat().st_mtime_ns for path in manifests]
     assert now[0] == same
     assert not {other_steps, damaged, gone} & set(now[1:])

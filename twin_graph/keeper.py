@@ -238,7 +238,8 @@ class Keeper:
         """Makes a resume point, and removes weights that nobody needs any more; see `Checkpoints.commit`."""
         with self.stopwatch.phase("resume point"):
             point, oldest = self.checkpoints.commit(self._saved, returns, request)
-        with self.stopwatch.phase("prune"), contextlib.suppress(BlockingIOError):  # readers hold it: the next point will
+        # Where readers hold them, the next point removes what this one does not.
+        with self.stopwatch.phase("prune"), contextlib.suppress(BlockingIOError):
             self.store.remove_weights(
                 lambda: retention.removable(self.run, self.store, oldest, self._policies, self.settings.save),
                 attempt=self.run.attempt,

@@ -6,8 +6,9 @@ from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.keeper import Keeper
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer, Request
-from twin_graph.snapshots.ledger import BY_HAND, BY_REQUEST, UNDO, Commit, Fork, Point, Swap
+from twin_graph.snapshots.ledger import BY_REQUEST, UNDO, Commit, Fork, Point, Swap
 from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.swaps import last_by_hand
 from twin_graph.words import counted
 
 
@@ -18,7 +19,7 @@ class Requests:
     recorded agent step. Not so in a fork, whose future is its own. What was left out then is not made up for later.
 
     Attributes:
-      notices: for people: what could not be repeated, and why.
+      notices: for people: what could not be done or repeated, and why.
     """
 
     def __init__(self, run: Run, keeper: Keeper) -> None:
@@ -53,7 +54,8 @@ class Requests:
             del self._again[0]
             self._inbox.look_again()  # a crash may have left its request without an answer
         for request in self._inbox.new():
-            if any(request.id == event.request for event in self._again):
+            # What somebody wants undone may be among what is still to be repeated.
+            if any(request.id == event.request or request.kind == "undo" for event in self._again):
                 continue
             if waits := self._answer(request):
                 self._inbox.look_again()
@@ -85,6 +87,7 @@ class Requests:
                 snapshots, learner, into = self._wanted(request)
             except TwinGraphError as error:
                 control.answer(self._run.control, request, Answer(done=False, message=str(error)))
+                self.notices.append(f"{request.words()} is refused: {error}")
                 return None
             if into == "online" and not self._keeper.at_point:
                 return request.id
@@ -94,7 +97,7 @@ class Requests:
     def _wanted(self, request: Request) -> tuple[list[Commit], str, str]:
         """What to restore, into whose twin, and into which."""
         self._keeper.store.reload()
-        last = self._last_by_hand() if request.kind == "undo" else None
+        last = last_by_hand(self._run) if request.kind == "undo" else None
         learner, into = (last.learner, last.into) if last else (request.learner, request.into)
         return self._usable(last.previous if last else (request.snapshot,), learner, into), learner, into
 
@@ -112,16 +115,6 @@ class Requests:
             store.check_files(snapshot.id)
             store.check_same_variables(snapshot.id, store.newest.id)
         return snapshots
-
-    def _last_by_hand(self) -> Swap:
-        swaps = self._run.ledger.events(Swap, text=BY_REQUEST)
-        if swaps and swaps[-1].policy != UNDO:
-            last = swaps[-1]
-            holder = self._keeper.learners[last.learner].holders.get(last.into)
-            if holder and holder.policy != BY_HAND:
-                raise UsageError(f"the schedule has replaced {last.snapshots[0]} since; nothing to undo")
-            return last
-        raise UsageError("there is no manual swap to undo")
 
     def _swap(self, snapshots: list[Commit], learner: str, into: str, *, hold: bool, request: str, undo: bool) -> None:
         holder = self._keeper.learners[learner].holders.get(into)

@@ -230,7 +230,7 @@ def restored(run: Run, point: PointState) -> Iterator[str]:
         counted(n, name) for name, kind in lost.items() if (n := sum(isinstance(event, kind) for event in beyond))
     ]
     if counts:
-        yield f"abandoned: {', '.join(counts)} recorded beyond this point (kept; `twin-graph log --all` shows them)"
+        yield f"abandoned: {', '.join(counts)} recorded beyond this point (`twin-graph log --all` shows them)"
     then, now = run.description["cpu"], cpu.describe()
     if then["model"] != now.model or list(then["features"]) != list(now.features):
         yield f"not guaranteed: equal weights; the run began on another processor ({then['model']}, here {now.model})"

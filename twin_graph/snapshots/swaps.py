@@ -6,7 +6,7 @@ from twin_graph import mutual
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer, Request
-from twin_graph.snapshots.ledger import BY_REQUEST, Into, Swap
+from twin_graph.snapshots.ledger import BY_REQUEST, UNDO, Into, Swap
 from twin_graph.snapshots.run import Run
 from twin_graph.words import command
 
@@ -79,11 +79,24 @@ def undo(run: Run, *, dry_run: bool = False) -> Outcome:
         words = f"{'would undo' if dry_run else 'undone'}: {last.words()}, which had not taken effect yet"
         return Outcome(words, done=not dry_run)
     # A run that has just started may not have carried out what waited for it. It takes requests in their order.
-    if not any(request.kind == "swap" for request in waiting) and not run.ledger.events(Swap, text=BY_REQUEST):
-        raise UsageError(f"there is no manual swap to undo in {run.folder}")
+    if not any(request.kind == "swap" for request in waiting):
+        last_by_hand(run)
     if dry_run:
         return Outcome("there is a manual swap to undo; nothing was changed")
     return _requested(run, control.ask(run.control, "undo"))
+
+
+def last_by_hand(run: Run) -> Swap:
+    """The manual swap that an undo takes back. Raises `UsageError` if there is none, or it was replaced since."""
+    made = run.ledger.events(Swap, text=BY_REQUEST)
+    if not made or made[-1].policy == UNDO:
+        raise UsageError(f"there is no manual swap to undo in {run.folder}")
+    last = made[-1]
+    twin = last.into, last.learner, ""
+    newest = next(s for s in run.ledger.newest_first(Swap) if (s.into, s.learner, s.worker) == twin)
+    if newest.request != last.request:
+        raise UsageError(f"the schedule has replaced {last.snapshots[0]} since; nothing to undo")
+    return last
 
 
 def answered(run: Run, request: Request, otherwise: str) -> Answer:
