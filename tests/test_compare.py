@@ -60,6 +60,12 @@ def test_other_networks_are_compared_by_what_they_say(cartpole: Make, trained: T
     assert all(pair.q_distance is not None and np.isfinite(pair.q_distance) for pair in found.pairs)
 
 
+def test_where_observations_have_other_shapes_no_q_values_are_compared(cartpole: Make, trained: Train) -> None:
+    lakes = [cartpole(env__id="FrozenLake-v1", env__kwargs={"map_name": name}) for name in ("4x4", "8x8")]
+    found = compare(*(trained(settings) for settings in lakes))
+    assert {(pair.weight_distance, pair.q_distance) for pair in found.pairs} == {(None, None)}
+
+
 def test_other_environments_are_refused(cartpole: Make, pong: Make, trained: Train) -> None:
     with pytest.raises(UsageError, match=r"plays CartPole-v1 and .* ALE/Pong-v5: there is nothing to compare"):
         compare(trained(cartpole()), trained(pong(train__steps=100)))

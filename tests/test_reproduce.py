@@ -198,7 +198,21 @@ def test_what_was_imported_serves_again(cartpole: Make, tmp_path: Path) -> None:
     assert again(run, tmp_path / "again").difference is None
 
 
+@pytest.mark.parametrize("what", ["on_episode", "on_evaluation"])
+def test_what_a_callback_ended_recurs_to_its_end(cartpole: Make, tmp_path: Path, what: str) -> None:
+    run = create(tmp_path / "run", cartpole())
+    end: dict[str, Any] = {what: lambda _, progress: progress.agent_steps < 600}
+    with contextlib.closing(envs.make(run.settings.env, count=8)) as env:
+        *_, progress = training.train(run, env, **end)
+    assert 600 <= progress.agent_steps < 800
+    found = again(run, tmp_path / "again")
+    assert found.difference is None
+    assert (found.snapshots, found.evaluations) == (len(run.store().snapshots), 1)
+
+
 def test_what_cannot_recur_is_said_at_once(cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has not been trained yet"):
+        again(create(tmp_path / "new", cartpole()), tmp_path / "new again")
     run = trained(cartpole(resume__keep="all"))
     with pytest.raises(UsageError, match="no snapshot in that stretch"):
         again(run, tmp_path / "nothing", begin="3")

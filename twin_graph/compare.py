@@ -178,7 +178,7 @@ def _pair(first: Commit, second: Commit, one: Twin, other: Twin, observations: n
     if {n: w.shape for n, w in ours.items()} == {n: w.shape for n, w in theirs.items()}:
         distance = _norm(ours[name].astype(np.float64) - theirs[name] for name in ours)
         relative = distance / (_norm(ours.values()) or 1.0)
-    if observations is not None:
+    if observations is not None and one.spec.env.observation_shape == other.spec.env.observation_shape:
         q, other_q = one.q_values(observations), other.q_values(observations)
         if q.shape == other_q.shape:
             q_distance, agreement = float(np.abs(q - other_q).mean()), greedy_agreement(q, other_q)

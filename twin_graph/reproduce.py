@@ -73,7 +73,7 @@ class _Part(NamedTuple):
     Attributes:
       attempt: the process life.
       settings: with which it trained.
-      stop: agent steps at which a person ended it; None where nobody did.
+      stop: agent steps at which a person or a callback ended it; None where nobody did.
       until: agent steps of the point from which the next part continues; None for the last.
     """
 
@@ -187,6 +187,8 @@ def _check(run: Run, point: PointState | None) -> None:
         raise UsageError(f"{run.folder} is asynchronous: its weights depend on timing, and do not recur")
     known = point.known_bytes[LEDGER] if point else 0
     starts = [start for start, _ in run.ledger.with_abandoned(Start)]
+    if not starts:
+        raise UsageError(f"{run.folder} has not been trained yet")
     since = starts[len(run.ledger.with_abandoned(Start, upto=known)) :]
     if point and any(start.known_bytes[LEDGER] < known for start in since):
         raise UsageError(f"resume point {point.number} is abandoned: the run continued from an earlier one")
@@ -222,8 +224,10 @@ def _parts(run: Run, point: PointState | None, last: int | None) -> Iterator[_Pa
                 f"attempt {attempt} failed at agent step {newest:,}, which ended all episodes there and does not "
                 f"recur: reproduce what was before, --to @update:{made.counters.updates}, or what followed, with --from"
             )
-        is_stop = end is not None and end.reason == INTERRUPTED and until in (None, newest)
-        part = _Part(attempt, settings, newest if is_stop else None, until)
+        # A callback that ended the run is not here to end it again; a score that was reached is.
+        by_callback = end and newest and newest < settings.train.steps and not end.reason.startswith("reached")
+        is_stop = end and (end.reason == INTERRUPTED or (end.state == "finished" and by_callback))
+        part = _Part(attempt, settings, newest if is_stop and until in (None, newest) else None, until)
         if merged and (merged.stop is not None or merged.settings != part.settings):
             yield merged
         merged = part
