@@ -66,7 +66,7 @@ def fork(
                 say(f"skipped: {reason}")
         else:
             point = point_at(parent, at)
-        before = parent.settings_of(point.attempt)
+        before = parent.settings_from(point)
         settings = config.change(before, overrides, seed=seed)
         targets.roles(settings)
         change: forks.Change | None = None

@@ -49,7 +49,7 @@ def forked(parent: Run, folder: Path, at: str | None = None, seed: int | None = 
     parent = Run(parent.folder)
     point = point_at(parent, at) if at else newest_point(parent).point
     overrides = [(key.replace("__", "."), value) for key, value in changes.items()]
-    settings = config.change(parent.settings_of(point.attempt), overrides, seed=seed)
+    settings = config.change(parent.settings_from(point), overrides, seed=seed)
     return fork(parent, point, folder, settings)
 
 
@@ -86,6 +86,18 @@ def test_with_nothing_changed_a_fork_has_its_parents_future(
     assert verify(made).damage == verify(parent).damage == []
     assert verify(made).unknown == []
     assert contents(parent.folder) == before
+
+
+def test_it_has_the_settings_with_which_its_parent_went_on(cartpole: Make, tmp_path: Path) -> None:
+    parent = create(tmp_path / "run", cartpole(resume__keep="all", train__steps=600))
+    attempt(parent)
+    last = newest_point(parent).point.number
+    parent.change_settings(config.change(parent.settings, [("train.learning_rate", 1e-2), ("train.steps", 1_200)]))
+    attempt(parent)
+    attempt(made := forked(parent, tmp_path / "fork", at=str(last)))
+    assert made.settings.train.learning_rate == 1e-2
+    assert end(made) == end(parent)
+    assert forked(parent, tmp_path / "before", at="0").settings == parent.settings_of(1)
 
 
 @pytest.mark.parametrize("variant", ["plain", "chunks", "mutual"])

@@ -302,7 +302,7 @@ def _origin(wanted: _From, known: Origin | None) -> Origin:
     for reference in wanted.references:
         if reference not in points:
             point = point_at(run, reference)
-            made, settings = point.counters, run.settings_of(point.attempt)
+            made, settings = point.counters, run.settings_from(point)
             points[reference] = OriginPoint(
                 point.number, made.updates, made.agent_steps, point.weights_sha256, settings
             )

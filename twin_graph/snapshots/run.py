@@ -203,6 +203,11 @@ class Run:
                 return validate(past["settings"])
         return self.settings
 
+    def settings_from(self, point: PointState) -> Settings:
+        """The settings with which the run went on from one of its resume points; if it did not, those that made it."""
+        starts = (start for start in self.ledger.newest_first(Start) if start.resumed_from == point.number)
+        return self.settings_of(next((start.attempt for start in starts), point.attempt))
+
     def attempt_of(self, update: int) -> int:
         """The attempt that made an update, counted from 0; 0 before any attempt began."""
         starts = self.ledger.newest_first(Start)
