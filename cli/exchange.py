@@ -75,7 +75,7 @@ def export(run: str, ref: str, path: Path, form: str | None) -> None:
     from twin_graph import exchange
 
     for written in exchange.export(owner, snapshot, form or by_ending or "tf1", path):  # type: ignore[arg-type]
-        stdout.print(str(written), soft_wrap=True)
+        stdout.print(str(written), soft_wrap=True, markup=False)
 
 
 @click.command(name="import")

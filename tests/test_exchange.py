@@ -209,6 +209,14 @@ def test_an_export_overwrites_nothing(run: Run, tmp_path: Path, form: str, there
     assert [(path.name, path.read_text()) for path in folder.iterdir()] == [(there, "mine")]
 
 
+def test_an_export_says_where_it_is_and_needs_a_name(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "[x]"
+    done = twin_graph("export", str(run.folder), "latest", str(path), "--format", "npz", cwd=tmp_path)
+    assert done.stdout == f"{path}.npz\n"
+    with pytest.raises(UsageError, match="is a folder: give a path in it, such as network"):
+        export(run, run.store().newest, "npz", Path())
+
+
 def test_what_is_exported_comes_back_bit_for_bit(run: Run, tmp_path: Path) -> None:
     newest = run.store().newest
     export(run, newest, "tf1", tmp_path / "network")

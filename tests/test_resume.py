@@ -302,6 +302,8 @@ def test_explain_names_what_the_holder_held_at_every_update(cartpole: Make, tmp_
     for update in (0, 251):
         with pytest.raises(UsageError, match="updates 1 to 250"):
             report.explain(run, update)
+    with pytest.raises(UsageError, match="has made no update yet"):
+        report.explain(create(tmp_path / "new", settings), 1)
 
 
 def test_an_undo_at_rest_takes_a_swap_back_and_leaves_other_requests(cartpole: Make, tmp_path: Path) -> None:

@@ -384,6 +384,46 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     assert (run.folder / "run.json").read_bytes() == before
 
 
+def test_a_run_with_settings_of_another_version_is_not_called_damaged(tmp_path: Path) -> None:
+    path = create(tmp_path / "run", config.load("cartpole")).folder / "run.json"
+    record = json.loads(path.read_text())
+    del record["crc"]
+    record["settings"]["train"]["new_knob"] = 1
+    record["versions"]["twin-graph"] = "9.0.0"
+    path.write_bytes(files.checked(record, indent=1))
+    with pytest.raises(
+        DamagedError, match=r"run\.json, of twin-graph 9\.0\.0, has settings of another version: unknown"
+    ):
+        Run(path.parent)
+
+
+def test_films_that_died_unfinished_are_removed_by_the_next_writer(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", config.load("cartpole"))
+    run.videos.mkdir()
+    for process in ("999999", str(os.getppid())):
+        (run.videos / f".tmp-000001-aaaaaaaa.mp4-{process}").touch()
+    with run.lock("train"):
+        assert [path.name for path in run.videos.iterdir()] == [f".tmp-000001-aaaaaaaa.mp4-{os.getppid()}"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_who_may_only_read_sees_whether_a_run_elsewhere_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create(tmp_path / "run", config.load("cartpole"))
+    for folder in (run.folder, *run.folder.parents[:3]):
+        folder.chmod(0o755)
+    with run.lock("train"):
+        run.record_start()
+        monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+        assert Run(run.folder).state() == "running"
+    os.seteuid(65534)
+    try:
+        assert Run(run.folder).state() == "failed"
+    finally:
+        os.seteuid(0)
+
+
 def test_all_cores_are_recorded_as_their_number(tmp_path: Path) -> None:
     """On a machine with others as many threads give equal weights."""
     run = create(tmp_path / "run", config.load("cartpole", [("twin.threads", 0)]))

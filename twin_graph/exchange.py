@@ -76,8 +76,8 @@ def _difference(name: str, shape: tuple[int, ...], a: np.ndarray, b: np.ndarray)
 
 def _weights(store: SnapshotStore, snapshot: Commit) -> dict[str, np.ndarray]:
     with store.reading():
+        store.check_usable(snapshot.id)
         prefix = store.prefix(snapshot.id)
-        store.check_files(snapshot.id)
         return _read(prefix)
 
 
@@ -104,6 +104,8 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
     Raises:
       UsageError: something is there already, or the extra `onnx` is missing.
     """
+    if not path.name:
+        raise UsageError(f"{path} is a folder: give a path in it, such as {path / 'network'}")
     ends, write = FORMATS[form]
     path = path.with_suffix("") if path.suffix in ends else path
     targets = [path.with_name(path.name + end) for end in ends]
@@ -117,7 +119,7 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
     temporary.mkdir()
     try:
         with store.reading(), Twin("export", spec_of(run), plain=True) as twin:
-            store.check_files(snapshot.id)
+            store.check_usable(snapshot.id)
             twin.restore_snapshot(snapshot, store)
             write(twin, temporary / (targets[0] if len(targets) == 1 else path).name)
         for target in targets:

@@ -22,8 +22,7 @@ def restored(run: Run, snapshot: Commit) -> Twin:
     """
     store = run.store()
     with store.reading():
-        store.prefix(snapshot.id)
-        store.check_files(snapshot.id)
+        store.check_usable(snapshot.id)
         twin = Twin("evaluation", spec_of(run), threads=run.settings.twin.threads)
         try:
             twin.restore_snapshot(snapshot, store)

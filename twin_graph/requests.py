@@ -111,8 +111,7 @@ class Requests:
         if into in holders and len(snapshots) > len(holders[into].twins):
             raise UsageError(f"the {into} held {len(snapshots)} snapshots, more than this policy has twins for")
         for snapshot in snapshots:
-            store.prefix(snapshot.id)  # its weights are there
-            store.check_files(snapshot.id)
+            store.check_usable(snapshot.id)
             store.check_same_variables(snapshot.id, store.newest.id)
         return snapshots
 

@@ -246,6 +246,8 @@ def explain(run: Run, update: int) -> dict[str, Any]:
         raise UsageError(f"{run.folder} uses no target (train.target_q=false): updates bootstrap from the online twin")
     store = run.store()
     summary = _status(run, store, {})
+    if not summary["updates"]:
+        raise UsageError(f"{run.folder} has made no update yet")
     if not 1 <= update <= summary["updates"]:
         raise UsageError(f"update {update:,}: the records hold updates 1 to {summary['updates']:,}")
     attempt = run.attempt_of(update - 1)

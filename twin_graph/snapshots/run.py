@@ -13,6 +13,7 @@ checkpoints/<run>/
 """
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -91,7 +92,12 @@ class Run:
                     f"{folder} has format {self.description['format']}; this version of twin-graph reads {FORMAT}"
                 )
             self.settings: Settings = validate(self.description["settings"])
-        except (KeyError, TypeError, UsageError) as error:
+        except (KeyError, TypeError, UsageError) as error:  # its checksum is right
+            made_by = self.description.get("versions", {}).get("twin-graph")
+            if isinstance(error, UsageError) and made_by:
+                raise DamagedError(
+                    f"{path}, of twin-graph {made_by}, has settings of another version: {error}"
+                ) from None
             raise DamagedError(f"{path} is damaged: {error}") from None
         self._lock = filelock.FileLock(folder / "control" / "lock")
 
@@ -128,7 +134,8 @@ class Run:
         try:
             if self._lock.lock_counter == 1:
                 remove_leftovers(self.folder)
-                remove_leftovers(self.control, spare_the_living=True)  # people's requests need no lock
+                for folder in (self.control, self.videos):  # people's requests and films need no lock
+                    remove_leftovers(folder, spare_the_living=True)
                 here = {"pid": os.getpid(), "host": socket.gethostname(), "purpose": purpose, "since": utc_now()}
                 write_file(holder, checked(here))
             yield
@@ -138,10 +145,15 @@ class Run:
     def _is_locked(self) -> bool:
         """Whether a process uses the run, on any machine that shares locks with this storage."""
         try:
-            self._lock.acquire(timeout=0)
-        except OSError:
+            descriptor = os.open(self.control / "lock", os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
             return True
-        self._lock.release()
+        finally:
+            os.close(descriptor)
         return False
 
     def store(self) -> SnapshotStore:

@@ -253,6 +253,11 @@ class Snapshots:
         for file in self.manifest(snapshot_id).files:
             file.check(self.folder / snapshot_id)
 
+    def check_usable(self, snapshot_id: str) -> None:
+        """Raises `UsageError` if retention removed the weights, `DamagedError` if files are not what was written."""
+        self.prefix(snapshot_id)
+        self.check_files(snapshot_id)
+
     def check_same_variables(self, first: str, second: str) -> None:
         """Compares two snapshots' variables by their manifests. Raises `UsageError` naming those that differ."""
         ours, theirs = ({(v.name, v.shape, v.dtype) for v in self.manifest(i).variables} for i in (first, second))

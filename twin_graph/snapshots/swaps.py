@@ -60,8 +60,7 @@ def swap(
         raise UsageError(f"{run.folder} has two learners; choose one with --learner a or --learner b")
     store = run.store()
     snapshot = store.resolve(reference, run.scores())
-    store.prefix(snapshot.id)
-    store.check_files(snapshot.id)
+    store.check_usable(snapshot.id)
     store.check_same_variables(snapshot.id, store.newest.id)
     if dry_run:
         return Outcome(f"{snapshot.id} fits; nothing was changed", snapshot=snapshot.id)

@@ -98,8 +98,9 @@ class _Verifier:
             committed = {snapshot.id for snapshot in snapshots}
             for folder in store.folder.glob("*"):
                 if folder.name not in committed and ID.fullmatch(folder.name):
-                    self.unknown.append(f"{folder}: not in the ledger; a commit that a crash interrupted")
                     self.known.update(folder.glob("*"))
+                    if not self._is_running():  # or it has been committed since the ledger was read
+                        self.unknown.append(f"{folder}: not in the ledger; a commit that a crash interrupted")
 
     def _snapshot(self, store: SnapshotStore, snapshot: Commit) -> None:
         folder = store.folder / snapshot.id
