@@ -6,13 +6,14 @@
 TABLES is the folder of the experiment's tables, `studies/results/opponents` unless given; the records of games are in
 it, `games.jsonl`. With --play they are made first, from the snapshots in the folder EXPERIMENT; a command that was
 interrupted goes on where it stopped. Everybody plays 40 games against everybody: the last snapshot of each run, a
-random player and OpenSpiel's tree search with 100 simulations. The last snapshot of each run also plays 40 games
-against each of seven snapshots of its own past.
+random player and OpenSpiel's tree search with 100 simulations. (In the recorded games these two did not meet.) The last
+snapshot of each run also plays 40 games against each of seven snapshots of its own past.
 """
 
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,10 @@ def table(conditions: Mapping[str, Sequence[str]], own: Sequence[Pairing], joint
         shares = [points(joint, runs, [fixed]) for fixed in FIXED] + [np.mean(past)]
         lost = f"{sum(score < 0.5 for score in past)} of {len(past)}"
         lines.append(f"| {' | '.join([f'`{name}`', *cells, *(f'{share:.0%}' for share in shares), lost])} |")
-    found, triples = tournament.cycles(who, joint), math.comb(len(who), 3)
+    met = {frozenset(pairing[:2]) for pairing in joint}
+    names = [one.name for one in who]
+    triples = sum({*map(frozenset, combinations(three, 2))} <= met for three in combinations(names, 3))
+    found = tournament.cycles(who, joint)
     return [*lines, "", f"{counted(len(found), 'cycle')} among {triples:,} triples of {len(who)} players."]
 
 
@@ -121,7 +125,8 @@ def main(folder: Path, experiment: Path | None, plot: Path | None) -> None:
     conditions = {name: [run.name for run in plan.runs if run.condition == name] for name in plan.conditions}
     own, joint = [], []
     for pairing in read(folder / GAMES):
-        (own if run_of(pairing.first) == run_of(pairing.second) else joint).append(pairing)
+        run = run_of(pairing.first)
+        (own if run and run == run_of(pairing.second) else joint).append(pairing)
     print(*table(conditions, own, joint), sep="\n")
     if plot:
         ours = {f"trained against {name}": runs for name, runs in conditions.items()}
