@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twin_graph import config, cpu
-from twin_graph.evaluation import evaluate
+from twin_graph.evaluation import last, play
 from twin_graph.snapshots.run import Run
 
 EPISODES = 100
@@ -77,7 +77,7 @@ def main(seeds: int, settings: tuple[str, ...], runs: Path | None, output: Path)
 def random_player() -> dict[str, Any]:
     """What uniformly random actions are worth, over as many episodes as an agent plays."""
     settings = config.load("blob", [("evaluate.epsilon", 1.0)])
-    played = evaluate(lambda s: np.zeros((len(s), 1)), settings, episodes=EPISODES, seed=settings.seed, counter=0)
+    played = last(play(lambda s: np.zeros((len(s), 1)), settings, episodes=EPISODES, seed=settings.seed, counter=0))
     return figures(played.summary())
 
 

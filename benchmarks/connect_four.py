@@ -16,7 +16,7 @@ import pyspiel
 from connect_four_positions import POSITIONS
 
 from twin_graph.envs.open_spiel import Spiel
-from twin_graph.evaluation import evaluate
+from twin_graph.evaluation import last, play
 from twin_graph.exchange import spec_of
 from twin_graph.settings import EnvSettings
 from twin_graph.snapshots.run import find
@@ -68,7 +68,7 @@ def main(run: str, ref: str, path: Path | None) -> None:
         for against, games in GAMES.items():
             changed = found.settings.evaluate.model_copy(update={"against": against})
             settings = found.settings.model_copy(update={"evaluate": changed})
-            returns = evaluate(twin.q_values, settings, episodes=games, seed=_SEED, counter=0).returns
+            returns = last(play(twin.q_values, settings, episodes=games, seed=_SEED, counter=0)).returns
             won, drawn = sum(r > 0 for r in returns), sum(r == 0 for r in returns)
             low, high = wilson(won, games)
             measured[against] = {"games": games, "won": won, "drawn": drawn, "interval_95": [low, high]}

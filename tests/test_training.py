@@ -19,7 +19,7 @@ from twin_graph import envs, resources, training
 from twin_graph.agent import Agent
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import DamagedError, DivergedError, ForeignError, TwinGraphError, TwinMismatchError, UsageError
-from twin_graph.evaluation import Evaluation, evaluate, play
+from twin_graph.evaluation import Evaluation, last, play
 from twin_graph.holder import Holder
 from twin_graph.keeper import Keeper
 from twin_graph.learner import Learner
@@ -430,7 +430,7 @@ def test_what_is_evaluated_is_the_snapshot(cartpole: Make, train: Train) -> None
     for snapshot in (store.resolve("@update:100", {}), store.newest, store.snapshots[0]):
         with Twin("again", spec, threads=1) as twin:
             twin.restore(store.prefix(snapshot.id))
-            played = evaluate(twin.q_values, run.settings, episodes=5, seed=1, counter=snapshot.counters.agent_steps)
+            played = last(play(twin.q_values, run.settings, episodes=5, seed=1, counter=snapshot.counters.agent_steps))
         returns.append(played.returns)
     assert [evaluation["returns"] for evaluation in run.evaluation_lines()] == returns[:2]
     assert returns[0] != returns[2]
@@ -539,10 +539,10 @@ def test_an_evaluation_plays_as_many_games_as_asked_fixed_beforehand(cartpole: M
     told = [len(part.returns) for part in play(Scripted(), cartpole(), episodes=episodes, seed=5, counter=0)]
     assert told == sorted(told)
     assert (told[0], told[-1]) == (0, episodes)
-    evaluation = evaluate(Scripted(), cartpole(), episodes=episodes, seed=5, counter=0)
+    evaluation = last(play(Scripted(), cartpole(), episodes=episodes, seed=5, counter=0))
     assert len(evaluation.returns) == episodes
     assert all(score > 100 for score in evaluation.returns)
-    again = evaluate(Scripted(), cartpole(), episodes=episodes, seed=5, counter=0)
+    again = last(play(Scripted(), cartpole(), episodes=episodes, seed=5, counter=0))
     assert again.returns == evaluation.returns
 
 
@@ -567,7 +567,7 @@ def test_long_games_count_as_often_as_short_ones(cartpole: Make, monkeypatch: py
 
     monkeypatch.setattr(envs, "make", lambda *_, **__: Uneven())
     monkeypatch.setattr("twin_graph.evaluation.PARALLEL_GAMES", 2)
-    evaluation = evaluate(Scripted(), cartpole(), episodes=10, seed=0, counter=0)
+    evaluation = last(play(Scripted(), cartpole(), episodes=10, seed=0, counter=0))
     assert evaluation.returns == [1.0, 9.0] * 5
 
 

@@ -3,7 +3,8 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -212,10 +213,6 @@ def play(
             )
 
 
-def evaluate(
-    q_values: Callable[[np.ndarray], np.ndarray], settings: Settings, *, episodes: int, seed: int, counter: int
-) -> Evaluation:
-    """What `play` ends with."""
-    for evaluation in play(q_values, settings, episodes=episodes, seed=seed, counter=counter):  # noqa: B007
-        pass
-    return evaluation
+def last(evaluations: Iterable[Evaluation]) -> Evaluation:
+    """What `play` ends with: the score of all games."""
+    return deque(evaluations, maxlen=1).pop()

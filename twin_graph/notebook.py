@@ -271,13 +271,11 @@ class Policy:
 
     def play(self, *, episodes: int = 30, seed: int = 0) -> "Evaluation":
         """Its score over whole games; see `NotebookRun.play`."""
-        from twin_graph import player
+        from twin_graph import evaluation, player
 
         if episodes < 1:
             raise UsageError(f"episodes={episodes}: must be 1 or more")
-        for evaluation in player.play(self._twin, self.run, self.snapshot, episodes=episodes, seed=seed):  # noqa: B007
-            pass
-        return evaluation
+        return evaluation.last(player.play(self._twin, self.run, self.snapshot, episodes=episodes, seed=seed))
 
 
 @contextlib.contextmanager
