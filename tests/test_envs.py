@@ -186,6 +186,20 @@ def test_actions_that_do_not_begin_at_zero() -> None:
     gymnasium.registry.pop("FromOne-v0")
 
 
+def test_names_of_other_actions_than_a_wrapper_has_are_not_used() -> None:
+    def meanings(self: CartPoleEnv) -> list[str]:
+        return ["west", "east"]
+
+    def one_way(**options: object) -> gymnasium.Env[Any, Any]:
+        return gymnasium.wrappers.TransformAction(gymnasium.make(named), lambda action: 0, spaces.Discrete(1))
+
+    named = registered("Named", get_action_meanings=meanings)
+    gymnasium.register("OneWay-v0", one_way)
+    for environment, names in ((named, ("west", "east")), ("OneWay-v0", ())):
+        with contextlib.closing(envs.make(EnvSettings(id=environment), count=1)) as env:
+            assert env.action_names == names
+
+
 @pytest.mark.parametrize(
     ("environment", "message"),
     [

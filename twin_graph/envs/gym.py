@@ -67,7 +67,9 @@ class Gym:
                 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or pygame complains that it finds none
             self._drawn = _Drawn(one(0, render_mode="rgb_array"), settings.id)
             each[0] = lambda: self._drawn
-        self.action_names, self.screens_per_second = declared.action_names, declared.screens_per_second
+        names = declared.action_names  # of an inner environment, perhaps, which has other actions than its wrapper
+        self.action_names = names if len(names) == n_actions else ()
+        self.screens_per_second = declared.screens_per_second
         self._env: AsyncVectorEnv | SyncVectorEnv
         if settings.vectorization == "async" and not screens:
             # Not forked from this process: its threads, TensorFlow's for example, do not survive that.
