@@ -841,6 +841,23 @@ def test_scores_of_several_environments_make_one_matrix(monkeypatch: pytest.Monk
     assert missing.planned.seed == 1
 
 
+def test_runs_that_are_done_are_counted_though_their_seed_lacks_an_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(statistics, "RESAMPLES", 20)
+    planned = plan.parse(changed("[factors]", '[factors]\nenv.id = ["CartPole-v1", "Acrobot-v1"]'))
+    norms = {task: statistics.Norm(0, 500, 475, "") for task in planned.tasks}
+    found = made_up(planned, lambda condition, seed: 100.0)
+    for i in (0, 4):  # of both seeds, latest lacks CartPole
+        found[i] = results._nothing(results.State(planned.runs[i], "running", 600))
+    conditions = statistics.analyse(planned, found, norms, lambda *_: None)
+    data = pages._Data(planned, found, norms, conditions)
+    assert [row[1] for row in pages._comparison(data).rows] == ["2 of 4", "4 of 4"]
+    assert "6 of them done" in pages._page(data).lead
+    [said] = [text for text in pages._warnings(data) if text.startswith("Done, but")]
+    assert said.endswith("lack another environment: Acrobot-v1,latest,seed=1 and Acrobot-v1,latest,seed=2.")
+
+
 def seeds(condition: statistics.Condition) -> list[list[plan.PlannedRun]]:
     return [[result.planned for result in row] for row in condition.rows]
 

@@ -171,7 +171,8 @@ def write(
 
 def numbers(condition: Condition) -> dict[str, Any]:
     """What `conditions.csv` has of a condition; scores are normalised."""
-    row: dict[str, Any] = {"condition": condition.name, "runs": len(condition.runs), "runs_done": condition.scores.size}
+    done = sum(run.state == "done" for run in condition.runs)
+    row: dict[str, Any] = {"condition": condition.name, "runs": len(condition.runs), "runs_done": done}
     for name in ("iqm", "mean", "optimality_gap", "improvement"):
         estimate = getattr(condition, name) or statistics.UNKNOWN
         row |= {f"{name}{end}": value for end, value in zip(("", "_low", "_high"), estimate, strict=True)}
@@ -259,6 +260,8 @@ def _warnings(data: _Data) -> Iterator[str]:
         yield f"Of {_listed(lost)} the runs that failed are missing, so its score may be too high."
     if silent := [run.planned.name for run in data.results if run.state == "done" and not run.scores]:
         yield f"Without scheduled evaluations, and so without a score: {_listed(silent)}."
+    if alone := [run.planned.name for condition in data.conditions for run in _alone(condition)]:
+        yield f"Done, but in no score, interval or time, since their seeds lack another environment: {_listed(alone)}."
     games = [run.games for run in data.results if run.scores]
     if games and min(games) < 10:
         yield f"A score is the mean of only {min(games)} games; evaluate.episodes=10 or more leaves less to luck."
@@ -383,6 +386,12 @@ def _mean_line(condition: Condition, of: Callable[[Result], Curve]) -> Line:
 
 def _shown_runs(condition: Condition) -> list[Result]:
     return [run for row in condition.rows for run in row]
+
+
+def _alone(condition: Condition) -> list[Result]:
+    """Runs that have a score, of seeds that lack an environment."""
+    whole = [row[0].planned.pair for row in condition.rows[: len(condition.scores)]]
+    return [r for r in condition.runs if r.state == "done" and r.scores and r.planned.pair not in whole]
 
 
 def _runs(data: _Data) -> Table:
