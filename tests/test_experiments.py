@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -554,6 +555,39 @@ def test_what_workers_restored_of_the_target_is_not_counted_again(finished: Path
     [after, *_] = results.read(Experiment.open(folder))
     assert after.services == before.services
     assert len(before.services) > 2
+
+
+def test_runs_with_workers_have_the_steps_in_common_at_which_they_were_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is played and logged a little later, at another step in each run, makes one curve."""
+    monkeypatch.setattr(results, "_services", lambda *_: ())  # nothing was trained
+    more = "workers.count = 2\ntrain.start_steps = 200"
+    planned, *others = plan.parse(changed("train.start_steps = 200", more)).runs
+    alone = plan.parse(FILE).runs[0]
+
+    def read(of: plan.PlannedRun, name: str, played: list[int], logged: list[int]) -> results.Result:
+        run = create(tmp_path / name, of.settings)
+        for step in played:
+            counters = ledger.Counters.zero().model_copy(update={"agent_steps": step})
+            snapshot: Any = SimpleNamespace(id="a", counters=counters)
+            told = {"returns": [float(step)], "protocol": {}}
+            run.record_evaluation(snapshot, told, played_at=counters, challenger="a")
+        for step in logged:
+            line = {"agent_steps": step, "updates": 0, "agent_steps_per_second": 1.0, "seconds": 1.0}
+            run.record_metrics({**line, "train_return": float(step)})
+        return results._result(results.State(of, "done", 600), run)
+
+    late = read(planned, "late", [209, 417, 600, 601], [101, 203, 399, 602])
+    assert late.scores == {200: 209, 400: 417, 600: 601}  # one that was played until the end is not the last one
+    assert late.train_return == {100: 101, 200: 203, 300: 399, 600: 602}
+    assert late.seconds == {100: 1, 200: 2, 300: 3, 600: 4}
+    assert late.agent_steps == 602
+    other = read(others[0], "other", [203, 450, 601], [100, 201, 300, 601])
+    band = statistics.curve([[late.scores], [other.scores]], statistics.mean_by_step)
+    assert band is not None
+    assert band.at == [200, 400, 600]
+    assert read(alone, "alone", [209, 601], [101, 601]).scores == {209: 209, 601: 601}
 
 
 def test_only_a_stop_that_commits_a_resume_point_counts_as_one(

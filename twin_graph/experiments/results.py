@@ -159,6 +159,8 @@ def _result(state: State, run: Run) -> Result:
     evaluations = [line for line in run.learning_curve() if begin < line["played_at"]["agent_steps"] <= end]
     logged = [line for line in run.metric_lines() if "agent_steps_per_second" in line and line["agent_steps"] <= end]
     metrics = [line for line in logged if line["agent_steps"] > begin]
+    if run.settings.workers.count:
+        evaluations, metrics = _when_due(run, evaluations, metrics, state.planned.settings.train.steps)
     events = [e for e in run.ledger.events() if not isinstance(e, Swap) or e.counters.agent_steps <= end]
     newest = logged[-1] if logged else {"agent_steps": 0, "updates": 0}
     comparable = not run.settings.train.rescale_r  # or Q values are in other units than rewards
@@ -185,6 +187,24 @@ def _result(state: State, run: Run) -> Result:
         processor=run.description["cpu"]["model"],
         error=state.error,
     )
+
+
+def _when_due(
+    run: Run, evaluations: Sequence[dict[str, Any]], metrics: Sequence[dict[str, Any]], end: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The lines of a run with workers, under the agent steps at which they were due; of several the newest.
+
+    Its chief looks five times a second, and workers go on while games are played: no two such runs would have an agent
+    step in common, and curves are drawn through those that all runs have.
+    """
+
+    def due(steps: int, every: int) -> int:
+        return end if steps >= end else steps - steps % every
+
+    by_step = {due(line["played_at"]["agent_steps"], run.settings.evaluate.every_steps): line for line in evaluations}
+    played = [{**line, "played_at": {**line["played_at"], "agent_steps": step}} for step, line in by_step.items()]
+    every = run.settings.log.every_steps
+    return played, [{**line, "agent_steps": due(line["agent_steps"], every)} for line in metrics]
 
 
 def _stops(events: Sequence[tuple[Event, bool]], end: int) -> int:
