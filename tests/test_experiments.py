@@ -157,6 +157,7 @@ def test_every_value_survives_the_command_line(key: str, value: Any) -> None:
             "latest and latest are the same run, twice (seed 1)",
         ),
         (changed('["latest", "lag(40)"]', '["lag(40)", "lag 40"]'), "two runs would be called lag-40,seed=1"),
+        (changed("lag(40)", "a" * 245), "aaaa..., which has 252 letters, and 251 are the most: give its values short"),
         (
             changed("[factors]", "[factors]\nlog.every_steps = [1]"),
             "log.every_steps is set by settings and by factors.log",

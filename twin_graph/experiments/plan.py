@@ -26,6 +26,7 @@ KNOWN_SCORES = {"CartPole-v1": (0.0, 500.0), "ALE/Pong-v5": (-21.0, 21.0)}
 THRESHOLD = 0.95
 #: After the name of a condition that is the first one but for one weight.
 NUDGED = ", one weight moved"
+_LONGEST_NAME = 255 - len(".log")  # letters, one byte each: a file's name has at most 255, and each run has a log
 _TASK = "env.id"
 _OWN_KEYS = {"seed": "seeds, or noise_seeds in [from]", "train.steps": "steps", "preset": "preset"}
 
@@ -442,6 +443,11 @@ def _check_different(runs: Sequence[PlannedRun]) -> None:
     names = Counter(run.name for run in runs)
     if twice := next((name for name, count in names.items() if count > 1), None):
         raise UsageError(f"two runs would be called {twice}: give their values names, in a table of variants")
+    if long := next((name for name in names if len(name) > _LONGEST_NAME), None):
+        raise UsageError(
+            f"a run would be called {long[:40]}..., which has {len(long)} letters, and {_LONGEST_NAME} are the most: "
+            "give its values short names, in a table of variants"
+        )
 
 
 def _scores(tree: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Scores]:
