@@ -170,6 +170,11 @@ def test_runs_of_one_game_meet_however_many_games_they_trained_on(
     assert [one.name for one in fixed] == ["random"]
 
 
+def test_a_fixed_player_takes_part_once_however_it_is_called(run: Run) -> None:
+    fixed = tournament.contestants([run], 1, ["random", "mcts(100)", "mcts", "random()", "mcts( 20 )"])[1:]
+    assert [one.name for one in fixed] == [one.key for one in fixed] == ["random", "mcts(100)", "mcts(20)"]
+
+
 def test_equal_weights_are_one_contestant(run: Run, tmp_path: Path) -> None:
     twin = Run(shutil.copytree(run.folder, tmp_path / "twin"))
     assert len(tournament.contestants([run, twin], 4, [])) == len(tournament.contestants([run], 4, [])) == 4

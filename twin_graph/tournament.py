@@ -42,7 +42,7 @@ class Contestant(NamedTuple):
 
     Attributes:
       name: for people: `RUN:SNAPSHOT`, or that of a fixed player. RUN is a folder where two runs have one name.
-      key: by which games are found again: the hash of a snapshot's weights, or the name of a fixed player.
+      key: by which games are found again: the hash of a snapshot's weights, or the full name of a fixed player.
       run, snapshot: whose weights these are; None for a fixed player.
     """
 
@@ -115,6 +115,7 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
     with contextlib.closing(boards_of(runs[0].settings.env, 1)) as boards:
         for name in fixed:
             boards.fixed_player(name)
+        fixed_names = list(dict.fromkeys(map(boards.full_name, fixed)))  # mcts and mcts(100) are one
     found: dict[str, Contestant] = {}
     names = Counter(run.name for run in runs)
     for run in runs:
@@ -125,7 +126,7 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
         for at in np.linspace(present[-1].updates, present[0].updates, snapshots)[::-1]:
             one = min(present, key=lambda snapshot: abs(snapshot.updates - at))
             found.setdefault(one.weights_sha256, Contestant(f"{name}:{one.id}", one.weights_sha256, run, one))
-    return [*found.values(), *(Contestant(name, name) for name in dict.fromkeys(fixed))]
+    return [*found.values(), *(Contestant(name, name) for name in fixed_names)]
 
 
 def _game(run: Run) -> EnvSettings:

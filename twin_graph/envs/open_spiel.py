@@ -125,6 +125,10 @@ class Spiel:
         player: Player = function(self._game, self.spec, **arguments)
         return player
 
+    def full_name(self, name: str) -> str:
+        _, arguments = call("against", name, PLAYERS, skip=2)
+        return name.partition("(")[0].strip() + (f"({','.join(map(str, arguments.values()))})" if arguments else "")
+
     def show(self, board: int) -> str:
         return str(self._states[board])
 

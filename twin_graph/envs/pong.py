@@ -170,6 +170,9 @@ class Pong:
             raise UsageError(f"against={name}: {ID} has no fixed player but random")
         return at_random(self.spec)
 
+    def full_name(self, name: str) -> str:
+        return name
+
     def show(self, board: int) -> str:  # noqa: ARG002
         raise UsageError(f"{ID} cannot be played in a terminal: both paddles move at once")
 

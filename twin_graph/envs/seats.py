@@ -77,6 +77,10 @@ class Boards(Protocol):
         """A player that never learns, by its name. Raises `UsageError` if there is none."""
         ...
 
+    def full_name(self, name: str) -> str:
+        """What such a player, if there is one, is called with all of its arguments."""
+        ...
+
     def show(self, board: int) -> str:
         """The board in text. Raises `UsageError` if it cannot be shown so."""
         ...
