@@ -130,7 +130,7 @@ def train(
         run = create(folder, settings, env.protocol)
         say(f"{folder}  (seed {settings.seed}; watch it with: {shlex.join(['tensorboard', '--logdir', str(folder)])})")
         say(protocol_line(env.protocol))
-        if env.time_limit is None:
+        if env.endless:
             limit = settings.evaluate.max_steps or EVALUATION_MAX_STEPS
             say(f"no time limit: evaluations cut games after {limit:,} agent steps (evaluate.max_steps)")
         if settings.network == "mlp" and len(env.spec.observation_shape) == 3:

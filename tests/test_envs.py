@@ -330,13 +330,15 @@ def test_an_evaluation_of_an_environment_without_a_limit_ends(cartpole: Callable
 
     endless = registered("Endless", step=never_ends)
     settings = cartpole(env__id=endless, evaluate__max_steps=70)
-    assert envs.make(settings.env, count=1).time_limit is None
+    assert envs.make(settings.env, count=1).endless
     told = evaluate(lambda s: np.zeros((len(s), 2)), settings, episodes=3, seed=1, counter=0)
     assert told.returns == [70.0] * 3
     assert told.protocol["time limit, steps"] == 70
     assert "3 cut at the step limit" in told.words()
     assert told.summary()["cut"] == 3
-    assert envs.make(settings.env, count=1, evaluation=True).time_limit == 27_000
+    evaluated = envs.make(settings.env, count=1, evaluation=True)
+    assert not evaluated.endless
+    assert evaluated.protocol["time limit, steps"] == 27_000
     # Where games have a limit of their own, nothing is said or cut.
     plain = evaluate(lambda s: np.zeros((len(s), 2)), cartpole(), episodes=3, seed=1, counter=0)
     assert "cut" not in plain.summary()
@@ -346,10 +348,9 @@ def test_an_evaluation_of_an_environment_without_a_limit_ends(cartpole: Callable
 def test_atari_games_are_cut_by_an_evaluations_limit_too() -> None:
     settings = EnvSettings(id="ALE/Pong-v5")
     with contextlib.closing(envs.make(settings, count=1, evaluation=True, max_steps=50)) as env:
-        assert env.time_limit == 50
         assert env.protocol["time limit, frames"] == 200
     with contextlib.closing(envs.make(settings, count=1, evaluation=True)) as env:
-        assert (env.time_limit, env.protocol["time limit, frames"]) == (27_000, 108_000)
+        assert env.protocol["time limit, frames"] == 108_000
 
 
 def test_arguments_reach_the_environment_and_wrong_ones_get_one_line() -> None:

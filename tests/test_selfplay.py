@@ -395,7 +395,14 @@ def test_settings_of_atari_hold_for_two_as_for_one() -> None:
     pair, one = (envs.make(of, count=1) for of in (settings, alone))
     try:
         assert pair.spec.reward_clip is one.spec.reward_clip is None
-        assert pair.time_limit == one.time_limit == 101
+        assert pair.protocol["time limit, frames"] == one.protocol["time limit, frames"] == 401
+        assert isinstance(pair, Seat)
+        pair.opponent = pair.fixed_player("random")
+        for env in (pair, one):
+            assert not env.endless
+            env.reset(np.array([1]))
+            cut = [bool(env.step(np.array([0])).last_t[0]) for _ in range(101)]
+            assert cut == [False] * 100 + [True]
     finally:
         pair.close()
         one.close()

@@ -84,7 +84,7 @@ class VectorEnv(Protocol):
     Attributes:
       count: E.
       spec: of each.
-      time_limit: agent steps after which a game is cut; None where it may last for ever.
+      endless: whether a game may last for ever.
       evaluation_epsilon: share of random actions while evaluated, where the settings do not say.
       protocol: what a score depends on, in words for people; shown with every score.
       action_names: of all actions, for people; empty where they have none.
@@ -93,7 +93,7 @@ class VectorEnv(Protocol):
 
     count: int
     spec: EnvSpec
-    time_limit: int | None
+    endless: bool
     evaluation_epsilon: float
     protocol: dict[str, str | int | float | bool]
     action_names: tuple[str, ...]

@@ -1,7 +1,6 @@
 """Atari 2600 games on `ale_py`'s own vector emulator, which steps, scales and stacks in C++ threads."""
 
 import functools
-import math
 
 import ale_py
 import gymnasium
@@ -32,6 +31,7 @@ class Atari:
     colour, plays the first one's game: it has the same seed and gets the same actions.
     """
 
+    endless = False
     screens_per_second = 60.0
 
     def __init__(
@@ -87,7 +87,6 @@ class Atari:
             reward_clip=REWARD_CLIP if settings.clip_rewards else None,
         )
         self.action_names = tuple(meanings[i] for i in self._actions)
-        self.time_limit: int | None = math.ceil(max_frames / settings.frame_skip)
         self.evaluation_epsilon = 0.001
         self.protocol: dict[str, str | int | float | bool] = {
             "environment": settings.id,

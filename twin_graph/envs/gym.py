@@ -54,10 +54,11 @@ class Gym:
         _check_actions(settings.id, declared.actions)
         self._id = settings.id
         limits = [limit for limit in (declared.time_limit, max_steps) if limit is not None]
-        self.time_limit = min(limits, default=EVALUATION_MAX_STEPS if evaluation else None)
+        time_limit = min(limits, default=EVALUATION_MAX_STEPS if evaluation else None)
+        self.endless = time_limit is None
         assert isinstance(declared.actions, spaces.Discrete)
         n_actions = int(declared.actions.n)
-        one = functools.partial(_make_one, settings, declared, self.time_limit)
+        one = functools.partial(_make_one, settings, declared, time_limit)
         each: list[Callable[[], Any]] = [functools.partial(one, index) for index in range(count)]
         if screens:
             if "rgb_array" not in declared.render_modes:
@@ -89,7 +90,7 @@ class Gym:
             "environment": settings.id,
             "environments": count,
             "actions": self.spec.n_actions,
-            "time limit, steps": self.time_limit or "none",
+            "time limit, steps": time_limit or "none",
         }
         if settings.kwargs:
             self.protocol["arguments"] = ", ".join(f"{name}={value!r}" for name, value in settings.kwargs.items())

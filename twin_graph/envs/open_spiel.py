@@ -65,13 +65,12 @@ class Spiel:
         size = int(np.prod(seen)) + n_actions
         self.count = count
         self.spec = EnvSpec((size,), n_actions, masked=True, seen_shape=seen, players=2)
-        self.time_limit: int | None = -(-self._game.max_game_length() // 2)
         self.protocol: dict[str, str | int | float | bool] = {
             "environment": settings.id,
             "environments": count,
             "actions": f"{n_actions}, of which the legal ones",
             "seats": "both, in turns",
-            "time limit, steps": self.time_limit or "none",
+            "time limit, steps": -(-self._game.max_game_length() // 2) or "none",
         }
         self._states = [self._game.new_initial_state() for _ in range(count)]
         # Of other games some end the process if they are asked for the name of what is illegal.

@@ -77,7 +77,6 @@ class Pong:
         self.spec = EnvSpec(
             (stack, height, width), len(self._actions), "uint8", stack, settings.frame_skip, reward_clip=clip, players=2
         )
-        self.time_limit: int | None = math.ceil(settings.max_frames / settings.frame_skip)
         self.protocol: dict[str, str | int | float | bool] = {
             "environment": settings.id,
             "environments": count,

@@ -43,7 +43,6 @@ class Boards(Protocol):
       count: E.
       spec: of one seat.
       protocol: what a score depends on, in words for people.
-      time_limit: moves of one player after which a game ends.
       to_move: whose turn it is, int64 `[E]`, or `NOBODY`.
       cut: bool `[E]`; the game did not end by itself, but by its time limit.
       action_names: for people; empty where actions have none.
@@ -52,7 +51,6 @@ class Boards(Protocol):
     count: int
     spec: EnvSpec
     protocol: dict[str, str | int | float | bool]
-    time_limit: int | None
     to_move: np.ndarray
     cut: np.ndarray
     action_names: tuple[str, ...]
@@ -112,12 +110,13 @@ class Seat:
       opponent: has the other seats; to be set before the first reset.
     """
 
+    endless = False
     evaluation_epsilon = 0.0
     screens_per_second = 1.5
 
     def __init__(self, boards: Boards, *, screens: bool = False) -> None:
         self.boards = boards
-        self.count, self.spec, self.time_limit = boards.count, boards.spec, boards.time_limit
+        self.count, self.spec = boards.count, boards.spec
         self.protocol, self.action_names = boards.protocol, boards.action_names
         self._drawn, self._screens = screens, list[np.ndarray]()
         self.opponent: Player | None = None
