@@ -134,7 +134,6 @@ def play(run: str, ref: str, second: bool) -> None:
 
     from twin_graph import player
     from twin_graph.envs.seats import NOBODY, boards_of
-    from twin_graph.legal import mask
 
     boards = boards_of(owner.settings.env, 1)
     board, mine = np.array([0]), int(second)
@@ -145,20 +144,19 @@ def play(run: str, ref: str, second: bool) -> None:
         while (seat := int(boards.to_move[0])) != NOBODY:
             observation = boards.observe(board, np.array([seat]))
             q = twin.q_values(observation)[0]
+            shown, names = boards.show(0)
             if seat == mine:
-                legal = np.flatnonzero(mask(boards.spec, observation)[0]).tolist()
-                names = {action: boards.name_of(0, action) for action in legal}
-                click.echo(f"\n{boards.show(0)}\n")
-                wanted = _ask(names, {action: float(q[action]) for action in legal})
+                click.echo(f"\n{shown}\n")
+                wanted = _ask(names, {action: float(q[action]) for action in names})
                 if wanted is None:
                     click.echo(f"you give up; {snapshot.id} wins")
                     return
                 action = wanted
             else:
                 action = int(q.argmax())
-                click.echo(f"\n{snapshot.id} plays {boards.name_of(0, action)}")
+                click.echo(f"\n{snapshot.id} plays {names[action]}")
             gained += boards.move(board, np.array([action]))[0]
-    click.echo(f"\n{boards.show(0)}\n")
+    click.echo(f"\n{boards.show(0)[0]}\n")
     outcome = "you win" if gained[mine] > 0 else f"{snapshot.id} wins" if gained[mine] < 0 else "a draw"
     click.echo(outcome)
 

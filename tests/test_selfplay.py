@@ -560,10 +560,10 @@ def test_a_board_is_filmed_and_one_that_cannot_be_drawn_says_so(
 
 
 def test_both_players_pieces_are_drawn_where_they_lie() -> None:
-    boards = boards_of(EnvSettings(id="OpenSpiel/connect_four"), 1)
+    boards = Spiel(EnvSettings(id="OpenSpiel/connect_four"), 1)
     for column in (3, 3):
         boards.move(np.array([0]), np.array([column]))
-    picture = boards.draw(0)
+    picture = boards.draw()
     centres = picture[30::60, 30::60].tolist()
     first, second, free = centres[5][3], centres[4][3], centres[0][0]
     assert picture.shape == (6 * 60, 7 * 60, 3)

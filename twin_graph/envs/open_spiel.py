@@ -40,9 +40,10 @@ def make(
     if max_steps is not None:
         raise UsageError(f"evaluate.max_steps is for other environments; games of {settings.id} end by themselves")
     boards = Spiel(settings, count)
-    if screens:
-        boards.draw(0)
-    return Seat(boards, screens=screens)
+    if not screens:
+        return Seat(boards)
+    boards.draw()  # of other games nothing is begun
+    return Seat(boards, draw=boards.draw)
 
 
 class Spiel:
@@ -128,13 +129,15 @@ class Spiel:
         _, arguments = call("against", name, PLAYERS, skip=2)
         return name.partition("(")[0].strip() + (f"({','.join(map(str, arguments.values()))})" if arguments else "")
 
-    def show(self, board: int) -> str:
-        return str(self._states[board])
+    def show(self, board: int) -> tuple[str, dict[int, str]]:
+        state = self._states[board]
+        return str(state), {action: state.action_to_string(action) for action in state.legal_actions()}
 
-    def draw(self, board: int) -> np.ndarray:
+    def draw(self) -> np.ndarray:
+        """The first board as a picture, uint8 `[H, W, 3]`. Raises `UsageError` if there is none of this game."""
         if self._pieces is None:
             raise UsageError(f"{self._id} cannot be drawn; {' and '.join(PIECES)} can")
-        planes = np.array(self._states[board].observation_tensor(0)).reshape(self._planes)
+        planes = np.array(self._states[0].observation_tensor(0)).reshape(self._planes)
         pieces = [planes[plane, :: -1 if self._from_below else 1] > 0 for plane in self._pieces]
         y, x = np.indices((_CELL, _CELL)) - (_CELL - 1) / 2
         disc = np.tile(np.hypot(x, y) < 0.4 * _CELL, pieces[0].shape)
@@ -143,9 +146,6 @@ class Spiel:
         for there, colour in zip(pieces, _DISCS, strict=True):
             picture[disc & there.repeat(_CELL, axis=0).repeat(_CELL, axis=1)] = colour
         return picture
-
-    def name_of(self, board: int, action: int) -> str:
-        return str(self._states[board].action_to_string(action))
 
     def close(self) -> None:
         pass

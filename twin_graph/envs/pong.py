@@ -49,7 +49,7 @@ def make(
     if evaluation:
         alone = settings.model_copy(update={"id": ALONE, "kwargs": {}})
         return Atari(alone, count=count, evaluation=True, max_steps=max_steps, screens=screens)
-    return Seat(Pong(settings, count), screens=screens)
+    return Seat(Pong(settings, count))
 
 
 class Pong:
@@ -172,15 +172,8 @@ class Pong:
     def full_name(self, name: str) -> str:
         return name
 
-    def show(self, board: int) -> str:  # noqa: ARG002
+    def show(self, board: int) -> tuple[str, dict[int, str]]:  # noqa: ARG002
         raise UsageError(f"{ID} cannot be played in a terminal: both paddles move at once")
-
-    def draw(self, board: int) -> np.ndarray:
-        screen: np.ndarray = self._emulators[board].getScreenRGB()
-        return screen
-
-    def name_of(self, board: int, action: int) -> str:
-        raise NotImplementedError
 
     def close(self) -> None:
         self._emulators.clear()

@@ -79,16 +79,8 @@ class Boards(Protocol):
         """What such a player, if there is one, is called with all of its arguments."""
         ...
 
-    def show(self, board: int) -> str:
-        """The board in text. Raises `UsageError` if it cannot be shown so."""
-        ...
-
-    def draw(self, board: int) -> np.ndarray:
-        """The board as a picture, uint8 `[H, W, 3]`. Raises `UsageError` if there is none."""
-        ...
-
-    def name_of(self, board: int, action: int) -> str:
-        """What people call an action of whoever is to move."""
+    def show(self, board: int) -> tuple[str, dict[int, str]]:
+        """The board in text, and what people call each legal action. Raises `UsageError` if it cannot be shown so."""
         ...
 
     def close(self) -> None:
@@ -103,7 +95,7 @@ class Seat:
 
     Args:
       boards: on which it is played.
-      screens: the first board is also drawn for people.
+      draw: returns the first board as a picture for people, uint8 `[H, W, 3]`.
 
     Attributes:
       boards: as given.
@@ -114,11 +106,11 @@ class Seat:
     evaluation_epsilon = 0.0
     screens_per_second = 1.5
 
-    def __init__(self, boards: Boards, *, screens: bool = False) -> None:
+    def __init__(self, boards: Boards, *, draw: Callable[[], np.ndarray] | None = None) -> None:
         self.boards = boards
         self.count, self.spec = boards.count, boards.spec
         self.protocol, self.action_names = boards.protocol, boards.action_names
-        self._drawn, self._screens = screens, list[np.ndarray]()
+        self._drawn, self._screens = draw, list[np.ndarray]()
         self.opponent: Player | None = None
         self._all = np.arange(self.count)
         self._seats = self._all % 2
@@ -158,7 +150,7 @@ class Seat:
 
     def _draw(self, *, anew: bool = False) -> None:
         if self._drawn:
-            self._screens = [*([] if anew else self._screens), self.boards.draw(0)]
+            self._screens = [*([] if anew else self._screens), self._drawn()]
 
     def fixed_player(self, name: str) -> Player:
         """A player that never learns, by its name. Raises `UsageError` if there is none."""
