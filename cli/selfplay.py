@@ -77,13 +77,15 @@ def tournament(
             bar.update(task, completed=done, total=total)
     ratings = tournaments.rate(who, pairings)
     document = tournaments.record_ratings(found, who, ratings, rules)
-    circles, groups = tournaments.cycles(who, pairings), tournaments.groups(who, pairings)
+    shares = tournaments.shares(who, pairings)
+    circles, groups = tournaments.cycles(who, pairings), tournaments.groups(who, shares)
     if as_json:
         print_json({**document, "cycles": circles, "groups": groups})
     else:
-        _show(document, tournaments.shares(who, pairings), circles, groups)
+        points = np.nanmean(shares, axis=1)
+        _show(document, {one.key: float(share) for one, share in zip(who, points, strict=True)}, circles, groups)
     if plot:
-        tournaments.draw(who, pairings, ratings, plot)
+        tournaments.draw(who, shares, ratings, plot)
         say(f"picture: {plot}")
 
 

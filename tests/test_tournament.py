@@ -158,8 +158,11 @@ def test_cycles_are_named_once_and_only_where_they_are_certain() -> None:
 
 def test_groups_between_which_one_side_won_everything_are_told() -> None:
     swept = [of("random", "a", 0, 100), of("random", "b", 0, 100), of("a", "b", 40, 60)]
-    assert sorted(tournament.groups(NAMES[:3], swept)) == [["a", "b"], ["random"]]
-    assert tournament.groups(NAMES[:3], [of("random", "a", 0, 99), *swept[1:]]) == [["random", "a", "b"]]
+    shares = tournament.shares(NAMES[:3], swept)
+    np.testing.assert_array_equal(shares, [[np.nan, 0, 0], [1, np.nan, 0.4], [1, 0.6, np.nan]])
+    assert sorted(tournament.groups(NAMES[:3], shares)) == [["a", "b"], ["random"]]
+    shares = tournament.shares(NAMES[:3], [of("random", "a", 0, 99), *swept[1:]])
+    assert tournament.groups(NAMES[:3], shares) == [["random", "a", "b"]]
 
 
 def test_runs_of_one_game_meet_however_many_games_they_trained_on(

@@ -283,15 +283,20 @@ def rate(who: Sequence[Contestant], pairings: Sequence[Pairing], seed: int = 0) 
     return [Rating(float(value), float(a), float(b)) for value, a, b in zip(elo(points), low, high, strict=True)]
 
 
-def groups(who: Sequence[Contestant], pairings: Sequence[Pairing]) -> list[list[str]]:
+def shares(who: Sequence[Contestant], pairings: Sequence[Pairing]) -> np.ndarray:
+    """Each one's share of points against each, `[N, N]` in their order; NaN where they did not meet."""
+    place = {one.key: i for i, one in enumerate(who)}
+    found = np.full((len(who), len(who)), np.nan)
+    for pairing in pairings:
+        a, b = place[pairing.first], place[pairing.second]
+        found[a, b], found[b, a] = pairing.score, 1 - pairing.score
+    return found
+
+
+def groups(who: Sequence[Contestant], shares: np.ndarray) -> list[list[str]]:
     """Names of contestants, in groups. Of any two groups, one won every game against the other: only the credit, and no
     game, says how far apart they are."""
-    place = {one.key: i for i, one in enumerate(who)}
-    gained = np.zeros((len(who), len(who)))
-    for pairing in pairings:
-        gained[place[pairing.first], place[pairing.second]] = pairing.score
-        gained[place[pairing.second], place[pairing.first]] = 1 - pairing.score
-    count, labels = connected_components(gained > 0, connection="strong")
+    count, labels = connected_components(shares > 0, connection="strong")
     return [[one.name for one, label in zip(who, labels, strict=True) if label == group] for group in range(count)]
 
 
@@ -319,29 +324,16 @@ def cycles(who: Sequence[Contestant], pairings: Sequence[Pairing]) -> list[tuple
     ]
 
 
-def shares(who: Sequence[Contestant], pairings: Sequence[Pairing]) -> dict[str, float]:
-    """The share of points of each contestant over all of its games, by keys."""
-    got: dict[str, list[float]] = {one.key: [] for one in who}
-    for pairing in pairings:
-        got[pairing.first].append(pairing.score)
-        got[pairing.second].append(1 - pairing.score)
-    return {key: float(np.mean(scores)) if scores else float("nan") for key, scores in got.items()}
-
-
-def draw(who: Sequence[Contestant], pairings: Sequence[Pairing], ratings: Sequence[Rating], path: Path) -> None:
+def draw(who: Sequence[Contestant], shares: np.ndarray, ratings: Sequence[Rating], path: Path) -> None:
     """Writes a picture: each row's share of points against each column, the strongest first; see `outputs`."""
     from twin_graph.experiments import figures
 
     order = sorted(range(len(who)), key=lambda i: -ratings[i].elo)
-    place = {who[i].key: row for row, i in enumerate(order)}
-    shares = np.full((len(who), len(who)), np.nan)
-    for pairing in pairings:
-        a, b = place[pairing.first], place[pairing.second]
-        shares[a, b], shares[b, a] = pairing.score, 1 - pairing.score
     several = len({one.run.folder for one in who if one.run}) > 1
     names = [who[i].short(with_run=several) for i in order]
     labels = [f"{name}  {ratings[i].elo:.0f}" for name, i in zip(names, order, strict=True)]
-    figures.heat_map(shares, labels, names, "share of points of the row against the column").savefig(path, dpi=200)
+    label = "share of points of the row against the column"
+    figures.heat_map(shares[np.ix_(order, order)], labels, names, label).savefig(path, dpi=200)
 
 
 def record_ratings(
