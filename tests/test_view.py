@@ -397,6 +397,15 @@ def test_a_run_that_trains_is_followed_and_swapped_by_hand(work: Path, browser: 
             seen = wait(browser, updates)
             wait(browser, f"({updates}) > {seen}")
 
+            run = Run(run_folder(cwd))
+            (run.folder / "videos").mkdir()
+            for filmed in (1, 2):  # after the page was opened; what is watched goes on when another film is there
+                newest = run.store().newest.id
+                (run.folder / "videos" / f"{newest}.mp4").write_bytes(bytes(range(256)) * 4)
+                wait(browser, f"document.querySelectorAll('#film option').length == {filmed}")
+                watched = browser.execute_script("return document.querySelector('#films video').src")
+                assert (newest in watched) == (filmed == 1)
+
             swap = browser.find_element("css selector", "form.swapping button.main")
             answer = browser.find_element("css selector", "output.answer")
             buttons = browser.find_elements("css selector", "form.swapping button")
@@ -411,7 +420,6 @@ def test_a_run_that_trains_is_followed_and_swapped_by_hand(work: Path, browser: 
             browser.execute_script("arguments[0].click()", buttons[0])
             wait(browser, "document.querySelector('output.good')?.textContent.includes('fits; nothing was changed')")
             tried = answer.text.split()[0]
-            run = Run(run_folder(cwd))
             newest = run.store().newest.id
             deadline = time.monotonic() + 30
             while Run(run.folder).store().newest.id == newest:  # `latest~3` means another one by now

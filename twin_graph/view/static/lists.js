@@ -286,29 +286,36 @@ export function ledgerPart(run) {
 
 export function filmsPart(run) {
   const part = section("Films", "Games that a snapshot played, as `twin-graph record` filmed them.", "films");
-  const { films } = run.about;
-  const best = run.summary().scores?.best?.snapshot;
   const video = h("video", { controls: true, preload: "metadata", playsinline: true });
-  const choice = h(
-    "select",
-    { id: "film", onchange: play },
-    films.map((film) =>
-      h(
-        "option",
-        { value: film, selected: film === (films.includes(best) ? best : films.at(-1)) },
-        film === best ? `${film}, the best` : film,
-      ),
-    ),
-  );
-  part.body.append(h("div", { class: "bar" }, h("label", { for: "film" }, "Snapshot"), choice), video);
+  const choice = h("select", { id: "film", onchange: play });
+  const bar = h("div", { class: "bar" }, h("label", { for: "film" }, "Snapshot"), choice);
 
   function play() {
     video.src = filmOf(run.index, choice.value);
     video.setAttribute("aria-label", `Film of ${choice.value}`);
   }
 
-  play();
-  return part;
+  return {
+    ...part,
+    async read() {
+      const { films } = await get(`runs/${run.index}/about`);
+      if (!films.length) {
+        put(part.body, h("p", { class: "note" }, "No snapshot has been filmed yet."));
+        return;
+      }
+      const best = run.summary().scores?.best?.snapshot;
+      const before = choice.value; // is watched, perhaps
+      const shown = [before, best, films.at(-1)].find((film) => films.includes(film));
+      put(
+        choice,
+        films.map((film) =>
+          h("option", { value: film, selected: film === shown }, film === best ? `${film}, the best` : film),
+        ),
+      );
+      if (shown !== before) play();
+      if (!video.isConnected) put(part.body, bar, video);
+    },
+  };
 }
 
 export const filmOf = (index, snapshot) => `api/runs/${index}/films/${encodeURIComponent(snapshot)}`;

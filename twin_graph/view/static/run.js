@@ -85,7 +85,7 @@ export function runView(library, index) {
       ["Time", curves.time],
       ["Evaluations", evaluationsPart(run)],
       ["Ledger", ledgerPart(run)],
-      run.about.films.length ? ["Films", filmsPart(run)] : null,
+      ["Films", filmsPart(run)],
       ["Forks", familyPart(library, run)],
       library.allowSwaps ? ["Swap by hand", swapPart(run)] : null,
     ].filter(Boolean);
