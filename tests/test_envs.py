@@ -13,10 +13,9 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from minatar.gym import BaseEnv
 
-from twin_graph import envs
+from twin_graph import envs, evaluation
 from twin_graph.envs import EnvSpec, VectorEnv, VectorStep, minatar
 from twin_graph.errors import ForeignError, UsageError
-from twin_graph.evaluation import evaluate
 from twin_graph.settings import EnvSettings, Settings
 
 SEEDS = np.array([11, 12, 13])
@@ -331,7 +330,7 @@ def test_an_evaluation_of_an_environment_without_a_limit_ends(cartpole: Callable
     endless = registered("Endless", step=never_ends)
     settings = cartpole(env__id=endless, evaluate__max_steps=70)
     assert envs.make(settings.env, count=1).endless
-    told = evaluate(lambda s: np.zeros((len(s), 2)), settings, episodes=3, seed=1, counter=0)
+    told = evaluation.last(evaluation.play(lambda s: np.zeros((len(s), 2)), settings, episodes=3, seed=1, counter=0))
     assert told.returns == [70.0] * 3
     assert told.protocol["time limit, steps"] == 70
     assert "3 cut at the step limit" in told.words()
@@ -340,7 +339,7 @@ def test_an_evaluation_of_an_environment_without_a_limit_ends(cartpole: Callable
     assert not evaluated.endless
     assert evaluated.protocol["time limit, steps"] == 27_000
     # Where games have a limit of their own, nothing is said or cut.
-    plain = evaluate(lambda s: np.zeros((len(s), 2)), cartpole(), episodes=3, seed=1, counter=0)
+    plain = evaluation.last(evaluation.play(lambda s: np.zeros((len(s), 2)), cartpole(), episodes=3, seed=1, counter=0))
     assert "cut" not in plain.summary()
     assert plain.protocol["time limit, steps"] == 500
 

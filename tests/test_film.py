@@ -11,9 +11,9 @@ import pytest
 from commands import twin_graph
 from imageio_ffmpeg import count_frames_and_secs, get_ffmpeg_exe, read_frames
 
-from twin_graph import config, envs, evaluation, film
+from twin_graph import config, envs, film
 from twin_graph.errors import UsageError
-from twin_graph.evaluation import play
+from twin_graph.evaluation import last, play
 from twin_graph.snapshots.run import Run
 
 
@@ -85,7 +85,7 @@ def test_environments_show_what_the_action_was_chosen_from_and_what_came_of_it(p
 def test_watching_changes_no_score(tmp_path: Path) -> None:
     settings = config.load("breakout", [("env.max_frames", 900), ("evaluate.epsilon", 0.5)])
     at: dict[str, Any] = {"episodes": 3, "seed": 5, "counter": 7}
-    unseen = evaluation.evaluate(_random_q(4), settings, **at)
+    unseen = last(play(_random_q(4), settings, **at))
     with film.Film(tmp_path / "a.mp4", ("breakout", "random"), scale=0.5) as made:
         *_, seen = play(_random_q(4), settings, **at, watch=made.watch)
         made.finish()

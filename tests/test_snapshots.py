@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -407,21 +408,19 @@ def test_films_that_died_unfinished_are_removed_by_the_next_writer(tmp_path: Pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_who_may_only_read_sees_whether_a_run_elsewhere_is_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = create(tmp_path / "run", config.load("cartpole"))
-    for folder in (run.folder, *run.folder.parents[:3]):
-        folder.chmod(0o755)
-    with run.lock("train"):
-        run.record_start()
-        monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
-        assert Run(run.folder).state() == "running"
-    os.seteuid(65534)
-    try:
-        assert Run(run.folder).state() == "failed"
-    finally:
-        os.seteuid(0)
+def test_who_may_only_read_sees_whether_a_run_elsewhere_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as name:  # of pytest's folders others see nothing
+        Path(name).chmod(0o755)
+        run = create(Path(name) / "run", config.load("cartpole"))
+        with run.lock("train"):
+            run.record_start()
+            monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+            assert Run(run.folder).state() == "running"
+        os.seteuid(65534)
+        try:
+            assert Run(run.folder).state() == "failed"
+        finally:
+            os.seteuid(0)
 
 
 def test_all_cores_are_recorded_as_their_number(tmp_path: Path) -> None:
