@@ -14,6 +14,7 @@ studies. Printed are:
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import click
@@ -124,8 +125,8 @@ def main(folder: Path, plot: Path | None) -> None:
     print("|---|---|---|---|---|---|---|")
     for (condition, task), of in runs.items():
         print(
-            f"| {task} | {condition} | {over(of, score).words(f'.{places(task)}f')} | {over(of, depth).value:.0f} "
-            f"| {over(of, expected).value:.1f} | {over(of, residual).words('+.2f')} | {over(of, share).value:+.1f}% |"
+            f"| {task} | {condition} | {over(of, score).words(f'.{places(task)}f')} | {fmean(map(depth, of)):.0f} "
+            f"| {fmean(map(expected, of)):.1f} | {over(of, residual).words('+.2f')} | {fmean(map(share, of)):+.1f}% |"
         )
     print_pairs(list(pairs(runs, norm, score)), "", places)
     print_pairs(list(pairs(runs, norm, share)), " of residuals, % of the largest return", lambda _: 1)

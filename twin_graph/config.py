@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import functools
 import json
 import re
 import tomllib
@@ -60,9 +61,10 @@ def describe(settings: BaseModel, prefix: str = "") -> Iterator[Description]:
         )
 
 
-def setting_names() -> list[str]:
+@functools.cache
+def setting_names() -> tuple[str, ...]:
     """The dotted names of all settings."""
-    return [description.key for description in describe(Settings())]
+    return tuple(description.key for description in describe(Settings()))
 
 
 def is_setting(name: str) -> bool:
