@@ -1,6 +1,7 @@
 """The page of findings holds what its command prints."""
 
 import hashlib
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -140,9 +141,28 @@ def test_breakout_beside_published_curves_is_what_the_records_say() -> None:
     assert len(printed.splitlines()) == 2 + 10
     assert printed.strip() in published
     assert hashlib.sha256((ROOT / "docs" / "findings" / "breakout.gif").read_bytes()).hexdigest() in published
+    checks = json.loads((ROOT / "studies" / "results" / "breakout" / "checks.json").read_text())
+    said = " ".join(published.split())
+    assert f"on {checks['observations']:,} observations from the replay" in said
+    assert f"as in float32 in {checks['agreement']:.1%}, and" in said
+    assert f"of training only {checks['waiting']:.1%} passed without a ball" in said
+    assert checks["regret"] < checks["gap"] / 10_000
     for name in ("ledger.jsonl", "metrics.jsonl", "evaluations.jsonl"):
         content = (ROOT / "studies" / "results" / "breakout" / name).read_bytes()
         assert f"| `{name}` | `{hashlib.sha256(content).hexdigest()}` |" in published
+
+
+def test_atari_beside_published_runs_is_what_the_records_say() -> None:
+    table, ours, published = output_of("atari_100k").strip().split("\n\n")
+    assert table in page("published")
+    rows = cells(table)
+    assert (ours.endswith("0 runs of each game: -"), published.endswith("0.69 (0.66 to 0.73)")) == (True, True)
+    assert [row[2] for row in rows] == ["1", "1", "0", "0"]
+    said = " ".join(page("published").split())
+    assert (
+        f"the one in Pong above {float(rows[0][5]):.0%} of them, the one in Breakout above {float(rows[1][5]):.0%}"
+        in said
+    )
 
 
 def test_spread_of_scores_is_that_of_the_records() -> None:

@@ -11,6 +11,7 @@
 import io
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -196,7 +197,7 @@ def _page(data: _Data) -> Page:
         title=plan.name,
         lead=" ".join(
             [
-                *([plan.description] if plan.description else []),
+                *([re.sub(r"(?<![.?!])\Z", ".", plan.description)] if plan.description else []),
                 f"{counted(len(data.conditions), 'condition')} of preset {plan.preset} on {environments}, "
                 f"{counted(len(data.results), 'run')} of {plan.steps:,} agent steps, {done} of them done.",
                 *([f"All are forked from {_origin(plan.origin)}."] if plan.origin else []),
