@@ -419,6 +419,10 @@ def test_who_may_only_read_sees_whether_a_run_elsewhere_is_locked(monkeypatch: p
         os.seteuid(65534)
         try:
             assert Run(run.folder).state() == "failed"
+            os.seteuid(0)
+            (run.control / "lock").chmod(0)
+            os.seteuid(65534)
+            assert Run(run.folder).state() == "running"  # as far as one can tell
         finally:
             os.seteuid(0)
 

@@ -148,9 +148,11 @@ class Run:
             descriptor = os.open(self.control / "lock", os.O_RDONLY)
         except FileNotFoundError:
             return False
+        except OSError:  # who may not even read it cannot tell
+            return True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError:
             return True
         finally:
             os.close(descriptor)
