@@ -1,20 +1,20 @@
-r"""Asynchronous training: learning curves and speed, beside standard training and beside what others have published.
+r"""Asynchronous training: learning curves and speed, next to standard training and to what others have published.
 
     python benchmarks/async_learning.py [--only cartpole] [--only pong] [--seeds 3] [--steps 30000]
                                         [--folder checkpoints/async-learning]
                                         [--json benchmarks/results/async_learning.json]
                                         [--picture benchmarks/results/async_learning.png]
 
-Runs one training after the other, each by the command that a person types, and then reads their records. A run that has
-all its agent steps, or its score, is not made again; one that was cut goes on with `twin-graph resume`. So the same
-command goes on after any interruption, and `--no-train` shows what there is.
+Trains one run after the other, each by the command that a user types, and then reads their records. A run that has
+all its agent steps, or its score, is not made again; one that was cut is continued by `twin-graph resume`. So the same
+command continues after any interruption, and `--no-train` shows what is there so far.
 
 Modes: standard training, in one process that may use all cores; and 1, 2 and 4 workers, each with one thread and on
 one core, with one parameter server and the chief beside them wherever there is room. Settings are equal otherwise:
 `train.every_steps` is of each worker, so that all modes make as many updates in as many agent steps, from minibatches
 of one size; a replay of one size is shared out among workers. By its nature each worker has environments of its own (8,
 as many as the others have in all), gradients are of weights that are a few updates old, and a standard training of Pong
-acts by chunks.
+acts in chunks.
 
 - CartPole, to a fixed score: the preset with the learning rate and decay of the studies (docs/findings.md) and more
   frequent evaluations, until two snapshots in succession have a mean return of 475 in the 20 episodes of their
@@ -89,7 +89,7 @@ class Plan(NamedTuple):
         return f"{self.game}-{mode_of(self.workers).replace(' ', '-')}-seed{self.seed}"
 
     def command(self, where: Path) -> list[str]:
-        """What makes it, or goes on with it."""
+        """The command that starts it, or resumes it."""
         if where.exists():
             return ["resume", str(where), f"--steps={self.steps}"]
         settings = list(self.settings)

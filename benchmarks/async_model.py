@@ -20,7 +20,7 @@ subtracted.
   not shared. A round trip takes `--round-trip` ms (0.1), and an update two of them: the push and the pull.
 - Variables, targets and environments cost the same however many workers there are; the chief costs nothing.
 
-The check: trainings as `async.py` times them, of 1 and 2 workers, 1 and 4 accumulated minibatches, 1 and 2 servers,
+The check: runs as `async.py` times them, of 1 and 2 workers, 1 and 4 accumulated minibatches, 1 and 2 servers,
 beside the model of this machine. There the wires cost nothing, and servers and workers share the cores: a worker whose
 message is under way leaves its core to the server, so that up to one worker a core they do not meet; beyond that all
 updates of a second must fit into the cores' seconds, the servers' part included.

@@ -2,7 +2,7 @@
 
     python benchmarks/best_response.py RUN... [--json FILE]
 
-Every answer that an opponent could give is followed to the end of the game, so the game has to be small, as tic-tac-toe
+Every reply that an opponent could make is followed to the end of the game, so the game has to be small, as tic-tac-toe
 is. A policy that never loses has a worst return of 0 or more from either seat.
 """
 
@@ -20,7 +20,7 @@ from twin_graph.twin import Twin
 
 
 def worst_returns(run: Run, reference: str = "latest") -> tuple[float, float]:
-    """The least that the policy gets as the first player, and as the second, whatever the opponent does."""
+    """The worst return of the policy as the first player and as the second, whatever the opponent does."""
     store = run.store()
     spec = spec_of(run)
     boards = Spiel(run.settings.env, 1)

@@ -1,10 +1,10 @@
-r"""Trains preset `blob` with several seeds and evaluates what it learnt over fresh episodes, beside a random player.
+r"""Trains the preset `blob` with several seeds and evaluates it over fresh episodes, next to a random player.
 
     python benchmarks/blob.py [--seeds 2] [--runs FOLDER] [--output benchmarks/results/blob.json]
     python benchmarks/blob.py --seeds 1 --set train.steps=7000 --set act.epsilon_decay_steps=3000
 
 Two snapshots of each run are evaluated: the last, and the best of the training's own evaluations, which played other
-episodes. The commands are those that a person types.
+episodes. The commands are those that a user types.
 """
 
 import json

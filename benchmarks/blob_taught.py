@@ -1,4 +1,4 @@
-r"""What the Blob network learns when it is told the exact values: no bootstrap, no replay, no exploration.
+r"""What the Blob network learns from exact values, without bootstrap, replay or exploration.
 
     python benchmarks/blob_taught.py [--updates 2000] [--set loss=huber] [--set train.gradient_clip_norm=null]
 

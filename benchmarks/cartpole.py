@@ -4,7 +4,7 @@ r"""Trains CartPole with several seeds and evaluates each last snapshot over 100
     python benchmarks/cartpole.py --seeds 2 --policy best --policy 'lag(500)' --policy 'window(4)' \
         --set evaluate.every_steps=2500 --output benchmarks/results/cartpole-policies.json
 
-Nothing is chosen: the last snapshot counts, not the best. The commands are those that a person types. `seconds` are of
+Nothing is chosen: the last snapshot counts, not the best. The commands are those that a user types. `seconds` are of
 the whole command, `training` those between the run's start and end in its ledger, evaluations included.
 """
 

@@ -1,4 +1,4 @@
-"""Runs a part of a benchmark in a process of its own, so that none inherits another's threads or memory."""
+"""Runs a part of a benchmark in a process of its own, so that no part inherits another's threads or memory."""
 
 import json
 import subprocess

@@ -1,6 +1,6 @@
 """Pong, learnt by twin-graph and by Stable-Baselines3 with equal hyperparameters: score over agent steps.
 
-One training a command; each goes on where it was stopped, and takes an hour or more.
+Each command trains one run, which takes an hour or more; the same command continues a run that was stopped.
 
     python benchmarks/learning.py train twin-graph --seed 1
     python benchmarks/learning.py train stable-baselines3 --seed 1
@@ -14,7 +14,7 @@ what it does by default: initial weights (He et al. against Torch's), gradients 
 (Stable-Baselines3), FIRE pressed at the start of a game (Stable-Baselines3), games for the score played greedily
 (Stable-Baselines3) or with 0.001 random actions, threads.
 
-Every 50,000 agent steps 10 whole games are played for their score. Curves are over agent steps alone: these trainings
+Every 50,000 agent steps 10 whole games are played for their score. Curves are over agent steps alone: these runs
 ran beside other work, so their minutes mean nothing. `peers.py` measures speed.
 """
 

@@ -1,20 +1,20 @@
-r"""Where a second of training goes: the time of each phase in both threads, by chunks and in the classic loop.
+r"""Where a second of training goes: the time of each phase in both threads, in chunks and in the classic loop.
 
     python benchmarks/phases.py [--preset pong] [--steps 4000] [--set KEY=VALUE] [--json benchmarks/results/phases.json]
 
-Trains the preset twice, each in a fresh process: by chunks, as the preset has it, and with
+Trains the preset twice, each in a fresh process: in chunks, as the preset has it, and with
 `train.chunk_steps=0`. The first 1,000 agent steps are without updates, exploration is at its end value from the start,
 there are no evaluations and no lines of metrics. What is timed comes after a warm-up of 512 agent steps with updates,
 and is rounded up to whole chunks. Times are those of `Progress.metrics()`, which is called at both ends of the timed
 part; the `telemetry` of the second call is in it.
 
-By chunks `act`, `environment`, `sample` and `target` pass in the actor's thread beside `train`: the shares of each
+In chunks `act`, `environment`, `sample` and `target` pass in the actor's thread beside `train`: the shares of each
 thread add up to 1. `rest` is what no phase counts: in the training thread mostly the freezing of the weights, in the
 actor's the replay, the segments that it writes for the next resume point, and the time after it has finished a chunk.
-After a refresh the training thread evaluates the target of one chunk anew; `target` counts that too, and stands with
-the actor.
+After a refresh the training thread evaluates the target of one chunk again; that counts as `target` too, in the actor's
+rows.
 
-A training from the command line begins with a choice of threads and precision. Here they are one thread for each core
+A run from the command line begins with a choice of threads and precision. Here they are one thread for each core
 and fp32, unless `--set` says otherwise. What other processes used of the cores is shown: the more, the less the times
 say.
 """

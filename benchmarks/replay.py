@@ -11,7 +11,7 @@ process had a processor (`time.process_time`): other programs disturb these less
 
     added         transitions into the empty ring ("filling", when its memory is first touched) and into the full one
     sampled       transitions drawn, 32 at a time; the median of several blocks in each process
-    faults        page faults for each 32 transitions drawn: memory that malloc had given back and takes anew
+    faults        page faults for each 32 transitions drawn: memory that malloc had given back and takes again
     memory        growth of the process's resident set from before the ring is made to when it has been filled
 
 The work is not the same in all respects:

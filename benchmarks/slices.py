@@ -1,4 +1,4 @@
-r"""Which of several versions of twin-graph, or of its settings, trains faster: each has slices of the same seconds.
+r"""Which of several versions or settings of twin-graph trains faster: they take turns, in slices of a second or less.
 
     python benchmarks/slices.py [--seconds 0.4] [--cycles 60] [--copies 2] [--json FILE] VARIANT VARIANT...
 
@@ -6,7 +6,7 @@ A VARIANT is the folder of a checkout, and settings: '. twin.precision=bf16' or 
 trains the preset `pong` as `phases.py` does, in processes of its own, until they make updates; then all of them are
 halted (SIGSTOP) but the one whose turn it is. The first is what the others are compared with.
 
-The speed of a shared machine changes by a third within minutes, and so do the figures of trainings made one after the
+The speed of a shared machine changes by a third within minutes, and so do the figures of runs made one after the
 other. Slices meet the same minutes. What remains: processes of one version differ, for as long as they live, by up to
 1.04 times, and those started first were the slowest in five of six series of four. So each variant has several copies,
 started in turn from the first to the last and from the last to the first, and the table gives least and most by copies:
@@ -134,26 +134,26 @@ def main(
     if not variants or len(set(variants)) < len(variants):
         raise click.UsageError("give one variant or several different ones, for example '.' '. train.chunk_steps=128'")
     console = Console(width=120, highlight=False)
-    trainings: list[Copy] = []
+    running: list[Copy] = []
     with tempfile.TemporaryDirectory() as folder:
         try:
             for i in range(copies):
                 for text in variants if i % 2 == 0 else reversed(variants):
                     console.print(f"starting {text}")
-                    trainings.append(Copy(text, Path(folder) / str(len(trainings))))
+                    running.append(Copy(text, Path(folder) / str(len(running))))
             for cycle in track(range(cycles), "cycles", console=Console(stderr=True)):
-                first = cycle % len(trainings)
-                for training in trainings[first:] + trainings[:first]:
-                    training.turn(seconds)
-            for training in trainings:
-                training.finish()
+                first = cycle % len(running)
+                for copy in running[first:] + running[:first]:
+                    copy.turn(seconds)
+            for copy in running:
+                copy.finish()
             rows = [
-                {"variant": text, "copies": [copy.figures() for copy in trainings if copy.text == text]}
+                {"variant": text, "copies": [copy.figures() for copy in running if copy.text == text]}
                 for text in variants
             ]
         finally:
-            for training in trainings:
-                training.close()
+            for copy in running:
+                copy.close()
     table = Table(box=None)
     for heading in ("variant", "agent steps/s", "times the first", "processor ms an agent step", "of the cores"):
         table.add_column(heading, justify="left" if heading == "variant" else "right")

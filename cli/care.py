@@ -1,4 +1,4 @@
-"""Commands that take care of the store: `verify`, `pin`, `unpin`, `prune`. None of them imports TensorFlow."""
+"""Commands that look after the store: `verify`, `pin`, `unpin`, `prune`. None of them imports TensorFlow."""
 
 import click
 

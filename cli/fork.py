@@ -1,4 +1,4 @@
-"""`twin-graph fork` and `twin-graph point`. Neither imports TensorFlow, but to move a weight."""
+"""`twin-graph fork` and `twin-graph point`. Neither imports TensorFlow, except to move a weight."""
 
 from pathlib import Path
 

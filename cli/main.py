@@ -102,7 +102,7 @@ def _flush() -> None:
 def main() -> None:
     """Runs the command line and exits: 0 done, 1 failed, 2 usage, 3 damaged data, 4 in use, 130 interrupted."""
     debug, given = "--debug" in sys.argv, sys.stdout
-    # As `python -m` does: env.id and target.policy may name a person's own modules. Last, so that none of them can
+    # As `python -m` does: env.id and target.policy may name a user's own modules. Last, so that none of them can
     # stand in for an installed one.
     with contextlib.suppress(FileNotFoundError):
         sys.path.append(str(Path.cwd()))

@@ -23,7 +23,7 @@ ANY_REF_HELP = f"{REF_HELP} RUN:REF names a snapshot of another run."
 
 
 class ReaderGoneError(Exception):
-    """Whoever reads stdout has had enough: `twin-graph log RUN | head -1`."""
+    """The reader of stdout has gone away: `twin-graph log RUN | head -1`."""
 
 
 class _Results(Console):
@@ -36,7 +36,7 @@ stdout = _Results(highlight=False, width=None if sys.stdout.isatty() else 1000)
 
 
 def say(text: str) -> None:
-    """One line for people, on stderr; never broken by us, so that paths and hashes can be copied."""
+    """Prints one line for people on stderr; never wrapped by us, so that paths and hashes can be copied."""
     stderr.print(text, soft_wrap=True, markup=False)
 
 

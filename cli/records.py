@@ -262,7 +262,7 @@ def explain(run: str, update: int | None, step: int | None, as_json: bool) -> No
 
 
 def _add_opponent(table: Table, opponent: Mapping[str, Any]) -> None:
-    """Rows on who had the other seat."""
+    """Adds rows on who had the other seat."""
     first, until = opponent["agent_steps"]
     span = f"agent steps {first:,} to {until:,}" if until else f"from agent step {first:,} on"
     table.add_row("opponent", f"{_who(opponent)}  ({span}{', held' if opponent['held'] else ''})")

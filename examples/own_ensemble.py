@@ -1,4 +1,4 @@
-"""A target policy of one's own that restores three snapshots: the newest, the oldest, and the one between.
+"""A target policy of your own that restores three snapshots: the newest, the oldest, and the one between.
 
 twin-graph train cartpole --set target.policy='own_ensemble:spread(min)'
 """

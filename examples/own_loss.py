@@ -1,4 +1,4 @@
-"""A loss of one's own: the logarithm of cosh, quadratic near zero and linear far out, without the Huber loss's corner.
+"""A loss of your own: the logarithm of cosh, quadratic near zero and linear far out, without the Huber loss's corner.
 
 twin-graph train cartpole --set loss=own_loss:log_cosh
 """

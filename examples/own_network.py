@@ -1,4 +1,4 @@
-"""A network of one's own: two hidden layers, and what the first one saw goes past the second.
+"""A network of your own: two hidden layers, and a connection that skips the second.
 
 twin-graph train cartpole --set network=own_network:residual --set model.hidden_units='[64]'
 """

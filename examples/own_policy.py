@@ -1,4 +1,4 @@
-"""A target policy of one's own: of the last snapshots the one that promises least.
+"""A target policy of your own: among the last snapshots, the one that promises least.
 
     PYTHONPATH=examples twin-graph train cartpole --set target.policy='own_policy:modest(8)'
     PYTHONPATH=examples twin-graph experiment run studies/own-policy.toml

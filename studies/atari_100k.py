@@ -1,5 +1,6 @@
-"""The analysis of studies/atari-100k.toml, as it was named before the runs: our runs beside the published ones. Runs
-that are done count game by game, and over all games those of seeds that are done in every game.
+"""The analysis of studies/atari-100k.toml, as fixed before the runs: our runs next to the published ones.
+
+Game by game, all finished runs count; over all games, only those of seeds that are finished in every game.
 
     python studies/atari_100k.py [TABLES] [--plot docs/findings/atari-100k.png]
 
@@ -31,7 +32,7 @@ def published() -> dict[str, list[list[float]]]:
 
 
 def draw(scores: dict[str, tuple[np.ndarray, np.ndarray]], path: Path) -> None:
-    """Saves a picture: for each game the published runs in the order of their scores, and ours among them.
+    """Saves a picture: for each game, the published runs in the order of their scores, with ours among them.
 
     Args:
       scores: by game, of our runs and of the published ones, both `[runs][1]`.

@@ -1,4 +1,4 @@
-"""One run of the preset `breakout` beside the curves that others published, at equal agent steps.
+"""One run of the preset `breakout` next to the curves that others published, at equal agent steps.
 
     twin-graph train breakout --steps 2500000
     python studies/breakout.py [RUN] [--plot docs/findings/breakout.png]
@@ -54,7 +54,7 @@ def published() -> dict[str, Curve]:
 
 
 def trained(run: Run) -> Curve:
-    """The same of a run of ours, for each whole window: of what its lines of metrics say of the newest 20 games."""
+    """The same for a run of ours, for each whole window: the mean of what its metrics say of the newest 20 games."""
     windows: dict[int, list[float]] = {}
     newest = 0
     for line in run.metric_lines():

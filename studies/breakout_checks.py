@@ -1,4 +1,4 @@
-"""Two explanations of why Breakout stands still, looked for in the run itself.
+"""Tests two explanations of why Breakout stops improving, on the run itself.
 
     python studies/breakout_checks.py RUN > studies/results/breakout/checks.json
 
@@ -23,7 +23,7 @@ FIRE = 1  # of NOOP, FIRE, RIGHT, LEFT
 
 
 def replayed(run: Run) -> tuple[float, int, np.ndarray]:
-    """The share of agent steps without a ball, how many there are, and observations from all over the replay."""
+    """The share of agent steps without a ball, the number of steps, and observations from all over the replay."""
     points, point = run.points(), newest_point(run).point
     observations, waiting = list[np.ndarray](), np.zeros(run.settings.env.count, bool)
     waited = steps = 0
@@ -48,7 +48,7 @@ def q_values(run: Run, precision: str, observations: np.ndarray) -> np.ndarray:
 @click.command()
 @click.argument("folder", metavar="RUN")
 def main(folder: str) -> None:
-    """Print what is found as JSON."""
+    """Print the findings as JSON."""
     run = find(folder)
     waiting, steps, observations = replayed(run)
     q, rounded = (q_values(run, precision, observations) for precision in ("fp32", "bf16"))

@@ -1,6 +1,6 @@
 """Where does divergence live: in the network that learns, or in what teaches it?
 
-    python studies/divergence.py --train FOLDER --jobs 2     # goes on where it stopped
+    python studies/divergence.py --train FOLDER --jobs 2     # run it again to continue
     python studies/divergence.py                             # prints the analysis of studies/results/divergence
     python studies/divergence.py --plot PICTURE              # also draws the branches
 
@@ -15,7 +15,7 @@ seed 41, which is not used: its residual stayed between 6 and 11 for 12,000 agen
   nudged    as before, one weight moved by one unit in the last place: how far do equal branches part?
   frozen    the present snapshot is the target until the end
   target    the target is always the snapshot of 2,000 updates ago
-  online    the network that trains is put back to the past once; its optimizer begins anew
+  online    the network that trains is put back to the past once; its optimizer starts afresh
   both      both of these
   mean      the mean of the last four snapshots is the target: ensemble(4, mean)
 
@@ -239,7 +239,7 @@ def branches_of(rows: Sequence[Row], moment: str, arm: str) -> dict[int, list[li
 
 
 def residual_of(row: Row) -> float:
-    """What the snapshot expected of its games and they did not give."""
+    """What the snapshot expected of its games beyond what they returned."""
     return row.expected - row.truncated
 
 

@@ -1,4 +1,4 @@
-"""The analysis of the three studies of studies/genealogy*.toml, as it was named before the runs.
+"""The analysis of the three studies of studies/genealogy*.toml, as fixed before the runs.
 
     python studies/genealogy.py [TABLES] [--plot docs/findings/genealogy.png]
 

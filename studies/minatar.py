@@ -1,4 +1,4 @@
-"""The analysis of studies/minatar.toml, as it was named before the runs: our runs beside the published curves. With the
+"""The analysis of studies/minatar.toml, as fixed before the runs: our runs beside the published curves. With the
 tables of studies/minatar-breakout.toml, theirs.
 
     python studies/minatar.py [TABLES] [--plot docs/findings/minatar.png]

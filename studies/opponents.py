@@ -1,11 +1,11 @@
-"""The analysis of studies/opponents.toml, as it was named before the runs: ratings, cycles, and forgetting.
+"""The analysis of studies/opponents.toml, as fixed before the runs: ratings, cycles, and forgetting.
 
     python studies/opponents.py [TABLES] [--plot PICTURE]
     python studies/opponents.py [TABLES] --play EXPERIMENT
 
 TABLES is the folder of the experiment's tables, `studies/results/opponents` unless given; the records of games are in
 it, `games.jsonl`. With --play they are made first, from the snapshots in the folder EXPERIMENT; a command that was
-interrupted goes on where it stopped. Everybody plays 40 games against everybody: the last snapshot of each run, a
+interrupted continues where it stopped. Everybody plays 40 games against everybody: the last snapshot of each run, a
 random player and OpenSpiel's tree search with 100 simulations. (In the recorded games these two did not meet.) The last
 snapshot of each run also plays 40 games against each of seven snapshots of its own past.
 """

@@ -14,7 +14,7 @@ from twin_graph.tally import Tally
 
 
 class Actor:
-    """Owns the replay of E environments that somebody else steps.
+    """Owns the replay of E environments that the caller steps.
 
     Args:
       settings: of the run.
@@ -23,8 +23,8 @@ class Actor:
       environments: E.
 
     Attributes:
-      replay: all that was observed.
-      sampler: which of it minibatches are made of.
+      replay: what was observed.
+      sampler: draws minibatches from it.
     """
 
     def __init__(self, settings: Settings, tally: Tally, env: EnvSpec, environments: int) -> None:
@@ -50,9 +50,9 @@ class Actor:
         """Epsilon-greedy actions, int64 `[E]`, after this many agent steps.
 
         Args:
-          observations: `[E, *observation_shape]`; say which actions are legal, if some are not.
-          q_values: of them, returns float32 `[E, A]`; not called where all actions are random.
-          agent_step: determines epsilon and the random draws; their number never varies.
+          observations: `[E, *observation_shape]`, with the mask of legal actions where some are illegal.
+          q_values: returns their Q values, float32 `[E, A]`; not called if all actions are random.
+          agent_step: determines epsilon and the random draws, of which there are always equally many.
         """
         random = self._streams.at(agent_step)
         explore = random.random(self._environments) < self._settings.act.epsilon_at(agent_step)
@@ -82,7 +82,7 @@ class Actor:
         return range(first, max(first, minibatches * self._settings.updates_per_minibatch))
 
     def sample(self, updates: range) -> Batch:
-        """The minibatches of these updates, one after the other. They are overwritten by the second call after this."""
+        """The minibatches of these updates, one after the other; the second call after this one overwrites them."""
         train, share = self._settings.train, self._settings.updates_per_minibatch
         minibatches = range(updates.start // share, updates.stop // share)
         batch = self.sampler.sample(minibatches, self._room(len(minibatches) * train.examples))
@@ -91,7 +91,7 @@ class Actor:
         return batch._replace(r_t=batch.r_t / np.float32(self._tally.r_max)) if train.rescale_r else batch
 
     def _shift(self, batch: Batch, minibatches: range) -> None:
-        """Moves the images of both `s_tm1` and `s_t`; those of one minibatch by draws of its own."""
+        """Shifts the images of both `s_tm1` and `s_t`; each minibatch has random draws of its own."""
         size = self._settings.train.examples
         channels = networks.channels_axis(self._settings.network, self._env)
         assert channels is not None  # see `ModelSpec.of`
@@ -102,7 +102,7 @@ class Actor:
                 shift(np.moveaxis(part, 1 + channels, 1), self._settings.train.random_shift, random)
 
     def _room(self, transitions: int) -> Observations:
-        """Arrays for this many observations, in turn from two places: one is trained on while the other is filled."""
+        """Arrays for this many observations, from two buffers in turn: one is trained on while the other is filled."""
         self._rooms.reverse()
         room = self._rooms[0]
         if room is None or len(room[0]) < transitions:

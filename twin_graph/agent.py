@@ -21,7 +21,7 @@ from twin_graph.tally import Tally
 
 
 class Agent:
-    """Q-learning from E environments that somebody else steps; closed by `close()` or `with`.
+    """Q-learning from E environments that the caller steps; closed by `close()` or `with`.
 
     A loop of your own is `a = agent.act(s)`, one step of the environments, `agent.observe(transition)`,
     `agent.learn()`, with `agent.log({...})` and `agent.commit_point()` where you want them. All counters and all random

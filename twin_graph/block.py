@@ -1,4 +1,4 @@
-"""A block: many updates in one `session.run`, for networks that take less time to compute than TensorFlow to call.
+"""A block: many updates in one `session.run`, for networks that are faster to compute than TensorFlow is to call.
 
 The loop over minibatches is in the graph, and XLA makes one program of it. Each update reads and assigns the variables
 as a single one does, so that a block of K is K blocks of one, to the bit.

@@ -1,4 +1,4 @@
-"""Resume points: what a run is continued from, bit for bit; how one is made, put back, and found.
+"""Resume points, from which a run continues bit for bit: how one is made, restored and found.
 
 `twin_graph.snapshots.points` has what they look like on disk.
 """
@@ -29,7 +29,7 @@ PROBE = "probe"
 
 
 class Checkpoints:
-    """Makes resume points of a run that is being trained, and puts one back.
+    """Makes resume points of a run while it trains, and restores one.
 
     Args:
       run: whose.
@@ -37,7 +37,7 @@ class Checkpoints:
       actor: with the replay; None where others act.
 
     Attributes:
-      newest: the point made or put back last; None before the first.
+      newest: the point made or restored last; None before the first.
     """
 
     def __init__(self, run: Run, tally: "Tally", learners: "Learners", probe: "Probe", actor: "Actor | None") -> None:
@@ -49,7 +49,7 @@ class Checkpoints:
         self.newest: PointState | None = None
 
     def replay_grew(self) -> None:
-        """Streams what is new in the replay to disk once there is enough of it, so that a point need not write it."""
+        """Streams what is new in the replay to disk once there is enough of it, so that points need not write it."""
         if self._log:
             self._log.write_if_full(self._run.attempt)
 
@@ -147,7 +147,7 @@ class Checkpoints:
 
 
 class ReplayLog:
-    """Streams a replay to disk in segments, and puts it back.
+    """Streams a replay to disk in segments, and restores it.
 
     Writes nothing before the first point, so that an agent that never makes one leaves nothing on disk.
     """
@@ -160,7 +160,7 @@ class ReplayLog:
         self._most = max(1, min(SEGMENT_BYTES // replay.step_bytes, replay.length // 2))
 
     def write_if_full(self, attempt: int) -> None:
-        """Writes a segment if there is enough that is new, but for the newest step, which a point may still cut."""
+        """Writes a segment if enough is new, without the newest step, which a point may still cut."""
         if self._begun and self._replay.written - self._stop > self._most:
             self._write(attempt, range(self._stop, self._replay.written - 1))
 

@@ -1,4 +1,4 @@
-"""Two runs side by side: where they part, and how far apart they are since."""
+"""Two runs side by side: where they diverge, and how far apart they are from then on."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,12 +18,12 @@ _PAIRS = 50
 
 
 class Difference(NamedTuple):
-    """The first thing that two runs did not do alike.
+    """The first thing that two runs did differently.
 
     Attributes:
       updates: made when it was recorded; for a target swap, those before it was used.
       what: in words.
-      first, second: how it is in either run; None where there is none.
+      first, second: what each run did; None where it did nothing of the kind.
     """
 
     updates: int
@@ -110,7 +110,7 @@ _Marks = dict[tuple[int, int, str], tuple[str, str]]
 
 
 def _marks(run: Run) -> _Marks:
-    """All that is recorded of a run's training in a form in which two runs can be compared."""
+    """Everything that a run's records say about its training, in a form in which two runs can be compared."""
     marks: _Marks = {}
     for line in run.metric_lines():
         if "agent_steps_per_second" in line and line["loss"] is not None:
@@ -152,7 +152,7 @@ def _parting(first: _Marks, second: _Marks) -> tuple[int, Difference | None]:
 
 
 def _pairs(first: Run, second: Run, since: int) -> Iterator[Pair]:
-    """Snapshots of both runs after equally many updates, but for those before they parted; some, if there are many."""
+    """Snapshots of both runs after equally many updates, from where they diverged; a selection, if there are many."""
     stores = first.store(), second.store()
     with stores[0].reading(), stores[1].reading():
         there = [{(c.updates, c.learner): c for c in store.available if c.updates >= since} for store in stores]

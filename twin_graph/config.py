@@ -31,7 +31,7 @@ FREE = "env.kwargs."
 
 
 class Description(NamedTuple):
-    """What is to be said of one setting."""
+    """What people are told about one setting."""
 
     key: str
     type: str
@@ -68,7 +68,7 @@ def setting_names() -> tuple[str, ...]:
 
 
 def is_setting(name: str) -> bool:
-    """Whether there is a setting of this dotted name, or room for one in a table whose keys are not ours."""
+    """Whether there is a setting of this dotted name, or it is a key in a table whose keys are free."""
     return name in setting_names() or name.startswith(FREE)
 
 

@@ -1,6 +1,6 @@
-"""Layers as a CPU computes them fastest: the same variables and sums as in `layers`, in another order.
+"""Layers in the form that a CPU computes fastest: the same variables and sums as in `layers`, in another order.
 
-What each of them gains is in benchmarks/README.md; tests hold them against the plain ones.
+benchmarks/README.md says what each of them gains; tests compare them with the plain ones.
 """
 
 import math
@@ -59,7 +59,7 @@ def convolution_of_frames(name: str, frames: Tensor, channels: int, padding: str
 
 
 def convolution(name: str, x: Tensor, kernel: int, channels: int, stride: int, padding: str, start: Start) -> Tensor:
-    """As `layers.convolution`, with other gradients in bfloat16."""
+    """Like `layers.convolution`, but with its own gradients in bfloat16."""
     weights, bias = convolution_weights(name, x, kernel, channels, padding, start)
     faster = _FASTER_GRADIENTS if x.dtype == tf.bfloat16 and padding == "VALID" else {}
     with tf.get_default_graph().gradient_override_map(faster):
@@ -100,7 +100,7 @@ def _bias_in_float32(addition: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def hidden(name: str, x: Tensor, units: int, start: Start) -> Tensor:
-    """As `layers.hidden`, with gradients in an order that spares the optimizer a copy."""
+    """Like `layers.hidden`, with gradients in an order that saves the optimizer a copy."""
     with tf.get_default_graph().gradient_override_map({"MatMul": _WEIGHTS_LAST}):
         return dense(name, x, units, start)
 

@@ -1,4 +1,4 @@
-"""What settings have to do with each other: each check says in one sentence what to change."""
+"""Checks across settings: each says in one sentence what to change."""
 
 import math
 from typing import TYPE_CHECKING
@@ -85,7 +85,7 @@ def _check_workers(settings: "Settings", reach: int) -> None:
 
 
 def _check_rollouts(settings: "Settings") -> None:
-    """Says all the numbers that belong to the length of a rollout at once."""
+    """Raises ValueError with all the numbers that have to fit the length of a rollout."""
     train, environments = settings.train, settings.env.count
     steps = train.rollout_steps * environments
     if settings.replay.prioritized:

@@ -22,7 +22,7 @@ _LOOKED_SECONDS = 1.0
 
 
 class Finding(NamedTuple):
-    """One thing looked at; `advice` is what to do where it is not `ok`."""
+    """One thing that was examined; `advice` says what to do if it is not `ok`."""
 
     subject: str
     ok: bool
@@ -77,7 +77,7 @@ def _findings() -> Iterator[Finding]:
 
 
 def rate(env: envs.VectorEnv, settings: config.Settings) -> float:
-    """Agent steps per second once a run learns and acts by its network, without evaluations."""
+    """Agent steps per second once a run learns and its network chooses the actions, without evaluations."""
     fewest = max(_MEASURED_FROM, settings.fewest_start_steps)
     start = min(settings.train.start_steps, math.ceil(fewest / env.count) * env.count)
     short = {

@@ -1,4 +1,4 @@
-"""Every error that users can cause or run into, with its exit code on the command line."""
+"""Every error that users can cause or meet, with its exit code on the command line."""
 
 import sysconfig
 import traceback
@@ -12,7 +12,7 @@ class TwinGraphError(Exception):
 
 
 class UsageError(TwinGraphError):
-    """The command or the settings are wrong; where that is known before, nothing is started and nothing written."""
+    """The command or the settings are wrong; where this is known in advance, nothing is started or written."""
 
     exit_code = 2
 
@@ -42,11 +42,11 @@ class InUseError(TwinGraphError):
 
 
 class ForeignError(TwinGraphError):
-    """Code that is not twin-graph's failed: an environment's, or a policy's."""
+    """Code from outside twin-graph failed: an environment's, or a policy's."""
 
 
 def foreign_error(whose: str, error: Exception) -> ForeignError:
-    """What to raise where code that is not ours has raised: an error that says whose it was, and where.
+    """What to raise where code that is not ours failed: an error that says whose it was, and where.
 
     Args:
       whose: for example `MyEnv-v0, environment 3, step`.
@@ -56,7 +56,7 @@ def foreign_error(whose: str, error: Exception) -> ForeignError:
 
 
 def place(error: BaseException) -> str:
-    """File, line and function where an error was raised; of the person's own code, where some was on the way."""
+    """File, line and function where an error was raised; those of the user's own code, if it was involved."""
     frames = list(traceback.walk_tb(error.__traceback__))
     frame, line = next(((f, n) for f, n in reversed(frames) if not _of_a_library(f)), frames[-1])
     return f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name}"

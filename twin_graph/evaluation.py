@@ -31,7 +31,7 @@ class Evaluation(NamedTuple):
       protocol: what the score depends on.
       q_start: the largest Q value at the first observation of each episode: what the snapshot expects.
       discounted: the discounted return of each episode, of rewards clipped as in training.
-      cut: games that lasted as long as an evaluation allows; they count with the score that they had.
+      cut: games that lasted as long as an evaluation allows; they count with the score reached by then.
       truncated: as `discounted`, of the first `depth` steps alone; empty where that is not known.
       depth: how many agent steps ahead the snapshot can look; see `twin_graph.snapshots.depth`.
     """
@@ -164,9 +164,9 @@ def play(
     at_once: int | None = None,
     watch: Watch | None = None,
 ) -> Iterator[Evaluation]:
-    """Plays `episodes` whole games greedily but for `evaluate.epsilon`; yields what there is after each vector step.
+    """Plays `episodes` whole games, greedily except for `evaluate.epsilon`; yields the results after each vector step.
 
-    Only the last evaluation yielded, that of all games, is a score.
+    Only the last evaluation yielded, which has all games, is a score.
 
     Args:
       q_values: observations `[B, ...]` to Q values `[B, A]`.

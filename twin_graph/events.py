@@ -1,4 +1,4 @@
-"""TensorBoard's event file, written where it is called: no thread, so that a full disk is met here and by its name."""
+"""TensorBoard's event file, written in the caller's thread, so that a full disk is noticed here and by its name."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ class EventFile:
     """Owns one event file, for the whole life of a run; `with` closes it.
 
     Args:
-      folder: made if need be; TensorBoard's `--logdir`, or below it.
+      folder: made if it does not exist; TensorBoard's `--logdir`, or below it.
       graph: what TensorBoard shows as the graph.
       resumed_at: agent steps from which an attempt continues.
 
@@ -49,7 +49,7 @@ class EventFile:
                 raise self._os_error() from close_error
 
     def write(self, agent_steps: int, values: dict[str, float]) -> None:
-        """Shows values by their tags at `agent_steps`, which is always TensorBoard's horizontal axis."""
+        """Writes values by their tags at `agent_steps`, which is always TensorBoard's horizontal axis."""
         summary = tf.Summary(value=[tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
         self._write(step=agent_steps, summary=summary)
 

@@ -1,4 +1,4 @@
-"""Weights in and out: comparing snapshots, writing them for other programs, bringing outside checkpoints in."""
+"""Weights in and out: compares snapshots, writes them for other programs, and imports outside checkpoints."""
 
 import contextlib
 import math
@@ -27,7 +27,7 @@ Format = Literal["tf1", "savedmodel", "onnx", "tflite", "npz"]
 
 
 def spec_of(run: Run) -> ModelSpec:
-    """The model of a run; makes one of its environments to see the shapes."""
+    """The model of a run; makes one of its environments to learn the shapes."""
     settings = run.settings
     with contextlib.closing(envs.make(settings.env, count=1)) as env:
         return ModelSpec.of(settings, env.spec)
@@ -201,7 +201,7 @@ FORMATS: dict[Format, tuple[tuple[str, ...], Callable[[Twin, Path], None]]] = {
 
 
 class Imported(NamedTuple):
-    """What was brought in.
+    """What was imported.
 
     Attributes:
       snapshot: of lineage `import`.
@@ -213,7 +213,7 @@ class Imported(NamedTuple):
 
 
 def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imported:
-    """Makes an outside Saver checkpoint a snapshot of a run at rest.
+    """Imports an outside Saver checkpoint as a snapshot of a run that is not training.
 
     Args:
       run: whose network it has to fit.
@@ -251,7 +251,7 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
 
 
 def average(run: Run, snapshots: Sequence[Commit]) -> Commit:
-    """Makes the mean of snapshots' weights a snapshot of a run at rest, of lineage `import`.
+    """Makes a snapshot of lineage `import` from the mean of snapshots' weights, in a run that is not training.
 
     Source: averaging weights along the path of the optimizer, Polyak and Juditsky 1992, Izmailov et al. 2018.
 
@@ -304,7 +304,7 @@ def _fitting(
 
 
 def _is_slot(name: str, outside: Mapping[str, np.ndarray]) -> bool:
-    """Whether it is an optimizer's moment of another variable, for example `conv1/bias/Adam`, of the same shape."""
+    """Whether it is an optimizer's moment of another variable of the same shape, for example `conv1/bias/Adam`."""
     variable = name.rpartition("/")[0]
     return variable in outside and outside[variable].shape == outside[name].shape
 

@@ -1,4 +1,4 @@
-"""Films of a snapshot that plays: the game as people see it, and beside it what the network thinks."""
+"""Films of a snapshot at play: the game as people see it, and next to it what the network thinks."""
 
 import contextlib
 import errno
@@ -36,7 +36,7 @@ _GAIN, _LOSS = (90, 214, 125), (255, 107, 107)
 
 
 def check_path(path: Path) -> None:
-    """Raises `UsageError` unless a film can be written there, and what it takes is installed."""
+    """Raises `UsageError` unless a film can be written there, and the extra `video` is installed."""
     outputs.check_new(path, "film", KINDS)
     check_installed()
 
@@ -51,7 +51,7 @@ def check_installed() -> None:
 
 
 def check(settings: Settings) -> None:
-    """Raises `UsageError` if `evaluate.video` asks for what cannot be done: the extra, or a drawing, is missing."""
+    """Raises `UsageError` if `evaluate.video` cannot be done: the extra, or a way to draw the game, is missing."""
     if settings.evaluate.video:
         check_installed()
         with contextlib.closing(envs.make(settings.env, count=1, evaluation=True, screens=True)) as env:
@@ -59,12 +59,12 @@ def check(settings: Settings) -> None:
 
 
 class Moment(NamedTuple):
-    """What is shown beside the game while one action is carried out.
+    """What is shown next to the game while one action is carried out.
 
     Attributes:
       q: Q values `[A]` of the observation that the action was chosen from.
       action: the one taken.
-      score: of the game, with what this action brought.
+      score: of the game, with this action's reward.
       step: agent steps of the game, this one included.
       game: number, from 1.
       last: whether the game ended.
@@ -96,7 +96,7 @@ class Film:
       path: as given.
       scores: of the games that ended in the film.
       score: so far, of a game that has not ended.
-      full: whether it has all that it is to show.
+      full: whether it has everything that it was asked to show.
 
     Raises:
       UsageError: see `check_path`.
@@ -428,7 +428,7 @@ class _Writer:
         fsync(self._path.absolute().parent)
 
     def close(self) -> None:
-        """Ends ffmpeg, and removes what is not finished."""
+        """Ends ffmpeg, and removes an unfinished film."""
         self._frames.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def _stderr_held_back() -> Iterator[None]:
-    """Keeps what is written to file descriptor 2 and shows it only if an error follows.
+    """Holds back what is written to file descriptor 2, and shows it only if an error follows.
 
     TensorFlow's libraries greet each process with lines that no log level silences (tensorflow issue 100442), and
     with an error where there is no GPU. TF_CPP_MIN_LOG_LEVEL=0 shows them.
@@ -41,7 +41,7 @@ def _stderr_held_back() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _keras_left_for_later() -> Iterator[None]:
-    """Keeps TensorFlow from importing Keras with it, which takes a third of the time of both.
+    """Keeps TensorFlow from importing Keras along with it, which takes a third of the time of both.
 
     It does not if Keras 2 is asked for and not installed. What `tf.keras` is gets decided when it is first used.
     """
@@ -58,7 +58,7 @@ def _keras_left_for_later() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _garbage_left() -> Iterator[None]:
-    """Imports without Python's collector of cycles, and has it leave out for good what exists afterwards.
+    """Imports with Python's garbage collector off, and exempts what exists afterwards from it for good.
 
     It would go through TensorFlow's 290,000 objects again and again, a third of the time until a command starts, to
     find that 2,000 of them are garbage (4 MB).

@@ -1,4 +1,4 @@
-"""A holder of snapshots: a target, which supplies bootstrap values, or an opponent, which has the other seat."""
+"""A holder of snapshots: a target, which supplies bootstrap values, or an opponent, which takes the other seat."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ _FEW_NUMBERS = 32_768
 
 
 def blocks(observations: np.ndarray) -> Iterator[np.ndarray]:
-    """These observations in blocks of `TARGET_BATCH`: larger ones are no faster, and need more memory.
+    """These observations in blocks of `TARGET_BATCH`; larger ones are no faster and need more memory.
 
     Of vectors, whose networks take less time to compute than to call, more at once.
     """
@@ -37,8 +37,8 @@ class Holder:
     Attributes:
       twins: in no particular order; `snapshots` has that of the choice.
       since: counters when the present snapshots were restored.
-      policy: which chose the present snapshots.
-      held: refreshes by the schedule are suspended.
+      policy: the one that chose the present snapshots.
+      held: whether scheduled refreshes are suspended.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Holder:
         return tuple(twin.snapshot_id for twin in self._active)
 
     def restore(self, snapshots: Sequence[Commit], store: SnapshotStore) -> None:
-        """Loads these snapshots, one a twin; a member that stays is not loaded again.
+        """Loads these snapshots, one per twin; a member that stays is not loaded again.
 
         Raises:
           DamagedError: the weights of one cannot be restored, or are not those committed; nothing was changed.

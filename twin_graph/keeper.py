@@ -1,4 +1,4 @@
-"""The keeper of a run while it is trained: its learners, snapshots, refreshes, resume points and records."""
+"""The keeper of a run while it trains: its learners, snapshots, refreshes, resume points and records."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -39,8 +39,8 @@ class Keeper:
     Args:
       run: in whose folder everything is.
       spec: of the twins.
-      tally: counters of whoever acts.
-      actor: with the replay that resume points keep; None where others act.
+      tally: the counters.
+      actor: has the replay that resume points store; None if other processes act.
       point: where to continue; None for the beginning.
 
     Attributes:
@@ -151,7 +151,7 @@ class Keeper:
         return [learner.commit(self._saved, self.probe.health(learner)) for learner in self.learners]
 
     def refresh_if_due(self) -> None:
-        """Refreshes each target, and an opponent, that is not held, if its schedule says so."""
+        """Refreshes each target and opponent whose schedule says so, unless it is held."""
         for learner in self.learners:
             for role, holder in learner.holders.items():
                 schedule = self.settings.refresh_schedule_of(role)
@@ -159,7 +159,7 @@ class Keeper:
                     self._refresh(learner, role, str(schedule))
 
     def refresh(self, reason: str) -> None:
-        """Restores what the policies choose into each learner's target, and into an opponent, and records it."""
+        """Restores what the policies choose into each learner's target and into an opponent, and records it."""
         for learner in self.learners:
             for role in learner.holders:
                 self._refresh(learner, role, reason)
@@ -196,9 +196,9 @@ class Keeper:
           snapshots: one, unless undoing a swap restores an ensemble.
           learner: its name.
           into: `target`, `opponent` or `online`.
-          hold: no refreshes by the schedule until it is undone.
-          request: the person's, for the ledger.
-          undo: whether this takes back another swap.
+          hold: no scheduled refreshes until it is undone.
+          request: id of the person's request, for the ledger.
+          undo: whether this reverts another swap.
 
         Returns:
           The ledger's record.
@@ -213,7 +213,7 @@ class Keeper:
 
         Args:
           values: by name; a name with a slash is in TensorBoard's section before it.
-          counters: to which they belong; by default those of now.
+          counters: to which they belong; by default the current ones.
 
         Raises:
           OSError: the disk is full or failed.
@@ -226,7 +226,7 @@ class Keeper:
             self._tracker.log(counters.agent_steps, numbers)
 
     def show(self, film: Path) -> None:
-        """Hands the film of an evaluation to `log.to`."""
+        """Passes the film of an evaluation to `log.to`."""
         if self._tracker:
             self._tracker.film(self.tally.agent_steps, film)
 
@@ -235,7 +235,7 @@ class Keeper:
         self._events.write_histograms(self.tally.agent_steps, dict(self.probe.arrays(self.learners)))
 
     def commit_point(self, returns: Sequence[float] = (), request: str | None = None) -> PointState:
-        """Makes a resume point, and removes weights that nobody needs any more; see `Checkpoints.commit`."""
+        """Makes a resume point, and removes weights that are no longer needed; see `Checkpoints.commit`."""
         with self.stopwatch.phase("resume point"):
             point, oldest = self.checkpoints.commit(self._saved, returns, request)
         # Where readers hold them, the next point removes what this one does not.

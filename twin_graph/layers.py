@@ -66,20 +66,20 @@ def last_layer(name: str, x: Tensor, outputs: int, start: Start) -> Tensor:
 
 
 def relu(name: str, x: Tensor) -> Tensor:
-    """The rectifier after the layer of this name, whose output is kept in `ACTIVATIONS` for people to look at."""
+    """The rectifier after the layer of this name; its output is kept in `ACTIVATIONS` for people to look at."""
     activation = tf.nn.relu(x, name=f"{name}/activation")
     tf.add_to_collection(ACTIVATIONS, activation)
     return activation
 
 
 def dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
-    """Zeros for a share of the numbers, more for the others; a function of the seed alone, unlike `tf.nn.dropout`."""
+    """Sets a share of the numbers to zero and scales up the rest; depends on the seed alone, unlike `tf.nn.dropout`."""
     kept = tf.random.stateless_uniform(tf.shape(x), seed=seed) >= rate
     return tf.where(seed[0] < 0, x, tf.where(kept, x / (1 - rate), tf.zeros_like(x)))
 
 
 def numbers(observation: Tensor, dtype: Any) -> Tensor:
-    """Bytes are taken for brightness and scaled to 0..1; other numbers stay as they are."""
+    """Bytes are treated as brightness and scaled to 0..1; other numbers stay as they are."""
     x = tf.cast(observation, dtype)
     return x / 255 if observation.dtype == tf.uint8 else x
 

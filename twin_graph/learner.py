@@ -1,4 +1,4 @@
-"""A learner: an online twin, a target, and the snapshots by which one becomes the other."""
+"""A learner: an online twin, a target, and the snapshots through which one becomes the other."""
 
 import functools
 import math
@@ -33,7 +33,7 @@ class Losses(NamedTuple):
 
 
 class Why(NamedTuple):
-    """Who chose snapshots, and how; see `twin_graph.snapshots.ledger.Swap`."""
+    """Who chose snapshots, and why; see `twin_graph.snapshots.ledger.Swap`."""
 
     policy: str
     reason: str
@@ -273,13 +273,13 @@ class Learner:
             raise TwinMismatchError(f"the target twin of {wrong} holds other weights, {when}")
 
     def acting_q_values(self, observations: np.ndarray, *, frozen: bool) -> np.ndarray:
-        """Q values by which to act, float32 `[B, A]`: the online twin's, or with `act.with` the target's."""
+        """Q values to act by, float32 `[B, A]`: the online twin's, or with `act.with=target` the target's."""
         if self._settings.act.with_ == "target":
             return self.target.q_values(observations)
         return self.online.q_values(observations, frozen=frozen)
 
     def opponent_actions(self, turn: Turn, *, frozen: bool) -> np.ndarray:
-        """The opponent's actions, int64 `[B]`: by what it holds, else by the online twin's weights, or at random."""
+        """The opponent's actions, int64 `[B]`: by the snapshots it holds, the online twin's weights, or at random."""
         opponent, spec, epsilon = self.holders["opponent"], self.online.spec.env, self._settings.opponent.epsilon
         if opponent.snapshots:
             return by_values(spec, opponent.q_values, epsilon)(turn)
@@ -300,7 +300,7 @@ class Learner:
 
     @property
     def state(self) -> LearnerState:
-        """What a resume point keeps of it, apart from the variables."""
+        """What a resume point stores of it, apart from the variables."""
         holders = {role: holder.state for role, holder in self.holders.items()}
         return LearnerState.model_validate({"name": self.name, "updates": self.updates, **holders})
 
@@ -313,7 +313,7 @@ class Learner:
           policies: of the present settings, by roles.
 
         Returns:
-          The roles that the caller has to refresh, since another policy chose their snapshots, with that policy.
+          The roles that the caller has to refresh because another policy chose their snapshots, and that policy.
         """
         self.updates = state.updates
         self.online.restore(variables, optimizer=True)

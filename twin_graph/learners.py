@@ -1,4 +1,4 @@
-"""The learners of a run: one, or the two of `mode=mutual`, and what they do together."""
+"""The learners of a run, one or the two of `mode=mutual`, and what they do together."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -16,15 +16,15 @@ from twin_graph.tally import Tally
 
 
 class Trained(NamedTuple):
-    """What came of prepared updates: the loss of each, and the absolute TD error of each row of their batch, float32
-    `[B]`; if two learners both learned from a row, the larger of their errors."""
+    """The result of prepared updates: the loss of each, and the absolute TD error of each row of their batch, float32
+    `[B]`; if both learners learned from a row, the larger of their errors."""
 
     losses: list[float]
     td_error: np.ndarray
 
 
 class Learners:
-    """Behaves as one, whichever of them acts or learns.
+    """Lets callers treat two learners as one, whichever of them acts or learns.
 
     Args:
       learners: one, or two.
@@ -64,7 +64,7 @@ class Learners:
 
     @property
     def target_served(self) -> int:
-        """Updates made since a target was restored; of two, since the older one was."""
+        """Updates made since the target was restored; of two targets, since the older one was."""
         return self._tally.updates - min(learner.target.since.updates for learner in self)
 
     def q_values(self, observations: np.ndarray) -> np.ndarray:
@@ -72,13 +72,13 @@ class Learners:
         return _mean([learner.online.q_values(observations) for learner in self])
 
     def freeze(self) -> None:
-        """Keeps the weights of now, and whose turn it is to act, for `acting_q_values(..., frozen=True)`."""
+        """Keeps the current weights, and whose turn it is to act, for `acting_q_values(..., frozen=True)`."""
         for learner in self:
             learner.online.freeze()
         self._frozen_at = self._tally.updates
 
     def acting_q_values(self, observations: np.ndarray, *, frozen: bool) -> np.ndarray:
-        """Q values by which to act now, float32 `[E, A]`, of those whose turn it is."""
+        """Q values to act by now, float32 `[E, A]`, from those whose turn it is."""
         update = self._frozen_at if frozen else self._tally.updates
         acting = self._turns.act(self._tally.agent_steps, update)
         return _mean([self[name].acting_q_values(observations, frozen=frozen) for name in acting])
@@ -90,7 +90,7 @@ class Learners:
         return {f"{learner.name}/{n}": w for learner in self for n, w in learner.online.weights().items()}
 
     def prepare(self, updates: range, batch: Batch) -> Prepared:
-        """The minibatches of these updates with what the targets of now say of them.
+        """The minibatches of these updates with the current targets' values for them.
 
         Args:
           updates: their numbers, from 0.
@@ -108,7 +108,7 @@ class Learners:
         return prepared._replace(q_target_t=np.concatenate(q))
 
     def by_present_targets(self, prepared: Prepared) -> Prepared:
-        """The same, evaluated anew if targets have been refreshed since."""
+        """The same, evaluated again if a target has been refreshed since."""
         if prepared.snapshots == self.target_snapshots:
             return prepared
         return self.prepare(prepared.updates, prepared.batch)
@@ -125,7 +125,7 @@ class Learners:
                 made = learner.train(updates, prepared)
                 which = np.array(updates) - prepared.updates.start
                 loss[which], q_mean[which] = made.loss, made.q_mean
-                rows = prepared.minibatches(updates)  # of which both may learn
+                rows = prepared.minibatches(updates)  # both may learn from one
                 td_error[rows] = np.maximum(td_error[rows], np.abs(made.td_error))
         self._tally.updates += count
         self._tally.loss, self._tally.q_mean = float(loss[-1]), float(q_mean[-1])

@@ -22,14 +22,14 @@ def mask(env: EnvSpec, observations: np.ndarray) -> np.ndarray:
 
 
 def random_actions(env: EnvSpec, observations: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Actions, int64 `[B]`, each legal one with the same probability; as many draws whatever is legal."""
+    """Actions, int64 `[B]`, each legal one equally likely; the number of draws does not depend on what is legal."""
     if env.masked:
         return pick(mask(env, observations), random.random(len(observations)))
     return random.integers(0, env.n_actions, size=len(observations))
 
 
 def pick(legal: np.ndarray, draw: np.ndarray) -> np.ndarray:
-    """Legal actions, int64 `[B]`, by draws from [0, 1), float64 `[B]`, among masks `[B, A]` none of which is empty."""
+    """Legal actions, int64 `[B]`, chosen by draws from [0, 1), float64 `[B]`; each mask of `[B, A]` allows some."""
     number = (draw * legal.sum(axis=1)).astype(np.int64)
     picked: np.ndarray = (legal.cumsum(axis=1) > number[:, None]).argmax(axis=1)
     return picked

@@ -1,4 +1,4 @@
-"""The run loop: what happens in a run, in the order in which it happens; see docs/schedule.md.
+"""The run loop: everything that happens in a run, in the order in which it happens; see docs/schedule.md.
 
 A vector step may make several updates; the commits and refreshes between them are in `Stepper.advance`.
 """
@@ -24,7 +24,7 @@ class Stepper:
     """Makes a run's steps and updates, and the commits and refreshes between them; closed by `close()`.
 
     Attributes:
-      workers: what each last reported and how often it was restarted, where others make them.
+      workers: of asynchronous training, what each last reported and how often it was restarted.
     """
 
     workers: Sequence[tuple[WorkerStatus, int]] = ()
@@ -41,25 +41,25 @@ class Stepper:
         """Called while an evaluation is played."""
 
     def settle(self) -> None:
-        """Makes the updates that are prepared, so that the run can be resumed from what there is."""
+        """Makes the updates that are already prepared, so that a resume point need not store them."""
 
     def end(self) -> None:
-        """The same, where no step will follow."""
+        """The same, if no step will follow."""
         self.settle()
 
     def close(self) -> None:
-        """Ends what it began."""
+        """Ends the threads and processes that it began."""
 
 
 def loop(
     stepper: Stepper, progress: Progress, requests: Requests, evaluate: Callable[[], Iterator[Progress]]
 ) -> Iterator[Progress]:
-    """Trains until all steps are made, `progress.stop` or `ended_by` is set, or a score reached `train.until_score`.
+    """Trains until all steps are made, `progress.stop` or `ended_by` is set, or a score reaches `train.until_score`.
 
     Args:
       stepper: makes the steps.
       progress: yielded after each advance, and while an evaluation is played.
-      requests: of people, carried out between two advances.
+      requests: what people ask for, carried out between two advances.
       evaluate: plays the newest snapshot, and yields on its way.
     """
     keeper, settings = progress.keeper, progress.keeper.settings
@@ -131,8 +131,8 @@ class StepByStep(Stepper):
 class InChunks(Stepper):
     """Acts to the end of a chunk and prepares the updates due then, while those of the previous chunk are trained.
 
-    Neither side reads what the other writes, so that it does not matter which is faster, or whether they overlap at
-    all: the actor has frozen weights, environments, replay and target, the trainer the online weights.
+    Neither side reads what the other writes, so it does not matter which is faster, or whether they overlap at all:
+    the actor has frozen weights, environments, replay and target; the trainer has the online weights.
     """
 
     def __init__(self, agent: Agent, env: VectorEnv) -> None:
@@ -154,7 +154,7 @@ class InChunks(Stepper):
             wait([collecting])
         try:
             trained = agent.learners.train(ready) if ready else None
-        finally:  # where training fails, too: nobody may close environments that are being stepped
+        finally:  # even if training fails: nobody may close environments that are being stepped
             with agent.keeper.stopwatch.phase("wait"):
                 wait([collecting])
         if ready and trained:
@@ -195,7 +195,7 @@ class Play:
     """An agent's episodes in its environments.
 
     Args:
-      agent: acts, and has the opponent in games of two players.
+      agent: acts, also for the opponent in games of two players.
       env: the environments.
       frozen: see `Agent.act`.
     """
@@ -208,7 +208,7 @@ class Play:
         self._s_tm1 = np.empty(0)
 
     def begin(self) -> None:
-        """Begins an episode in every environment; those that were being played have no score."""
+        """Begins an episode in every environment; unfinished ones get no score."""
         self._s_tm1 = self._env.reset(self._agent.environment_seeds())
         self._scores = Scores(self._env.count)
 

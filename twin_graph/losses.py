@@ -47,7 +47,7 @@ def mse(td_error: Tensor, n_actions: int) -> Tensor:  # noqa: ARG001
 
 
 def mse_all(td_error: Tensor, n_actions: int) -> Tensor:
-    """The squared difference averaged over all actions, the targets of those not taken being their own values.
+    """The squared difference averaged over all actions; actions not taken have their own values as targets.
 
     What classic code computes by `reduce_mean(squared_difference(targets, q))` or Keras' `fit(..., loss="mse")`
     on a copy of the predictions in which one entry was replaced: the untaken actions add nothing to the sum and
@@ -59,7 +59,7 @@ def mse_all(td_error: Tensor, n_actions: int) -> Tensor:
 def dqn3_gradients(
     q_tm1: Tensor, a_tm1: Tensor, td_error: Tensor, weight: Tensor, variables: list[Tensor], train: TrainSettings
 ) -> list[Tensor]:
-    """What DQN 3.0 hands its optimizer, negated: the TD errors, propagated back from the output layer.
+    """What DQN 3.0 passes to its optimizer, negated: the TD errors, propagated back from the output layer.
 
     Its author's Lua code has no loss. `getQUpdate` clips the TD errors, puts each at its action among zeros, and
     `network:backward` takes that for the gradient of the output. There it is summed over the minibatch, where other
@@ -74,7 +74,7 @@ def dqn3_gradients(
       train: TD errors are clipped to plus and minus `train.clip_delta`; None for no clipping.
 
     Returns:
-      One gradient a variable, to be descended.
+      One gradient per variable, to be descended.
     """
     if train.clip_delta is not None:
         td_error = tf.clip_by_value(td_error, -train.clip_delta, train.clip_delta)

@@ -50,12 +50,12 @@ class Matches:
         return min(((line["interval_95"][0], line["snapshot"]) for line in now), default=(-math.inf, ""))
 
     def reached(self, score: float) -> str:
-        """How the newest score reached this one, `train.until_score`, for people; empty if it did not."""
+        """How the newest score reached `train.until_score`, in words for people; empty if it did not."""
         bound, snapshot = self.lower_bound
         return f"train.until_score={score:g} with {snapshot}, lower bound {bound:.2f}" if bound >= score else ""
 
     def complete(self, agent_steps: int, settings: Settings) -> bool:
-        """Whether a run of these settings has all its steps, and its last snapshot was evaluated if that is wanted."""
+        """Whether a run has all steps of these settings, and its last snapshot was evaluated if they ask for that."""
         evaluated = not settings.evaluate.episodes or self.last.agent_steps >= agent_steps
         return agent_steps >= settings.train.steps and evaluated
 

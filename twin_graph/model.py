@@ -1,4 +1,4 @@
-"""`build_model()`: all that one twin computes, built once in each graph so that both hold the same variables."""
+"""`build_model()`: everything that one twin computes, built once per graph so that both hold the same variables."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ _NO_DROPOUT = [-1, -1]  # a seed without which there is no mask
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """What decides a model's graph: equal specs give twins.
+    """What determines a model's graph: equal specs give twins.
 
     Attributes:
       env: observations and actions.
@@ -37,7 +37,7 @@ class ModelSpec:
 
     @classmethod
     def of(cls, settings: Settings, env: EnvSpec) -> "ModelSpec":
-        """The spec that settings ask for in an environment. Raises `UsageError` if they do not fit it."""
+        """The spec for these settings in an environment. Raises `UsageError` if they do not fit it."""
         networks.check(settings.network, settings.env.id, env)
         if env.players == 2 and settings.opponent.policy is None:
             raise UsageError(f"{settings.env.id} has two players: choose the other with --set opponent.policy=latest")
@@ -122,14 +122,14 @@ class Model(Inputs):
     Attributes:
       q_tm1: float32 `[B, A]`, Q at `s_tm1`.
       q_acting: float32 `[B, A]`, Q at `s_tm1` by the weights of the last `freeze`.
-      freeze: copies the weights for `q_acting`; to be run before it.
+      freeze: copies the weights for `q_acting`; run it first.
       td_error: float32 `[B]`.
       loss: float32 scalar.
       q_mean: float32 scalar, mean over the batch of max_a Q at `s_tm1`.
       train_op: one optimizer step on the minibatch's gradients, and on those accumulated.
       accumulate_op: adds the minibatch's gradients to those accumulated; None if the spec has one minibatch an update.
       gradients: of the minibatch and those accumulated, by which `train_op` would change `trainables`, in their order.
-      clear_op: forgets what was accumulated, after `gradients`; for those who apply these elsewhere.
+      clear_op: discards what was accumulated, after `gradients`; for workers, which apply these on a server.
       activations: of hidden layers at `s_tm1`, `[B, ...]` or of parts of the batch, each named `LAYER/activation`.
       trainables: what a snapshot holds, sorted by name.
       fed: of the placeholders those of each example that an update needs, by their names.

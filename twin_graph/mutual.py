@@ -1,4 +1,4 @@
-"""Who acts and who learns, in `mode=mutual` too, for the trainer and for those who read its records.
+"""Who acts and who learns, also in `mode=mutual`, for the trainer and for readers of its records.
 
 Learners are identified by their names: `online` where there is one, `a` and `b` where there are two.
 """
@@ -9,7 +9,7 @@ SHARED = "shared"
 
 
 class Turns:
-    """Who acts, who learns, and from whose snapshots: all of it follows from settings and counters.
+    """Who acts, who learns, and from whose snapshots; all of this follows from settings and counters.
 
     Args:
       settings: of the run.
@@ -32,11 +32,11 @@ class Turns:
         return self.lineage(self.learners[self.learners.index(learner) - 1])
 
     def whose(self, learner: str) -> str:
-        """For messages, after a noun: ` of learner a`; nothing where there is one."""
+        """For messages, after a noun: ` of learner a`; empty if there is only one."""
         return f" of learner {learner}" if len(self.learners) > 1 else ""
 
     def learns(self, update: int) -> str:
-        """Whose update that is, counted from 0."""
+        """Whose turn it is at this update, counted from 0."""
         mutual = self.settings.mutual
         if len(self.learners) == 1:
             return self.learners[0]

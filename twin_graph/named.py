@@ -1,4 +1,4 @@
-"""What people choose by name: one table for each kind of thing, and functions of their own as `module:function`."""
+"""What people choose by name: an entry of a table, or a function of their own as `module:function`."""
 
 import importlib
 import inspect
@@ -20,9 +20,9 @@ def find(setting: str, name: str, table: Mapping[str, T]) -> T | Any:
     """The entry of this name, or the function that `module:function` names.
 
     Args:
-      setting: which names it, for messages.
-      name: what it says.
-      table: what there is.
+      setting: the setting that names it, for messages.
+      name: its value.
+      table: what can be chosen.
 
     Raises:
       UsageError: there is neither.
@@ -51,7 +51,7 @@ def call(setting: str, text: str, table: Mapping[str, T], *, skip: int) -> tuple
 
     Args:
       setting: whose value it is, for messages.
-      text: a name, and values of parameters in parentheses.
+      text: a name, and the parameters' values in parentheses.
       table: see `find`.
       skip: parameters before those that a person gives.
 

@@ -1,8 +1,8 @@
 """Q networks, as their papers have them.
 
 Each takes observations `[B, *observation_shape]`, the number of actions A, and a `Build`; it returns Q values, float32
-`[B, A]`. One of a person's own does the same: `module:function` names it. Its variables come from `tf.get_variable`, or
-from the functions of `twin_graph.layers`.
+`[B, A]`. So does a network of your own, named as `module:function`. Its variables come from `tf.get_variable`, or from
+the functions of `twin_graph.layers`.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ from twin_graph.settings import ModelSettings
 
 
 class Layers(Protocol):
-    """What `layers`, `cpu_layers` and `xla_layers` have in common."""
+    """What `layers`, `cpu_layers` and `xla_layers` all provide."""
 
     def convolution_of_frames(
         self, name: str, frames: Tensor, channels: int, padding: str, start: Start, dtype: Any
@@ -213,7 +213,7 @@ def _dueling(value: Tensor, advantage: Tensor) -> Tensor:
 
 
 class Network(NamedTuple):
-    """A network and what it takes: observations in words, as a check, and whether their channels are always last."""
+    """A network; the observations that it takes, in words and as a check; whether their channels are always last."""
 
     function: Callable[[Tensor, int, Build], Tensor]
     takes: str
@@ -255,7 +255,7 @@ def q_network(name: str, observation: Tensor, env: EnvSpec, build: Build) -> Ten
     """Q values, float32 `[B, A]`, by the network of this name; those of illegal actions are `ILLEGAL`.
 
     Raises:
-      ForeignError: a person's own network fails.
+      ForeignError: a user's own network fails.
     """
     if not env.masked:
         return _of_seen(name, observation, env.n_actions, build)

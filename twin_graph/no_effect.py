@@ -1,4 +1,4 @@
-"""Settings that change nothing beside the others."""
+"""Settings that have no effect next to the others."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -40,7 +40,7 @@ _USED_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
 
 
 def without_effect(settings: Settings, keys: Iterable[str]) -> Iterator[str]:
-    """A sentence for each of these settings that changes nothing beside the others, in the order given.
+    """A sentence for each of these settings that has no effect next to the others, in the order given.
 
     Not an error: an experiment sets what only some of its conditions use.
     """

@@ -1,4 +1,4 @@
-"""Runs in a notebook: records as data frames, snapshots as policies. The core needs none of it, and no pandas."""
+"""Runs in a notebook: records as data frames, snapshots as policies. The core needs neither this nor pandas."""
 
 import contextlib
 import sys
@@ -153,7 +153,7 @@ class NotebookRun(Run):
         return self
 
     def _policy_of(self, ref: str) -> "Policy":
-        """One that is kept for the next call."""
+        """The policy of a snapshot, kept for the next call."""
         owner, snapshot = locate(self, ref)
         kept = self._kept
         if kept is None or (kept.run.folder, kept.snapshot.id) != (owner.folder, snapshot.id):
@@ -280,7 +280,7 @@ class Policy:
 
 @contextlib.contextmanager
 def _shown(run: NotebookRun) -> Iterator[Callable[[], None]]:
-    """In Jupyter a run's table for as long as this lasts, renewed by calling what is yielded; elsewhere nothing."""
+    """In Jupyter, a run's table while this lasts, updated by calling what is yielded; elsewhere nothing."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if not hasattr(shell, "kernel"):
         yield lambda: None
@@ -319,7 +319,7 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
 
 
 def _frame(rows: Iterable[dict[str, Any]], names: list[str]) -> "pd.DataFrame":
-    """With these columns first, also where there are no rows."""
+    """A data frame with these columns first, even if there are no rows."""
     try:
         import pandas as pd
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The smallest change that a network can have: by what comes of it, a difference can be told from sensitivity."""
+"""The smallest change that a network can have: its effect tells a real difference from mere sensitivity."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def nudge(folder: Path, state: PointState) -> tuple[str, PointState]:
       state: of the point.
 
     Returns:
-      What was done, for people, and the state since.
+      What was done, in words for people, and the new state.
     """
     files = {learner.name: _variables(folder / learner.name) for learner in state.learners}
     first = state.learners[0].name
@@ -49,7 +49,7 @@ def _variables(prefix: Path) -> dict[str, np.ndarray]:
 
 
 def _write(prefix: Path, values: dict[str, np.ndarray]) -> None:
-    """Writes the files that a Saver would; new ones, since another run may share those that are there."""
+    """Writes the files that a Saver would; new files, since another run may share the present ones."""
     for path in prefix.parent.glob(f"{prefix.name}.*"):
         path.unlink()
     with tf.Graph().as_default() as graph, tf.Session(graph=graph) as session:

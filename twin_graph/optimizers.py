@@ -1,4 +1,4 @@
-"""What becomes of gradients: clipped, accumulated, applied. All of it stays in the graph."""
+"""What happens to gradients: they are clipped, accumulated and applied, all in the graph."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ _DQN3_DECAY, _DQN3_MINIMUM = 0.95, 0.01
 
 
 class Dqn3RmsProp(tf.train.Optimizer):  # type: ignore[misc]
-    """The optimizer of DQN 3.0: centered RMSProp whose both moments start at zero.
+    """The optimizer of DQN 3.0: centered RMSProp, both of whose moments start at zero.
 
     TensorFlow's `RMSPropOptimizer(centered=True)` starts its mean square at one, which makes the first steps several
     times smaller:
@@ -49,7 +49,7 @@ class Dqn3RmsProp(tf.train.Optimizer):  # type: ignore[misc]
 
 
 class CenteredRmsProp(tf.train.Optimizer):  # type: ignore[misc]
-    """Centered RMSProp as PyTorch has it, by which the networks of MinAtar's paper were trained, without momentum.
+    """Centered RMSProp as in PyTorch; the networks of MinAtar's paper were trained by it, without momentum.
 
     TensorFlow's starts its mean square at one, and has epsilon inside the root:
 
@@ -102,11 +102,11 @@ OPTIMIZERS: dict[str, Callable[[Rate, TrainSettings], Any]] = {
 
 
 class Optimizer:
-    """What `train.optimizer` names, with a learning rate that each application gives.
+    """What `train.optimizer` names, with a learning rate passed at each step.
 
     Raises:
       UsageError: there is none of this name.
-      ForeignError: a person's own failed.
+      ForeignError: a user's own failed.
     """
 
     def __init__(self, train: TrainSettings) -> None:
@@ -118,7 +118,7 @@ class Optimizer:
             raise foreign_error(f"train.optimizer={train.optimizer}", error) from error
 
     def apply(self, gradients: Sequence[Tensor], variables: Sequence[Any], learning_rate: Tensor) -> Any:
-        """An op that makes one step; all such ops share the optimizer's variables."""
+        """An op that makes one step; all these ops share the optimizer's variables."""
         self._rate = learning_rate
         return self._made.apply_gradients(zip(gradients, variables, strict=True))
 

@@ -12,8 +12,8 @@ def check_new(path: Path, what: str, endings: Sequence[str]) -> None:
 
     Args:
       path: of the file.
-      what: it is to be, such as `film`.
-      endings: such as `.mp4`, of which one says the format.
+      what: it will be, such as `film`.
+      endings: such as `.mp4`; they determine the format.
     """
     if path.suffix.lower() not in endings:
         raise UsageError(f"{path}: a {what}'s name ends in {' or '.join(endings)}")

@@ -1,4 +1,4 @@
-"""A snapshot that plays by hand: for `twin-graph evaluate` and `record`, and in notebooks."""
+"""A snapshot that plays on request: for `twin-graph evaluate` and `record`, and in notebooks."""
 
 from collections.abc import Iterator
 
@@ -49,7 +49,7 @@ def play(
       run: whose snapshot it is.
       snapshot: which.
       episodes, at_once, watch: as there.
-      seed: of the games; an equal one gives this snapshot equal games, and another snapshot others.
+      seed: of the games; the same seed gives this snapshot the same games, and another snapshot others.
     """
     counter = snapshot.number or 0
     settings, seed = run.settings, _BY_HAND + seed

@@ -11,7 +11,7 @@ from twin_graph.settings import TrainSettings
 
 
 class Prepared(NamedTuple):
-    """Updates that can be made without a look at replay or target.
+    """Updates that can be made without access to replay or target.
 
     Attributes:
       updates: their numbers, from 0.
@@ -29,7 +29,7 @@ class Prepared(NamedTuple):
     q_target_t: np.ndarray | None
 
     def values(self, updates: Sequence[int]) -> dict[str, np.ndarray]:
-        """What these updates are fed, one after the other, by the names in `Model.fed`: `[N * examples, ...]`."""
+        """The inputs of these updates, one after the other, by the names in `Model.fed`: `[N * examples, ...]`."""
         numbers = self.minibatches(updates)
         values = {name: self.rows(array, numbers) for name, array in self.batch._asdict().items()}
         if self.q_target_t is not None:
@@ -55,7 +55,7 @@ class Prepared(NamedTuple):
 
 
 def feeds(model: Model, train: TrainSettings, values: Mapping[str, np.ndarray]) -> list[dict[Any, np.ndarray]]:
-    """What to feed for one update: a mapping for each of the `train.accumulate` parts whose gradients it adds up.
+    """What to feed for one update: a mapping for each of the `train.accumulate` parts whose gradients are summed.
 
     Args:
       model: of the twin that trains.

@@ -1,4 +1,4 @@
-"""The probe: observations that stay the same for the whole run, on which twins are compared."""
+"""The probe: observations on which twins are compared, the same for the whole run."""
 
 from collections.abc import Iterator
 
@@ -20,8 +20,8 @@ class Probe:
     """Measures learners.
 
     Args:
-      train: has the discount, and says whether rewards are rescaled.
-      tally: has the largest reward.
+      train: the discount, and whether rewards are rescaled.
+      tally: the largest reward so far.
 
     Attributes:
       observations: `[PROBE_SIZE, *observation_shape]`; None until they are chosen, when nothing is measured.
@@ -33,12 +33,12 @@ class Probe:
         self.observations: np.ndarray | None = None
 
     def choose(self, replay: Replay, seed: int) -> None:
-        """Draws the observations from a replay, the first time that there is something to learn from."""
+        """Draws the observations from a replay, once it holds something to learn from."""
         if self.observations is None:
             self.observations = replay.sample(PROBE_SIZE, [stream(seed, Purpose.PROBE, 0)]).s_tm1
 
     def health(self, learner: Learner) -> Health | None:
-        """The size of its Q values, and what no return can exceed."""
+        """The size of its Q values, and the limit that no return can exceed."""
         if self.observations is None:
             return None
         q_abs = np.abs(legal_only(learner.online.q_values(self.observations)))
@@ -64,7 +64,7 @@ class Probe:
         return measured
 
     def arrays(self, learners: Learners) -> Iterator[tuple[str, np.ndarray]]:
-        """What TensorBoard draws histograms of: trainable variables, and activations on these observations."""
+        """What TensorBoard shows as histograms: trainable variables, and activations on these observations."""
         for name, value in learners.weights().items():
             yield f"variables/{name}", value
         if self.observations is not None:

@@ -1,4 +1,4 @@
-"""How far a run has come, for `metrics.jsonl`, TensorBoard and the terminal alike."""
+"""The progress of a run, for `metrics.jsonl`, TensorBoard and the terminal alike."""
 
 import math
 import threading
@@ -19,7 +19,7 @@ RECENT_EPISODES = 20
 
 
 class Progress:
-    """What `train` yields; the terminal shows it and asks nothing else.
+    """What `train` yields; the terminal shows this and needs nothing else.
 
     Args:
       keeper: of the run.
@@ -34,7 +34,7 @@ class Progress:
       ended_by: which callback ended the run, in words; empty if none did.
       evaluation: the newest, with its snapshot's id; None before the first.
       note: what is being done when it is not training, for people.
-      notices: what people should know, of the whole run so far.
+      notices: what people should know, from the whole run so far.
       latest: what `metrics()` last returned; empty before.
       workers: what each worker last reported, and how often it was restarted, in asynchronous training.
     """
@@ -90,7 +90,7 @@ class Progress:
 
     @property
     def opponent(self) -> str | None:
-        """Who has the other seat, for people: a snapshot, or a policy without one; None in games of one player."""
+        """Who has the other seat, for people: snapshots, or a policy without any; None in games of one player."""
         opponent = self.keeper.learners.first.holders.get("opponent")
         return None if opponent is None else ", ".join(opponent.snapshots) or self.keeper.settings.opponent.policy
 
@@ -110,7 +110,7 @@ class Progress:
 
     @property
     def weights_sha256(self) -> str:
-        """That of the newest resume point's weights; empty before the first."""
+        """The hash of the newest resume point's weights; empty before the first."""
         point = self.keeper.checkpoints.newest
         return point.weights_sha256 if point else ""
 
@@ -126,12 +126,12 @@ class Progress:
 
     @property
     def reached(self) -> str:
-        """How the newest evaluation reached `train.until_score`, for people; empty if it did not."""
+        """How the newest evaluation reached `train.until_score`, in words for people; empty if it did not."""
         until = self.keeper.settings.train.until_score
         return "" if until is None else self.keeper.matches.reached(until)
 
     def metrics(self) -> dict[str, Any]:
-        """Everything there is to log; rates and times are those since this was last called."""
+        """Everything that is logged; rates and times are those since the last call."""
         with self.keeper.stopwatch.phase("telemetry"):
             telemetry = {**self.keeper.probe.telemetry(self.keeper.learners), **self._depth()}
         for worker, _ in self.workers:

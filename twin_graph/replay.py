@@ -1,4 +1,4 @@
-"""Experience replay: a ring of single frames from which stacks and n-step transitions are put together when sampled.
+"""Experience replay: a ring of single frames, from which stacks and n-step transitions are assembled when sampled.
 
 A slot `i` of an environment holds what was known and done at its step `i`:
 
@@ -29,8 +29,8 @@ class Transition(NamedTuple):
       s_tm1: what was observed before, `[E, *observation_shape]`.
       a_tm1: actions taken, integers `[E]`.
       r_t: rewards that followed, float32 `[E]`.
-      terminal_t: bool `[E]`; no value beyond this step (the game, or a life, was lost or won).
-      last_t: bool `[E]`; the episode ends here, by itself or by a cut; the next `s_tm1` is a reset's.
+      terminal_t: bool `[E]`; no value follows this step (the game or a life is over).
+      last_t: bool `[E]`; the episode ends here, by itself or by a cut; the next `s_tm1` is that of a reset.
       s_t: what was observed after, before any reset, `[E, *observation_shape]`.
     """
 
@@ -50,8 +50,8 @@ class Batch(NamedTuple):
       a_tm1: int32 `[B]`.
       r_t: float32 `[B]`, the discounted sum of the rewards of the n steps, or of fewer where the episode ended.
       discount_t: float32 `[B]`, discount**k after k steps, and 0 where a terminal step is among them.
-      s_t: `[B, *observation_shape]`, what is bootstrapped from; of no meaning where `discount_t` is 0.
-      step, environment: where they come from, integers `[B]`; steps are numbered from the first that was ever added.
+      s_t: `[B, *observation_shape]`, the observation to bootstrap from; meaningless where `discount_t` is 0.
+      step, environment: where they come from, integers `[B]`; steps are numbered from the first ever added.
       weight: float32 `[B]`, of each in the loss.
     """
 
@@ -70,7 +70,7 @@ Observations = tuple[np.ndarray, np.ndarray]
 
 
 class Replay:
-    """Owns the ring. Memory is reserved here and touched as steps come in.
+    """Owns the ring. Its memory is reserved at once, and used as steps come in.
 
     Args:
       capacity_steps: agent steps kept, over all environments; rounded down to whole vector steps.
@@ -183,7 +183,7 @@ class Replay:
         return range(max(0, self._written - self.length), self._written)
 
     def stored(self, steps: range) -> dict[str, np.ndarray]:
-        """All that the ring holds of these steps, each in `kept`, as arrays that `restore` takes."""
+        """What the ring holds of these steps, each in `kept`, as arrays that `restore` takes."""
         slots = np.arange(steps.start, steps.stop) % self.length
         cuts = [
             (i, e, frame) for i, slot in enumerate(slots) for e, frame in self._cut_frames.get(int(slot), {}).items()
@@ -198,7 +198,7 @@ class Replay:
         }
 
     def restore(self, first_step: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Puts back what `stored` gave of the steps from `first_step` on; in order, and nothing in between.
+        """Restores what `stored` returned for the steps from `first_step` on; call it in order, with no gaps.
 
         Raises:
           ValueError: the arrays do not fit this ring.
@@ -219,7 +219,7 @@ class Replay:
         self._next_age = np.where(self._last[slots[-1]], 0, self._age[slots[-1]] + 1)
 
     def steps(self) -> range:
-        """The steps at which a transition of n steps can start: its whole stack and its end are in the ring."""
+        """The steps at which an n-step transition can start: its whole stack and its end are in the ring."""
         oldest = self._written - self.length
         first = 0 if oldest <= 0 else oldest + self._stack - 1
         return range(first, max(first, self._written - self._n_step))
@@ -227,7 +227,7 @@ class Replay:
     def sample(
         self, batch_size: int, randoms: Iterable[np.random.Generator], into: Observations | None = None
     ) -> Batch:
-        """Minibatches drawn uniformly, with replacement, from all that can be sampled; one a generator, in one Batch.
+        """Minibatches drawn uniformly, with replacement, from all that can be sampled; one per generator, in one Batch.
 
         Args:
           batch_size: transitions of one minibatch.
@@ -251,11 +251,11 @@ class Replay:
         into: Observations | None = None,
         limit: np.ndarray | None = None,
     ) -> Batch:
-        """Certain transitions.
+        """The transitions that start at these steps.
 
         Args:
           step: at which they start, integers `[B]`, each in `steps()`, or up to the newest with a `limit`.
-          environment: of which environments, integers `[B]`.
+          environment: of these environments, integers `[B]`.
           into: arrays for `s_tm1` and `s_t`, `[B, *observation_shape]` and contiguous; new ones by default. Memory that
             was used before is faster: of new arrays of this size each page has to be asked for.
           limit: the step at which each is bootstrapped from at the latest, integers `[B]` up to `written`.
@@ -275,7 +275,7 @@ class Replay:
         )
 
     def _at(self, step: np.ndarray, environment: np.ndarray) -> np.ndarray:
-        """Where these steps are in an array of the ring that is seen as flat."""
+        """Where these steps are in a flattened array of the ring."""
         at: np.ndarray = step % self.length * self.environments + environment
         return at
 
@@ -301,7 +301,7 @@ class Replay:
         return r_t, discount_t, end
 
     def _followed(self, end: np.ndarray, environment: np.ndarray, into: np.ndarray | None) -> np.ndarray:
-        """What was observed after the steps before these: also where an episode was cut there, and of the newest."""
+        """What was observed after the steps before these, also after a cut, and after the newest step."""
         before_end = self._at(end - 1, environment)
         terminal, last, age = (of.ravel()[before_end] for of in (self._terminal, self._last, self._age))
         s_t = self._observations(end, environment, age + 1, into)

@@ -1,4 +1,4 @@
-"""Trains a stretch of a run again, and compares what comes of it with the record.
+"""Trains a stretch of a run again, and compares the result with the record.
 
 What people did in that stretch is done again where they did it: swaps, resume points on request, stops, and changes of
 settings. A process that was killed is not killed again: what it did beyond its point is no part of the record.
@@ -36,12 +36,12 @@ from twin_graph.twin import weights_sha256
 
 
 class Difference(NamedTuple):
-    """The first thing that is not as recorded.
+    """The first thing that differs from the record.
 
     Attributes:
       after_updates: where.
       what: in words.
-      recorded, reproduced: what the record says of it, and what came of training again; None where there is nothing.
+      recorded, reproduced: what the record says, and what training again gave; None where there is nothing.
     """
 
     after_updates: int
@@ -68,7 +68,7 @@ class Reproduction(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What one process did of the stretch, as far as it holds; or several with the same settings that were killed.
+    """What one process contributed to the stretch, or several with the same settings, all but the last killed.
 
     Attributes:
       attempt: the process life.
@@ -84,7 +84,7 @@ class _Part(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What holds of a run's records: snapshots, target swaps and scheduled evaluations, in order."""
+    """A run's records that were not abandoned: snapshots, target swaps and scheduled evaluations, in order."""
 
     commits: list[Commit]
     swaps: list[Swap]
@@ -169,7 +169,7 @@ def _train(
 
 
 def differences_of_machine(run: Run) -> Iterator[str]:
-    """What is different here from where a run began, a line each."""
+    """How this machine differs from the one where a run began, a line each."""
     from importlib.metadata import version
 
     then, now = run.description["cpu"], cpu.describe()
@@ -198,7 +198,7 @@ def _check(run: Run, point: PointState | None) -> None:
 
 
 def _parts(run: Run, point: PointState | None, last: int | None) -> Iterator[_Part]:
-    """What the processes did that trained since a point, in order; raises `UsageError` if it cannot be done again."""
+    """What each process that trained since a point did, in order; raises `UsageError` if it cannot be done again."""
     known = point.known_bytes[LEDGER] if point else 0
     starts = run.ledger.events(Start)[len([s for s, holds in run.ledger.with_abandoned(Start, upto=known) if holds]) :]
     ends = {end.attempt: end for end, _ in run.ledger.with_abandoned(End)}
@@ -236,7 +236,7 @@ def _parts(run: Run, point: PointState | None, last: int | None) -> Iterator[_Pa
 
 
 def _is_scheduled(settings: Settings, point: Point) -> bool:
-    """Whether the schedule made a resume point, at the first boundary after so many steps, as far as one can tell."""
+    """Whether the schedule made a resume point, rather than the end of an attempt, as far as one can tell."""
     return point.counters.agent_steps % settings.resume.every_steps < max(
         settings.train.chunk_steps, settings.env.count
     )
@@ -259,13 +259,13 @@ def _scratch(run: Run, point: PointState | None, folder: Path, settings: Setting
 
 
 def _inputs(run: Run) -> tuple[list[Point], list[Swap]]:
-    """What people requested, and what was done about it."""
+    """What people requested, and what came of it."""
     points = [point for point in run.ledger.events(Point) if point.request]
     return points, run.ledger.events(Swap, text=BY_REQUEST)
 
 
 def _record_inputs(run: Run, scratch: Run) -> None:
-    """Records what people did since, beyond the scratch's point, so that it is repeated as after a crash."""
+    """Records what people did after the scratch's point, so that it is repeated as after a crash."""
     (points, swaps), (known_points, known_swaps) = _inputs(run), _inputs(scratch)
     inputs: list[Point | Swap] = [*points[len(known_points) :], *swaps[len(known_swaps) :]]
     for event in inputs:
@@ -279,7 +279,7 @@ def _record_inputs(run: Run, scratch: Run) -> None:
 
 
 class _Comparison:
-    """What was recorded of a run against what a scratch run does.
+    """Compares what was recorded of a run with what a scratch run does.
 
     Args:
       run, scratch: these.
@@ -299,7 +299,7 @@ class _Comparison:
         self.difference: Difference | None = None
 
     def is_complete(self, progress: Progress, until: int | None) -> bool:
-        """Whether all that was recorded is found again, or something is not.
+        """Whether everything recorded has been reproduced, or something differs.
 
         Args:
           progress: of the scratch.

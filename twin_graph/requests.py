@@ -1,4 +1,4 @@
-"""What people request of a run while it trains, and what they requested of an earlier attempt beyond its point."""
+"""What people request of a run while it trains, and what they requested of an earlier attempt after its last point."""
 
 from collections.abc import Sequence
 
@@ -13,13 +13,13 @@ from twin_graph.words import counted
 
 
 class Requests:
-    """Carries out what people request of a run while it trains, between two vector steps: swaps and resume points.
+    """Carries out what people request of a run between two vector steps: swaps and resume points.
 
     What was carried out after the resume point is an input of the run: when the run resumes, it is repeated at its
     recorded agent step. Not so in a fork, whose future is its own. What was left out then is not made up for later.
 
     Attributes:
-      notices: for people: what could not be done or repeated, and why.
+      notices: what could not be done or repeated, and why, for people.
     """
 
     def __init__(self, run: Run, keeper: Keeper) -> None:
@@ -64,7 +64,7 @@ class Requests:
         return None
 
     def _repeat(self, swap: Swap, request: str) -> None:
-        """A swap of an earlier attempt; a notice where its snapshot has not been made again, or fits no more."""
+        """Repeats a swap of an earlier attempt; adds a notice if its snapshot was not made again, or no longer fits."""
         undo = swap.policy == UNDO
         try:
             snapshots = self._usable(swap.snapshots, swap.learner, swap.into)
@@ -75,7 +75,7 @@ class Requests:
             self._swap(snapshots, swap.learner, swap.into, hold=swap.hold, request=request, undo=undo)
 
     def _answer(self, request: Request) -> str | None:
-        """Carries out a new request, or one that a crash left without its answer; as `carry_out`."""
+        """Carries out a new request, or one that a crash left unanswered; returns as `carry_out` does."""
         if request.kind == "point":
             if not self._keeper.at_point and ("point", request.id) not in self._done:
                 return request.id

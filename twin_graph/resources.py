@@ -26,7 +26,7 @@ _VARIABLE_BYTES = 1_000  # of such an event, with log.variables
 
 
 class Needs(NamedTuple):
-    """In bytes: what a run needs, and what is free now; `members` counts the target twins of each learner."""
+    """What a run needs and what is free now, in bytes; `members` counts the target twins of each learner."""
 
     replay: int
     memory: int

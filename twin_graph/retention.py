@@ -1,4 +1,4 @@
-"""Which snapshots may lose their weight files."""
+"""Which snapshots' weight files may be removed."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ from twin_graph.targets import PURPOSES, History, Policy, matches, roles
 def removable(
     run: Run, store: SnapshotStore, oldest: PointState, policies: Mapping[str, Policy], save: SaveSettings
 ) -> list[str]:
-    """Ids of the snapshots whose weights nobody needs.
+    """Ids of the snapshots whose weights are no longer needed.
 
     Kept are each learner's newest `save.keep_last`, each `save.keep_every`-th, all that is pinned or best, and all
     that a run resumed from the oldest resume point could want: its target and its opponent, what their policies could
@@ -26,7 +26,7 @@ def removable(
     Args:
       run, store: just read.
       oldest: the oldest resume point that is kept.
-      policies: by roles.
+      policies: by role.
       save: the retention settings.
     """
     then = oldest.counters.updates
@@ -73,10 +73,10 @@ def _newest_of_each(store: SnapshotStore, count: int) -> set[str]:
 
 
 def prune(run: Run, *, keep_last: int | None, keep_every: int | None, dry_run: bool) -> list[str]:
-    """Applies retention to a run at rest.
+    """Applies retention to a run that is not training.
 
     Args:
-      run: its settings stay as they are.
+      run: its settings do not change.
       keep_last, keep_every: instead of the run's settings.
       dry_run: remove nothing.
 
@@ -84,7 +84,7 @@ def prune(run: Run, *, keep_last: int | None, keep_every: int | None, dry_run: b
       The ids of what was, or would be, removed.
 
     Raises:
-      InUseError: it trains, and then prunes by itself, or others read it.
+      InUseError: it is training, which prunes by itself, or somebody is reading it.
     """
     changes = {"save.keep_last": keep_last, "save.keep_every": keep_every}
     settings = change(run.settings, [(key, value) for key, value in changes.items() if value is not None])

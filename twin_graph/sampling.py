@@ -1,6 +1,6 @@
-"""Which steps of the replay an update learns from: any, those with large TD errors, or those of one rollout.
+"""Which steps of the replay an update learns from: any, preferably those with large TD errors, or those of one rollout.
 
-A sampler is told about every step that was added, and about the TD errors of what it sampled. It has
+A sampler hears of every step that is added, and of the TD errors of what it sampled. It has
 
     added()                       a vector step was added to the replay
     sample(minibatches, into)     the minibatches of these numbers, one after the other, in one Batch
@@ -22,7 +22,7 @@ PRIORITIES, LARGEST = "priorities", "largest_priority"
 
 
 class Uniform:
-    """All steps alike.
+    """All steps equally likely.
 
     Args:
       replay: whose steps.
@@ -53,7 +53,7 @@ class Uniform:
 
 
 class Rollouts(Uniform):
-    """The steps since the update before, each once: n-step Q-learning without replay (Mnih et al. 2016, algorithm S2).
+    """The steps since the last update, each once: n-step Q-learning without replay (Mnih et al. 2016, algorithm S2).
 
     Returns reach to the end of the rollout, or of the episode, and no further.
     """
@@ -73,7 +73,7 @@ class Rollouts(Uniform):
 
 
 class Prioritized(Uniform):
-    """Steps in proportion to |TD error| ** priority_exponent, weighted by importance (Schaul et al. 2016).
+    """Steps in proportion to |TD error| ** priority_exponent, with importance weights (Schaul et al. 2016).
 
     As DQN Zoo computes it: a new step has the largest priority seen; a small share is drawn uniformly, and all of them
     while every TD error is 0; the weights of a minibatch are divided by their largest.
@@ -149,7 +149,7 @@ class Prioritized(Uniform):
 
 
 def of(replay: Replay, settings: Settings) -> Uniform:
-    """The sampler that the settings ask for. Raises `UsageError` if the replay has too few environments for it."""
+    """The sampler for these settings. Raises `UsageError` if the replay has too few environments for it."""
     if settings.train.rollout_steps:
         if replay.environments != settings.env.count:
             raise UsageError(

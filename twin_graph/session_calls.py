@@ -1,4 +1,4 @@
-"""What a session runs again and again, looked up once."""
+"""`session.run` for what is run again and again: lookups happen once."""
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ _OWNERS = weakref.WeakKeyDictionary[Any, str]()
 
 
 class SessionCalls:
-    """`session.run` that looks at what it is to run, and at what is fed, the first time only.
+    """`session.run` that examines fetches and feeds only the first time.
 
     `session.run` does so each time, in Python, which takes longer than a small network: an update of the CartPole
     preset took 1.2 ms so, and takes 0.5 ms, or 0.4 ms in one thread.
@@ -41,7 +41,7 @@ class SessionCalls:
         Args:
           fetches: what to run.
           feed: values by tensor.
-          in_this_thread: op after op, in the thread that calls, and not in those of the session. To wake another takes
+          in_this_thread: runs op after op in the calling thread instead of the session's. Waking another thread takes
             longer than an op of a small network.
 
         Returns:
@@ -63,7 +63,7 @@ class SessionCalls:
         return values if wanted is fetches else values[0]
 
     def _check_graph(self, tensor: Any) -> None:
-        """Twins have tensors of equal names, so that TensorFlow would take another's for this one's."""
+        """Twins have tensors of the same names, so TensorFlow would mistake another's for this one's."""
         if tensor.graph is not self._session.graph:
             owner = _OWNERS.get(tensor.graph, "a graph that is no twin")
             raise WrongGraphError(
@@ -73,7 +73,7 @@ class SessionCalls:
 
 
 class _Call:
-    """Certain fetches, with certain tensors fed.
+    """One set of fetches with one set of fed tensors.
 
     The public `session.make_callable` passes its feeds through `session.run`. Here the layer under it is called, by
     which Keras ran its graphs.

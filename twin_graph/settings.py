@@ -32,7 +32,7 @@ def _setting(default: Any, meaning: str, *, unit: str = "", source: str = "", **
 
 
 class Named:
-    """What a setting may be: one of these names, or `module:function` for something of one's own.
+    """What a setting may be: one of these names, or `module:function` for something of your own.
 
     What the names stand for is in a table of the module that needs them; importing it would import TensorFlow.
     """
@@ -442,7 +442,7 @@ class Schedule(NamedTuple):
 
     Attributes:
       unit: `updates`, `steps` (agent steps) or `episodes`.
-      every: of these.
+      every: the period, in this unit.
     """
 
     unit: str
@@ -529,7 +529,7 @@ class Settings(_Section):
 
     @property
     def block_updates(self) -> int:
-        """How many updates a compiled program makes at most; 0 without one, as where workers make them."""
+        """How many updates a compiled program makes at most; 0 if there is none, as with workers."""
         if not self.twin.compiled or self.workers.count:
             return 0
         return max(1, self.train.chunk_steps // self.train.every_steps)
@@ -565,7 +565,7 @@ class Settings(_Section):
         return self
 
     def of_worker(self, index: int) -> "Settings":
-        """With which one of several workers trains: random numbers of its own, its part of the replay."""
+        """The settings of one of several workers: its own random numbers, its part of the replay."""
         workers, environments = self.workers.count, self.env.count
         start = math.ceil(self.train.start_steps / workers / environments) * environments
         start = max(start, self.fewest_start_steps)

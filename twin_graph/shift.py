@@ -1,12 +1,12 @@
-"""Images moved by a few pixels, so that a minibatch never shows the same picture twice (Kostrikov et al. 2021, DrQ)."""
+"""Random shifts of images, so that a minibatch never shows the same picture twice (Kostrikov et al. 2021, DrQ)."""
 
 import numpy as np
 
 
 def shift(images: np.ndarray, pixels: int, random: np.random.Generator) -> None:
-    """Moves each image by up to `pixels` up or down and left or right, each as likely, all its frames alike.
+    """Moves each image by up to `pixels` vertically and horizontally, each shift equally likely, its frames together.
 
-    The border's pixels are repeated into what is left free.
+    The space that this leaves is filled by repeating the border's pixels.
 
     Args:
       images: `[B, frames, H, W]`, changed in place.

@@ -1,4 +1,4 @@
-"""Where the time of a run goes.
+"""Where a run's time goes.
 
 In chunks, `act`, `environment`, `sample` and `target` happen in a second thread while this one is in `train` (except
 for targets that are evaluated again after a refresh); `wait` is how long this one then waits for the other.

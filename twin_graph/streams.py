@@ -1,4 +1,4 @@
-"""Counter-based random streams: a draw depends on (seed, purpose, counter) and on nothing that happened before."""
+"""Counter-based random streams: a draw depends on (seed, purpose, counter) alone, not on what happened before."""
 
 import enum
 from typing import Any
@@ -26,13 +26,13 @@ class Purpose(enum.IntEnum):
 
 
 def stream(seed: int, purpose: Purpose, counter: int) -> np.random.Generator:
-    """A generator of its own for each (seed, purpose, counter), each with 2**194 numbers before the next begins."""
+    """A separate generator for each (seed, purpose, counter), each with 2**194 numbers before the next begins."""
     key = np.array([seed, purpose], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, counter]))
 
 
 class Streams:
-    """The streams of one purpose, one at a time, by one generator: to make another takes ten times as long.
+    """The streams of one purpose, one at a time, from one generator: making a new one takes ten times as long.
 
     Args:
       seed, purpose: see `stream`.

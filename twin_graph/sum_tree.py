@@ -1,10 +1,10 @@
-"""Draws in proportion to a size, for prioritized replay."""
+"""Draws in proportion to a weight, for prioritized replay."""
 
 import numpy as np
 
 
 class SumTree:
-    """Numbers above which sums are kept, so that one can be drawn in proportion to its size in logarithmic time.
+    """Numbers with a tree of their sums, so that one can be drawn in proportion to its size in logarithmic time.
 
     Each call works on many at once. Each sum is recomputed from its two parts, so that no rounding error accumulates.
 
@@ -36,7 +36,7 @@ class SumTree:
             self._nodes[node] = self._nodes[2 * node] + self._nodes[2 * node + 1]
 
     def find(self, sums: np.ndarray) -> np.ndarray:
-        """Indices `[N]` of the first numbers with which the sum from the beginning exceeds each of `sums` `[N]`.
+        """Indices `[N]` of the first numbers at which the cumulative sum exceeds each of `sums` `[N]`.
 
         A number that is zero is never found, if there is any other.
         """

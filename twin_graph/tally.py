@@ -1,4 +1,4 @@
-"""What a run has counted and met so far."""
+"""What a run has counted and seen so far."""
 
 import dataclasses
 import math
@@ -9,13 +9,13 @@ from twin_graph.snapshots.points import PointState
 
 @dataclasses.dataclass
 class Tally:
-    """Counters from which, with the run's seed, everything follows; one object for whoever acts and whoever learns.
+    """Counters that, with the run's seed, determine everything; shared by whoever acts and whoever learns.
 
     Attributes:
       frames_per_step: emulator frames in one agent step.
       agent_steps, updates, episodes: from 0; updates are those of all learners.
-      reward_limit: the largest |reward| met.
-      r_max: the largest reward met, at least 1.
+      reward_limit: the largest |reward| seen.
+      r_max: the largest reward seen, at least 1.
       loss, q_mean: of the newest update; NaN before the first.
     """
 

@@ -1,6 +1,7 @@
 """Target policies: pure functions that choose which snapshots the target restores at a refresh.
 
-Not the target policies of off-policy learning, which are learnt about: these choose the target network's weights.
+(Off-policy learning also has target policies. Those are learnt about; these choose the target network's weights.)
+
 A policy sees committed records and a random stream that depends on the run's seed and the number of updates alone, so
 that a resumed run chooses as the uninterrupted one would have. To add one, write
 
@@ -76,7 +77,7 @@ class History(NamedTuple):
 
     Attributes:
       updates: made so far.
-      snapshots: of this learner, oldest first, never empty; only those whose weights are there.
+      snapshots: of this learner, oldest first, never empty; only those whose weights are present.
       matches: scheduled evaluations under the present protocol, oldest first.
     """
 
@@ -86,14 +87,14 @@ class History(NamedTuple):
 
     @classmethod
     def of(cls, store: SnapshotStore, lineage: str, updates: int, played: Sequence[Match]) -> "History":
-        """The history of one lineage after this many updates; of what was played, its snapshots' matches."""
+        """The history of one lineage after this many updates, with the matches of its snapshots."""
         snapshots = [s for s in store.available if s.lineage == lineage and s.updates <= updates]
         others = {s.id for s in store.snapshots if s.lineage != lineage}
         return cls(updates, snapshots, [match for match in played if match.challenger not in others])
 
 
 class Choice(NamedTuple):
-    """What a policy answers.
+    """What a policy returns.
 
     Attributes:
       snapshots: what to restore: one, or the members of an ensemble.
@@ -109,15 +110,15 @@ class Choice(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What a policy needs apart from its parameters.
+    """What a policy needs besides its parameters.
 
-    Each function takes the policy's own parameters, by name, after what is said here.
+    Each function takes the policy's own parameters, by name, after the arguments listed here.
 
     Attributes:
       members: the largest number of snapshots it chooses at once, or a function that returns it.
       combine: how several become one: `mean` or `min` of their Q values, or `weights`, their mean.
       rival: takes the history; returns the snapshot that the newest has to beat in scheduled evaluations, or None.
-      check: takes the settings; returns in words what it needs of them and does not have, or nothing.
+      check: takes the settings; returns in words what the policy needs and they do not give it, or nothing.
     """
 
     members: int | Callable[..., int] = 1
@@ -127,7 +128,7 @@ class Needs(NamedTuple):
 
 
 def needs(**what: Any) -> Callable[[F], F]:
-    """Says what a policy needs, before its function: `@needs(members=3)`; see `Needs`."""
+    """Decorates a policy with what it needs: `@needs(members=3)`; see `Needs`."""
 
     def remember(function: F) -> F:
         function.needs = Needs(**what)  # type: ignore[attr-defined]
@@ -146,7 +147,7 @@ def latest(history: History, random: np.random.Generator) -> Choice:  # noqa: AR
 
 
 def lag(history: History, random: np.random.Generator, updates: Count) -> Choice:  # noqa: ARG001
-    """The newest snapshot that is at least `updates` updates old; the first one until there is such.
+    """The newest snapshot that is at least `updates` updates old; until there is one, the first.
 
     Source: a delayed target, as the slow copy of fast and slow networks in Anschel et al. 2017 and others.
     """
@@ -258,7 +259,7 @@ class Incumbent(NamedTuple):
 
 
 def incumbent(history: History, rule: str = "test") -> Incumbent | None:
-    """Who is best after these matches, among those whose weights are there; None before the first.
+    """The best snapshot after these matches, among those whose weights are present; None before the first.
 
     Matches count also where the challenger lost and was removed since: retention must not change what is chosen. If the
     weights of the best itself are gone, it is who would be best without it.
@@ -363,7 +364,7 @@ def no_snapshot(history: History, random: np.random.Generator) -> Choice:  # noq
 
 @needs(members=0)
 def own_weights(history: History, random: np.random.Generator) -> Choice:  # noqa: ARG001
-    """None: the opponent acts by the agent's own weights of now."""
+    """None: the opponent acts by the agent's own current weights."""
     return Choice([], [], "the weights of now")
 
 

@@ -1,6 +1,6 @@
-"""Tournaments: snapshots of one or several runs, and players that never learn, play each other from both seats.
+"""Tournaments: snapshots of one or several runs, and fixed players, play each other from both seats.
 
-The games of each pair are recorded with the runs as soon as they are played: a tournament that was killed continues
+The games of each pair are recorded with the runs as soon as they are played: a killed tournament continues
 where it was, and ratings are computed from the records alone.
 """
 
@@ -38,7 +38,7 @@ _PRIOR = 0.1
 
 
 class Contestant(NamedTuple):
-    """Who plays.
+    """A player in a tournament.
 
     Attributes:
       name: for people: `RUN:SNAPSHOT`, or that of a fixed player. RUN is a folder where two runs have one name.
@@ -64,7 +64,7 @@ class Pairing(NamedTuple):
 
     Attributes:
       first, second: their keys.
-      returns: what the first got in each game; games 2i and 2i + 1 have the same opening, in which it has seat 0 and 1.
+      returns: the first one's, of each game; games 2i and 2i + 1 share an opening, which it plays from seat 0, then 1.
     """
 
     first: str
@@ -86,13 +86,13 @@ class Rating(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What games are comparable.
+    """The rules under which games are comparable.
 
     Attributes:
-      games: of each pair; even.
+      games: per pair; even.
       opening_moves: made at random before the contestants take over.
       epsilon: share of random actions of snapshots.
-      seed: of openings and of all else that is random.
+      seed: of openings and of everything else that is random.
     """
 
     games: int
@@ -130,7 +130,7 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
 
 
 def _game(run: Run) -> EnvSettings:
-    """What runs must have in common: all but how many games they trained on at a time, and how."""
+    """What runs must have in common: everything but how many games they trained on at a time, and how."""
     return run.settings.env.model_copy(update={"count": 1, "vectorization": "sync"})
 
 
@@ -191,7 +191,7 @@ def match(boards: Boards, first: Player, second: Player, rules: Rules) -> list[f
 
 
 class _Players:
-    """Makes players of contestants; owns two twins for each kind of network, one for either side."""
+    """Turns contestants into players; owns two twins per kind of network, one for each side."""
 
     def __init__(self, boards: Boards, epsilon: float) -> None:
         self._boards, self._epsilon = boards, epsilon
@@ -240,7 +240,7 @@ def _record(run: Run, a: Contestant, b: Contestant, pairing: Pairing, rules: Rul
 
 
 def read(runs: Sequence[Run], rules: Rules) -> dict[tuple[str, str], Pairing]:
-    """The games that are recorded with these runs, played by these rules, by the keys of both."""
+    """The games recorded with these runs and played by these rules, by the keys of both players."""
     found = {}
     for run in runs:
         for line in read_lines(run.folder / GAMES):
@@ -253,7 +253,7 @@ def read(runs: Sequence[Run], rules: Rules) -> dict[tuple[str, str], Pairing]:
 
 
 def rate(who: Sequence[Contestant], pairings: Sequence[Pairing], seed: int = 0) -> list[Rating]:
-    """Ratings of the contestants, in their order, by the model of Bradley and Terry (1952); a draw is half a win.
+    """Ratings of the contestants, in their order, from the model of Bradley and Terry (1952); a draw is half a win.
 
     Args:
       who: contestants.
@@ -284,7 +284,7 @@ def rate(who: Sequence[Contestant], pairings: Sequence[Pairing], seed: int = 0) 
 
 
 def shares(who: Sequence[Contestant], pairings: Sequence[Pairing]) -> np.ndarray:
-    """Each one's share of points against each, `[N, N]` in their order; NaN where they did not meet."""
+    """The share of points of each against each, `[N, N]` in their order; NaN where they did not meet."""
     place = {one.key: i for i, one in enumerate(who)}
     found = np.full((len(who), len(who)), np.nan)
     for pairing in pairings:

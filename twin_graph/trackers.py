@@ -1,4 +1,4 @@
-"""A run's settings, metrics and films in Weights & Biases or MLflow, by their own clients, where `log.to` asks for it.
+"""A run's settings, metrics and films in Weights & Biases or MLflow, through their own clients, if `log.to` says so.
 
 Both work offline: `WANDB_MODE=offline`, and `MLFLOW_TRACKING_URI=file:mlruns` with
 `MLFLOW_ALLOW_FILE_STORE=true`. A resumed run continues the same record.
@@ -20,7 +20,7 @@ PROJECT = "twin-graph"
 
 
 class Tracker(Protocol):
-    """What a run is recorded by elsewhere."""
+    """An outside record of a run."""
 
     def log(self, agent_steps: int, values: Mapping[str, float]) -> None:
         """Adds numbers by their names."""
@@ -111,7 +111,7 @@ def check(settings: Settings) -> None:
 
 
 def of(run: Run) -> Tracker | None:
-    """What `log.to` asks for; None for TensorBoard alone. Raises `UsageError` if it does not answer."""
+    """The tracker that `log.to` asks for; None for TensorBoard alone. Raises `UsageError` if it does not answer."""
     check(run.settings)
     tracker: Tracker | None = TRACKERS[run.settings.log.to](run) if run.settings.log.to in TRACKERS else None
     return tracker
@@ -122,5 +122,5 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def _id(run: Run) -> str:
-    """Stays the same when a run resumes, and is another for one of the same name elsewhere."""
+    """The same when a run resumes, and different for a run of the same name elsewhere."""
     return hashlib.sha256(f"{run.name} {run.description['created']}".encode()).hexdigest()[:16]

@@ -71,7 +71,7 @@ def train(
 
 
 class _Callbacks:
-    """Calls functions of a person's own with what is new; see `train`."""
+    """Calls the user's functions with what is new; see `train`."""
 
     def __init__(self, progress: Progress, on_episode: OnEpisode | None, on_evaluation: OnEvaluation | None) -> None:
         self._progress = progress
@@ -99,7 +99,7 @@ class _Callbacks:
 
 
 def run_to_its_end(progress: Progress, stepper: Stepper, callbacks: _Callbacks | None = None) -> Iterator[Progress]:
-    """The run loop with its evaluations, and what is saved where it breaks off; closes the stepper. See `train`."""
+    """The run loop with its evaluations, and what is saved when it ends; closes the stepper. See `train`."""
     keeper, settings = progress.keeper, progress.keeper.settings
     online = keeper.learners.first.online
     with (

@@ -1,4 +1,4 @@
-"""Which threads and precision are fastest on this machine, for this network: measured once, at the start of a run."""
+"""Which threads and precision are fastest on this machine for this network, measured once at the start of a run."""
 
 import contextlib
 import statistics
@@ -23,7 +23,7 @@ _MARGIN = 1.1
 
 
 class Timing(NamedTuple):
-    """How sessions are set up, and the updates per second measured with it."""
+    """How sessions are set up, and the updates per second measured that way."""
 
     threads: int
     precision: str
@@ -35,7 +35,7 @@ class Timing(NamedTuple):
 
 
 def fix(settings: Settings, spec: ModelSpec, *, elsewhere: bool = False) -> tuple[Settings, list[Timing]]:
-    """The settings with threads and precision decided, and what `measure` gave.
+    """The settings with threads and precision decided, and the timings that decided.
 
     Workers share the cores evenly, or, if they are `elsewhere`, have machines like this one to themselves.
     """
@@ -49,7 +49,7 @@ def fix(settings: Settings, spec: ModelSpec, *, elsewhere: bool = False) -> tupl
 
 
 def measure(settings: Settings, spec: ModelSpec) -> list[Timing]:
-    """Times what the settings leave open, on random minibatches; the fastest comes first, nothing if there is none.
+    """Times what the settings leave open, on random minibatches; the fastest first, empty if nothing is open.
 
     Targets are evaluated in the blocks that training uses, and at the same time as updates if training does so.
     Environments are left out.

@@ -28,7 +28,7 @@ class Twin:
       spec: what to build.
       seed: of the initial weights. Equal seeds give equal weights.
       threads: of this session's ops; 0 is one for each core. With 1, ops run one after another in the calling thread.
-      at_once: into how many parts they are divided, for ops that run at the same time.
+      at_once: how many ops run at the same time and share these threads.
       precision: `bf16` for products in bfloat16; anything else is float32.
       gpu_memory_fraction: of each GPU, for this process, if it is its first twin; None for as much as it needs.
       plain, block: see `build_model`.
@@ -158,8 +158,7 @@ class Twin:
     def restore_snapshot(self, snapshot: Commit, store: SnapshotStore) -> None:
         """Loads a snapshot, and makes sure that its weights are those that were committed.
 
-        Files may be whole and still belong to another snapshot. So the weights are hashed, which takes 6 ms for 1.7
-        million of them.
+        Intact files may still belong to another snapshot. So the weights are hashed, which takes 6 ms for 1.7 million.
 
         Raises:
           UsageError: retention has removed the weights.
@@ -202,12 +201,12 @@ class Twin:
 
 
 def setters(variables: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """By the same names, the op that sets a variable, and the tensor to feed its value for."""
+    """For each variable, by its name, the op that sets it and the tensor to feed its value to."""
     return {name: (variable.initializer, variable.initializer.inputs[1]) for name, variable in variables.items()}
 
 
 def to_set(setters: Mapping[str, tuple[Any, Any]], values: Mapping[str, Any]) -> tuple[list[Any], dict[Any, Any]]:
-    """What to run, and what to feed, so that the variables that `values` names get them."""
+    """What to run and what to feed to set the variables that `values` names."""
     return [setters[name][0] for name in values], {setters[name][1]: value for name, value in values.items()}
 
 

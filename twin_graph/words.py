@@ -1,4 +1,4 @@
-"""How numbers, commands and what is wrong with a value are worded, in one place."""
+"""How numbers, commands and wrong values are worded, in one place."""
 
 import shlex
 from typing import Any
@@ -32,7 +32,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def command(*words: object) -> str:
-    """A `twin-graph` command that a person can paste into a shell."""
+    """A `twin-graph` command that can be pasted into a shell."""
     return shlex.join(["twin-graph", *map(str, words)])
 
 

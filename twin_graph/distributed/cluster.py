@@ -18,8 +18,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Cluster(Record):
-    """Who is in it.
-
+    """The processes of a cluster.
     Attributes:
       run: the run's folder, on storage that all machines see at this path.
       ps: host and port of each parameter server.
@@ -38,7 +37,7 @@ class Cluster(Record):
 
     @classmethod
     def described(cls, path: Path) -> Self:
-        """From a file: what `write` wrote, or a person's TOML. Raises `UsageError`."""
+        """Reads a cluster from a file that `write` wrote, or a user's TOML. Raises `UsageError`."""
         try:
             if path.suffix == ".json":
                 return cls.model_validate(read_file(path))

@@ -1,4 +1,4 @@
-"""What lies on the parameter servers, and how chief and workers reach it.
+"""What is on the parameter servers, and how chief and workers reach it.
 
 Each step of a session is of one server alone: values are fed and fetched, and no process waits for a part of another's
 step. See `ServerSession` for why.
@@ -47,7 +47,7 @@ class Counts(NamedTuple):
 
 
 class ServerSession(tf.Session):  # type: ignore[misc]
-    """A session with one server, which asks once more where that takes a request for another that it had.
+    """A session with one server, which asks again if the server mistakes a request for an earlier one.
 
     TensorFlow makes each step in a thread of its own, and numbers its requests by a generator of that thread, whose
     seed has 32 bits. A server that finds a number among its last 100,000 takes the request for one that came twice: it

@@ -1,4 +1,4 @@
-"""The processes of a cluster on this machine: started, watched, started again, ended."""
+"""The processes of a cluster on this machine: started, watched, restarted, ended."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ class Supervisor:
     Args:
       file: the cluster's description, which the children read.
       cluster: the same.
-      restarts: how often a worker that died is started again, each.
+      restarts: how many times each worker that died is restarted.
 
     Attributes:
       restarted: how often each worker was, by its number.

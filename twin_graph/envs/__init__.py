@@ -14,7 +14,7 @@ from twin_graph.settings import EnvSettings
 
 
 class EnvSpec(NamedTuple):
-    """All that other modules need to know about an environment.
+    """Everything that other modules need to know about an environment.
 
     Attributes:
       observation_shape: of one observation: `(stack, H, W)` for stacked frames, `(H, W, C)` for images, `(D,)`.
@@ -24,7 +24,7 @@ class EnvSpec(NamedTuple):
       frames_per_step: emulator frames in one agent step.
       reward_clip: rewards are clipped to plus and minus this in training; None where they are not.
       masked: an observation is `(N + A,)`, and its last A numbers say which actions are legal; see `twin_graph.legal`.
-      seen_shape: of what comes before them.
+      seen_shape: of the part before the mask.
       players: 2 for one seat of a game whose other seat an opponent has; see `twin_graph.envs.seats`.
     """
 
@@ -45,12 +45,12 @@ class EnvSpec(NamedTuple):
 
 
 class VectorStep(NamedTuple):
-    """What E environments answer to one action each.
+    """What E environments return for one action each.
 
     Attributes:
       s_t: observations that followed the actions, before any reset, `[E, *observation_shape]`.
       r_t: rewards to learn from (clipped, if the protocol says so), float32 `[E]`.
-      terminal_t: bool `[E]`; nothing follows that has value: the game is over or, if the protocol says so, a life.
+      terminal_t: bool `[E]`; no value follows: the game is over or, if the protocol says so, a life.
       last_t: bool `[E]`; the episode ended, or was cut by its time limit.
       s_next: observations to act on now: a new episode's first where `last_t`, else `s_t`.
       score_t: rewards as the environment gave them, float32 `[E]`.
@@ -84,11 +84,11 @@ class VectorEnv(Protocol):
     Attributes:
       count: E.
       spec: of each.
-      endless: whether a game may last for ever.
-      evaluation_epsilon: share of random actions while evaluated, where the settings do not say.
+      endless: whether a game may last forever.
+      evaluation_epsilon: share of random actions in evaluations, unless the settings say.
       protocol: what a score depends on, in words for people; shown with every score.
       action_names: of all actions, for people; empty where they have none.
-      screens_per_second: how fast people see it played.
+      screens_per_second: how many screens are one second of play for people.
     """
 
     count: int
@@ -120,7 +120,7 @@ class VectorEnv(Protocol):
 
 
 class Kind(Protocol):
-    """What makes environments of one kind; see `make`."""
+    """Makes environments of one kind; see `make`."""
 
     def __call__(
         self,
@@ -159,7 +159,7 @@ def make(
     max_steps: int | None = None,
     screens: bool = False,
 ) -> VectorEnv:
-    """`count` environments of `settings.id`; for evaluation with true rewards, whole games and no help at the start.
+    """`count` environments of `settings.id`; for evaluation, with true rewards, whole games and no help at the start.
 
     Args:
       settings: which environment.

@@ -27,7 +27,7 @@ class Atari:
     The emulator is asked for neither clipping nor life loss: its own life loss would start a new game at each lost
     life, so that an agent never saw what comes later, and its clipping would hide the true score.
 
-    It hands out what the network sees and nothing else. For `screens` a second emulator, which draws every frame in
+    It returns only what the network sees. For `screens` a second emulator, which draws every frame in
     colour, plays the first one's game: it has the same seed and gets the same actions.
     """
 

@@ -1,4 +1,4 @@
-"""Blob: three coloured squares on a 10x10 board. The player looks for the food and shuns the enemy.
+"""Blob: three coloured squares on a 10x10 board. The player looks for the food and avoids the enemy.
 
 After a well-known tutorial on deep Q-learning, as a Gymnasium environment whose actions do just what they say. A step
 costs 1, the enemy 300, the food gives 25; the last two end the episode, and after 200 steps it is cut. Food and enemy

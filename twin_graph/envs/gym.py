@@ -248,7 +248,7 @@ def _has_mask(observations: spaces.Space[Any]) -> bool:
 
 
 def _seen(observations: spaces.Space[Any]) -> spaces.Space[Any]:
-    """What of an observation is not a mask."""
+    """The part of an observation that is not a mask."""
     if _has_mask(observations):
         assert isinstance(observations, spaces.Dict)
         return observations["observation"]
@@ -278,13 +278,13 @@ def _make(settings: EnvSettings, **options: Any) -> gymnasium.Env[Any, Any]:
 
 
 class _Declared(NamedTuple):
-    """What an environment says of itself.
+    """What an environment declares.
 
     Attributes:
       actions, observations: their spaces; observations without a mask.
-      flattened: these become a vector.
+      flattened: whether observations become a vector.
       seen_shape: of what a network is given.
-      masked: which actions are legal is told.
+      masked: whether observations come with a mask of legal actions.
       time_limit: in agent steps.
     """
 
@@ -318,7 +318,7 @@ def _action_names(environment: gymnasium.Env[Any, Any], environment_id: str) -> 
 
 
 def _look_at(settings: EnvSettings) -> _Declared:
-    """Makes an environment to look at. Raises `UsageError`: one line on why it cannot be made, or learnt."""
+    """Makes an environment to examine. Raises `UsageError`, one line on why it cannot be made or learnt."""
     if settings.id.endswith(("NoFrameskip-v4", "Deterministic-v4")):
         raise UsageError(
             f"{settings.id!r} is an old name: Atari games are named ALE/Pong-v5 here, "

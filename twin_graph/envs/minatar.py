@@ -31,7 +31,7 @@ _MEANINGS = {"n": "none", "l": "left", "u": "up", "r": "right", "d": "down", "f"
 
 
 class _MinAtar(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Begins each game without an action to repeat, gives boards of truth values, and draws them without seaborn.
+    """Begins each game without an action to repeat, returns boards of booleans, and draws them without seaborn.
 
     MinAtar repeats the previous action in a tenth of all steps, and does not forget it at a reset: a game would depend
     not on its seed alone, but also on how the one before it ended. Its source after 1.0.15 has bytes of 0 and 1 on

@@ -47,7 +47,7 @@ def make(
 
 
 class Spiel:
-    """Implements `twin_graph.envs.seats.Boards` for sequential, deterministic zero-sum games without secrets.
+    """Implements `twin_graph.envs.seats.Boards` for sequential, deterministic zero-sum games of perfect information.
 
     Observations are float32: the tensor that OpenSpiel gives the player, channels last if it is an image, with one more
     number or plane that is 1 for the second player where `PIECES` does not know the game.
@@ -209,7 +209,7 @@ def mcts(game: Any, spec: EnvSpec, simulations: Annotated[int, Field(ge=2)] = 10
 
 
 def perfect(game: Any, spec: EnvSpec) -> Player:  # noqa: ARG001
-    """Searches the game to its end, where it is small enough, and takes one of the best actions by lot."""
+    """Searches the game to its end, if it is small enough, and takes one of the best actions at random."""
     too_large = f"the perfect player needs a smaller game than {game.get_type().short_name}"
     if game.max_game_length() > _PERFECT_MOVES:
         raise UsageError(too_large)

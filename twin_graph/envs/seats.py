@@ -1,4 +1,4 @@
-"""Games of two players as environments of one: the agent has one seat of each board, an opponent has the other.
+"""Two-player games as environments of one player: the agent has one seat at each board, an opponent the other.
 
 Boards take one move at a time. Where both players of a game move at once, as in Pong, the first one's move waits until
 the second has moved without seeing it.
@@ -19,7 +19,7 @@ NOBODY = -1
 
 
 class Turn(NamedTuple):
-    """What those are shown whose turn it is, on B boards.
+    """What the players whose turn it is are shown, on B boards.
 
     Attributes:
       observations: `[B, *observation_shape]`, each from the side of whoever is to move.
@@ -44,7 +44,7 @@ class Boards(Protocol):
       spec: of one seat.
       protocol: what a score depends on, in words for people.
       to_move: whose turn it is, int64 `[E]`, or `NOBODY`.
-      cut: bool `[E]`; the game did not end by itself, but by its time limit.
+      cut: bool `[E]`; the game was ended by its time limit.
       action_names: for people; empty where actions have none.
     """
 
@@ -68,7 +68,7 @@ class Boards(Protocol):
         ...
 
     def move(self, boards: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Those to move do, on each of these boards; returns what both seats gain, float32 `[B, 2]`."""
+        """Makes a move on each of these boards; returns what both seats gain, float32 `[B, 2]`."""
         ...
 
     def fixed_player(self, name: str) -> Player:
@@ -76,11 +76,11 @@ class Boards(Protocol):
         ...
 
     def full_name(self, name: str) -> str:
-        """What such a player, if there is one, is called with all of its arguments."""
+        """The full name of such a player, with all of its arguments, if there is one."""
         ...
 
     def show(self, board: int) -> tuple[str, dict[int, str]]:
-        """The board in text, and what people call each legal action. Raises `UsageError` if it cannot be shown so."""
+        """The board as text, and people's name for each legal action. Raises `UsageError` if it cannot be shown so."""
         ...
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Boards(Protocol):
 class Seat:
     """Implements `twin_graph.envs.VectorEnv`: one seat of each board, which changes sides from game to game.
 
-    An agent's step is its move and the opponent's answer: what it observes next is its own next turn, or the end.
+    An agent step is its move and the opponent's answer: what it observes next is its own next turn, or the end.
 
     Args:
       boards: on which it is played.
@@ -99,7 +99,7 @@ class Seat:
 
     Attributes:
       boards: as given.
-      opponent: has the other seats; to be set before the first reset.
+      opponent: has the other seats; set it before the first reset.
     """
 
     endless = False
@@ -183,8 +183,8 @@ def play_turn(boards: Boards, which: np.ndarray, player: Player, randoms: Sequen
     """One player moves on those boards where it is to move; returns what both seats gain, float32 `[B, 2]`.
 
     Args:
-      boards: of which
-      which: are to be played on, integers `[B]`.
+      boards: all of them.
+      which: those to play on, integers `[B]`.
       player: who moves.
       randoms: a generator for each.
     """
@@ -199,7 +199,7 @@ def at_random(spec: EnvSpec) -> Player:
 
 
 def by_values(spec: EnvSpec, q_values: Callable[[np.ndarray], np.ndarray], epsilon: float = 0.0) -> Player:
-    """A player that takes the action of the highest Q value, but for a share of random ones.
+    """A player that takes the action of the highest Q value, except for a share of random ones.
 
     Args:
       spec: of a seat.

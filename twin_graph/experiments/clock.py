@@ -1,4 +1,4 @@
-"""What snapshots can expect by the ledger alone, against what they do expect: the ledger's clock.
+"""What snapshots can expect according to the ledger alone, against what they do expect: the ledger's clock.
 
 The prediction has no parameter that is fitted: see `twin_graph.snapshots.depth`. Where every step is worth the same, it
 follows from the depth; elsewhere it is what the evaluation's games gave in as many steps as the snapshot's depth.
@@ -21,13 +21,13 @@ STEP_REWARDS = {"CartPole-v1": 1.0}
 
 
 class Fit(NamedTuple):
-    """How predictions agree with what was observed.
+    """How well predictions agree with what was observed.
 
     Attributes:
       evaluations: how many.
       correlation: Pearson's; NaN of fewer than three.
       error: mean absolute difference.
-      bias: mean of observed less predicted.
+      bias: mean of observed minus predicted.
     """
 
     evaluations: int
@@ -54,12 +54,12 @@ def pairs(run: Result) -> list[tuple[float, float]]:
 
 
 def served(run: Result) -> float:
-    """For how many updates a target of a run served, the median; 0 without any."""
+    """The median number of updates for which a target of a run served; 0 without any."""
     return float(np.median([service.last - service.first + 1 for service in run.services] or [0]))
 
 
 def predicted(run: Result) -> Curve:
-    """What the snapshot of each evaluation can expect of a game; empty where the records do not say."""
+    """What the snapshot of each evaluation can expect of a game; empty if the records do not say."""
     reward, discount = STEP_REWARDS.get(run.planned.task), run.planned.settings.train.discount
     if reward is None:
         return run.truncated

@@ -1,4 +1,4 @@
-"""The figures of a report. Each is made to be read at 500 pixels' width, and at a telephone's."""
+"""The figures of a report. Each is made to be read at a width of 500 pixels, and on a phone."""
 
 import itertools
 import math
@@ -36,12 +36,12 @@ class Line(NamedTuple):
 
 
 def lines(series: Sequence[Line], x_label: str, y_label: str, *, at: float | None = None, at_label: str = "") -> Figure:
-    """Bands over the same axis: together while they are few, else one to a panel with the others in grey behind it.
+    """Bands over the same axis: together while they are few, else one per panel, with the others in grey behind it.
 
     Args:
       series: what to draw.
       x_label, y_label: of the axes.
-      at, at_label: a horizontal line, and what it is.
+      at, at_label: a horizontal line and its label.
     """
     if len(series) <= len(_COLOURS):
         figure, axes = _figure(3.4), None

@@ -22,7 +22,7 @@ class Picture(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows under a heading; what is no text is set flush right."""
+    """Rows under a heading; numbers are aligned right."""
 
     heading: str
     text: str
@@ -31,10 +31,10 @@ class Table(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What there is to say, before it is HTML or Markdown.
+    """The content of a report, before it is HTML or Markdown.
 
     Attributes:
-      title, lead: what it is.
+      title, lead: what it is about.
       findings: what the numbers say, a sentence each.
       warnings: what they cannot say.
       comparison, runs: tables.

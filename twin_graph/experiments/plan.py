@@ -1,4 +1,4 @@
-"""What an experiment file asks for: every run, with its settings, known to be right before anything is trained."""
+"""What an experiment file asks for: every run with its settings, all checked before anything is trained."""
 
 import itertools
 import json
@@ -52,7 +52,7 @@ class Scores(BaseModel):
 
 
 class _From(BaseModel):
-    """The states from which every condition begins: resume points of one run."""
+    """The states from which every condition starts: resume points of one run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -175,13 +175,13 @@ class PlannedRun(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All that an experiment file says.
+    """Everything that an experiment file says.
 
     Attributes:
       name, description, preset, steps: as in the file.
-      runs: seed by seed, so that an experiment that was stopped has whole comparisons.
+      runs: seed by seed, so that an experiment that was stopped has complete comparisons.
       scores: by environment, what the file says of its scores.
-      last: what the file says a run's score is the mean of, evaluations; a report may take another number.
+      last: a run's score is the mean of this many of its newest evaluations; a report may take another number.
       text: the file.
       origin: from which run its runs are forked, if they are.
     """
@@ -212,7 +212,7 @@ class Plan(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """One value of a factor: how people call it, and the settings that it means."""
+    """One value of a factor: its name for people, and the settings that it stands for."""
 
     factor: str
     label: str
@@ -430,7 +430,7 @@ def _run(
 
 
 def _slug(label: str) -> str:
-    """For a folder's name: nothing that a shell, or TensorFlow, takes for more than a letter."""
+    """For a folder's name: only characters without a special meaning to a shell or TensorFlow."""
     return re.sub(r"[^A-Za-z0-9.=_-]+", "-", label).strip("-")
 
 

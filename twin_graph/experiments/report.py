@@ -390,7 +390,7 @@ def _shown_runs(condition: Condition) -> list[Result]:
 
 
 def _alone(condition: Condition) -> list[Result]:
-    """Runs that have a score, of seeds that lack an environment."""
+    """Runs that have a score, of seeds that are missing an environment."""
     whole = [row[0].planned.pair for row in condition.rows[: len(condition.scores)]]
     return [r for r in condition.runs if r.state == "done" and r.scores and r.planned.pair not in whole]
 

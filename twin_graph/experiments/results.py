@@ -64,7 +64,7 @@ class Result(NamedTuple):
       evaluated: after how many updates that snapshot was committed, by agent steps.
       games: how many games such a score is the mean of, at most.
       expected: what those snapshots expected of these games: mean of the largest Q of the first observations.
-      realised: what came of it: mean discounted return, of rewards as they are learnt from.
+      realised: what these games returned: mean discounted return, of rewards as they are learnt from.
       truncated: the same, of no more steps than the snapshot's depth; see `twin_graph.snapshots.depth`.
       seconds: since training began, evaluations and resume points included, until this many agent steps.
       train_return: mean return of the newest training episodes, exploration included, by agent steps.
@@ -138,7 +138,7 @@ class Result(NamedTuple):
 
 
 def read(experiment: Experiment) -> Iterator[Result]:
-    """Every run of an experiment, begun or not; of a damaged one nothing but that it is."""
+    """Every run of an experiment, started or not; for a damaged one, only that it is damaged."""
     for state in look(experiment):
         run = None if state.state == "damaged" else experiment.found(state.planned)
         try:

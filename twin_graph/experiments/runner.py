@@ -1,4 +1,4 @@
-"""Trains the runs of an experiment, each in a process of its own: the commands that a person would type.
+"""Trains the runs of an experiment, each in a process of its own, by the commands that a person would type.
 
 checkpoints/experiments/<name>/
   experiment.json      the file, and what was measured and fixed at the start
@@ -7,7 +7,7 @@ checkpoints/experiments/<name>/
   logs/<run>.log       what its processes said
   report/              see `twin_graph.experiments.report`
 
-What is done is known from the runs' own records alone. So nothing is lost if this process is killed: the runs that it
+Only the runs' own records say what is done. So nothing is lost if this process is killed: the runs that it
 started continue to their ends (on Ray they are killed with it); whoever comes next waits for them, and resumes those
 that were killed.
 """
@@ -51,11 +51,11 @@ _MEASURED = {"twin.threads": 0, "twin.precision": "auto"}
 
 
 class Experiment:
-    """An experiment's folder: its plan, and what is known of its runs.
+    """An experiment's folder: its plan, and what is known about its runs.
 
     Attributes:
       folder: of the experiment.
-      plan: what is to be run.
+      plan: what to run.
       fixed: settings that all runs have in addition to the file's: threads and precision.
       trial: what was measured before the start.
     """
@@ -283,8 +283,7 @@ def _check_same(begun: Plan, wanted: Plan, folder: Path) -> None:
 
 
 class State(NamedTuple):
-    """How far one run is.
-
+    """How far a run has come.
     Attributes:
       planned: which.
       state: `waiting` (not begun), `cut` (begun, and not at its end), `running`, `done`, `failed`, `damaged`.
@@ -359,7 +358,7 @@ def begin_here(arguments: list[str], log: Path, threads: int) -> Process:  # noq
 
 
 class _Job(NamedTuple):
-    """A run that is being trained; if `process` is None, by a process that somebody else started."""
+    """A run that is training; if `process` is None, in a process that somebody else started."""
 
     planned: PlannedRun
     process: Process | None
@@ -453,7 +452,7 @@ class Runner:
         return _Job(planned, process, command[0], time.monotonic())
 
     def _ended(self, job: _Job) -> bool:
-        """Whether a job is over; if so, what is to be done about its run is noted."""
+        """Whether a job is over; if so, notes what to do about its run."""
         planned = job.planned
         folder = self.experiment.run_folder(planned)
         if job.process is None:
@@ -511,7 +510,7 @@ class Runner:
                 signal.signal(number, handler)
 
     def _pass_on_signals(self) -> None:
-        """Gives each training as many signals as we had: the first makes it save and end, a second end at once."""
+        """Passes each signal that we get on to every run: the first makes it save and end, a second ends it at once."""
         for job in self._jobs:
             if job.process is None or job.process.poll() is not None:
                 continue

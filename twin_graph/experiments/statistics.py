@@ -75,7 +75,7 @@ class Norm(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """What is to be said of one condition.
+    """The results of one condition.
 
     Attributes:
       name: of it.
@@ -88,10 +88,10 @@ class Condition(NamedTuple):
       improvement: probability that a run of it scores higher than one of the first condition; None for that itself.
       difference: mean of its scores less those of the first condition's runs that began alike: with the same seed, from
         the same point. Normalised if there are several environments. None for the first condition itself.
-      p: how probable so large a difference is by chance, corrected for the number of conditions; NaN of none.
+      p: how likely so large a difference is by chance, corrected for the number of conditions; NaN if there is none.
       profile: share of runs above each of `PROFILE_AT`.
       curve: IQM of normalised scores by agent steps.
-      steps_to, seconds_to: agent steps and seconds of each run until the threshold; infinite where it was not reached.
+      steps_to, seconds_to: agent steps and seconds of each run until the threshold; infinite if it was not reached.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Condition(NamedTuple):
 
 
 def norms(plan: Plan, results: Sequence[Result]) -> dict[str, Norm]:
-    """By environment: from the file, else what is known of it, else the lowest and highest score seen."""
+    """By environment: from the file, else from a table of known ones, else the lowest and highest score seen."""
     found = {}
     for task in plan.tasks:
         said = plan.scores.get(task)

@@ -1,4 +1,4 @@
-"""The numbers of an experiment as CSV files, and back: enough to draw its report again where the runs are gone.
+"""The numbers of an experiment as CSV files, and back: enough to draw its report again after the runs are gone.
 
 plan.json        the experiment's file, what was fixed at its start, and of how many evaluations a score is the mean
 runs.csv         a line for each run

@@ -1,4 +1,4 @@
-"""A look at an experiment's runs before they are trained: do they fit, what will they need, how fast is one.
+"""Examines an experiment's runs before they are trained: do they fit, what will they need, how fast is one.
 
     python -m twin_graph.experiments.trial < SETTINGS
 
@@ -36,7 +36,7 @@ class Trial(NamedTuple):
 
 
 def run(settings: Sequence[config.Settings]) -> Trial:
-    """Looks at these settings in a process of its own; takes some seconds.
+    """Examines these settings in a process of its own; takes some seconds.
 
     Raises:
       UsageError: one cannot be trained; the message says which and why.

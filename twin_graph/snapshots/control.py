@@ -1,7 +1,7 @@
-"""Requests of people to the trainer of a run: one file each in `control/`, answered in place.
+"""People's requests to the trainer of a run: one file each in `control/`, answered in place.
 
-A request that nobody answered yet waits for the next trainer. So a swap asked for while nothing trains is in force when
-the run resumes.
+A request without an answer waits for the next trainer. So a swap that is requested while nothing trains takes effect
+when the run resumes.
 """
 
 import time
@@ -19,7 +19,7 @@ _TICK_NS = 1_000_000_000  # more than a tick of any clock that marks files
 
 
 class Answer(Record):
-    """What became of a request.
+    """The outcome of a request.
 
     Attributes:
       done: whether it was carried out.
@@ -33,7 +33,7 @@ class Answer(Record):
 
 
 class Request(Record):
-    """Something that a person wants of the trainer.
+    """Something that a person asks of the trainer.
 
     Attributes:
       id: its file's name without the ending; ids sort by time.
@@ -89,7 +89,7 @@ def answer(folder: Path, request: Request, reply: Answer) -> None:
 
 
 def read(folder: Path, request_id: str) -> Request:
-    """A request as it is now. Raises `DamagedError`."""
+    """The present state of a request. Raises `DamagedError`."""
     return Request.from_file(folder / f"{request_id}.json")
 
 
@@ -100,7 +100,7 @@ def pending(folder: Path) -> list[Request]:
 
 
 def wait(folder: Path, request: Request, is_alive: Callable[[], bool], seconds: float) -> Answer | None:
-    """The answer to a request; None if there is none in time, or nobody to give one."""
+    """Waits for the answer to a request; None if there is none in time, or nobody to give one."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         alive = is_alive()  # asked before the file, since an answer may be the last thing a trainer does
@@ -117,7 +117,7 @@ def _write(folder: Path, request: Request) -> None:
 
 
 class Inbox:
-    """What a trainer asks at every vector step: whether there are requests; cheap while there are none."""
+    """Tells a trainer at every vector step whether there are requests; costs little while there are none."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""The depth of snapshots: how many agent steps ahead their values can reach, by the genealogy that the ledger records.
+"""The depth of snapshots: how many agent steps ahead their values can reach, from the genealogy in the ledger.
 
 What a network learns from targets of depth d, with n-step returns, has the depth n + d: it has met n rewards itself,
 and the rest through the snapshots from which its targets came, and theirs. The untrained network has depth 0. So if
@@ -20,12 +20,12 @@ from twin_graph.snapshots.run import Run
 
 
 def value_of(depth: float, discount: float) -> float:
-    """What so many agent steps are worth, of a reward of 1 each."""
+    """The value of so many agent steps with a reward of 1 each."""
     return depth if discount == 1 else (1 - discount**depth) / (1 - discount)
 
 
 def mean_depth(depths: Sequence[float], discount: float) -> float:
-    """The depth that is worth as much as these depths are on average."""
+    """The depth whose value is the average of these depths' values."""
     least = min(depths)
     if discount == 1:
         return fmean(depths)
@@ -36,7 +36,7 @@ def mean_depth(depths: Sequence[float], discount: float) -> float:
 
 
 def learnt_from(depths: Sequence[float], *, n_steps: Sequence[int], discount: float, combine: str) -> float:
-    """The depth of what is learnt from targets of these depths.
+    """The depth that learning from targets of these depths gives.
 
     Args:
       depths: of the target's snapshots; several in an ensemble.
@@ -118,7 +118,7 @@ class Depths:
 
 
 def combined_by(policy: str) -> str | None:
-    """How several snapshots become one; None of a policy that is not here: records outlive a person's own modules."""
+    """How several snapshots become one; None for a policy that is not here: records outlive users' modules."""
     from twin_graph.targets import parse  # NumPy: commands that read records need not wait for it
 
     try:

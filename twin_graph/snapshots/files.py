@@ -1,4 +1,4 @@
-"""Writes that are whole or absent after a crash, durable once they return, and checked when they are read.
+"""Writes that are whole or absent after a crash, durable once they return, and checked when read.
 
 Every write, fsync, rename and removal of a run's records goes through this module.
 """
@@ -36,7 +36,7 @@ def fsync(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder, and those above it, durably; nothing where it is there already."""
+    """Makes a folder and its parents, durably, unless it exists."""
     if not folder.exists():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -86,7 +86,7 @@ def commit_folder(destination: Path, fill: Callable[[Path], _Result]) -> _Result
 
 
 def share(source: Path, destination: Path) -> None:
-    """Makes a file of the same content, without using the disk's space twice where it can: a clone, or a hard link.
+    """Makes a file of the same content, without using disk space twice if possible: a clone, or a hard link.
 
     For files that nobody changes in place. Durable when the folder is fsynced. Raises OSError.
     """
@@ -109,7 +109,7 @@ def share(source: Path, destination: Path) -> None:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, *, shared: bool) -> Iterator[None]:
-    """A lock between those who read a folder's files and the one who removes some of them; nothing without a folder.
+    """A lock between the readers of a folder's files and whoever removes some of them; nothing if there is no folder.
 
     Raises:
       BlockingIOError: it is not shared, and readers did not let go for seconds.
@@ -157,7 +157,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def scratch_folder(beside: Path, folder: Path | None = None) -> Iterator[Path]:
-    """The path of a folder to be made, and removed in the end; one that is given is kept.
+    """The path of a folder to be made, and removed in the end; one that the caller names is kept.
 
     It is next to another, whose files it may then share, or where nothing can be written there, among the system's
     temporary ones.
@@ -179,12 +179,12 @@ def scratch_folder(beside: Path, folder: Path | None = None) -> Iterator[Path]:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What writers that died left in a folder, or what is being written there."""
+    """What dead writers left in a folder, or living ones are writing there."""
     return sorted(folder.glob(f"{_TEMPORARY}*"))
 
 
 def remove_leftovers(folder: Path, *, of: str = "", spare_the_living: bool = False) -> None:
-    """Removes what writers that died left behind in a folder.
+    """Removes what dead writers left behind in a folder.
 
     Args:
       folder: where this process alone writes.
@@ -216,7 +216,7 @@ def _may_be_written(path: Path) -> bool:
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a folder of ours: readers see all of it or nothing."""
+    """Removes one of our folders: readers see all of it or nothing."""
     doomed = folder.with_name(f"{_TEMPORARY}{folder.name}-{os.getpid()}")
     folder.rename(doomed)
     shutil.rmtree(doomed)

@@ -32,14 +32,14 @@ Change = Callable[[Path, PointState], tuple[str, PointState]]
 
 
 def fork(parent: Run, point: PointState, folder: Path, settings: Settings, change: Change | None = None) -> Run:
-    """Makes a run that continues from a resume point of another, which may be training meanwhile.
+    """Makes a run that continues from a resume point of another, which may be training.
 
     Args:
       parent: the other.
       point: one of its points, found whole.
       folder: of the new run; must not exist yet.
       settings: of the new run.
-      change: what is to be done to the point's variables, if anything.
+      change: what to do to the point's variables, if anything.
 
     Raises:
       UsageError: the folder exists or cannot be made, or the point was removed meanwhile.
@@ -107,7 +107,7 @@ def describe(parent: Run, attempt: int, settings: Settings) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reading_past(parent: Run, point: PointState) -> Iterator[None]:
-    """While it lasts, nothing that `copy_past` reads is removed. Raises `UsageError` if the point was, meanwhile."""
+    """While it lasts, nothing that `copy_past` reads is removed. Raises `UsageError` if the point is gone by now."""
     with parent.points().reading(), parent.store().reading():
         if parent.points().readable(point.number) != point:
             raise UsageError(f"{parent.folder} has removed resume point {point.number} just now; try again")

@@ -19,7 +19,7 @@ from twin_graph.snapshots.files import GrowingLines, Line, append_line, read_fil
 
 
 class Record(BaseModel):
-    """What all that is read from a run's records has in common: no unknown keys, no changes."""
+    """The base of everything read from a run's records: no unknown keys, no changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -93,7 +93,7 @@ class Start(_Event):
 
 
 class End(_Event):
-    """The process that trained ended and could say so."""
+    """The process that trained ended, and could record it."""
 
     event: Literal["end"] = "end"
     state: Literal["finished", "stopped", "failed"]
@@ -122,7 +122,7 @@ class SnapshotRecord(_Event):
 
 
 class Commit(SnapshotRecord):
-    """A snapshot was committed: all that lists of snapshots and policies need of its manifest.
+    """A snapshot was committed: everything that lists of snapshots and policies need from its manifest.
 
     Attributes:
       snapshot: its id.
@@ -150,14 +150,14 @@ class Swap(_Event):
       learner: whose.
       worker: which worker's target; empty for that of the run, which workers follow as soon as they can.
       snapshots: one, or the members of an ensemble; none for an opponent that needs none.
-      policy: which chose; `BY_HAND` or `UNDO` where a person did.
+      policy: the one that chose; `BY_HAND` or `UNDO` if a person did.
       candidates: what it could choose from.
       reason: in words.
       draw: the random number that decided, if one did.
       first_update: the first update that used them, from 1.
       counters: when it happened.
       previous: what the twin held before.
-      request: which request of a person this answers.
+      request: the person's request that this answers.
       hold: refreshes by the schedule are suspended until it is undone.
       at_point: of one by hand: a resume point was made just before, at the same agent step.
     """
@@ -258,10 +258,10 @@ _E = TypeVar("_E", bound=_Event)
 
 
 class Place(NamedTuple):
-    """Up to where somebody has followed a ledger.
+    """How far somebody has followed a ledger.
 
     Attributes:
-      fold: how often what holds of the earlier lines had changed.
+      fold: changes whenever lines that held before no longer do.
       lines: how many had been read.
     """
 
@@ -300,7 +300,7 @@ class _Entry:
 
     @property
     def outlives_resuming(self) -> bool:
-        """Whether it holds even if the run resumes from before: what a person did to the store, and forks."""
+        """Whether it holds even if the run resumes from before it: what a person did to the store, and forks."""
         if self.kind is Commit:
             with contextlib.suppress(pydantic.ValidationError):
                 event = self.read()
@@ -320,7 +320,7 @@ class Ledger:
 
     @property
     def attempt(self) -> int:
-        """The newest process life of the run; 0 before the first."""
+        """The run's newest attempt; 0 before the first."""
         self._folded()
         return self._attempt
 
@@ -338,7 +338,7 @@ class Ledger:
     @overload
     def events(self, *kinds: type[_E], text: str = "") -> list[_E]: ...
     def events(self, *kinds: Any, upto: int | None = None, text: str = "") -> list[Any]:
-        """What holds now: the events in order, but for those abandoned.
+        """What holds now: the events in order, without those abandoned.
 
         Args:
           kinds: only these, which takes less time than all.
@@ -359,7 +359,7 @@ class Ledger:
         return list(self._read(self._folded(upto), kinds, text.encode()))
 
     def newest_first(self, *kinds: type[_E]) -> Iterator[_E]:
-        """What holds now, the newest first; it costs as much as the caller looks at."""
+        """What holds now, newest first; it costs only as much as the caller looks at."""
         self._folded()
         backwards = zip(reversed(self._entries), reversed(self._holds), strict=True)
         return (event for event, holds in self._read(backwards, kinds) if holds)
@@ -451,12 +451,12 @@ class Ledger:
 
 
 def is_target_of(swap: Swap, learner: str, worker: str = "") -> bool:
-    """Whether it went into a learner's target; into that of one of its workers, if it is named."""
+    """Whether it went into a learner's target; into that of one worker, if that is named."""
     return swap.into == "target" and (swap.learner, swap.worker) == (learner, worker)
 
 
 def target_swaps(events: Sequence[Event], *, learner: str = ONLY_LEARNER, worker: str = "") -> list[Swap]:
-    """What went into a learner's target, in order; into that of one of its workers, if it is named."""
+    """What went into a learner's target, in order; into that of one worker, if that is named."""
     return [event for event in events if isinstance(event, Swap) and is_target_of(event, learner, worker)]
 
 

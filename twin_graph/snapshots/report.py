@@ -1,4 +1,4 @@
-"""What a run's records say, put together for `status`, `runs`, `log`, `show` and `explain`."""
+"""What a run's records say, compiled for `status`, `runs`, `log`, `show` and `explain`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -123,7 +123,7 @@ def runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def tree(summaries: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each run, and how many runs it was forked from in turn; forks after the run that they were forked from."""
+    """Each run with the number of its ancestors; forks come after the run from which they were forked."""
     names = {summary["run"] for summary in summaries}
     forks: dict[str, list[dict[str, Any]]] = {}
     for summary in summaries:
@@ -329,7 +329,7 @@ def _depths(run: Run) -> Depths:
 
 
 def _served(store: SnapshotStore, snapshot: Commit, update: int) -> dict[str, Any]:
-    """What is to be said of a snapshot that gave an update its targets; an import has no age in this run's updates."""
+    """What people are told of a snapshot that gave an update its targets; an import has no age in updates."""
     imported = snapshot.number is None
     return {
         "id": snapshot.id,

@@ -1,4 +1,4 @@
-"""The folder of a run: where everything in it lies, and what its records say.
+"""The folder of a run: where everything in it is, and what its records say.
 
 checkpoints/<run>/
   run.json            what this run is: settings, protocol, versions, processor
@@ -9,7 +9,7 @@ checkpoints/<run>/
   metrics.jsonl       what TensorBoard shows, as lines
   events/             TensorBoard's own file, one for each attempt
   videos/             films of scheduled evaluations, by snapshot id
-  control/            requests of people to the trainer, and the lock of the one process that may write
+  control/            people's requests to the trainer, and the lock of the one process that may write
 """
 
 import contextlib
@@ -177,7 +177,7 @@ class Run:
         return {name: whole_bytes(self.folder / name) for name in RECORDS}
 
     def record_start(self, point: PointState | None = None) -> None:
-        """The ledger's line on the process that trains from here on, from a resume point or else from the beginning.
+        """Records in the ledger that this process trains from here on, from a resume point or from the beginning.
 
         All that was recorded beyond is abandoned.
         """
@@ -218,7 +218,7 @@ class Run:
         return self.settings
 
     def settings_from(self, point: PointState) -> Settings:
-        """The settings with which the run went on from one of its resume points; if it did not, those that made it."""
+        """The settings with which the run continued from one of its points; if it did not, those that made it."""
         starts = (start for start in self.ledger.newest_first(Start) if start.resumed_from == point.number)
         return self.settings_of(next((start.attempt for start in starts), point.attempt))
 
@@ -282,7 +282,7 @@ class Run:
         return self._that_hold(METRICS, ((line, line.record) for line in read_lines(self.folder / METRICS)))
 
     def abandoned(self, name: str) -> list[range]:
-        """The parts of a file of records that a resumed run left behind, in bytes."""
+        """The parts of a file of records that a resumed run abandoned, in bytes."""
         starts = [start for start in self.ledger.events(Start) if start.known_bytes]
         return [range(start.known_bytes[name], start.found_bytes[name]) for start in starts]
 
@@ -321,7 +321,7 @@ class Run:
         return self.outcome()[0]
 
     def outcome(self) -> tuple[str, str]:
-        """The state, and the reason of its end in words: an error's own, or that the process was killed."""
+        """The state, and the reason for its end in words: an error's own, or that the process was killed."""
         newest = next(self.ledger.newest_first(Start, End, Fork), None)
         if isinstance(newest, Fork):
             return "stopped", f"forked from {newest.run}, and not trained yet"
@@ -339,7 +339,7 @@ class Run:
 
 
 def check_new_folder(folder: Path) -> None:
-    """Raises `UsageError` if a run cannot be made here, or there is something already: nothing is ever overwritten."""
+    """Raises `UsageError` if a run cannot be made here, or something exists already: nothing is ever overwritten."""
     if patterns := sorted(set(str(folder.absolute())) & set("*?[]\\")):
         raise UsageError(
             f"TensorFlow would take {' '.join(patterns)} in {folder} for a pattern; choose another --run-dir"

@@ -91,7 +91,7 @@ class FileRecord(Record):
 
 
 class Manifest(SnapshotRecord):
-    """All that is known of a snapshot when it is committed.
+    """Everything known about a snapshot when it is committed.
 
     Attributes:
       id: number and first eight digits of `weights_sha256`; `import-` and twelve digits for lineage `import`.
@@ -154,7 +154,7 @@ class Snapshots:
         self.reload()
 
     def reload(self) -> None:
-        """Sees what others have recorded since; what was seen before costs nothing."""
+        """Reads what others have recorded since; what was read before costs nothing."""
         if self._upto is not None:
             place, events = None, self._ledger.with_abandoned(Commit, Pin, Prune, upto=self._upto)
         else:
@@ -233,7 +233,7 @@ class Snapshots:
         raise UsageError(f"no snapshot {snapshot_id!r} in {self.folder}")
 
     def has_weights(self, snapshot_id: str) -> bool:
-        """Whether retention has left the weight files."""
+        """Whether the weight files are present: retention may have removed them."""
         return snapshot_id not in self._gone
 
     def manifest(self, snapshot_id: str) -> Manifest:

@@ -14,11 +14,11 @@ _PATIENCE_SECONDS = 120.0  # an evaluation or a resume point may be under way
 
 
 class Outcome(NamedTuple):
-    """What became of a swap that somebody asked for.
+    """The outcome of a swap that somebody asked for.
 
     Attributes:
       message: in words.
-      done: whether it has taken effect, or what was waiting to was taken back.
+      done: whether it has taken effect, or withdrew a swap that was waiting.
       snapshot: which the reference meant; empty of an undo.
       request: what was requested of the trainer; None where nothing was, as in a dry run.
       answer: the trainer's; None where none trains.
@@ -69,7 +69,7 @@ def swap(
 
 
 def undo(run: Run, *, dry_run: bool = False) -> Outcome:
-    """Takes the last manual swap back, also one that has not taken effect yet. Raises as `swap`."""
+    """Reverts the last manual swap, even one that has not taken effect yet. Raises what `swap` raises."""
     waiting = [request for request in control.pending(run.control) if request.kind != "point"]
     if waiting and run.state() != "running":
         last = waiting[-1]
@@ -86,7 +86,7 @@ def undo(run: Run, *, dry_run: bool = False) -> Outcome:
 
 
 def last_by_hand(run: Run) -> Swap:
-    """The manual swap that an undo takes back. Raises `UsageError` if there is none, or it was replaced since."""
+    """The manual swap that an undo reverts. Raises `UsageError` if there is none, or it was replaced since."""
     made = run.ledger.events(Swap, text=BY_REQUEST)
     if not made or made[-1].policy == UNDO:
         raise UsageError(f"there is no manual swap to undo in {run.folder}")

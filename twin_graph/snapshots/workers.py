@@ -1,4 +1,4 @@
-"""What workers leave in the run's folder, for the chief, `status` and `explain`. No TensorFlow import.
+"""What workers record in the run's folder, for the chief, `status` and `explain`. No TensorFlow import.
 
 workers/
   cluster.json                   who is in it: see `twin_graph.distributed.cluster`
@@ -26,7 +26,7 @@ class WorkerStatus(Record):
     """How a worker is doing.
 
     Attributes:
-      name, pid, attempt: who.
+      name, pid, attempt: which worker it is.
       state: `training`, `done`, `failed`, or `given up`, which the chief writes of one that died too often.
       message: why it failed or was given up.
       error: which of `twin_graph.errors` it was, if it failed.
@@ -74,7 +74,7 @@ def own_status(index: int, attempt: int, state: str, message: str = "", error: s
 
 
 def write_status(run: Path, status: WorkerStatus) -> None:
-    """Replaces the status of before; readers see one or the other."""
+    """Replaces the previous status; readers see one or the other."""
     path = run / FOLDER / f"{status.name}.json"
     fresh = path.with_suffix(".new")
     fresh.write_bytes(checked(status.model_dump(mode="json")))

@@ -1,1 +1,1 @@
-"""A page of runs for the browser of this machine: `records` reads, `server` answers, `static` shows. No TensorFlow."""
+"""A page of runs for this machine's browser: `records` reads, `server` answers, `static` shows. No TensorFlow."""

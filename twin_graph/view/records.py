@@ -1,4 +1,4 @@
-"""What the page shows, read from the records of runs. Of files that grow, each line is read once."""
+"""What the page shows, read from the records of runs. Files that grow are read one line at a time, each line once."""
 
 import math
 import threading
@@ -42,7 +42,7 @@ class Row(NamedTuple):
       kind: the event; of a swap that a person asked for, `swap by hand`.
       updates, agent_steps: when it happened; None where the ledger does not say.
       snapshots: which it names, as far as the page can open them.
-      holds: it was not abandoned.
+      holds: whether it was not abandoned.
     """
 
     time: str
@@ -139,7 +139,7 @@ class Records:
         return [list(point) for point in [*curve[:-1:every], *curve[-1:]]]
 
     def about(self) -> dict[str, Any]:
-        """What there is to know before any plot: protocol, settings that matter to pictures, films."""
+        """What the page needs before any plot: protocol, settings that affect pictures, films."""
         description, settings = self.run.description, self.run.settings
         return {
             "created": description["created"],
@@ -331,7 +331,7 @@ class _Served(NamedTuple):
 
 
 class _Known:
-    """A run that the page knows of.
+    """A run that the page shows.
 
     Attributes:
       folder: of the run.
@@ -403,7 +403,7 @@ class Library:
 
     Args:
       folders: of runs that were named.
-      folder: where all runs are shown, also those that are yet to begin; None for the named ones alone.
+      folder: all runs in it are shown, also those made later; None for the named ones alone.
 
     Attributes:
       lock: held by whoever reads a run.
@@ -477,7 +477,7 @@ class Library:
 
 
 def rounded(value: Any) -> Any:
-    """Numbers for a screen, in as few digits as it shows; null for what is no number."""
+    """Numbers for a screen, with only as many digits as it shows; null for what is not a number."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -101,7 +101,7 @@ def listen(port: int) -> socket.socket:
 
 
 def serve(library: Library, listening: socket.socket, token: str, *, allow_swaps: bool) -> None:
-    """Answers until the process is interrupted."""
+    """Serves until the process is interrupted."""
     api = _Api(library, allow_swaps=allow_swaps)
     inside = Mount(f"/{token}", routes=[*api.routes(), Mount("/", StaticFiles(directory=STATIC, html=True))])
     app = Starlette(routes=[inside], exception_handlers={TwinGraphError: _failed, HTTPException: _refused})
@@ -139,7 +139,7 @@ class _Api:
         self._allow_swaps = allow_swaps
 
     def routes(self) -> list[Route]:
-        """All that the page asks for; only a swap writes anything."""
+        """Everything that the page asks for; only a swap writes anything."""
         run = "/api/runs/{index:int}"
         routes = [
             Route("/api/runs", self._runs),
