@@ -16,7 +16,7 @@ from twin_graph.snapshots.points import PointState, PointStore, Segment
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import Snapshots
 
-if TYPE_CHECKING:  # those who only look for a point need not import TensorFlow
+if TYPE_CHECKING:  # looking for a point does not need TensorFlow
     from twin_graph.actor import Actor
     from twin_graph.learner import Learner
     from twin_graph.learners import Learners

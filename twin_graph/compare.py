@@ -141,7 +141,7 @@ def _parting(first: _Marks, second: _Marks) -> tuple[int, Difference | None]:
         ours, theirs = first.get(key), second.get(key)
         if ours == theirs:
             equal = key[0]
-        elif (ours is None or theirs is None) and key[0] >= min(ends):  # one of them has not come so far
+        elif (ours is None or theirs is None) and key[0] >= min(ends):  # one of them has not come this far
             break
         elif (ours is None or theirs is None) and key[1] == 0:  # they log, or make points, at different steps
             continue

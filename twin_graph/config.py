@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from twin_graph.errors import UsageError
 from twin_graph.settings import UNITS, Named
-from twin_graph.settings import Settings as Settings  # for those who load them
+from twin_graph.settings import Settings as Settings  # for modules that load them
 from twin_graph.words import what_is_wrong
 
 #: Settings, or beginnings of their names, that stored weights, replay and counters depend on.
@@ -140,7 +140,7 @@ def _changed(tree: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> dict
                 f"unknown setting {key!r}{nearest_setting(key) or '; `twin-graph presets PRESET` lists them all'}"
             )
         stem, _, unit = key.rpartition("_")
-        # Another unit takes the place of the one that stood there.
+        # A new unit replaces the old one.
         if unit in UNITS and stem.endswith("every") and value is not None:
             for other in UNITS:
                 section, _, name = f"{stem}_{other}".rpartition(".")
@@ -161,7 +161,7 @@ def validate(tree: Mapping[str, Any]) -> Settings:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        if not key:  # a cross-check's own sentence
+        if not key:  # a cross-check's own message
             raise UsageError(first["msg"].removeprefix("Value error, ")) from None
         if first["type"] == "extra_forbidden":
             raise UsageError(f"unknown setting {key!r}{nearest_setting(key)}") from None

@@ -238,7 +238,7 @@ class Keeper:
         """Makes a resume point, and removes weights that are no longer needed; see `Checkpoints.commit`."""
         with self.stopwatch.phase("resume point"):
             point, oldest = self.checkpoints.commit(self._saved, returns, request)
-        # Where readers hold them, the next point removes what this one does not.
+        # If readers hold the weights, the next point removes them.
         with self.stopwatch.phase("prune"), contextlib.suppress(BlockingIOError):
             self.store.remove_weights(
                 lambda: retention.removable(self.run, self.store, oldest, self._policies, self.settings.save),

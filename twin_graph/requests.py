@@ -54,7 +54,7 @@ class Requests:
             del self._again[0]
             self._inbox.look_again()  # a crash may have left its request without an answer
         for request in self._inbox.new():
-            # What somebody wants undone may be among the swaps that are still to be repeated.
+            # An undo may refer to a swap that is still to be repeated.
             undo = request.kind == "undo"
             if any(request.id == event.request or (undo and isinstance(event, Swap)) for event in self._again):
                 continue

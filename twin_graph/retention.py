@@ -37,7 +37,7 @@ def removable(
     if best := store.best(run.scores()):
         kept.add(best.id)
     for swap in run.ledger.newest_first(Swap):
-        if swap.first_update <= then and not swap.worker:  # and so are those before it, but for other processes'
+        if swap.first_update <= then and not swap.worker:  # as all earlier ones did, except those by workers
             break
         if swap.first_update > then:
             kept.update(swap.snapshots)

@@ -122,7 +122,7 @@ class Prioritized(Uniform):
     def learnt(self, batch: Batch, td_error: np.ndarray) -> None:
         priority = np.abs(td_error.astype(np.float64))
         self._largest = max(self._largest, float(priority.max()))
-        here = batch.step >= self._known.start  # the ring may have gone on since
+        here = batch.step >= self._known.start  # the ring may have moved on since
         leaf = batch.step[here] % self._replay.length * self._environments + batch.environment[here]
         self._tree.set(leaf, priority[here] ** self._settings.priority_exponent)
 

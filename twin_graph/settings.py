@@ -571,7 +571,7 @@ class Settings(_Section):
         start = max(start, self.fewest_start_steps)
         replay = {
             "capacity_steps": self.replay.capacity_steps // workers,
-            "importance_updates": max(1, self.replay.importance_updates // workers),  # it counts its own
+            "importance_updates": max(1, self.replay.importance_updates // workers),  # a worker counts its own updates
         }
         return self.model_copy(
             update={

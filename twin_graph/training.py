@@ -104,7 +104,7 @@ def run_to_its_end(progress: Progress, stepper: Stepper, callbacks: _Callbacks |
     online = keeper.learners.first.online
     with (
         contextlib.closing(stepper),
-        # One for all evaluations: to build it takes as long as to play CartPole.
+        # One for all evaluations: building it takes as long as playing CartPole.
         Twin("evaluation", online.spec, threads=settings.twin.threads, like=online)
         if settings.evaluate.episodes
         else contextlib.nullcontext() as twin,

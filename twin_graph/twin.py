@@ -102,7 +102,7 @@ class Twin:
         With `frozen` by the weights of the last `freeze()`, also while another thread trains this twin.
         """
         q = self.model.q_acting if frozen else self.model.q_tm1
-        # A forward pass is a chain of ops: where each has one thread, that may as well be this one.
+        # A forward pass is a chain of ops: if each has one thread, it may as well be this one.
         feed = {self.model.s_tm1: observations}
         values: np.ndarray = self._calls.run(q, feed, in_this_thread=self._forward_in_order)
         return values

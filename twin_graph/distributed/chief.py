@@ -30,7 +30,7 @@ _TICK_SECONDS = 0.2
 _PROBE_EVERY = 20  # vector steps
 _LOOK_SECONDS = 1.0
 _WORKERS_END_SECONDS = 60.0  # for the last updates
-_WORKERS_STOP_SECONDS = 4.0  # what they then have not sent is not waited for
+_WORKERS_STOP_SECONDS = 4.0  # for a last message; after that, it is not waited for
 
 
 class Chief(Stepper):
@@ -184,7 +184,7 @@ class Chief(Stepper):
             yield
         except tf.errors.OpError as error:
             self._lost = True
-            self._supervise()  # says more about what happened
+            self._supervise()  # the cause, which says more
             raise TwinGraphError(
                 f"a parameter server does not answer ({named(error)}); "
                 "`twin-graph resume` continues from the last resume point"

@@ -216,7 +216,7 @@ class Shared:
 
         def set_all() -> bool:
             between()
-            self._first.assign({"attempt": 0})  # nobody begins, and who had begun claims no more
+            self._first.assign({"attempt": 0})  # no worker begins, and those that have begun claim no more steps
             self.push(values)
             for part in self._parts:
                 part.assign(counts._asdict() | {"stop": 0})

@@ -266,7 +266,7 @@ def _make_one(settings: EnvSettings, declared: "_Declared", time_limit: int | No
         return _Guarded(_Masked(env, name, int(declared.actions.n)), name)
     if declared.flattened:
         env = FlattenObservation(env)
-    if env.observation_space.dtype == np.bool_:  # what is there or not takes a byte, as brightness: all or none
+    if env.observation_space.dtype == np.bool_:  # booleans become bytes of brightness, 0 or 255
         bytes_ = spaces.Box(0, 255, env.observation_space.shape, np.uint8)
         env = TransformObservation(env, lambda seen: seen * np.uint8(255), bytes_)
     return _Guarded(env, name)

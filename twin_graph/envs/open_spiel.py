@@ -74,7 +74,7 @@ class Spiel:
             "time limit, steps": -(-self._game.max_game_length() // 2) or "none",
         }
         self._states = [self._game.new_initial_state() for _ in range(count)]
-        # Of other games some end the process if they are asked for the name of what is illegal.
+        # Some other games end the process if they are asked for the name of an illegal action.
         known = range(n_actions if self._pieces else 0)
         self.action_names = tuple(self._states[0].action_to_string(0, action)[1:] for action in known)
         self.to_move = np.zeros(count, np.int64)

@@ -32,7 +32,7 @@ _PRESSED = np.arange(18)  # the same with the button pressed, and without
 _PRESSED[[0, 3, 4]] = 1, 11, 12
 _RELEASED = np.arange(18)
 _RELEASED[[1, 11, 12]] = 0, 3, 4
-_COURT, _BALL = np.s_[34:194, 20:140], 236  # where only the ball is, of the screen of 210x160; its grey
+_COURT, _BALL = np.s_[34:194, 20:140], 236  # the part of the 210x160 screen where only the ball is seen; its grey
 
 
 def make(

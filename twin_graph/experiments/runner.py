@@ -516,7 +516,7 @@ class Runner:
                 continue
             for _ in range(self._signalled.get(job.planned.name, 0), min(2, self._signals)):
                 job.process.send_signal(signal.SIGINT)
-                time.sleep(0.05)  # two at once would be taken for one
+                time.sleep(0.05)  # two at once would count as one
             self._signalled[job.planned.name] = min(2, self._signals)
 
 

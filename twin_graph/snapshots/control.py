@@ -103,7 +103,7 @@ def wait(folder: Path, request: Request, is_alive: Callable[[], bool], seconds: 
     """Waits for the answer to a request; None if there is none in time, or nobody to give one."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        alive = is_alive()  # asked before the file, since an answer may be the last thing a trainer does
+        alive = is_alive()  # checked before reading the answer, which may be the last thing a trainer writes
         if reply := read(folder, request.id).answer:
             return reply
         if not alive:

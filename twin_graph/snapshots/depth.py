@@ -94,7 +94,7 @@ class Depths:
         return depth if updates >= first else self._online.get(learner, 0.0)
 
     def _see_swap(self, swap: Swap) -> None:
-        if swap.into == "opponent":  # who is played against supplies no values
+        if swap.into == "opponent":  # an opponent supplies no target values
             return
         learner, depths = swap.learner, [self._snapshots.get(snapshot) for snapshot in swap.snapshots]
         self._online[learner] = self._now(learner, swap.first_update - 1)

@@ -209,7 +209,7 @@ def restored(run: Run, point: PointState) -> Iterator[str]:
     yield f"restored: {made[1]}, {counted(counters.episodes, 'episode')}; epsilon, random streams"
     if point.segments:
         steps, count = point.segments[-1].stop - point.segments[0].first, run.settings.env.count
-        # Of the oldest segment the replay has room for a part alone.
+        # The replay has room for only a part of the oldest segment.
         remembered = counted(min(steps, run.settings.replay.capacity_steps // count) * count, "agent step")
         yield f"restored: replay, {remembered} in {counted(len(point.segments), 'segment')}"
     elif run.settings.workers.count:

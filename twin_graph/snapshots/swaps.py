@@ -77,7 +77,7 @@ def undo(run: Run, *, dry_run: bool = False) -> Outcome:
             control.answer(run.control, last, Answer(done=False, message="undone before it took effect"))
         words = f"{'would undo' if dry_run else 'undone'}: {last.words()}, which had not taken effect yet"
         return Outcome(words, done=not dry_run)
-    # A run that has just started may not have carried out what waited for it. It takes requests in their order.
+    # A run that has just started may not have carried out waiting requests yet. It takes requests in order.
     if not any(request.kind == "swap" for request in waiting):
         last_by_hand(run)
     if dry_run:

@@ -40,7 +40,7 @@ def verify(run: Run) -> Findings:
     verifier.rest()
     sizes = list[int]()
     for path in verifier.known:
-        with contextlib.suppress(FileNotFoundError):  # nor has a run each kind of file
+        with contextlib.suppress(FileNotFoundError):  # or a kind of file that this run does not have
             sizes.append(path.stat().st_size)
     return Findings(verifier.damage, verifier.leftover, verifier.unknown, len(sizes), sum(sizes))
 
@@ -51,7 +51,7 @@ class _Verifier:
         self.damage: list[str] = []
         self.leftover: list[str] = []
         self.unknown: list[str] = []
-        self.known: set[Path] = {run.folder / "run.json"}  # read when the run was opened
+        self.known: set[Path] = {run.folder / "run.json"}  # was read when the run was opened
 
     def _is_running(self) -> bool:
         try:

@@ -19,7 +19,7 @@ FOLDER = "workers"
 CLUSTER = "cluster.json"
 SUFFIXES = (".json", ".new", ".updates", ".log")
 GIVEN_UP = "given up"
-SILENT_SECONDS = 30.0  # after which a worker counts as gone
+SILENT_SECONDS = 30.0  # of silence, after which a worker counts as gone
 
 
 class WorkerStatus(Record):
