@@ -4,9 +4,9 @@ import click
 
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots.run import find
-from twin_graph.words import counted
+from twin_graph.words import counted, size
 
-from .params import REF_HELP, json_option, print_json, run_argument, say, stdout
+from .params import REF_HELP, Count, json_option, print_json, run_argument, say, stdout
 
 
 @click.command()
@@ -34,9 +34,10 @@ def verify(run: str, as_json: bool) -> None:
     if findings.damage:
         for line in findings.damage:
             say(f"damaged: {line}")
+        say(f"{len(findings.damage):,} damaged; everything else is exactly as written")
         raise click.exceptions.Exit(DamagedError.exit_code)
     if not as_json:
-        stdout.print(f"{counted(findings.files, 'file')}, {findings.bytes / 1e6:,.1f} MB: all exactly as written")
+        stdout.print(f"{counted(findings.files, 'file')}, {size(findings.bytes)}: all exactly as written")
 
 
 def _pin(run: str, ref: str, *, keep: bool) -> None:
@@ -75,8 +76,8 @@ def unpin(run: str, ref: str) -> None:
 
 @click.command()
 @run_argument
-@click.option("--keep-last", type=click.IntRange(min=1), help="Instead of save.keep_last.")
-@click.option("--keep-every", type=click.IntRange(min=0), help="Instead of save.keep_every.")
+@click.option("--keep-last", type=Count(min=1), help="Instead of save.keep_last.")
+@click.option("--keep-every", type=Count(min=0), help="Instead of save.keep_every.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @json_option
 def prune(run: str, keep_last: int | None, keep_every: int | None, dry_run: bool, as_json: bool) -> None:
@@ -92,10 +93,11 @@ def prune(run: str, keep_last: int | None, keep_every: int | None, dry_run: bool
 
     found = find(run)
     removed = apply(found, keep_last=keep_last, keep_every=keep_every, dry_run=dry_run)
+    freed = sum(snapshot.bytes for snapshot in removed)
     if as_json:
-        print_json({"removed": removed, "dry_run": dry_run})
+        print_json({"removed": [snapshot.id for snapshot in removed], "bytes": freed, "dry_run": dry_run})
         return
-    for snapshot_id in removed:
-        stdout.print(snapshot_id)
+    for snapshot in removed:
+        stdout.print(snapshot.id)
     lost = "would lose" if dry_run else "lost"
-    say(f"{counted(len(removed), 'snapshot')} {lost} {'its' if len(removed) == 1 else 'their'} weights")
+    say(f"{counted(len(removed), 'snapshot')} {lost} {'its' if len(removed) == 1 else 'their'} weights, {size(freed)}")

@@ -3,16 +3,17 @@
 import click
 from rich.progress import Progress
 
+from twin_graph.errors import TwinGraphError
 from twin_graph.snapshots.run import find, locate
 
-from .params import ANY_REF_HELP, json_option, print_json, protocol_line, run_argument, stderr
+from .params import ANY_REF_HELP, Count, json_option, print_json, protocol_line, run_argument, stderr
 
 
 @click.command(epilog=ANY_REF_HELP)
 @run_argument
 @click.argument("ref", default="latest")
-@click.option("--episodes", type=click.IntRange(min=1), default=30, show_default=True, help="Games to play.")
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
+@click.option("--episodes", type=Count(min=1), default=30, show_default=True, help="Games to play.")
+@click.option("--seed", type=Count(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
 @json_option
 def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> None:
     """Measure the true score of snapshot REF of RUN, and record it.
@@ -34,10 +35,13 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
         task = bar.add_task(f"{snapshot.id}", total=episodes)
         for evaluation in player.play(twin, owner, snapshot, episodes=episodes, seed=seed):
             bar.update(task, completed=len(evaluation.returns))
-    owner.record_evaluation(snapshot, evaluation.summary())
     if as_json:
         print_json({"snapshot": snapshot.id, **evaluation.summary()})
-        return
-    of = f" of {owner.folder}, and recorded there" if owner.folder != found.folder else ""
-    click.echo(f"{snapshot.id}{of}: mean return {evaluation.words()}")
-    click.echo(protocol_line(evaluation.protocol))
+    else:
+        of = f" of {owner.folder}, and recorded there" if owner.folder != found.folder else ""
+        click.echo(f"{snapshot.id}{of}: mean return {evaluation.words()}")
+        click.echo(protocol_line(evaluation.protocol))
+    try:  # last: games that took an hour are not lost because their record cannot be written
+        owner.record_evaluation(snapshot, evaluation.summary())
+    except OSError as error:
+        raise TwinGraphError(f"this score is not recorded: {error.strerror} ({error.filename})") from None

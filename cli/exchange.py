@@ -9,7 +9,7 @@ from twin_graph.errors import UsageError
 from twin_graph.snapshots.run import find, locate
 from twin_graph.words import command
 
-from .params import ANY_REF_HELP, REF_HELP, json_option, print_json, run_argument, say, stdout
+from .params import ANY_REF_HELP, REF_HELP, Count, json_option, print_json, run_argument, say, stdout
 
 
 @click.command(epilog=ANY_REF_HELP.replace("REF is", "FIRST or SECOND is"))
@@ -119,7 +119,7 @@ def import_(run: str, path: Path, renames: tuple[str, ...]) -> None:
 @click.argument("refs", metavar="[REF]...", nargs=-1)
 @click.option(
     "--last",
-    type=click.IntRange(min=2),
+    type=Count(min=2),
     default=16,
     show_default=True,
     help="Without REF: how many of the newest snapshots with weights to average.",

@@ -18,11 +18,11 @@ from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments import runner, trial
 from twin_graph.experiments.runner import EXPERIMENTS, Begin, Experiment, Runner, State, begin_here
-from twin_graph.words import command, counted
+from twin_graph.words import command, counted, size
 
 from .display import clock
 from .main import INTERRUPTED
-from .params import json_option, print_json, say, stderr, stdout
+from .params import Count, json_option, print_json, say, stderr, stdout
 
 _LINE_SECONDS = 15.0
 _REPORT = "report"  # in an experiment's folder
@@ -44,10 +44,10 @@ def experiment() -> None:
 @experiment.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help=f"The experiment's folder.  [default: {EXPERIMENTS}/NAME]")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="How many runs train at once.")
+@click.option("--jobs", type=Count(min=1), default=1, show_default=True, help="How many runs train at once.")
 @click.option(
     "--retries",
-    type=click.IntRange(min=0),
+    type=Count(min=0),
     default=_RETRIES,
     show_default=True,
     help="How often to retry a run that fails.",
@@ -68,8 +68,9 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
     docs/experiments.md. Finished runs are skipped, interrupted ones are resumed, failed ones are tried again. Ctrl-C
     makes all runs save and stop.
 
-    With --executor ray (pip install '.[ray]') runs train on the machines of the Ray cluster at RAY_ADDRESS, HOST:PORT,
-    with storage that they all share; without an address, on a local Ray instance, started for this command only.
+    With --executor ray (pip install 'twin-graph[ray]') runs train on the machines of the Ray cluster at RAY_ADDRESS,
+    HOST:PORT, with storage that they all share; without an address, on a local Ray instance, started for this command
+    only.
 
     \b
     Examples:
@@ -84,7 +85,7 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
             raise _extra_is_missing("--executor ray", "ray", error) from None
         on_ray.check_address()
     plan = plans.read(file, lambda name: Experiment.origin_in(out or EXPERIMENTS / name))
-    plans.check_policies(plan)
+    plans.check_policies(plan, file)
     folder = out or EXPERIMENTS / plan.name
     if not dry_run:
         Experiment.check_free(folder)
@@ -133,7 +134,7 @@ def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, int
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--last",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     metavar="K",
     help="A run's score is the mean of its last K evaluations, whatever the file says (last_evaluations).",
 )
@@ -143,7 +144,7 @@ def report(folder: Path, last: int | None, as_json: bool) -> None:
 
     FOLDER may also be a name under checkpoints/experiments/, or a folder with the tables of a report, which is then
     drawn again from them. Writes FOLDER/report/index.html, a single file that works offline, and the same as report.md,
-    CSV files and PNG pictures. Needs an extra: pip install '.[experiments]' in the repository.
+    CSV files and PNG pictures. Needs an extra: pip install 'twin-graph[experiments]'.
 
     \b
     Example:
@@ -185,7 +186,7 @@ def report(folder: Path, last: int | None, as_json: bool) -> None:
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--served",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     default=1,
     show_default=True,
     help="Only runs whose targets served a median of at least this many updates; networks need time to fit them.",
@@ -248,7 +249,7 @@ def _named(folder: Path) -> Path:
 
 def _extra_is_missing(what: str, extra: str, error: ImportError) -> TwinGraphError:
     missing = (error.name or "").partition(".")[0]
-    return TwinGraphError(f"{what} needs {missing}: pip install '.[{extra}]' in the repository")
+    return TwinGraphError(f"{what} needs {missing}: pip install 'twin-graph[{extra}]'")
 
 
 def _check_room(found: Experiment, states: list[State], jobs: int) -> None:
@@ -258,14 +259,14 @@ def _check_room(found: Experiment, states: list[State], jobs: int) -> None:
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise TwinGraphError(
-            f"too little disk: these runs need about {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; lower "
+            f"too little disk: these runs need about {size(needed)} and {size(free)} are free; lower "
             "save.keep_last, take fewer runs, or choose another --out"
         )
     memory_free = cpu.memory_free()
     if jobs > 1 and jobs * found.trial.memory > memory_free:
         raise TwinGraphError(
-            f"too little memory: {jobs} runs at a time need about {jobs * found.trial.memory / 1e9:.1f} GB and "
-            f"{memory_free / 1e9:.1f} GB are free; lower --jobs or replay.capacity_steps"
+            f"too little memory: {jobs} runs at a time need about {size(jobs * found.trial.memory)} and "
+            f"{size(memory_free)} are free; lower --jobs or replay.capacity_steps"
         )
 
 
@@ -291,7 +292,7 @@ def _show_plan(found: Experiment, states: list[State], jobs: int) -> None:
     if left:
         at_a_time = f"{jobs} at a time" + (", if they do not slow each other down" if jobs > 1 else "")
         say(f"time: about {clock(seconds)} for the rest, {at_a_time}  ({how})")
-        say(f"disk: {found.disk([state.planned for state in left]) / 1e9:.2f} GB at most for the rest")
+        say(f"disk: {size(found.disk([state.planned for state in left]))} at most for the rest")
 
 
 def _summary(found: Experiment, states: list[State], jobs: int) -> dict[str, Any]:

@@ -26,6 +26,17 @@ class ReaderGoneError(Exception):
     """The reader of stdout has gone away: `twin-graph log RUN | head -1`."""
 
 
+class Count(click.IntRange):
+    """A whole number, also as this program prints it: `50,000`."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str):
+            value = value.replace(",", "")
+        return super().convert(value, param, ctx)
+
+
 class _Results(Console):
     def on_broken_pipe(self) -> None:
         raise ReaderGoneError

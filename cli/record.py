@@ -8,7 +8,7 @@ from rich.progress import Progress
 from twin_graph import film
 from twin_graph.snapshots.run import find, locate
 
-from .params import ANY_REF_HELP, json_option, print_json, run_argument, say, stderr, stdout
+from .params import ANY_REF_HELP, Count, json_option, print_json, run_argument, say, stderr, stdout
 
 #: Scale and pictures per second.
 _SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
@@ -17,8 +17,8 @@ _SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
 @click.command(epilog=ANY_REF_HELP)
 @run_argument
 @click.argument("ref", default="latest")
-@click.option("--episodes", type=click.IntRange(min=1), default=1, show_default=True, help="Games to film.")
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
+@click.option("--episodes", type=Count(min=1), default=1, show_default=True, help="Games to film.")
+@click.option("--seed", type=Count(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="File to write, .mp4 or .gif.  [default: RUN-SNAPSHOT.mp4]"
 )

@@ -16,7 +16,7 @@ from twin_graph.snapshots.run import RUNS, find
 from twin_graph.snapshots.workers import SILENT_SECONDS
 from twin_graph.words import counted
 
-from .params import REF_HELP, json_option, print_json, run_argument, stdout
+from .params import REF_HELP, Count, json_option, print_json, run_argument, stdout
 
 
 @click.command()
@@ -120,7 +120,7 @@ def runs(folder: Path, as_json: bool) -> None:
 
 @click.command()
 @run_argument
-@click.option("-n", "count", type=click.IntRange(min=1), help="Only the newest N.")
+@click.option("-n", "count", type=Count(min=1), help="Only the newest N.")
 @click.option("--all", "abandoned", is_flag=True, help="Also those that a resumed run abandoned.")
 @json_option
 def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
@@ -203,8 +203,8 @@ def show(run: str, ref: str, as_json: bool) -> None:
 
 @click.command()
 @run_argument
-@click.option("--update", type=click.IntRange(min=1), help="Which update, counted from 1.")
-@click.option("--step", type=click.IntRange(min=1), help="Which agent step, to see the opponent in two-player games.")
+@click.option("--update", type=Count(min=1), help="Which update, counted from 1.")
+@click.option("--step", type=Count(min=1), help="Which agent step, to see the opponent in two-player games.")
 @json_option
 def explain(run: str, update: int | None, step: int | None, as_json: bool) -> None:
     """Show which snapshot bootstrapped an update of RUN, or was the opponent at a step, and why it was chosen.
@@ -216,7 +216,7 @@ def explain(run: str, update: int | None, step: int | None, as_json: bool) -> No
     """
     found = find(run)
     if (update is None) == (step is None):
-        raise UsageError("give --update, or --step to see who the opponent was")
+        raise UsageError("give --update, or --step to see who the opponent was; one of them")
     if step is not None:
         about = report.explain_step(found, step)
         if as_json:

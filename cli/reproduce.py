@@ -1,6 +1,5 @@
 """`twin-graph reproduce`."""
 
-import re
 from pathlib import Path
 
 import click
@@ -9,6 +8,7 @@ from twin_graph.errors import UsageError
 from twin_graph.snapshots.files import scratch_folder
 from twin_graph.snapshots.ledger import Point
 from twin_graph.snapshots.run import Run, find
+from twin_graph.snapshots.store import update_of
 from twin_graph.words import counted
 
 from .display import TrainingDisplay
@@ -93,8 +93,8 @@ def reproduce(run: str, begin: str | None, end: str | None, run_dir: Path | None
 
 
 def _last_update(run: Run, reference: str) -> int:
-    if match := re.fullmatch(r"@update:(\d+)", reference):
-        return int(match[1])
+    if (update := update_of(reference)) is not None:
+        return update
     points = {made.number: made.counters.updates for made in run.ledger.events(Point)}
     if not reference.isdecimal() or int(reference) not in points:
         numbers = ", ".join(map(str, points))

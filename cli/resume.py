@@ -6,18 +6,19 @@ from pathlib import Path
 import click
 
 from twin_graph import config
+from twin_graph.cross_checks import check_length
 from twin_graph.errors import UsageError
 from twin_graph.no_effect import without_effect
 from twin_graph.snapshots.report import restored
 from twin_graph.snapshots.run import find
 
-from .params import json_option, run_argument, say, set_option, verbose_option
+from .params import Count, json_option, run_argument, say, set_option, verbose_option
 from .train import cluster_options, described_cluster, elsewhere_of, show_training, starting_up
 
 
 @click.command()
 @run_argument
-@click.option("--steps", type=click.IntRange(min=1), help="Total length in agent steps.  [default: as before]")
+@click.option("--steps", type=Count(min=1), help="Total length in agent steps.  [default: as before]")
 @cluster_options
 @set_option
 @verbose_option
@@ -66,6 +67,7 @@ def resume(
             for reason in damage:
                 say(f"skipped: {reason}")
             steps_made, matches = point.counters.agent_steps, Matches(found)
+            check_length(settings, steps_made)
             if matches.complete(steps_made, settings):
                 raise UsageError(f"{found.folder} is complete at {steps_made:,} agent steps; give more with --steps")
             until = settings.train.until_score

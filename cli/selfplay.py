@@ -13,14 +13,14 @@ from twin_graph import outputs
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.run import find, locate
 
-from .params import ANY_REF_HELP, complete_run, json_option, print_json, run_argument, say, stderr, stdout
+from .params import ANY_REF_HELP, Count, complete_run, json_option, print_json, run_argument, say, stderr, stdout
 
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_run)
 @click.option(
     "--snapshots",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     default=8,
     show_default=True,
     help="How many snapshots of each run take part.",
@@ -30,14 +30,14 @@ from .params import ANY_REF_HELP, complete_run, json_option, print_json, run_arg
 )
 @click.option(
     "--games",
-    type=click.IntRange(min=2),
+    type=Count(min=2),
     default=40,
     show_default=True,
     help="Games of each pair, half of them from each seat.",
 )
-@click.option("--opening", type=click.IntRange(min=0), default=2, show_default=True, help="Random moves at the start.")
+@click.option("--opening", type=Count(min=0), default=2, show_default=True, help="Random moves at the start.")
 @click.option("--epsilon", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Share of random moves.")
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
+@click.option("--seed", type=Count(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Also draw who beat whom, to this PNG or SVG file.")
 @json_option
 def tournament(
@@ -69,7 +69,7 @@ def tournament(
     from twin_graph import tournament as tournaments
 
     outputs.check_picture(plot)
-    who = tournaments.contestants(found, snapshots, against.split())
+    who = tournaments.contestants(found, snapshots, against.replace(",", " ").split())
     rules = tournaments.Rules(games, opening, epsilon, seed)
     with Progress(console=stderr, transient=True) as bar:
         task = bar.add_task("pairs")

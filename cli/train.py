@@ -22,6 +22,7 @@ from twin_graph.words import command
 from .display import TrainingDisplay
 from .main import INTERRUPTED
 from .params import (
+    Count,
     complete_preset,
     json_option,
     print_json,
@@ -52,14 +53,14 @@ def cluster_options(command: Any) -> Any:
 @click.option(
     "--env", "env_id", metavar="ID", help="Gymnasium id of another environment, e.g. ALE/Breakout-v5 or CartPole-v1."
 )
-@click.option("--steps", type=click.IntRange(min=1), help="Length of the run in agent steps.")
+@click.option("--steps", type=Count(min=1), help="Length of the run in agent steps.")
 @click.option("--seed", type=int, help="Seed of everything random.  [default: 1]")
 @click.option(
     "--workers",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     help="Train asynchronously, with this many worker processes.  [default: none]",
 )
-@click.option("--ps", type=click.IntRange(min=1), help="Parameter servers for the workers.  [default: 1]")
+@click.option("--ps", type=Count(min=1), help="Parameter servers for the workers.  [default: 1]")
 @cluster_options
 @click.option(
     "--run-dir",

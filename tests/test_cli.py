@@ -180,7 +180,7 @@ def test_evaluate_refuses_damaged_weights(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["train", "pongg"], 2, "unknown preset 'pongg'; did you mean 'pong'"),
+        (["train", "pongg"], 2, "tictactoe; did you mean 'pong'?"),
         (["train", "pong", "--env", "ALE/Pongg-v5"], 2, "did you mean 'ALE/Pong-v5'"),
         (["train", "atari"], 2, "give one with --env"),
         (["train", "cartpole", "--env", "Pendulum-v1"], 2, "continuous actions"),
@@ -193,6 +193,9 @@ def test_evaluate_refuses_damaged_weights(trained: Path) -> None:
         (["train", "cartpole", "--set", "train.discount"], 2, "write it as key=value"),
         (["train", "cartpole", "--steps", "0"], 2, "x>=1"),
         (["train", "cartpole", "--run-dir", "checkpoints/cartpole-seed1-1"], 2, "exists already"),
+        (["train", "cartpole", "--run-dir", ""], 2, "'.' is no name for a new folder; choose another --run-dir"),
+        (["train", "cartpole", "--set", "preset=pong"], 2, "preset is cartpole here, and no setting changes it"),
+        (["train", "cartpole", "--set", "target.policy=pinned(foo)"], 2, "must be a snapshot's number or id, such as 3"),
         (["train", "cartpole", "--run-dir", "x[bold]y"], 2, "TensorFlow would take [ ] in x[bold]y for a pattern"),
         (["train", "pong", "--env", "CartPole-v1"], 2, "use --set network=mlp"),
         (["train", "pong", "--set", "env.image_height=20"], 2, "the image is too small"),
@@ -215,6 +218,9 @@ def test_evaluate_refuses_damaged_weights(trained: Path) -> None:
         (["show", "cartpole-seed1-1", "0000"], 2, "matches 6 ids"),
         (["evaluate", "cartpole-seed1-1", "zzz"], 2, "no snapshot 'zzz'"),
         (["evaluate", "cartpole-seed1-1", "--episodes", "0"], 2, "x>=1"),
+        (["explain", "cartpole-seed1-1", "--update", "1.5"], 2, "'1.5' is not a valid count"),
+        (["explain", "cartpole-seed1-1", "--update", "9,000"], 2, "update 9,000: the records hold updates 1 to"),
+        (["show", "cartpole-seed1-1", "@update:9,000x"], 2, "no snapshot '@update:9,000x'"),
         (["presets", "nope"], 2, "unknown preset 'nope'"),
     ],
 )

@@ -315,6 +315,33 @@ def test_an_undo_at_rest_takes_a_swap_back_and_leaves_other_requests(cartpole: M
     assert [request.kind for request in control.pending(run.control)] == ["point"]
 
 
+def test_a_run_is_not_made_shorter_than_it_is(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0, train__steps=5_000))
+    attempt(run, signal_at=(signal.SIGTERM, 720))
+    before, made = (run.folder / "ledger.jsonl").read_bytes(), newest_point(run).point.counters.agent_steps
+    refused = CliRunner().invoke(cli, ["resume", str(run.folder), "--steps", "1,00"])
+    assert f"made {made:,} agent steps, and 100 is to be its whole length; for 100 more, give {made + 100}" in str(
+        refused.exception
+    )
+    assert (run.folder / "ledger.jsonl").read_bytes() == before
+    assert Run(run.folder).settings.train.steps == 5_000
+
+
+def test_a_swap_at_rest_takes_only_what_the_run_has_when_it_resumes(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0))
+    attempt(run, 720)
+    point, store = newest_point(run).point, run.store()
+    kept = [snapshot for snapshot in store.snapshots if snapshot.updates <= point.counters.updates]
+    assert len(kept) < len(store.snapshots)
+    for dry_run in (True, False):
+        with pytest.raises(UsageError, match=f"the newest that it then has is {kept[-1].id}"):
+            swaps.swap(run, "latest", dry_run=dry_run)
+    assert control.pending(run.control) == []
+    swaps.swap(run, kept[-1].id, hold=True)
+    attempt(run)
+    assert [swap.snapshots for swap in run.ledger.events(Swap, text=BY_REQUEST)] == [(kept[-1].id,)]
+
+
 def test_a_swap_can_be_undone_while_the_run_that_is_to_make_it_still_starts(
     cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 `twin_graph.snapshots.points` has what they look like on disk.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +13,7 @@ from twin_graph.snapshots.files import read_lines
 from twin_graph.snapshots.ledger import Commit, Counters, Point, Swap, utc_now
 from twin_graph.snapshots.points import PointState, PointStore, Segment
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.store import Snapshots
+from twin_graph.snapshots.store import Snapshots, update_of
 
 if TYPE_CHECKING:  # looking for a point does not need TensorFlow
     from twin_graph.actor import Actor
@@ -243,8 +242,8 @@ def point_at(run: Run, reference: str) -> PointState:
     if reference.isdecimal() and (folder := points.path(int(reference))).exists():
         return _checked_point(run, folder)
     states = [state for folder in points.folders() if (state := points.readable(int(folder.name)))]
-    match = re.fullmatch(r"@update:(\d+)", reference)
-    found = [state for state in states if match and state.counters.updates <= int(match[1])]
+    update = update_of(reference)
+    found = [state for state in states if update is not None and state.counters.updates <= update]
     if not found:
         kept = ", ".join(f"{state.number} (@update:{state.counters.updates})" for state in states)
         raise UsageError(

@@ -91,8 +91,10 @@ def load(preset: str, overrides: Mapping[str, Any] | Iterable[tuple[str, Any]] =
     tree = _read_preset(preset)
     del tree["description"]
     tree["preset"] = preset
-    pairs = overrides.items() if isinstance(overrides, Mapping) else overrides
-    return validate(_changed(tree, list(pairs)))
+    pairs = list(overrides.items() if isinstance(overrides, Mapping) else overrides)
+    if any(key == "preset" for key, _ in pairs):
+        raise UsageError(f"preset is {preset} here, and no setting changes it; name another preset instead")
+    return validate(_changed(tree, pairs))
 
 
 def change(settings: Settings, overrides: Iterable[tuple[str, Any]], *, seed: int | None = None) -> Settings:
@@ -247,7 +249,7 @@ def _preset_folder() -> resources.abc.Traversable:
 def _read_preset(name: str) -> dict[str, Any]:
     if name not in preset_names():
         raise UsageError(
-            f"unknown preset {name!r}{nearest(name, preset_names())}; there are {', '.join(preset_names())}"
+            f"unknown preset {name!r}; there are {', '.join(preset_names())}{nearest(name, preset_names())}"
         )
     return tomllib.loads((_preset_folder() / f"{name}.toml").read_text(encoding="utf-8"))
 

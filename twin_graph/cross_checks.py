@@ -117,3 +117,13 @@ def check_that_it_learns(settings: "Settings") -> None:
             f"this run would never learn: the first update is due after {first:,} agent steps and train.steps="
             f"{train.steps:,}; raise --steps, or lower train.start_steps={train.start_steps:,}"
         )
+
+
+def check_length(settings: "Settings", made: int) -> None:
+    """Raises `UsageError` if a run that has made so many agent steps would now be shorter than that."""
+    steps = settings.train.steps
+    if settings.vector_steps * settings.env.count < made:
+        raise UsageError(
+            f"the run has made {made:,} agent steps, and {steps:,} is to be its whole length; for {steps:,} more, "
+            f"give {made + steps}"
+        )

@@ -16,6 +16,7 @@ from twin_graph import config, cpu, envs, resources, training, tuning
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec
 from twin_graph.snapshots.run import RUNS, VERSIONED, create
+from twin_graph.words import size
 
 _MEASURED_FROM, _MEASURED_STEPS = 500, 1_000  # agent steps
 _LOOKED_SECONDS = 1.0
@@ -55,13 +56,13 @@ def _findings() -> Iterator[Finding]:
         yield Finding(
             "memory",
             needed.memory <= needed.memory_free,
-            f"{resources.gigabytes(needed.memory_free)} free; pong needs {resources.gigabytes(needed.memory)}",
+            f"{size(needed.memory_free)} free; pong needs {size(needed.memory)}",
             "close other programs, or lower replay.capacity_steps",
         )
         yield Finding(
             "disk",
             needed.disk <= needed.disk_free,
-            f"{resources.gigabytes(needed.disk_free)} free; pong needs {resources.gigabytes(needed.disk)}",
+            f"{size(needed.disk_free)} free; pong needs {size(needed.disk)}",
             "make room, or choose another --run-dir",
         )
         spec = ModelSpec.of(settings, env.spec)

@@ -32,8 +32,8 @@ def find(setting: str, name: str, table: Mapping[str, T]) -> T | Any:
     module, separator, function = name.partition(":")
     if not separator:
         raise UsageError(
-            f"{setting}={name}: unknown {setting.rpartition('.')[2]} {name!r}{nearest(name, table)}; choose "
-            f"{', '.join(table)}, or your own as module:function"
+            f"{setting}={name}: unknown {setting.rpartition('.')[2]} {name!r}; choose {', '.join(table)}, or your own "
+            f"as module:function{nearest(name, table)}"
         )
     try:
         found = getattr(importlib.import_module(module), function)
@@ -41,6 +41,8 @@ def find(setting: str, name: str, table: Mapping[str, T]) -> T | Any:
         where = f"; modules are looked for in {Path.cwd()} and among the installed packages"
         hint = where if isinstance(error, ModuleNotFoundError) else ""
         raise UsageError(f"{setting}={name}: {error}{hint}") from None
+    except SyntaxError as error:
+        raise UsageError(f"{setting}={name}: {error.filename}, line {error.lineno}: {error.msg}") from None
     if not callable(found):
         raise UsageError(f"{setting}={name} is not a function")
     return found

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from twin_graph import config
+from twin_graph.cross_checks import check_length
 from twin_graph.errors import UsageError
 from twin_graph.legal import ILLEGAL, pick
 from twin_graph.settings import Settings
@@ -140,8 +141,7 @@ class NotebookRun(Run):
         with self.lock("train"):
             point = newest_point(self).point if self.points().folders() else None
             made = point.counters.agent_steps if point else 0
-            if steps is not None and steps < made:
-                raise UsageError(f"{self.folder} has made {made:,} agent steps; give at least as many")
+            check_length(settings, made)
             if Matches(self).complete(made, settings):
                 return self  # as where a cell is run twice
             with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env, _shown(self) as show:

@@ -16,6 +16,7 @@ from twin_graph.model import ModelSpec, build_model
 from twin_graph.replay import Replay
 from twin_graph.settings import Settings
 from twin_graph.snapshots.run import POINTS, SNAPSHOTS
+from twin_graph.words import size
 
 # TensorFlow, three twins of the nature network with their activations, and the emulators.
 PROCESS_BYTES = 1_300_000_000
@@ -38,9 +39,9 @@ class Needs(NamedTuple):
     def words(self) -> str:
         """For people."""
         return (
-            f"needs: memory {gigabytes(self.memory)} of {gigabytes(self.memory_free)} free, "
-            f"{gigabytes(self.replay)} of it for the replay; "
-            f"disk {gigabytes(self.disk)} of {gigabytes(self.disk_free)} free"
+            f"needs: memory {size(self.memory)} of {size(self.memory_free)} free, "
+            f"{size(self.replay)} of it for the replay; "
+            f"disk {size(self.disk)} of {size(self.disk_free)} free"
             + (f"; {self.members} target twins, each evaluated at every update" if self.members > 1 else "")
         )
 
@@ -116,17 +117,12 @@ def check(needed: Needs) -> None:
     """Raises `TwinGraphError` if memory or disk will not suffice."""
     if needed.memory > needed.memory_free:
         raise TwinGraphError(
-            f"too little memory: this run needs about {gigabytes(needed.memory)} "
-            f"({gigabytes(needed.replay)} of it for the replay) and {gigabytes(needed.memory_free)} are free; "
+            f"too little memory: this run needs about {size(needed.memory)} "
+            f"({size(needed.replay)} of it for the replay) and {size(needed.memory_free)} are free; "
             "lower replay.capacity_steps"
         )
     if needed.disk > needed.disk_free:
         raise TwinGraphError(
-            f"too little disk: this run needs about {gigabytes(needed.disk)} for snapshots and resume points and "
-            f"{gigabytes(needed.disk_free)} are free; lower save.keep_last, or choose another --run-dir"
+            f"too little disk: this run needs about {size(needed.disk)} for snapshots and resume points and "
+            f"{size(needed.disk_free)} are free; lower save.keep_last, or choose another --run-dir"
         )
-
-
-def gigabytes(size: int) -> str:
-    """For people: `1.3 GB`."""
-    return f"{size / 1e9:.1f} GB"

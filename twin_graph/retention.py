@@ -1,12 +1,13 @@
 """Which snapshots' weight files may be removed."""
 
+import contextlib
 from collections.abc import Mapping
 
 from twin_graph.config import change
 from twin_graph.errors import InUseError, UsageError
 from twin_graph.settings import SaveSettings
 from twin_graph.snapshots import control
-from twin_graph.snapshots.ledger import BY_REQUEST, Swap
+from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Swap
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import SnapshotStore
@@ -72,35 +73,37 @@ def _newest_of_each(store: SnapshotStore, count: int) -> set[str]:
     return newest
 
 
-def prune(run: Run, *, keep_last: int | None, keep_every: int | None, dry_run: bool) -> list[str]:
+def prune(run: Run, *, keep_last: int | None, keep_every: int | None, dry_run: bool) -> list[Commit]:
     """Applies retention to a run that is not training.
 
     Args:
       run: its settings do not change.
       keep_last, keep_every: instead of the run's settings.
-      dry_run: remove nothing.
+      dry_run: remove nothing; the run may then be training.
 
     Returns:
-      The ids of what was, or would be, removed.
+      The snapshots whose weights were, or would be, removed.
 
     Raises:
       InUseError: it is training, which prunes by itself, or somebody is reading it.
     """
     changes = {"save.keep_last": keep_last, "save.keep_every": keep_every}
     settings = change(run.settings, [(key, value) for key, value in changes.items() if value is not None])
-    with run.lock("prune"):
+    with contextlib.nullcontext() if dry_run else run.lock("prune"):
         point = oldest_point(run)
         store = run.store()
+        present = {snapshot.id: snapshot for snapshot in [*store.snapshots, *store.imports, *store.abandoned]}
 
         def choose() -> list[str]:
             return removable(run, store, point, roles(settings), settings.save)
 
         if dry_run:
-            return choose()
+            return [present[i] for i in choose()]
         try:
-            return store.remove_weights(choose, attempt=point.attempt, look_again=True)
+            removed = store.remove_weights(choose, attempt=point.attempt, look_again=True)
         except BlockingIOError:
             raise InUseError(f"{run.folder} is being read, and nothing was removed; try again") from None
+        return [present[i] for i in removed]
 
 
 def oldest_point(run: Run) -> PointState:

@@ -17,11 +17,12 @@ choose now, or could still choose once newer ones have been committed.
 """
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from twin_graph import named
 from twin_graph.errors import ForeignError, UsageError, foreign_error
@@ -185,8 +186,19 @@ def mix(history: History, random: np.random.Generator, probability: Probability,
     return drawn._replace(reason=f"{drawn.reason}, since {draw:.3f} is not below {probability:g}")
 
 
-def pinned(history: History, random: np.random.Generator, snapshot: str) -> Choice:  # noqa: ARG001
-    """Always the snapshot whose id begins with `snapshot`; the newest until it is there.
+def _id(text: str) -> str:
+    """An id, or the beginning of one, as an id begins: `3` is `000003`."""
+    if not re.fullmatch(r"\d{1,6}|\d{6,}(-[0-9a-f]{0,8})?", text):
+        raise ValueError("must be a snapshot's number or id, such as 3 or 000003-3fa9c1d2")
+    return text.zfill(6)
+
+
+def pinned(
+    history: History,
+    random: np.random.Generator,  # noqa: ARG001
+    snapshot: Annotated[str, AfterValidator(_id)],
+) -> Choice:
+    """Always the snapshot with this number or id; the newest until it exists.
 
     Source: a fixed opponent, or a regression to a target that was chosen by hand.
     """

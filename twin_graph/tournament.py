@@ -6,6 +6,7 @@ where it was, and ratings are computed from the records alone.
 
 import contextlib
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -142,6 +143,9 @@ def play(runs: Sequence[Run], who: Sequence[Contestant], rules: Rules) -> Iterat
     """
     if len(who) < 2:
         raise UsageError(f"{who[0].name} has nobody to play against; raise --snapshots, or add --against {ANCHOR}")
+    for run in runs:
+        if not os.access(run.folder, os.W_OK):
+            raise UsageError(f"{run.folder} cannot be written to: a tournament records its games there")
     pairs = list(itertools.combinations(who, 2))
     recorded = read(runs, rules)
     done = [recorded[a.key, b.key] for a, b in pairs if (a.key, b.key) in recorded]

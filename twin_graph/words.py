@@ -31,6 +31,11 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
+def size(count: int) -> str:
+    """So many bytes: `3.4 MB`, `1.3 GB`."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
 def command(*words: object) -> str:
     """A `twin-graph` command that can be pasted into a shell."""
     return shlex.join(["twin-graph", *map(str, words)])

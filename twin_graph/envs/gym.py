@@ -336,6 +336,9 @@ def _look_at(settings: EnvSettings) -> _Declared:
         raise UsageError(f"cannot make {settings.id!r}: {_first_sentence(error)}") from None
     except Exception as error:  # of its own code: arguments that it does not take, for example
         raise UsageError(f"cannot make {settings.id!r}: {type(error).__name__}: {error} ({place(error)})") from error
+    if environment.spec and environment.spec.id != settings.id.rpartition(":")[2]:
+        environment.close()
+        raise UsageError(f"{settings.id} names no version, and the newest may change: give {environment.spec.id}")
     actions, observations = environment.action_space, environment.observation_space
     time_limit = environment.spec.max_episode_steps if environment.spec else None
     masked = _tells_what_is_legal(environment)

@@ -70,7 +70,9 @@ def make(**arguments: Any) -> gymnasium.Env[Any, Any]:
     try:
         from minatar.gym import BaseEnv
     except ModuleNotFoundError:
-        raise gymnasium.error.DependencyNotInstalled("pip install 'twin-graph[minatar]'") from None
+        raise gymnasium.error.DependencyNotInstalled(
+            "MinAtar is not installed: pip install 'twin-graph[minatar]'"
+        ) from None
     game = _MinAtar(BaseEnv(**arguments))
     game.metadata = {**game.metadata, "render_fps": 15}
     return game

@@ -20,6 +20,7 @@ import filelock
 
 from twin_graph.errors import UsageError
 from twin_graph.experiments.runner import Begin, Process
+from twin_graph.words import size
 
 _ADDRESS = os.environ.get("RAY_ADDRESS") or "local"
 
@@ -136,7 +137,7 @@ def cluster(lock: Path, threads: int, memory: int) -> Iterator[Begin]:
             machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             if not any(has.get("CPU", 0) >= threads and has.get("memory", 0) >= memory for has in machines):
                 raise UsageError(
-                    f"a run has {threads} threads (twin.threads) and needs {memory / 1e9:.1f} GB of memory: no machine "
+                    f"a run has {threads} threads (twin.threads) and needs {size(memory)} of memory: no machine "
                     "of the Ray cluster has so much"
                 )
             yield begin

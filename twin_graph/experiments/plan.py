@@ -313,10 +313,13 @@ def _origin(wanted: _From, known: Origin | None) -> Origin:
     return Origin(run.folder.absolute(), {reference: points[reference] for reference in wanted.references})
 
 
-def check_policies(plan: Plan) -> None:
-    """Raises `UsageError` if a policy is unknown, cannot be imported, or cannot work with these settings."""
+def check_policies(plan: Plan, path: Path) -> None:
+    """Raises `UsageError` if a policy in a plan's file is unknown, cannot be imported, or cannot work."""
     for settings in {run.condition: run.settings for run in plan.runs}.values():
-        targets.roles(settings)
+        try:
+            targets.roles(settings)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from None
 
 
 def _validated(text: str) -> _File:

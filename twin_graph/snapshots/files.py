@@ -148,9 +148,11 @@ def write_file(path: Path, content: bytes) -> None:
         write_new(temporary, content)
         fsync(temporary)
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # people do not know the temporary one
         raise
     fsync(path.parent)
 

@@ -344,8 +344,10 @@ def check_new_folder(folder: Path) -> None:
         raise UsageError(
             f"TensorFlow would take {' '.join(patterns)} in {folder} for a pattern; choose another --run-dir"
         )
+    if not folder.name:
+        raise UsageError(f"{str(folder)!r} is no name for a new folder; choose another --run-dir")
     if folder.exists() or folder.is_symlink():
-        raise UsageError(f"{folder} exists already; choose another --run-dir, or remove it")
+        raise UsageError(f"{folder} exists already; choose another --run-dir")
 
 
 def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] = MappingProxyType({})) -> Run:
@@ -419,7 +421,7 @@ def folders_of_runs(folder: Path) -> list[Path]:
 
 def locate(run: Run, reference: str) -> tuple[Run, Commit]:
     """The snapshot that a reference means, and whose it is: `RUN:REF` is another run's."""
-    match = re.fullmatch(r"(?!@update:)(.+?):(@update:\d+|[^:]+)", reference)
+    match = re.fullmatch(r"(?!@update:)(.+?):(@update:[\d,]+|[^:]+)", reference)
     owner, inside = (find(match[1]), match[2]) if match else (run, reference)
     return owner, owner.resolve(inside)
 

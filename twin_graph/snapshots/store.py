@@ -457,8 +457,8 @@ def _resolve(
         if back >= len(snapshots):
             raise UsageError(f"{reference}: the run has only {counted(len(snapshots), 'snapshot')}")
         return snapshots[-1 - back]
-    if match := re.fullmatch(r"@update:(\d+)", reference):
-        before = [snapshot for snapshot in snapshots if snapshot.updates <= int(match[1])]
+    if (update := update_of(reference)) is not None:
+        before = [snapshot for snapshot in snapshots if snapshot.updates <= update]
         if not before:
             raise UsageError(f"{reference}: the first snapshot was committed after that update")
         return before[-1]
@@ -467,11 +467,18 @@ def _resolve(
     if len(matching) == 1:
         return matching[0]
     if matching:
-        raise UsageError(f"{reference!r} matches {len(matching)} ids: {matching[0].id}, {matching[1].id}, ...")
+        more = ", ..." if len(matching) > 2 else ""
+        raise UsageError(f"{reference!r} matches {len(matching)} ids: {matching[0].id}, {matching[1].id}{more}")
     raise UsageError(
         f"no snapshot {reference!r}; the newest is {snapshots[-1].id}. References are an id or its beginning, latest, "
         "latest~3, best, @update:12000"
     )
+
+
+def update_of(reference: str) -> int | None:
+    """The update that `@update:12000` names, also with commas; None for any other reference."""
+    match = re.fullmatch(r"@update:(\d[\d,]*)", reference)
+    return int(match[1].replace(",", "")) if match else None
 
 
 def _best(snapshots: Iterable[Commit], scores: Mapping[str, float]) -> Commit | None:

@@ -6,8 +6,9 @@ from twin_graph import mutual
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer, Request
-from twin_graph.snapshots.ledger import BY_REQUEST, UNDO, Into, Swap
+from twin_graph.snapshots.ledger import BY_REQUEST, UNDO, Commit, Into, Swap
 from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.words import command
 
 _PATIENCE_SECONDS = 120.0  # an evaluation or a resume point may be under way
@@ -62,10 +63,25 @@ def swap(
     snapshot = store.resolve(reference, run.scores())
     store.check_usable(snapshot.id)
     store.check_same_variables(snapshot.id, store.newest.id)
+    if run.state() != "running":
+        _check_kept(run, store, snapshot)
     if dry_run:
         return Outcome(f"{snapshot.id} fits; nothing was changed", snapshot=snapshot.id)
     request = control.ask(run.control, "swap", snapshot.id, into, learner=learner or names[0], hold=hold)
     return _requested(run, request, snapshot.id)
+
+
+def _check_kept(run: Run, store: SnapshotStore, snapshot: Commit) -> None:
+    """Raises `UsageError` if a run that resumes now would abandon a snapshot: one committed after its resume point."""
+    if point := run.points().newest():
+        beyond = run.ledger.beyond(point.known_bytes[run.ledger.path.name])
+        lost = {event.id for event in beyond if isinstance(event, Commit)}
+        if snapshot.id in lost:
+            kept = [other.id for other in store.available if other.id not in lost]
+            raise UsageError(
+                f"{snapshot.id} is newer than resume point {point.number}, from which {run.folder} resumes; "
+                f"the newest that it then has is {kept[-1] if kept else 'none'}"
+            )
 
 
 def undo(run: Run, *, dry_run: bool = False) -> Outcome:
