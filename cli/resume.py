@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from twin_graph import config
-from twin_graph.cross_checks import check_length
+from twin_graph.cross_checks import check_length, check_rescaling
 from twin_graph.errors import UsageError
 from twin_graph.no_effect import without_effect
 from twin_graph.snapshots.report import restored
@@ -76,6 +76,7 @@ def resume(
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
             resources.check(resources.measure(settings, env, found.folder, elsewhere=elsewhere_of(described)))
             evaluation.check(settings)
+            check_rescaling(settings, env.spec)
             trackers.check(settings)
         changes = list(config.differences(found.settings, settings))
         if changes:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from twin_graph import config
-from twin_graph.cross_checks import check_that_it_learns
+from twin_graph.cross_checks import check_rescaling, check_that_it_learns
 from twin_graph.errors import UsageError
 from twin_graph.no_effect import without_effect
 from twin_graph.settings import EVALUATION_MAX_STEPS
@@ -125,6 +125,7 @@ def train(
             needed = resources.measure(settings, env, folder, elsewhere=elsewhere)
             resources.check(needed)
             evaluation.check(settings)
+            check_rescaling(settings, env.spec)
             trackers.check(settings)
             settings = _tuned(settings, env, elsewhere)
         folder = run_dir or free_folder(stem)  # another run may have taken the name that was free before

@@ -195,7 +195,11 @@ def test_evaluate_refuses_damaged_weights(trained: Path) -> None:
         (["train", "cartpole", "--run-dir", "checkpoints/cartpole-seed1-1"], 2, "exists already"),
         (["train", "cartpole", "--run-dir", ""], 2, "'.' is no name for a new folder; choose another --run-dir"),
         (["train", "cartpole", "--set", "preset=pong"], 2, "preset is cartpole here, and no setting changes it"),
-        (["train", "cartpole", "--set", "target.policy=pinned(foo)"], 2, "must be a snapshot's number or id, such as 3"),
+        (
+            ["train", "cartpole", "--set", "target.policy=pinned(foo)"],
+            2,
+            "must be a snapshot's number or id, such as 3",
+        ),
         (["train", "cartpole", "--run-dir", "x[bold]y"], 2, "TensorFlow would take [ ] in x[bold]y for a pattern"),
         (["train", "pong", "--env", "CartPole-v1"], 2, "use --set network=mlp"),
         (["train", "pong", "--set", "env.image_height=20"], 2, "the image is too small"),

@@ -22,11 +22,13 @@ from commands import Command, twin_graph
 from test_learners import feed, minibatch, spec
 
 from twin_graph.config import change
+from twin_graph.cross_checks import check_rescaling
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.copy import Copy
 from twin_graph.distributed.shared import CHIEF, Counts, Shared, placement, start_server
 from twin_graph.distributed.task import parse
-from twin_graph.errors import TwinGraphError, UsageError
+from twin_graph.envs import EnvSpec
+from twin_graph.errors import DivergedError, TwinGraphError, UsageError
 from twin_graph.graph_mode import tf
 from twin_graph.settings import Settings
 from twin_graph.snapshots import report
@@ -142,6 +144,14 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
             ours, theirs = chief.pull(), twin.all_variables()
             for name, value in ours.items():
                 np.testing.assert_allclose(value, theirs[name], rtol=1e-5, atol=1e-7, err_msg=name)
+
+        bad = {getattr(own[0].model, name): values for name, values in minibatch(8, seed=99).items()}
+        bad[own[0].model.r_t] = np.full(8, np.nan, np.float32)
+        before = chief.pull()
+        with pytest.raises(DivergedError, match="the loss is nan after update 4"):
+            workers[0].apply([bad], {}, 0.01)
+        for name, value in chief.pull().items():
+            np.testing.assert_array_equal(value, before[name])
 
         claimed = [each.claim_step(2) for _ in range(4) for each in shared]
         assert claimed == [3, 4, 5, 6, 7, 8, None, None]
@@ -267,12 +277,19 @@ def test_tasks_have_names_that_must_be_there() -> None:
         ({"act__with": "target"}, "act.with=target"),
         ({"twin__precision": "bf16"}, "bf16 does not work with workers"),
         ({"replay__capacity_steps": 240}, "too small for 4 workers"),
-        ({"loss": "dqn3", "train__rescale_r": True, "env__clip_rewards": False}, "rescale_r needs env.clip_rewards"),
     ],
 )
 def test_what_workers_cannot_do_is_refused(cartpole: Make, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         cartpole(workers__count=4, **changes)
+
+
+def test_workers_rescale_only_rewards_that_are_clipped(cartpole: Make) -> None:
+    settings = cartpole(workers__count=2, loss="dqn3", train__rescale_r=True)
+    with pytest.raises(UsageError, match=r"CartPole-v1 has none; use --set train\.rescale_r=false"):
+        check_rescaling(settings, EnvSpec((4,), 2))
+    check_rescaling(settings, EnvSpec((4,), 2, reward_clip=1.0))
+    check_rescaling(cartpole(loss="dqn3", train__rescale_r=True), EnvSpec((4,), 2))
 
 
 def test_each_worker_has_random_numbers_of_its_own_and_its_part_of_the_replay(cartpole: Make) -> None:

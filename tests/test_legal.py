@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -13,14 +14,17 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from twin_graph import envs
+from twin_graph.distributed.chief import Chief
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.graph_mode import tf
-from twin_graph.legal import ILLEGAL, mask, pick, random_actions
+from twin_graph.legal import ILLEGAL, legal_only, mask, pick, random_actions
 from twin_graph.model import ModelSpec
+from twin_graph.probe import PROBE_SIZE
 from twin_graph.replay import Replay, Transition
 from twin_graph.settings import EnvSettings, Settings
 from twin_graph.snapshots.run import Run
+from twin_graph.tally import Tally
 from twin_graph.twin import Twin
 
 Make = Callable[..., Settings]
@@ -248,3 +252,15 @@ def test_a_game_of_two_needs_an_opponent_and_others_none(cartpole: Make) -> None
         ModelSpec.of(cartpole(), EnvSpec((4,), 2, players=2))
     with pytest.raises(UsageError, match="CartPole-v1 has one player; leave it out"):
         ModelSpec.of(cartpole(opponent__policy="self"), EnvSpec((4,), 2))
+
+
+def test_values_that_are_not_finite_are_not_taken_for_illegal_ones() -> None:
+    q = np.array([[np.nan, 1, ILLEGAL], [-np.inf, np.inf, ILLEGAL]], np.float32)
+    np.testing.assert_array_equal(legal_only(q), np.array([np.nan, 1, -np.inf, np.inf], np.float32))
+
+
+def test_the_chief_looks_for_its_observations_by_legal_moves(cartpole: Make) -> None:
+    settings = cartpole(env__id="Picky-v0")
+    with contextlib.closing(envs.make(settings.env, count=8)) as env:
+        chief = SimpleNamespace(_env=env, _keeper=SimpleNamespace(settings=settings), _tally=Tally(1))
+        assert Chief._seen_at_random(chief).shape == (PROBE_SIZE, 8)  # type: ignore[arg-type]

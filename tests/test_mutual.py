@@ -1,6 +1,7 @@
 """Two learners, each of which bootstraps from snapshots of the other."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -232,6 +233,25 @@ def test_a_shared_store_has_one_line_and_a_learner_may_receive_itself(cartpole: 
     assert ("b", "b") in received or ("a", "a") in received
     parents = [snapshot.parent for snapshot in run.store().snapshots]
     assert parents == [None, *[snapshot.id for snapshot in run.store().snapshots[:-1]]]
+
+
+@pytest.mark.parametrize("learn", ["random", "both"])
+def test_the_latest_of_a_shared_store_is_now_the_ones_and_now_the_others(
+    cartpole: Make, train: Train, learn: str
+) -> None:
+    run = train(cartpole(**MUTUAL, store__shared=True, mutual__learn=learn, target__refresh_every_updates=20))
+    whose = {snapshot.id: snapshot.learner for snapshot in run.store().snapshots}
+    received = [(swap.learner, whose[swap.snapshots[0]]) for swap in run.ledger.events(Swap)]
+    counts = {pair: received.count(pair) for pair in itertools.product("ab", repeat=2)}
+    assert len(received) > 10
+    assert min(counts.values()) >= len(received) // 4 - 2, counts
+
+
+def test_each_learner_draws_for_itself(cartpole: Make, train: Train) -> None:
+    run = train(cartpole(**MUTUAL, target__policy="mix(0.5, 4)", target__refresh_every_updates=20))
+    draws = [[swap.draw for swap in run.ledger.events(Swap) if swap.learner == name] for name in "ab"]
+    assert len(draws[0]) == len(draws[1]) > 5
+    assert not set(draws[0]) & set(draws[1])
 
 
 def test_a_target_is_the_best_of_the_other_learner_until_its_own_evaluations_say_that_it_stalls(

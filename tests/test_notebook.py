@@ -265,7 +265,9 @@ def test_to_train_a_complete_run_again_changes_nothing(cartpole: Any, trained: A
     before = (run.folder / "ledger.jsonl").read_bytes()
     run.train()
     run.train(steps=300)  # which are 304, since 8 environments are stepped together
-    with pytest.raises(UsageError, match="made 304 agent steps, and 100 is to be its whole length; for 100 more, give 404"):
+    with pytest.raises(
+        UsageError, match="made 304 agent steps, and 100 is to be its whole length; for 100 more, give 404"
+    ):
         run.train(steps=100)
     assert (run.folder / "ledger.jsonl").read_bytes() == before
     assert twin_graph.find(run.folder).settings.train.steps == 300

@@ -92,6 +92,18 @@ def test_rollouts_need_as_many_environments_as_their_settings_say(cartpole: Make
         sampling.of(replay(), settings)
 
 
+def test_a_rollout_whose_frames_are_overwritten_is_refused(cartpole: Make) -> None:
+    lengths = {"rollout_steps": 2, "n_step": 2, "every_steps": 6, "start_steps": 21, "batch_size": 6}
+    settings = cartpole(env__count=3, **{f"train__{name}": value for name, value in lengths.items()})
+    ring, random = replay(n_step=2, capacity_steps=30), np.random.default_rng(1)
+    sampler = sampling.of(ring, settings)
+    for step in range(18):
+        ring.add(transition(random, step))
+    assert set(sampler.sample(range(1, 2)).step) == {9, 10}
+    with pytest.raises(UsageError, match="a rollout's frames were overwritten before its update"):
+        sampler.sample(range(0, 2))
+
+
 def prioritized(make: Make, ring: Replay, **changes: Any) -> Prioritized:
     return Prioritized(
         ring,

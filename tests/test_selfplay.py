@@ -18,14 +18,14 @@ from pong_flights import ball
 from test_resume import attempt, end
 
 from twin_graph import envs
-from twin_graph.config import load
+from twin_graph.config import change, load
 from twin_graph.envs.open_spiel import Spiel
 from twin_graph.envs.seats import NOBODY, Seat, Turn, at_random, boards_of, by_values, play_turn
 from twin_graph.errors import UsageError
 from twin_graph.learner import q_distance
 from twin_graph.legal import ILLEGAL, mask
 from twin_graph.settings import EnvSettings, Settings
-from twin_graph.snapshots import report
+from twin_graph.snapshots import report, swaps
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.verify import verify
@@ -360,6 +360,30 @@ def test_a_person_chooses_the_opponent_while_it_trains(tictactoe: Make, tmp_path
     assert [swap.policy for swap in again if swap.request] == ["by hand", "undo"]
     resumed = json.loads(twin_graph("status", "run", "--json", cwd=tmp_path).stdout)
     assert resumed["opponent"]["held"] is False
+
+
+def test_the_undo_of_an_opponent_follows_the_policy_where_there_was_no_snapshot_before(
+    tictactoe: Make, tmp_path: Path
+) -> None:
+    run = create(tmp_path / "run", tictactoe(opponent__policy="random", evaluate__episodes=0))
+    attempt(run, 320)
+    swaps.swap(run, "000000", "opponent", hold=True)
+    attempt(run, 640)
+    run = Run(run.folder)
+    run.change_settings(change(run.settings, [("opponent.policy", "average(2)")]))
+    swaps.undo(run)
+    attempt(run, 960)
+    undone = next(swap for swap in _into_opponent(run) if swap.policy == "undo")
+    assert (undone.previous == (), len(undone.snapshots)) == (False, 2)
+
+
+def test_a_game_without_a_first_move_of_the_agent_is_refused() -> None:
+    settings = EnvSettings(id="OpenSpiel/nim", kwargs={"pile_sizes": "1"})
+    with contextlib.closing(envs.make(settings, count=2)) as env:
+        assert isinstance(env, Seat)
+        env.opponent = at_random(env.spec)
+        with pytest.raises(UsageError, match="nim can end before its second player's first move"):
+            env.reset(np.arange(2))
 
 
 def _wait(until: Callable[[], bool]) -> None:

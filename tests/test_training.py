@@ -505,9 +505,23 @@ def test_weights_that_are_not_finite_are_never_committed(cartpole: Make, tmp_pat
         variable = online.model.trainables[0]
         variable.load(np.full(variable.shape.as_list(), np.nan, np.float32), online.session)
         agent.tally.updates = 50
-        with pytest.raises(DivergedError, match=r"not finite after update 50; the last good snapshot is 000000-"):
-            agent.commit()
+        agent.keeper.probe.observations = np.zeros((3, 4), np.float32)
+        for commit in (agent.commit, agent.commit_point):
+            with pytest.raises(DivergedError, match=r"not finite after update 50; the last good snapshot is 000000-"):
+                commit()
         assert len(agent.store.snapshots) == 1
+        assert agent.keeper.run.points().newest() is None
+
+
+def test_a_moment_that_is_not_finite_is_in_no_resume_point(cartpole: Make, tmp_path: Path) -> None:
+    """Weights may still be sound: the next update makes them NaN, and so would every resumed run."""
+    with Agent(create(tmp_path / "run", cartpole()), EnvSpec((4,), 2)) as agent:
+        online = agent.learners.first.online
+        name = next(name for name in online.all_variables() if name.endswith("/Adam"))
+        online.load_all({name: np.full_like(online.all_variables()[name], np.inf)})
+        with pytest.raises(DivergedError, match="not finite after update 0"):
+            agent.commit_point()
+        assert agent.keeper.run.points().newest() is None
 
 
 @pytest.mark.parametrize(("environment", "epsilon"), [("ALE/Pong-v5", 0.001), ("CartPole-v1", 0.0)])

@@ -67,10 +67,13 @@ class Checkpoints:
 
         Raises:
           OSError: the disk is full or failed; the point before stays the newest.
+          DivergedError: a variable is NaN or infinite; the same.
         """
         from twin_graph.twin import weights_sha256
 
         learners, tally, run = self._learners, self._tally, self._run
+        for learner in learners:
+            learner.check_finite(learner.online.all_variables(), tally.updates)
         number, sha256 = self._points.next_number(), weights_sha256(learners.weights())
         arrays = {} if self._probe.observations is None else {PROBE: self._probe.observations}
         if self._actor:

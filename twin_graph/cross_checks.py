@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from twin_graph.errors import UsageError
 
 if TYPE_CHECKING:
+    from twin_graph.envs import EnvSpec
     from twin_graph.settings import Settings
 
 
@@ -74,8 +75,6 @@ def _check_workers(settings: "Settings", reach: int) -> None:
         raise ValueError("act.with=target acts by one target; workers act by the shared variables")
     if settings.twin.precision == "bf16":
         raise ValueError("twin.precision=bf16 does not work with workers; leave it out")
-    if settings.train.rescale_r and not settings.env.clip_rewards:
-        raise ValueError("train.rescale_r needs env.clip_rewards here: each worker sees a different largest reward")
     own = settings.of_worker(0)
     if own.replay.capacity_steps < max(reach, own.train.start_steps):
         raise ValueError(
@@ -116,6 +115,15 @@ def check_that_it_learns(settings: "Settings") -> None:
         raise UsageError(
             f"this run would never learn: the first update is due after {first:,} agent steps and train.steps="
             f"{train.steps:,}; raise --steps, or lower train.start_steps={train.start_steps:,}"
+        )
+
+
+def check_rescaling(settings: "Settings", env: "EnvSpec") -> None:
+    """Raises `UsageError` if workers would divide rewards by different numbers."""
+    if settings.workers.count and settings.train.rescale_r and env.reward_clip is None:
+        raise UsageError(
+            f"train.rescale_r needs clipped rewards with workers, each of which sees another largest one, and "
+            f"{settings.env.id} has none; use --set train.rescale_r=false"
         )
 
 

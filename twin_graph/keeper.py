@@ -23,7 +23,6 @@ from twin_graph.snapshots.ledger import Commit, Counters, End, Swap, utc_now
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.stopwatch import Stopwatch
-from twin_graph.streams import stream
 from twin_graph.tally import Tally
 from twin_graph.words import command
 
@@ -148,7 +147,10 @@ class Keeper:
           DivergedError: a weight is NaN or infinite.
         """
         self._saved = self.tally.counters
-        return [learner.commit(self._saved, self.probe.health(learner)) for learner in self.learners]
+        learners = list(self.learners)
+        if self.settings.store.shared and len(self.store.snapshots) // 2 % 2:
+            learners.reverse()  # in turns, or the latest of both would always be the second one's
+        return [learner.commit(self._saved, self.probe.health(learner)) for learner in learners]
 
     def refresh_if_due(self) -> None:
         """Refreshes each target and opponent whose schedule says so, unless it is held."""
@@ -164,11 +166,15 @@ class Keeper:
             for role in learner.holders:
                 self._refresh(learner, role, reason)
 
+    def choice(self, learner: Learner, role: str) -> targets.Choice:
+        """What the policy of a role would choose now."""
+        random = targets.lots(self.settings.seed, role, learner.name, self.tally.updates)
+        return self._policies[role].choose(self._history(learner.source), random)
+
     def _refresh(self, learner: Learner, role: str, reason: str) -> None:
-        policy, random = self._policies[role], stream(self.settings.seed, targets.PURPOSES[role], self.tally.updates)
-        choice = policy.choose(self._history(learner.source), random)
+        choice, policy = self.choice(learner, role), self._policies[role].text
         try:
-            learner.refresh(role, choice, self.tally.counters, policy=policy.text, reason=reason)
+            learner.refresh(role, choice, self.tally.counters, policy=policy, reason=reason)
         except DamagedError as error:
             options = [] if role == "target" else ["--into", role]
             options += ["--learner", learner.name] if len(self.learners) > 1 else []

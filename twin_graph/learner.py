@@ -192,11 +192,7 @@ class Learner:
             sha256 = weights_sha256(weights)
             if self.newest and self.newest.weights_sha256 == sha256:
                 return self.newest
-            if not all(np.isfinite(value).all() for value in weights.values()):
-                raise DivergedError(
-                    f"the weights{self._whose} are not finite after update {counters.updates}; the last good "
-                    f"snapshot is {self._store.newest.id}. Try a smaller train.learning_rate"
-                )
+            self.check_finite(weights, counters.updates)
             self.newest = self._store.commit(
                 self.online.save,
                 lineage=self.lineage,
@@ -210,6 +206,14 @@ class Learner:
                 health=health,
             )
             return self.newest
+
+    def check_finite(self, values: Mapping[str, np.ndarray], updates: int) -> None:
+        """Raises `DivergedError` if one of these variables, after so many updates, is NaN or infinite."""
+        if not all(np.isfinite(value).all() for value in values.values()):
+            raise DivergedError(
+                f"the weights{self._whose} are not finite after update {updates}; the last good snapshot is "
+                f"{self._store.newest.id}. Try a smaller train.learning_rate"
+            )
 
     def refresh(self, role: str, choice: Choice, counters: Counters, *, policy: str, reason: str) -> None:
         """Restores what a policy chose into the holder of a role, and records it."""

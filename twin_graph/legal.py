@@ -36,5 +36,6 @@ def pick(legal: np.ndarray, draw: np.ndarray) -> np.ndarray:
 
 
 def legal_only(q: np.ndarray) -> np.ndarray:
-    """Q values of legal actions, one after the other, of Q values `[B, A]`."""
-    return q[q > ILLEGAL]
+    """Q values of legal actions, one after the other, of Q values `[B, A]`; also those that are not finite."""
+    legal: np.ndarray = q[(q > ILLEGAL) | ~np.isfinite(q)]
+    return legal

@@ -100,7 +100,11 @@ class Requests:
         self._keeper.store.reload()
         last = last_by_hand(self._run) if request.kind == "undo" else None
         learner, into = (last.learner, last.into) if last else (request.learner, request.into)
-        return self._usable(last.previous if last else (request.snapshot,), learner, into), learner, into
+        wanted = last.previous if last else (request.snapshot,)
+        if not wanted and into in self._keeper.learners[learner].holders:  # it was a player without snapshots
+            chosen = self._keeper.choice(self._keeper.learners[learner], into)
+            wanted = tuple(snapshot.id for snapshot in chosen.snapshots)
+        return self._usable(wanted, learner, into), learner, into
 
     def _usable(self, ids: Sequence[str], learner: str, into: str) -> list[Commit]:
         """These snapshots. Raises `TwinGraphError` unless they can be restored into that twin."""

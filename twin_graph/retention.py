@@ -5,14 +5,14 @@ from collections.abc import Mapping
 
 from twin_graph.config import change
 from twin_graph.errors import InUseError, UsageError
+from twin_graph.mutual import Turns
 from twin_graph.settings import SaveSettings
 from twin_graph.snapshots import control
 from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Swap
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import SnapshotStore
-from twin_graph.streams import stream
-from twin_graph.targets import PURPOSES, History, Policy, matches, roles
+from twin_graph.targets import History, Policy, lots, matches, roles
 
 
 def removable(
@@ -51,10 +51,11 @@ def removable(
     kept |= {snapshot.id for snapshot in available if snapshot.updates > then}
     evaluations = [line for line in run.evaluation_lines() if line["scheduled"]]
     played = matches(line for line in evaluations if line["played_at"]["updates"] <= then)
-    for lineage in {snapshot.lineage for snapshot in available if snapshot.updates <= then}:
-        history = History.of(store, lineage, then, played)
-        for role, policy in policies.items():
-            random = stream(run.settings.seed, PURPOSES[role], then)
+    turns = Turns(run.settings)
+    for learner in turns.learners:
+        history = History.of(store, turns.source(learner), then, played)
+        for role, policy in policies.items() if history.snapshots else ():
+            random = lots(run.settings.seed, role, learner, then)
             kept |= {s.id for s in policy.choose(history, random).candidates}
     return [s.id for s in [*available, *store.abandoned] if s.id not in kept and store.has_weights(s.id)]
 

@@ -66,6 +66,10 @@ class Rollouts(Uniform):
 
     def sample(self, minibatches: range, into: Observations | None = None) -> Batch:
         first, stop = (self._start + number * self._length for number in (minibatches.start, minibatches.stop))
+        if first < self._replay.steps().start:
+            raise UsageError(
+                "replay.capacity_steps is too small: a rollout's frames were overwritten before its update"
+            )
         step = np.repeat(np.arange(first, stop), self._environments)
         environment = np.tile(np.arange(self._environments), stop - first)
         end = step - (step - first) % self._length + self._length

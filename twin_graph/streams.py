@@ -23,6 +23,7 @@ class Purpose(enum.IntEnum):
     TOURNAMENT = 12
     OPENING = 13
     SHIFT = 14
+    TARGET_OF_B = 15
 
 
 def stream(seed: int, purpose: Purpose, counter: int) -> np.random.Generator:

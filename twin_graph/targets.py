@@ -29,7 +29,7 @@ from twin_graph.errors import ForeignError, UsageError, foreign_error
 from twin_graph.settings import Settings
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.store import SnapshotStore
-from twin_graph.streams import Purpose
+from twin_graph.streams import Purpose, stream
 from twin_graph.words import counted
 
 ENSEMBLE_LIMIT = 8
@@ -384,8 +384,14 @@ POLICIES: dict[str, Callable[..., Choice]] = {
     function.__name__: function for function in (latest, best, lag, window, mix, pinned, rollback, ensemble, average)
 } | {"random": no_snapshot, "self": own_weights}
 
-#: By the roles of holders, what their choices by lot are drawn from.
+#: By the roles of holders, what their random choices are drawn from.
 PURPOSES = {"target": Purpose.TARGET, "opponent": Purpose.OPPONENT}
+
+
+def lots(seed: int, role: str, learner: str, updates: int) -> np.random.Generator:
+    """The random numbers of a policy's choice after so many updates: each learner has its own."""
+    purpose = Purpose.TARGET_OF_B if (role, learner) == ("target", "b") else PURPOSES[role]
+    return stream(seed, purpose, updates)
 
 
 class Policy(NamedTuple):

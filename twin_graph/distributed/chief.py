@@ -14,6 +14,7 @@ from twin_graph.envs import VectorEnv
 from twin_graph.errors import TwinGraphError
 from twin_graph.graph_mode import tf
 from twin_graph.keeper import Keeper
+from twin_graph.legal import random_actions
 from twin_graph.loop import Stepper
 from twin_graph.model import ModelSpec
 from twin_graph.probe import PROBE_SIZE
@@ -113,10 +114,11 @@ class Chief(Stepper):
         env, seed = self._env, self._keeper.settings.seed
         random = stream(seed, Purpose.PROBE, 0)
         seeds = environment_seeds(seed, Purpose.ENVIRONMENT, self._tally.agent_steps, env.count)
-        observations = [env.reset(seeds)]
+        newest = env.reset(seeds)
+        observations = [newest.copy()]
         while len(observations) * env.count < PROBE_SIZE:
             for _ in range(_PROBE_EVERY):
-                newest = env.step(random.integers(0, env.spec.n_actions, size=env.count)).s_next
+                newest = env.step(random_actions(env.spec, newest, random)).s_next
             observations.append(newest.copy())
         return np.concatenate(observations)[:PROBE_SIZE]
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from twin_graph.distributed.shared import Shared
+from twin_graph.errors import DivergedError
 from twin_graph.twin import Twin
 
 
@@ -44,7 +45,11 @@ class Copy:
     def apply(
         self, minibatches: Sequence[Mapping[Any, np.ndarray]], fed: Mapping[Any, Any], learning_rate: float
     ) -> Applied:
-        """Adds up the minibatches' gradients here, and applies their sum to the shared variables."""
+        """Adds up the minibatches' gradients here, and applies their sum to the shared variables.
+
+        Raises:
+          DivergedError: the loss is NaN or infinite; nothing was applied.
+        """
         model = self.twin.model
         told = model.loss, model.q_mean, model.td_error
         found = []
@@ -54,6 +59,10 @@ class Copy:
         wanted = *told, model.clear_op, *model.gradients
         loss, q_mean, td_error, _, *gradients = self.twin.run(wanted, {**minibatches[-1], **fed})
         losses, q_means, td_errors = zip(*found, (loss, q_mean, td_error), strict=True)
+        if not np.isfinite(losses).all():
+            raise DivergedError(
+                f"the loss is {np.mean(losses)} after update {self.version}; try a smaller train.learning_rate"
+            )
         update = self._shared.apply(dict(zip(self._names, gradients, strict=True)), learning_rate)
         means = float(np.mean(losses)), float(np.mean(q_means))
         return Applied(update, update - self.version, *means, np.concatenate(td_errors))

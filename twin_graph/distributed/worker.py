@@ -1,7 +1,6 @@
 """A worker: environments, replay and target of its own, gradients for the shared variables."""
 
 import contextlib
-import math
 import os
 import time
 from collections import deque
@@ -15,7 +14,7 @@ from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.copy import Applied, Copy
 from twin_graph.distributed.shared import Shared
 from twin_graph.envs import VectorEnv
-from twin_graph.errors import DivergedError, TwinGraphError
+from twin_graph.errors import TwinGraphError
 from twin_graph.graph_mode import tf
 from twin_graph.holder import Holder
 from twin_graph.model import ModelSpec
@@ -159,10 +158,6 @@ class Worker:
         self._status = self._status.model_copy(
             update={"loss": applied.loss, "q_mean": applied.q_mean, "updates": self._status.updates + 1}
         )
-        if not math.isfinite(applied.loss):
-            raise DivergedError(
-                f"the loss is {applied.loss} at update {applied.update + 1}; try a smaller train.learning_rate"
-            )
 
     def _tell(self, state: str = "training") -> None:
         then, steps = self._marked

@@ -4,7 +4,7 @@ Boards take one move at a time. Where both players of a game move at once, as in
 the second has moved without seeing it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -119,9 +119,7 @@ class Seat:
     def reset(self, seeds: np.ndarray) -> np.ndarray:
         self._randoms = [np.random.Generator(np.random.Philox(key=int(seed))) for seed in seeds]
         self._seats = self._all % 2
-        for board in range(self.count):
-            self.boards.begin(board, self._randoms[board])
-        self._answer()
+        self._begin(range(self.count))
         return self.boards.observe(self._all, self._seats)
 
     def step(self, actions: np.ndarray) -> VectorStep:
@@ -136,10 +134,8 @@ class Seat:
         terminal_t = last_t & ~boards.cut
         s_next = s_t = boards.observe(self._all, self._seats)
         if last_t.any():
-            for board in np.flatnonzero(last_t).tolist():
-                boards.begin(board, self._randoms[board])
-                self._seats[board] = 1 - self._seats[board]
-            self._answer()
+            self._seats[last_t] = 1 - self._seats[last_t]
+            self._begin(np.flatnonzero(last_t).tolist())
             s_next = boards.observe(self._all, self._seats)
         clip = self.spec.reward_clip
         r_t = score_t if clip is None else np.clip(score_t, -clip, clip)
@@ -158,6 +154,16 @@ class Seat:
 
     def close(self) -> None:
         self.boards.close()
+
+    def _begin(self, boards: Iterable[int]) -> None:
+        """Begins games up to the agent's first move."""
+        for board in boards:
+            self.boards.begin(board, self._randoms[board])
+        self._answer()
+        if (self.boards.to_move == NOBODY).any():
+            raise UsageError(
+                f"{self.protocol['environment']} can end before its second player's first move, so it cannot be learnt"
+            )
 
     def _answer(self) -> np.ndarray:
         """The opponent moves, on all boards at once, until it is the agent's turn or the end; returns the gains."""
