@@ -49,7 +49,7 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
         print_json(document)
         return
     for name, ours, theirs in found.settings:
-        stdout.print(f"{name}: {ours} and {theirs}", markup=False)
+        stdout.print(f"{name}: {ours} in {names[0]}, {theirs} in {names[1]}", markup=False)
     if not found.settings:
         stdout.print("equal settings")
     stdout.print(f"equal up to update {found.equal:,}")
@@ -57,7 +57,8 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
         stdout.print("no difference in what both runs recorded")
         return
     words = f"first difference, after update {found.parted.updates:,}: {found.parted.what} is"
-    stdout.print(f"{words} {found.parted.first or 'missing'} and {found.parted.second or 'missing'}", markup=False)
+    ours, theirs = (f"{what or 'nothing'} in {name}" for what, name in zip(found.parted[2:], names, strict=True))
+    stdout.print(f"{words} {ours}, {theirs}", markup=False)
     if not found.pairs:
         stdout.print("no pair of snapshots made after the same number of updates still has weights")
         return

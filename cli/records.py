@@ -142,7 +142,8 @@ def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
     headings = "snapshot", "agent steps", "updates", "episodes", "depth", "score", "committed (UTC)", ""
     click.echo(line.format(*headings).rstrip())
     for entry in entries:
-        numbers = (f"{entry[name]:,}" for name in ("agent_steps", "updates", "episodes"))
+        imported = "imported" in entry["marks"]  # it was made outside of this run's counters
+        numbers = ("-" if imported else f"{entry[name]:,}" for name in ("agent_steps", "updates", "episodes"))
         score = "-" if entry["score"] is None else f"{entry['score']:.2f}"
         depth = "-" if entry["depth_agent_steps"] is None else f"{entry['depth_agent_steps']:,.0f}"
         time = entry["time"][:19].replace("T", " ")
@@ -179,7 +180,7 @@ def show(run: str, ref: str, as_json: bool) -> None:
         "weights_sha256",
         "settings_sha256",
     ):
-        table.add_row(name, str(manifest[name]))
+        table.add_row(name, "-" if manifest[name] is None else str(manifest[name]))
     if details["run"] != found.name:
         table.add_row("made by", escape(f"{details['run']}, from which this run was forked"))
     for name, value in manifest["counters"].items():

@@ -116,7 +116,7 @@ def _show(
 
 
 _SHOWN = 5
-_HELP = "type a move or its number; q for Q values, x to give up"
+_HELP = "type a move or its number; ? for Q values, q to give up"
 
 
 @click.command(epilog=ANY_REF_HELP)
@@ -176,10 +176,10 @@ def _ask(names: dict[int, str], q: dict[int, float]) -> int | None:
             return None
         if given in moves:
             return moves[given]
-        if given == "q":
+        if given == "?":
             for action in sorted(q, key=lambda action: -q[action]):
                 click.echo(f"  {names[action]:<10} {q[action]:+.3f}")
-        elif given in ("x", "exit", "quit"):
+        elif given in ("q", "quit", "exit"):
             return None
         else:
             click.echo(f"{given!r} is not a legal move: {listed}")

@@ -1,6 +1,7 @@
 """Two runs side by side."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,8 +79,8 @@ def test_the_command_prints_a_table_and_draws_a_picture(cartpole: Make, trained:
     done = twin_graph("compare", str(parent.folder), str(tmp_path / "fork"), "--plot", str(picture), cwd=tmp_path)
     assert done.returncode == 0
     lines = done.stdout.splitlines()
-    assert lines[:2] == ["seed: 1 and 2", "equal up to update 76"]
-    assert lines[2].startswith("first difference, after update 100: ")
+    assert lines[:2] == [f"seed: 1 in {parent.name}, 2 in fork", "equal up to update 76"]
+    assert re.fullmatch(rf"first difference, after update 100: .+ is \S+ in {parent.name}, \S+ in fork", lines[2])
     assert picture.read_bytes().startswith(b"\x89PNG")
     document = json.loads(twin_graph("compare", str(parent.folder), "fork", "--json", cwd=tmp_path).stdout)
     assert document["equal_updates"] == 76

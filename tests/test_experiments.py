@@ -137,7 +137,7 @@ def test_every_value_survives_the_command_line(key: str, value: Any) -> None:
         (changed("[factors]", "[facters]"), "unknown key 'facters'; did you mean 'factors'"),
         (changed("[factors]", "[form]\na = 1\n[factors]"), "unknown key 'form'; did you mean 'from'"),
         (changed('preset = "cartpole"', ""), "preset is missing"),
-        (changed("cartpole", "cartpol"), "unknown preset 'cartpol'; did you mean 'cartpole'"),
+        (changed("cartpole", "cartpol"), "tictactoe; did you mean 'cartpole'?"),
         (
             changed("batch_size", "batchsize"),
             "settings: unknown setting 'train.batchsize'; did you mean 'train.batch_size'",
@@ -187,9 +187,16 @@ def test_a_bad_file_is_refused_with_one_line(text: str, message: str) -> None:
 def test_every_study_that_is_shipped_is_right(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "examples")
     found = plan.read(path)
-    plan.check_policies(found)
+    plan.check_policies(found, path)
     assert found.name == path.stem
     assert len({run.seed for run in found.runs}) >= 3
+
+
+def test_a_policy_that_cannot_be_is_named_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(changed('"latest"', '"lates"'))
+    with pytest.raises(UsageError, match=r"study\.toml: target\.policy=lates: unknown policy 'lates'"):
+        plan.check_policies(plan.read(path), path)
 
 
 def test_statistics_and_reports_need_no_tensorflow() -> None:
@@ -689,7 +696,7 @@ def test_a_browser_shows_the_page_whole(finished: Path, width: int) -> None:
 
 def test_the_report_says_what_two_seeds_cannot_carry(finished: Path) -> None:
     for text in ((finished / "report" / name).read_text() for name in ("index.html", "report.md")):
-        assert "Too few seeds: 2 a condition" in text
+        assert "Too few seeds: 2 per condition" in text
         assert "A score is the mean of only 3 games; evaluate.episodes=10 or more leaves less to luck." in text
         assert "0 counts as 0 and 500 as 1 (the range of what the game can score)" in text
 
@@ -697,9 +704,9 @@ def test_the_report_says_what_two_seeds_cannot_carry(finished: Path) -> None:
 @pytest.mark.parametrize(
     ("seeds", "warning"),
     [
-        (4, "Too few seeds: 4 a condition. The bootstrap of so few"),
-        (5, "Few seeds: 5 a condition. Only large differences are to be believed; take 10."),
-        (9, "Few seeds: 9 a condition."),
+        (4, "Too few seeds: 4 per condition. Bootstrap intervals from so few"),
+        (5, "Few seeds: 5 per condition. Only believe large differences, or use 10."),
+        (9, "Few seeds: 9 per condition."),
         (10, None),
     ],
 )
@@ -762,7 +769,7 @@ def test_without_rliable_a_report_says_what_to_install(finished: Path, tmp_path:
         "experiment", "report", str(finished), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}
     )
     assert done.returncode == 1
-    assert done.stderr == "Error: a report needs rliable: pip install '.[experiments]' in the repository\n"
+    assert done.stderr == "Error: a report needs rliable: pip install 'twin-graph[experiments]'\n"
 
 
 def test_without_ray_its_executor_says_what_to_install_before_anything_else(tmp_path: Path) -> None:
@@ -773,7 +780,7 @@ def test_without_ray_its_executor_says_what_to_install_before_anything_else(tmp_
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     assert done.returncode == 1
-    assert done.stderr == "Error: --executor ray needs ray: pip install '.[ray]' in the repository\n"
+    assert done.stderr == "Error: --executor ray needs ray: pip install 'twin-graph[ray]'\n"
 
 
 def test_scores_of_an_unknown_game_are_normalised_by_what_was_seen_and_it_is_said() -> None:

@@ -576,6 +576,14 @@ def no_candidates(history: History, random: np.random.Generator) -> Choice:
     return Choice(history.snapshots[-1:], None, "no candidates")
 
 
+def outside(history: History, random: np.random.Generator) -> Choice:
+    return Choice(history.snapshots[:1], history.snapshots[-1:], "retention may remove it")
+
+
+def speechless(history: History, random: np.random.Generator) -> Choice:
+    return Choice(history.snapshots[-1:], history.snapshots, 5)
+
+
 def two(history: History, random: np.random.Generator) -> Choice:
     return Choice(history.snapshots[-2:], history.snapshots, "more than there are twins for")
 
@@ -639,12 +647,15 @@ def test_what_a_module_fails_to_import_is_named(tmp_path: Path, monkeypatch: pyt
         "no_list",
         "ids",
         "no_candidates",
+        "outside",
+        "speechless",
         "two",
     ],
 )
 def test_a_policy_that_answers_with_nonsense_is_named(mine: str, function: str) -> None:
     with pytest.raises(
-        ForeignError, match=rf"target\.policy=my_policies:{function} (must return a Choice|chose 2 snapshots)"
+        ForeignError,
+        match=rf"target\.policy=my_policies:{function} (must return a Choice|must choose among|chose 2 sn)",
     ):
         choose(f"{mine}:{function}", History(0, FIVE))
 

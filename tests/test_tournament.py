@@ -255,13 +255,13 @@ def test_a_person_plays_a_game_to_its_end(
     from click.testing import CliRunner
     from twin_graph_cli.selfplay import play
 
-    moves = ["q", "z", "x(9,9)", *[str(action) for action in range(9)] * 5]
+    moves = ["?", "z", "x(9,9)", *[str(action) for action in range(9)] * 5]
     result = CliRunner().invoke(play, [str(run.folder), "latest"], input="\n".join(moves))
     assert result.exit_code == 0, result.output
     assert "'z' is not a legal move: 0: x(0,0)" in result.output
     assert result.output.splitlines()[-1] in ("you win", "a draw", f"{run.store().newest.id} wins")
     assert result.output.count("  x(") >= 9
-    given_up = CliRunner().invoke(play, [str(run.folder), "--second"], input="x\n")
+    given_up = CliRunner().invoke(play, [str(run.folder), "--second"], input="q\n")
     assert given_up.exit_code == 0
     assert f"{run.store().newest.id} plays x" in given_up.output
     assert given_up.output.splitlines()[-1] == f"you give up; {run.store().newest.id} wins"

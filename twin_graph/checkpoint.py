@@ -218,10 +218,10 @@ def newest_point(run: Run) -> Found:
     if not folders:
         known: list[Commit | Swap] = [*run.ledger.events(Commit), *run.ledger.events(Swap)]
         if steps := max((event.counters.agent_steps for event in known), default=0):
-            raise UsageError(
-                f"{run.folder} has no resume point, after {steps:,} agent steps: a custom loop makes them "
-                "with Agent.commit_point()"
-            )
+            why = f"those that it made are not in {points.folder}"
+            if not run.ledger.events(Point):
+                why = "a custom loop makes them with Agent.commit_point()"
+            raise UsageError(f"{run.folder} has no resume point, after {steps:,} agent steps: {why}")
         raise UsageError(f"{run.folder} ended before its first resume point; train a new run")
     damage: list[str] = []
     for folder in reversed(folders):

@@ -67,7 +67,9 @@ class Evaluation(NamedTuple):
         """For people: the mean, its interval, the number of games."""
         low, high = self.interval
         cut = f", {self.cut} cut at the step limit" if self.cut else ""
-        return f"{self.mean:.2f} (95% interval {low:.2f} to {high:.2f}, {counted(len(self.returns), 'episode')}{cut})"
+        against = f" against {player}" if (player := self.protocol.get("against")) else ""
+        games = counted(len(self.returns), "episode")
+        return f"{self.mean:.2f}{against} (95% interval {low:.2f} to {high:.2f}, {games}{cut})"
 
     def summary(self) -> dict[str, Any]:
         """For `evaluations.jsonl` and `--json`."""

@@ -425,6 +425,12 @@ class Policy(NamedTuple):
             raise ForeignError(
                 f"{self.setting}={self.text} must return a Choice among history.snapshots, not {choice!r}"
             )
+        chosen, candidates = ({snapshot.id for snapshot in part} for part in choice[:2])
+        if not isinstance(choice.reason, str) or not chosen <= candidates:
+            raise ForeignError(
+                f"{self.setting}={self.text} must choose among its own candidates, which retention keeps, and give its "
+                f"reason in words, not {choice!r}"
+            )
         if len(choice.snapshots) > self.members:
             raise ForeignError(
                 f"{self.setting}={self.text} chose {len(choice.snapshots)} snapshots but has "

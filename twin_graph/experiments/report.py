@@ -246,11 +246,11 @@ def _warnings(data: _Data) -> Iterator[str]:
     counts = [len(condition.scores) for condition in data.conditions]
     if min(counts) < FEW_SEEDS:
         yield (
-            f"Too few seeds: {_range(counts)} a condition. The bootstrap of so few runs is too sure of itself; no "
-            f"interval here carries a claim. Take {GOOD_SEEDS}."
+            f"Too few seeds: {_range(counts)} per condition. Bootstrap intervals from so few runs are too narrow, and "
+            f"none here supports a claim. Use {GOOD_SEEDS}."
         )
     elif min(counts) < GOOD_SEEDS:
-        yield f"Few seeds: {_range(counts)} a condition. Only large differences are to be believed; take {GOOD_SEEDS}."
+        yield f"Few seeds: {_range(counts)} per condition. Only believe large differences, or use {GOOD_SEEDS}."
     states = [run.state for run in data.results]
     if open_ := sum(state in ("waiting", "running", "cut") for state in states):
         yield f"Unfinished: {open_} of {len(states)} runs are not done, and count in no score, interval or time."
@@ -274,8 +274,8 @@ def _warnings(data: _Data) -> Iterator[str]:
             )
     if stopped := [run.planned.name for run in data.results if run.stops]:
         yield (
-            f"Stopped and resumed, which adds an episode boundary: {_listed(stopped)}. Their numbers are sound, but "
-            "another execution of the file gives others. (Runs that were killed are not concerned.)"
+            f"Stopped and resumed, which adds an episode boundary: {_listed(stopped)}. Their results are valid, but "
+            "a fresh run of this file will differ from them. (Killed runs are not affected.)"
         )
     if len(processors := sorted({run.processor for run in data.results if run.processor})) > 1:
         yield f"Runs on different processors: {', '.join(processors)}. Times do not compare."
@@ -308,7 +308,7 @@ def _comparison(data: _Data) -> Table:
         f"{data.unit}, IQM (95%)",
         "optimality gap (95%)",
         f"better than {first} (95%)",
-        f"score less that of {first}, in pairs (95%)",
+        f"paired difference from {first} (95%)",
         "p, by Holm",
         "agent steps to threshold",
         "age of targets, updates",
