@@ -145,9 +145,10 @@ class Atari:
         return self._shown
 
     def close(self) -> None:
-        self._env.close()
-        if self._screen:
-            self._screen.close()
+        for env in (self._env, self._screen):
+            if env:
+                env.close()
+                vars(env).pop("ale", None)  # or a traceback keeps the emulator until Python ends, which then complains
 
 
 def actions_of(settings: EnvSettings, meanings: list[str]) -> np.ndarray:
