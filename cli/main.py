@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import gc
 import importlib
 import os
@@ -16,6 +17,7 @@ from twin_graph.errors import TwinGraphError, place
 from .params import ReaderGoneError
 
 INTERRUPTED = 130
+_SAYS_ENOUGH = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 
 # Command -> module that defines it, and what the list says of it. A module is imported when its command runs, so that
 # commands that read records do not wait for TensorFlow.
@@ -136,7 +138,8 @@ def main() -> None:
         if debug:
             raise
         where = f" ({error.filename})" if error.filename else ""
-        click.echo(f"Error: {error.strerror or error}{where}; --debug shows where it came from", err=True)
+        hint = "" if error.errno in _SAYS_ENOUGH else "; --debug shows where it came from"
+        click.echo(f"Error: {error.strerror or error}{where}{hint}", err=True)
         code = 1
     except Exception as error:
         if debug:

@@ -168,6 +168,30 @@ def test_evaluate_plays_records_and_steers_nothing(trained: Path) -> None:
     assert [e["scheduled"] for e in shown["evaluations"]][-3:] == [False] * 3
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_score_of_a_run_that_cannot_be_written_is_shown_and_said_not_to_be_recorded(trained: Path) -> None:
+    run = trained / "read-only"
+    shutil.copytree(trained / "checkpoints" / "cartpole-seed1-1", run)
+    subprocess.run(["mount", "--bind", str(run), str(run)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(run)], check=True)
+        done = twin_graph("evaluate", "read-only", "--episodes=2", cwd=trained)
+        listed = twin_graph("prune", "read-only", "--keep-last=1", "--dry-run", cwd=trained)
+        asked = twin_graph("point", "read-only", cwd=trained)
+        swapped = twin_graph("swap", "read-only", "000001", cwd=trained)
+    finally:
+        subprocess.run(["umount", str(run)], check=True)
+    assert "mean return" in done.stdout
+    assert done.returncode == 1
+    lost = "Error: this score is not recorded: Read-only file system (read-only/evaluations.jsonl)\n"
+    assert done.stderr.endswith(lost)
+    assert re.search(r"\d+ snapshots would lose their weights, 0\.\d MB", listed.stderr)
+    for refused in (asked, swapped):
+        assert refused.returncode != 0
+        assert ".tmp-" not in refused.stderr
+        assert "--debug" not in refused.stderr
+
+
 def test_evaluate_refuses_damaged_weights(trained: Path) -> None:
     twin_graph("train", "cartpole", "--steps=400", "--run-dir=damaged", *TINY, cwd=trained)
     data = next((trained / "damaged" / "snapshots").glob("000001-*/model.data*"))
