@@ -1,12 +1,11 @@
 """`twin-graph evaluate`."""
 
 import click
-from rich.progress import Progress
 
 from twin_graph.errors import TwinGraphError
 from twin_graph.snapshots.run import find, locate
 
-from .params import ANY_REF_HELP, Count, json_option, print_json, protocol_line, run_argument, stderr
+from .params import ANY_REF_HELP, Count, json_option, print_json, progress_bar, protocol_line, run_argument
 
 
 @click.command(epilog=ANY_REF_HELP)
@@ -31,7 +30,7 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
 
     from twin_graph import player
 
-    with player.restored(owner, snapshot) as twin, Progress(console=stderr, transient=True) as bar:
+    with player.restored(owner, snapshot) as twin, progress_bar() as bar:
         task = bar.add_task(f"{snapshot.id}", total=episodes)
         for evaluation in player.play(twin, owner, snapshot, episodes=episodes, seed=seed):
             bar.update(task, completed=len(evaluation.returns))

@@ -22,7 +22,7 @@ from twin_graph.words import command, counted, size
 
 from .display import clock
 from .main import INTERRUPTED
-from .params import Count, json_option, print_json, say, stderr, stdout
+from .params import Count, json_option, print_json, progress_bar, say, stderr, stdout
 
 _LINE_SECONDS = 15.0
 _REPORT = "report"  # in an experiment's folder
@@ -158,9 +158,7 @@ def report(folder: Path, last: int | None, as_json: bool) -> None:
     except ImportError as error:
         raise _extra_is_missing("a report", "experiments", error) from None
 
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=stderr, transient=True
-    ) as bar:
+    with progress_bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task("reading the runs", total=None)
 
         def tell(what: str, done: int, total: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 from rich.console import Console
+from rich.progress import Progress, ProgressColumn
 
 from twin_graph import config
 from twin_graph.snapshots.run import RUNS, folders_of_runs
@@ -49,6 +50,11 @@ stdout = _Results(highlight=False, width=None if sys.stdout.isatty() else 1000)
 def say(text: str) -> None:
     """Prints one line for people on stderr; never wrapped by us, so that paths and hashes can be copied."""
     stderr.print(text, soft_wrap=True, markup=False)
+
+
+def progress_bar(*columns: str | ProgressColumn) -> Progress:
+    """A bar on stderr while something is done; nothing where that is no terminal."""
+    return Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
 
 
 def protocol_line(protocol: Mapping[str, Any]) -> str:

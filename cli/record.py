@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import click
-from rich.progress import Progress
 
 from twin_graph import film
 from twin_graph.snapshots.run import find, locate
 
-from .params import ANY_REF_HELP, Count, json_option, print_json, run_argument, say, stderr, stdout
+from .params import ANY_REF_HELP, Count, json_option, print_json, progress_bar, run_argument, say, stdout
 
 #: Scale and pictures per second.
 _SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
@@ -72,7 +71,7 @@ def record(
             seconds=seconds,
         ) as made,
         player.restored(owner, snapshot) as twin,
-        Progress(console=stderr, transient=True) as bar,
+        progress_bar() as bar,
     ):
         task = bar.add_task(snapshot.id, total=episodes)
         for evaluation in player.play(twin, owner, snapshot, episodes=episodes, seed=seed, at_once=1, watch=made.watch):

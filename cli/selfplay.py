@@ -6,14 +6,13 @@ from typing import Any
 
 import click
 import numpy as np
-from rich.progress import Progress
 from rich.table import Table
 
 from twin_graph import outputs
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.run import find, locate
 
-from .params import ANY_REF_HELP, Count, complete_run, json_option, print_json, run_argument, say, stderr, stdout
+from .params import ANY_REF_HELP, Count, complete_run, json_option, print_json, progress_bar, run_argument, say, stdout
 
 
 @click.command()
@@ -71,7 +70,7 @@ def tournament(
     outputs.check_picture(plot)
     who = tournaments.contestants(found, snapshots, against.replace(",", " ").split())
     rules = tournaments.Rules(games, opening, epsilon, seed)
-    with Progress(console=stderr, transient=True) as bar:
+    with progress_bar() as bar:
         task = bar.add_task("pairs")
         for done, total, pairings in tournaments.play(found, who, rules):  # noqa: B007
             bar.update(task, completed=done, total=total)
