@@ -4,15 +4,17 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn
 
 from twin_graph import config
 from twin_graph.snapshots.run import RUNS, folders_of_runs
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 #: For people: progress and logs.
 stderr = Console(stderr=True, highlight=False)
@@ -52,8 +54,10 @@ def say(text: str) -> None:
     stderr.print(text, soft_wrap=True, markup=False)
 
 
-def progress_bar(*columns: str | ProgressColumn) -> Progress:
-    """A bar on stderr while something is done; nothing where that is no terminal."""
+def progress_bar(*columns: Any) -> "Progress":
+    """A bar on stderr while something is done, of rich's columns; nothing where that is no terminal."""
+    from rich.progress import Progress  # commands without one need not wait for it
+
     return Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
 
 
