@@ -34,7 +34,7 @@ def verify(run: str, as_json: bool) -> None:
     if findings.damage:
         for line in findings.damage:
             say(f"damaged: {line}")
-        say(f"{len(findings.damage):,} damaged; everything else is exactly as written")
+        say(f"{len(findings.damage):,} damaged")
         raise click.exceptions.Exit(DamagedError.exit_code)
     if not as_json:
         stdout.print(f"{counted(findings.files, 'file')}, {size(findings.bytes)}: all exactly as written")

@@ -32,7 +32,7 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
     from twin_graph import compare as comparing
 
     found = comparing.compare(*runs)
-    names = [run.name for run in runs]
+    names = [run.name if runs[0].name != runs[1].name else str(run.folder) for run in runs]
     if plot:
         comparing.draw(found, names, plot)
         say(f"picture: {plot}")
@@ -57,7 +57,7 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
         stdout.print("no difference in what both runs recorded")
         return
     words = f"first difference, after update {found.parted.updates:,}: {found.parted.what} is"
-    ours, theirs = (f"{what or 'nothing'} in {name}" for what, name in zip(found.parted[2:], names, strict=True))
+    ours, theirs = (f"{what or 'missing'} in {name}" for what, name in zip(found.parted[2:], names, strict=True))
     stdout.print(f"{words} {ours}, {theirs}", markup=False)
     if not found.pairs:
         stdout.print("no pair of snapshots made after the same number of updates still has weights")

@@ -12,7 +12,7 @@ from .params import ANY_REF_HELP, Count, json_option, print_json, progress_bar, 
 @run_argument
 @click.argument("ref", default="latest")
 @click.option("--episodes", type=Count(min=1), default=30, show_default=True, help="Games to play.")
-@click.option("--seed", type=Count(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
 @json_option
 def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> None:
     """Measure the true score of snapshot REF of RUN, and record it.
@@ -34,13 +34,16 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
         task = bar.add_task(f"{snapshot.id}", total=episodes)
         for evaluation in player.play(twin, owner, snapshot, episodes=episodes, seed=seed):
             bar.update(task, completed=len(evaluation.returns))
+    failed = None
+    try:
+        owner.record_evaluation(snapshot, evaluation.summary())
+    except OSError as error:  # a score that took an hour is shown all the same
+        failed = error
     if as_json:
         print_json({"snapshot": snapshot.id, **evaluation.summary()})
     else:
-        of = f" of {owner.folder}, and recorded there" if owner.folder != found.folder else ""
+        of = f" of {owner.folder}, and recorded there" if owner.folder != found.folder and not failed else ""
         click.echo(f"{snapshot.id}{of}: mean return {evaluation.words()}")
         click.echo(protocol_line(evaluation.protocol))
-    try:  # last: games that took an hour are not lost because their record cannot be written
-        owner.record_evaluation(snapshot, evaluation.summary())
-    except OSError as error:
-        raise TwinGraphError(f"this score is not recorded: {error.strerror} ({error.filename})") from None
+    if failed:
+        raise TwinGraphError(f"this score is not recorded: {failed.strerror} ({owner.folder})")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ class Count(click.IntRange):
     name = "count"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str):
+        if isinstance(value, str) and re.fullmatch(r"\d{1,3}(,\d{3})+", value):
             value = value.replace(",", "")
         return super().convert(value, param, ctx)
 

@@ -17,7 +17,7 @@ _SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
 @run_argument
 @click.argument("ref", default="latest")
 @click.option("--episodes", type=Count(min=1), default=1, show_default=True, help="Games to film.")
-@click.option("--seed", type=Count(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="File to write, .mp4 or .gif.  [default: RUN-SNAPSHOT.mp4]"
 )

@@ -36,7 +36,7 @@ from .params import ANY_REF_HELP, Count, complete_run, json_option, print_json, 
 )
 @click.option("--opening", type=Count(min=0), default=2, show_default=True, help="Random moves at the start.")
 @click.option("--epsilon", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Share of random moves.")
-@click.option("--seed", type=Count(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Also draw who beat whom, to this PNG or SVG file.")
 @json_option
 def tournament(

@@ -119,7 +119,9 @@ def train(
     with contextlib.ExitStack() as open_:
         with starting_up("the run started; nothing was written"):
             from twin_graph import envs, evaluation, resources, trackers, training  # noqa: F401 - takes seconds
+            from twin_graph.envs.gym import check_version
 
+            check_version(settings.env.id)
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
             elsewhere = elsewhere_of(described)
             needed = resources.measure(settings, env, folder, elsewhere=elsewhere)

@@ -11,7 +11,7 @@ import click
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots.run import RUNS, find
 
-from .params import Count, complete_run, say
+from .params import complete_run, say
 
 
 @click.command()
@@ -23,7 +23,7 @@ from .params import Count, complete_run, say
     type=click.Path(path_type=Path, file_okay=False),
     help="Where to look for runs, if no RUN is named.",
 )
-@click.option("--port", default=0, type=Count(0, 65535), help="Port of this machine.  [default: any free one]")
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port of this machine.  [default: any free one]")
 @click.option("--allow-swaps", is_flag=True, help="Let the page restore snapshots into twins, like `twin-graph swap`.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 def view(runs: tuple[str, ...], folder: Path, port: int, allow_swaps: bool, no_browser: bool) -> None:

@@ -183,7 +183,7 @@ def test_a_score_of_a_run_that_cannot_be_written_is_shown_and_said_not_to_be_rec
         subprocess.run(["umount", str(run)], check=True)
     assert "mean return" in done.stdout
     assert done.returncode == 1
-    lost = "Error: this score is not recorded: Read-only file system (read-only/evaluations.jsonl)\n"
+    lost = "Error: this score is not recorded: Read-only file system (read-only)\n"
     assert done.stderr.endswith(lost)
     assert re.search(r"\d+ snapshots would lose their weights, 0\.\d MB", listed.stderr)
     for refused in (asked, swapped):
@@ -218,6 +218,12 @@ def test_evaluate_refuses_damaged_weights(trained: Path) -> None:
         (["train", "cartpole", "--steps", "0"], 2, "x>=1"),
         (["train", "cartpole", "--run-dir", "checkpoints/cartpole-seed1-1"], 2, "exists already"),
         (["train", "cartpole", "--run-dir", ""], 2, "'.' is no name for a new folder; choose another --run-dir"),
+        (
+            ["train", "cartpole", "--env", "CartPole"],
+            2,
+            "names no version, and the newest may change: give CartPole-v1",
+        ),
+        (["explain", "cartpole-seed1-1", "--update", "1,5"], 2, "'1,5' is not a valid count"),
         (["train", "cartpole", "--set", "preset=pong"], 2, "preset is cartpole here, and no setting changes it"),
         (
             ["train", "cartpole", "--set", "target.policy=pinned(foo)"],

@@ -286,8 +286,11 @@ def test_what_workers_cannot_do_is_refused(cartpole: Make, changes: dict[str, An
 
 def test_workers_rescale_only_rewards_that_are_clipped(cartpole: Make) -> None:
     settings = cartpole(workers__count=2, loss="dqn3", train__rescale_r=True)
-    with pytest.raises(UsageError, match=r"CartPole-v1 has none; use --set train\.rescale_r=false"):
+    with pytest.raises(UsageError, match=r"each worker would divide by .*: use --set train\.rescale_r=false"):
         check_rescaling(settings, EnvSpec((4,), 2))
+    unclipped = cartpole(workers__count=2, loss="dqn3", train__rescale_r=True, env__clip_rewards=False)
+    with pytest.raises(UsageError, match=r"use --set env\.clip_rewards=true"):
+        check_rescaling(unclipped, EnvSpec((4,), 2))
     check_rescaling(settings, EnvSpec((4,), 2, reward_clip=1.0))
     check_rescaling(cartpole(loss="dqn3", train__rescale_r=True), EnvSpec((4,), 2))
 

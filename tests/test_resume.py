@@ -319,7 +319,7 @@ def test_a_run_is_not_made_shorter_than_it_is(cartpole: Make, tmp_path: Path) ->
     run = create(tmp_path / "run", cartpole(evaluate__episodes=0, train__steps=5_000))
     attempt(run, signal_at=(signal.SIGTERM, 720))
     before, made = (run.folder / "ledger.jsonl").read_bytes(), newest_point(run).point.counters.agent_steps
-    refused = CliRunner().invoke(cli, ["resume", str(run.folder), "--steps", "1,00"])
+    refused = CliRunner().invoke(cli, ["resume", str(run.folder), "--steps", "100"])
     assert f"made {made:,} agent steps, and 100 is to be its whole length; for 100 more, give {made + 100}" in str(
         refused.exception
     )

@@ -519,7 +519,7 @@ def test_a_moment_that_is_not_finite_is_in_no_resume_point(cartpole: Make, tmp_p
         online = agent.learners.first.online
         name = next(name for name in online.all_variables() if name.endswith("/Adam"))
         online.load_all({name: np.full_like(online.all_variables()[name], np.inf)})
-        with pytest.raises(DivergedError, match="not finite after update 0"):
+        with pytest.raises(DivergedError, match=f"{name} is not finite after update 0"):
             agent.commit_point()
         assert agent.keeper.run.points().newest() is None
 

@@ -121,10 +121,8 @@ def check_that_it_learns(settings: "Settings") -> None:
 def check_rescaling(settings: "Settings", env: "EnvSpec") -> None:
     """Raises `UsageError` if workers would divide rewards by different numbers."""
     if settings.workers.count and settings.train.rescale_r and env.reward_clip is None:
-        raise UsageError(
-            f"train.rescale_r needs clipped rewards with workers, each of which sees another largest one, and "
-            f"{settings.env.id} has none; use --set train.rescale_r=false"
-        )
+        instead = "train.rescale_r=false" if settings.env.clip_rewards else "env.clip_rewards=true"
+        raise UsageError(f"each worker would divide by its own largest reward (train.rescale_r): use --set {instead}")
 
 
 def check_length(settings: "Settings", made: int) -> None:

@@ -83,15 +83,13 @@ def _weights(store: SnapshotStore, snapshot: Commit) -> dict[str, np.ndarray]:
 
 def _read(prefix: Path) -> dict[str, np.ndarray]:
     """All variables of a Saver checkpoint. Raises `UsageError` if it is none."""
-    if not Path(f"{prefix}.index").exists():
-        raise UsageError(
-            f"there is no {prefix}.index: give what was passed to Saver.save, not a file of another format"
-        )
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         return {name: np.asarray(reader.get_tensor(name)) for name in reader.get_variable_to_shape_map()}
     except (tf.errors.OpError, ValueError, RuntimeError):
-        raise UsageError(f"{prefix} is not a TensorFlow Saver checkpoint") from None
+        raise UsageError(
+            f"there is no TensorFlow Saver checkpoint {prefix}: give what was passed to Saver.save, without .index"
+        ) from None
 
 
 def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:

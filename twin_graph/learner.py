@@ -209,9 +209,9 @@ class Learner:
 
     def check_finite(self, values: Mapping[str, np.ndarray], updates: int) -> None:
         """Raises `DivergedError` if one of these variables, after so many updates, is NaN or infinite."""
-        if not all(np.isfinite(value).all() for value in values.values()):
+        if wrong := next((name for name, value in values.items() if not np.isfinite(value).all()), None):
             raise DivergedError(
-                f"the weights{self._whose} are not finite after update {updates}; the last good snapshot is "
+                f"{wrong}{self._whose} is not finite after update {updates}; the last good snapshot is "
                 f"{self._store.newest.id}. Try a smaller train.learning_rate"
             )
 

@@ -18,6 +18,7 @@ choose now, or could still choose once newer ones have been committed.
 
 import functools
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -423,14 +424,16 @@ class Policy(NamedTuple):
             for part in choice[:2]
         ):
             raise ForeignError(
-                f"{self.setting}={self.text} must return a Choice among history.snapshots, not {choice!r}"
+                f"{self.setting}={self.text} must return a Choice among history.snapshots, not {reprlib.repr(choice)}"
             )
         chosen, candidates = ({snapshot.id for snapshot in part} for part in choice[:2])
-        if not isinstance(choice.reason, str) or not chosen <= candidates:
+        if outside := sorted(chosen - candidates):
             raise ForeignError(
-                f"{self.setting}={self.text} must choose among its own candidates, which retention keeps, and give its "
-                f"reason in words, not {choice!r}"
+                f"{self.setting}={self.text} chose {', '.join(outside)}, not among its own candidates, which are all "
+                "that retention keeps"
             )
+        if not isinstance(choice.reason, str):
+            raise ForeignError(f"{self.setting}={self.text} must give its reason in words, not {choice.reason!r}")
         if len(choice.snapshots) > self.members:
             raise ForeignError(
                 f"{self.setting}={self.text} chose {len(choice.snapshots)} snapshots but has "

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import ENV_ID_RE, find_highest_version, parse_env_id
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation, TransformObservation
 
@@ -336,9 +337,6 @@ def _look_at(settings: EnvSettings) -> _Declared:
         raise UsageError(f"cannot make {settings.id!r}: {_first_sentence(error)}") from None
     except Exception as error:  # of its own code: arguments that it does not take, for example
         raise UsageError(f"cannot make {settings.id!r}: {type(error).__name__}: {error} ({place(error)})") from error
-    if environment.spec and environment.spec.id != settings.id.rpartition(":")[2]:
-        environment.close()
-        raise UsageError(f"{settings.id} names no version, and the newest may change: give {environment.spec.id}")
     actions, observations = environment.action_space, environment.observation_space
     time_limit = environment.spec.max_episode_steps if environment.spec else None
     masked = _tells_what_is_legal(environment)
@@ -350,6 +348,18 @@ def _look_at(settings: EnvSettings) -> _Declared:
     _check_observations(settings.id, seen)
     seen_shape = (spaces.flatten_space(seen) if flattened else seen).shape or ()
     return _Declared(actions, seen, flattened, seen_shape, masked, time_limit, names, modes, per_second)
+
+
+def check_version(environment_id: str) -> None:
+    """Raises `UsageError` if an id means the newest of several versions, which another Gymnasium may add to."""
+    name = environment_id.rpartition(":")[2]
+    if name in gymnasium.registry or not ENV_ID_RE.fullmatch(name):
+        return
+    namespace, stem, version = parse_env_id(name)
+    if version is None and (newest := find_highest_version(namespace, stem)) is not None:
+        raise UsageError(
+            f"{environment_id} names no version, and the newest may change: give {environment_id}-v{newest}"
+        )
 
 
 def _tells_what_is_legal(environment: gymnasium.Env[Any, Any]) -> bool:

@@ -56,12 +56,14 @@ def run(settings: Sequence[config.Settings]) -> Trial:
 
 def _main() -> None:
     from twin_graph import doctor, envs, resources, tuning
+    from twin_graph.envs.gym import check_version
     from twin_graph.model import ModelSpec
     from twin_graph.snapshots.run import RUNS
 
     every = [config.validate(tree) for tree in json.load(sys.stdin)]
     rate, startup, disk, memory = 0.0, 0.0, [], 0
     for settings in every:
+        check_version(settings.env.id)
         with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
             needed = resources.measure(settings, env, RUNS)  # no run's folder, as the present one may be
             disk.append(needed.disk)

@@ -477,7 +477,7 @@ def _resolve(
 
 def update_of(reference: str) -> int | None:
     """The update that `@update:12000` names, also with commas; None for any other reference."""
-    match = re.fullmatch(r"@update:(\d[\d,]*)", reference)
+    match = re.fullmatch(r"@update:(\d+|\d{1,3}(?:,\d{3})+)", reference)
     return int(match[1].replace(",", "")) if match else None
 
 

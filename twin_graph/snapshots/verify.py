@@ -1,6 +1,7 @@
 """Checks everything that a run has on disk against what was recorded when it was written."""
 
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -164,10 +165,9 @@ class _Verifier:
         self.known |= {run.control / "lock", run.control / "holder.json", *run.events.glob("events.out.tfevents.*")}
         if (run.control / "holder.json").exists():
             self._try(read_file, run.control / "holder.json")
+        there = (Path(folder, name) for folder, _, names in os.walk(run.folder) for name in names)
         self.unknown += sorted(
-            str(p)
-            for p in run.folder.rglob("*")
-            if p.is_file() and p not in self.known and not {p, *p.parents} & {*unfinished}
+            str(p) for p in there if p.is_file() and p not in self.known and not {p, *p.parents} & {*unfinished}
         )
 
 
