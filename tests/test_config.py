@@ -114,7 +114,7 @@ def test_what_is_measured_when_a_run_begins_cannot_be_left_open_later(key: str, 
 
 
 def test_an_unknown_preset_is_answered_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match="unknown preset 'pongg'; did you mean 'pong'"):
+    with pytest.raises(UsageError, match=r"unknown preset 'pongg'; there are atari, .*; did you mean 'pong'"):
         config.load("pongg")
 
 

@@ -474,7 +474,10 @@ def test_boards_of_bytes_are_those_of_truth_values(monkeypatch: pytest.MonkeyPat
 
 def test_without_minatar_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minatar.gym", None)
-    with pytest.raises(UsageError, match=r"cannot make 'MinAtar/Breakout-v1': pip install 'twin-graph\[minatar\]'$"):
+    with pytest.raises(
+        UsageError,
+        match=r"cannot make 'MinAtar/Breakout-v1': MinAtar is not installed: pip install 'twin-graph\[minatar\]'$",
+    ):
         envs.make(EnvSettings(id="MinAtar/Breakout-v1"), count=1)
 
 

@@ -239,7 +239,11 @@ def test_a_shared_store_has_one_line_and_a_learner_may_receive_itself(cartpole: 
 def test_the_latest_of_a_shared_store_is_now_the_ones_and_now_the_others(
     cartpole: Make, train: Train, learn: str
 ) -> None:
-    run = train(cartpole(**MUTUAL, store__shared=True, mutual__learn=learn, target__refresh_every_updates=20))
+    run = train(
+        cartpole(
+            **{**MUTUAL, "train__steps": 500}, store__shared=True, mutual__learn=learn, target__refresh_every_updates=10
+        )
+    )
     whose = {snapshot.id: snapshot.learner for snapshot in run.store().snapshots}
     received = [(swap.learner, whose[swap.snapshots[0]]) for swap in run.ledger.events(Swap)]
     counts = {pair: received.count(pair) for pair in itertools.product("ab", repeat=2)}
@@ -248,7 +252,9 @@ def test_the_latest_of_a_shared_store_is_now_the_ones_and_now_the_others(
 
 
 def test_each_learner_draws_for_itself(cartpole: Make, train: Train) -> None:
-    run = train(cartpole(**MUTUAL, target__policy="mix(0.5, 4)", target__refresh_every_updates=20))
+    run = train(
+        cartpole(**{**MUTUAL, "train__steps": 500}, target__policy="mix(0.5, 4)", target__refresh_every_updates=10)
+    )
     draws = [[swap.draw for swap in run.ledger.events(Swap) if swap.learner == name] for name in "ab"]
     assert len(draws[0]) == len(draws[1]) > 5
     assert not set(draws[0]) & set(draws[1])

@@ -220,7 +220,7 @@ def test_fixed_players_are_named_like_policies() -> None:
     boards = boards_of(TICTACTOE, 1)
     with pytest.raises(UsageError, match=r"against=mcts\(one\): simulations=one: must be a whole number"):
         boards.fixed_player("mcts(one)")
-    with pytest.raises(UsageError, match=r"unknown against 'perfct'; did you mean 'perfect'"):
+    with pytest.raises(UsageError, match=r"unknown against 'perfct'; choose random, .*; did you mean 'perfect'"):
         boards.fixed_player("perfct")
     with pytest.raises(UsageError, match=r"needs a smaller game than connect_four"):
         boards_of(EnvSettings(id="OpenSpiel/connect_four"), 1).fixed_player("perfect")
@@ -324,7 +324,9 @@ def test_policies_without_snapshots_are_for_opponents_alone(tictactoe: Make) -> 
         message = re.escape(f"target.policy={name} needs a game to play: it is for opponent.policy")
         with pytest.raises(UsageError, match=message):
             roles(tictactoe(target__policy=name))
-    with pytest.raises(UsageError, match=r"opponent.policy=windw: unknown policy 'windw'; did you mean 'window'"):
+    with pytest.raises(
+        UsageError, match=r"opponent.policy=windw: unknown policy 'windw'; choose latest, .*; did you mean 'window'"
+    ):
         parse("windw", "opponent.policy")
 
 
