@@ -22,7 +22,7 @@ stderr = Console(stderr=True, highlight=False)
 
 
 #: What `--help` says of the argument REF, where it names a snapshot of RUN, and where it may be another run's.
-REF_HELP = "REF is an id or the beginning of one, latest, latest~3, best, or @update:12000."
+REF_HELP = "REF is a number, an id or the beginning of one, latest, latest~3, best, or @update:12000."
 ANY_REF_HELP = f"{REF_HELP} RUN:REF names a snapshot of another run."
 
 

@@ -114,6 +114,8 @@ def test_order_is_that_of_numbers_beyond_six_digits(tmp_path: Path) -> None:
         ("latest~3", 0),
         ("000001-00000064", 1),
         ("000002", 2),
+        ("2", 2),
+        ("0", 0),
         ("best", 1),
         ("@update:250", 2),
         ("@update:300", 3),
@@ -130,6 +132,7 @@ def test_references(store: SnapshotStore, reference: str, number: int) -> None:
     [
         ("latest~4", "only 4 snapshots"),
         ("00000", "matches 4 ids"),
+        ("4", "no snapshot '4'"),
         ("zzz", "no snapshot 'zzz'; the newest is 000003-0000012c"),
         ("", "no snapshot ''"),
         ("best", "no snapshot has been evaluated"),

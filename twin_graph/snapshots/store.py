@@ -268,9 +268,9 @@ class Snapshots:
         """The snapshot that a reference means.
 
         Args:
-          reference: an id or a unique beginning of one; `latest`, `latest~3` (three before it); `best` (the highest
-            mean score); `@update:12000` (the newest at or before that update); `a/latest` and so on for those of
-            lineage `a` alone.
+          reference: a number, an id or a unique beginning of one; `latest`, `latest~3` (three before it); `best` (the
+            highest mean score); `@update:12000` (the newest at or before that update); `a/latest` and so on for those
+            of lineage `a` alone.
           scores: mean score by snapshot id, for `best`.
 
         Raises:
@@ -462,16 +462,17 @@ def _resolve(
         if not before:
             raise UsageError(f"{reference}: the first snapshot was committed after that update")
         return before[-1]
+    beginning = f"{int(reference):06d}-" if re.fullmatch(r"0|[1-9]\d*", reference) else reference
     every = [*snapshots, *imports]
-    matching = [snapshot for snapshot in every if reference and snapshot.id.startswith(reference)]
+    matching = [snapshot for snapshot in every if reference and snapshot.id.startswith(beginning)]
     if len(matching) == 1:
         return matching[0]
     if matching:
         more = ", ..." if len(matching) > 2 else ""
         raise UsageError(f"{reference!r} matches {len(matching)} ids: {matching[0].id}, {matching[1].id}{more}")
     raise UsageError(
-        f"no snapshot {reference!r}; the newest is {snapshots[-1].id}. References are an id or its beginning, latest, "
-        "latest~3, best, @update:12000"
+        f"no snapshot {reference!r}; the newest is {snapshots[-1].id}. References are a number, an id or its "
+        "beginning, latest, latest~3, best, @update:12000"
     )
 
 
