@@ -147,9 +147,8 @@ class Keeper:
           DivergedError: a weight is NaN or infinite.
         """
         self._saved = self.tally.counters
-        learners = list(self.learners)
-        if self.settings.store.shared and len(self.store.snapshots) // 2 % 2:
-            learners.reverse()  # in turns, or the latest of both would always be the second one's
+        order = Turns(self.settings).commits(len(self.store.snapshots))
+        learners = [self.learners[name] for name in order]
         return [learner.commit(self._saved, self.probe.health(learner)) for learner in learners]
 
     def refresh_if_due(self) -> None:

@@ -31,6 +31,14 @@ class Turns:
         """The lineage from which a learner's target is restored: the other's, if there is one."""
         return self.lineage(self.learners[self.learners.index(learner) - 1])
 
+    def commits(self, committed: int) -> tuple[str, ...]:
+        """The order in which learners commit after so many snapshots; in a shared lineage they take turns to be last.
+
+        Otherwise the latest there would always be the second learner's.
+        """
+        reverse = self.settings.store.shared and committed // 2 % 2
+        return self.learners[::-1] if reverse else self.learners
+
     def whose(self, learner: str) -> str:
         """For messages, after a noun: ` of learner a`; empty if there is only one."""
         return f" of learner {learner}" if len(self.learners) > 1 else ""

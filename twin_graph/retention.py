@@ -93,7 +93,7 @@ def prune(run: Run, *, keep_last: int | None, keep_every: int | None, dry_run: b
     with contextlib.nullcontext() if dry_run else run.lock("prune"):
         point = oldest_point(run)
         store = run.store()
-        present = {snapshot.id: snapshot for snapshot in [*store.snapshots, *store.imports, *store.abandoned]}
+        present = {snapshot.id: snapshot for snapshot in [*store.available, *store.abandoned]}
 
         def choose() -> list[str]:
             return removable(run, store, point, roles(settings), settings.save)

@@ -160,8 +160,7 @@ class _Verifier:
             self._try(read_file, path)
         self.known |= {path for path in (run.folder / workers.FOLDER).glob("*") if path.suffix in workers.SUFFIXES}
         self.known |= {*run.videos.glob("*.mp4"), *(run.folder / "wandb").rglob("*")}
-        if self._is_running():  # some have come since `records` looked
-            self.known.update(run.control.glob("request-*.json"))
+        self.known.update(run.control.glob("request-*.json"))  # some may have come since `records` looked
         self.known |= {run.control / "lock", run.control / "holder.json", *run.events.glob("events.out.tfevents.*")}
         if (run.control / "holder.json").exists():
             self._try(read_file, run.control / "holder.json")
