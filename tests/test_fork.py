@@ -28,7 +28,6 @@ Make = Callable[..., Settings]
 #: Runs in which everything that a point keeps matters.
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "chunks": {"train__chunk_steps": 64},
     "compiled": {"train__chunk_steps": 64, "twin__compiled": True},
     "prioritized": {"replay__prioritized": True, "loss": "huber", "replay__capacity_steps": 600},
     "ensemble": {"target__policy": "ensemble(3, min)", "save__every_updates": 20, "loss": "mse"},
@@ -100,7 +99,7 @@ def test_it_has_the_settings_with_which_its_parent_went_on(cartpole: Make, tmp_p
     assert forked(parent, tmp_path / "before", at="0").settings == parent.settings_of(1)
 
 
-@pytest.mark.parametrize("variant", ["plain", "chunks", "mutual"])
+@pytest.mark.parametrize("variant", ["plain", "compiled", "mutual"])
 def test_with_another_seed_it_has_another(
     cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path, variant: str
 ) -> None:

@@ -29,9 +29,9 @@ def kill() -> ModuleType:
 
 def test_a_training_that_is_killed_loses_nothing_and_ends_with_equal_weights(kill: ModuleType) -> None:
     with kill.Server(jobs=2) as server:
-        tally = kill.Harness(server, ["fork"] * 4 + ["fresh"] + ["fork"] * 4, seed=1).run()
+        tally = kill.Harness(server, ["fork"] * 3 + ["fresh"] + ["fork"] * 3, seed=1).run()
     assert tally.problems == []
-    assert tally.kills.total() == 9
+    assert tally.kills.total() == 7
     assert tally.kills[kill.FRESH] == 1
     assert tally.equal == tally.runs >= 2
     assert not server.folder.exists()

@@ -253,14 +253,12 @@ def test_the_loss_of_an_update_is_that_of_all_its_minibatches(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"train__double": True},
-        {"model__dueling": True, "train__chunk_steps": 16},
+        {"train__double": True, "model__dueling": True},
         {"loss": "dqn3", "train__rescale_r": True, "train__optimizer": "rmsprop_dqn3", "train__learning_rate": 2.5e-4},
         {"train__target_q": False},
-        {"train__minto": True, "train__chunk_steps": 16},
-        {"target__policy": "average(3)", "save__every_updates": 10},
+        {"train__minto": True, "train__chunk_steps": 16, "target__policy": "average(3)", "save__every_updates": 10},
         {"train__accumulate": 3, "train__gradient_clip_norm": 10.0, "train__learning_rate_schedule": "staircase"},
-        {"train__optimizer": "rmsprop", "train__double": True, "model__dueling": True, "train__chunk_steps": 40},
+        {"train__optimizer": "rmsprop", "train__chunk_steps": 40},
         {"replay__prioritized": True, "train__n_step": 2},
         {"replay__prioritized": True, "train__double": True, "train__chunk_steps": 24, "loss": "dqn3"},
         {**ROLLOUTS, "train__batch_size": 40},

@@ -95,7 +95,7 @@ def test_everything_that_happened_to_a_run_recurs(eventful: Run, tmp_path: Path)
     assert whole.snapshots == len(eventful.store().snapshots)
     assert whole.evaluations == len(list(eventful.evaluation_lines()))
     numbers = [int(folder.name) for folder in eventful.points().folders()]
-    for number in numbers[1:-1:2]:
+    for number in (numbers[1], numbers[len(numbers) // 2], numbers[-2]):
         part = again(eventful, tmp_path / f"from{number}", begin=str(number))
         assert part.difference is None
         assert part.first == point_at(eventful, str(number)).counters.updates + 1

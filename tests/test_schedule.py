@@ -154,7 +154,7 @@ def test_the_chunk_matters(cartpole: Make, train: Train) -> None:
     assert len(weights) == 3
 
 
-@pytest.mark.parametrize("policy", ["latest", "best(mean)", "ensemble(3, min)"])
+@pytest.mark.parametrize("policy", ["best(mean)", "ensemble(3, min)"])
 def test_a_training_by_chunks_that_was_killed_ends_as_one_that_was_not(
     cartpole: Make, train: Train, tmp_path: Path, policy: str
 ) -> None:

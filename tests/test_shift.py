@@ -83,7 +83,7 @@ def test_a_shift_is_smaller_than_the_image(cartpole: Make) -> None:
         ModelSpec.of(settings, EnvSpec((10, 10, 4), 3, "uint8"))
 
 
-@pytest.mark.parametrize("changes", [{}, {"train__chunk_steps": 16}, {"train__target_q": False, "train__n_step": 3}])
+@pytest.mark.parametrize("changes", [{"train__chunk_steps": 16}, {"train__chunk_steps": 0, "train__target_q": False}])
 def test_a_run_with_shifts_that_was_killed_ends_as_one_that_was_not(
     pong: Make, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
