@@ -153,6 +153,9 @@ def test_the_hash_of_settings_sees_every_change() -> None:
         ("dqn2015", "train.rmsprop_decay=0.9", "train.optimizer=rmsprop", "with train.optimizer=rmsprop or "),
         ("pong", "train.learning_rate_end=1e-5", "train.learning_rate_schedule=linear", "=linear"),
         ("pong", "mutual.learn=both", "mode=mutual", "with mode=mutual"),
+        ("cartpole", "model.padding=SAME", "network=minatar", "with network=nature, dopamine, minatar or board"),
+        ("dqn2015", "twin.overlap=false", "train.chunk_steps=8", "with train.chunk_steps=1 or more"),
+        ("pong-selfplay", "env.life_loss=true", "env.id=ALE/Pong-v5", "in ALE/ environments"),
         ("pong-selfplay", "evaluate.against=mcts(10)", "env.id=OpenSpiel/connect_four", "in OpenSpiel/ environments"),
     ],
 )
@@ -162,6 +165,14 @@ def test_a_setting_that_changes_nothing_is_named(preset: str, assignment: str, w
     assert sentence.startswith(f"{keys[0]} has no effect here: it is used only ")
     assert needs in sentence
     assert not list(no_effect.without_effect(load(assignment, with_, preset=preset), keys))
+
+
+def test_workers_make_no_chunks_and_nothing_is_compiled() -> None:
+    chosen = {"train.chunk_steps": "8", "twin.compiled": "true"}
+    assignments = [f"{key}={value}" for key, value in chosen.items()]
+    told = list(no_effect.without_effect(load(*assignments, "workers.count=2", preset="cartpole"), chosen))
+    assert told == [f"{key} has no effect here: it is used only with workers.count=0" for key in chosen]
+    assert not list(no_effect.without_effect(load(*assignments, preset="cartpole"), chosen))
 
 
 def test_all_settings_that_may_change_nothing_exist() -> None:

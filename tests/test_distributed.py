@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,20 +23,26 @@ from commands import Command, twin_graph
 from test_learners import feed, minibatch, spec
 
 from twin_graph.config import change
-from twin_graph.cross_checks import check_rescaling
+from twin_graph.cross_checks import check_rescaling, check_that_it_learns
+from twin_graph.distributed.chief import Chief
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.copy import Copy
 from twin_graph.distributed.shared import CHIEF, Counts, Shared, placement, start_server
+from twin_graph.distributed.supervisor import Supervisor
 from twin_graph.distributed.task import parse
+from twin_graph.distributed.worker import Worker
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import DivergedError, TwinGraphError, UsageError
 from twin_graph.graph_mode import tf
+from twin_graph.model import ModelSpec
+from twin_graph.replay import Batch
 from twin_graph.settings import Settings
 from twin_graph.snapshots import report
 from twin_graph.snapshots.ledger import End, Point, Swap
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import Variable
 from twin_graph.snapshots.verify import verify
+from twin_graph.snapshots.workers import FOLDER, own_status, write_status
 from twin_graph.twin import Twin, session_config
 
 Make = Callable[..., Settings]
@@ -129,12 +136,12 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
             fed = [{getattr(worker.twin.model, name): values for name, values in batch.items()} for batch in batches]
             if number == 2:
                 stale = twin.weights()
-                applied = worker.apply(fed, {}, 0.01)
+                applied = worker.apply(fed, 0.01)
                 assert (applied.update, applied.staleness) == (42, 2)
                 assert not np.allclose(chief.pull()["q/weights"], stale["q/weights"])
                 continue
             each = [worker.twin.run((worker.twin.model.loss, worker.twin.model.q_mean), part) for part in fed]
-            applied = worker.apply(fed, {}, 0.01)
+            applied = worker.apply(fed, 0.01)
             np.testing.assert_allclose((applied.loss, applied.q_mean), np.mean(each, axis=0), rtol=1e-6)
             for batch in batches[:2]:
                 twin.run(twin.model.accumulate_op, feed(twin, batch))
@@ -149,7 +156,7 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
         bad[own[0].model.r_t] = np.full(8, np.nan, np.float32)
         before = chief.pull()
         with pytest.raises(DivergedError, match="the loss is nan after update 4"):
-            workers[0].apply([bad], {}, 0.01)
+            workers[0].apply([bad], 0.01)
         for name, value in chief.pull().items():
             np.testing.assert_array_equal(value, before[name])
 
@@ -249,13 +256,16 @@ def test_a_server_hears_this_machine_alone_and_a_taken_port_is_said() -> None:
         ('ps = ["a:1"]\nworkers = 2', "run: Field required; it needs run ="),
         ('run = "r"\nps = []\nworkers = 2', "ps: .* at least 1 item"),
         ('run = "r"\nps = ["a"]\nworkers = 2', "ps.0: String should match"),
+        ('run = "r"\nps = ["a:65536"]\nworkers = 2', "ps.0: a port is 1 to 65535"),
+        ('run = "r"\nps = ["a:0"]\nworkers = 2', "ps.0: a port is 1 to 65535"),
+        ('run = "\udcff"', "cluster.toml: 'utf-8' codec can't decode byte 0xff"),
         ('run = "r"\nps = ["a:1"]\nworkers = 0', "workers: .* greater than or equal to 1"),
         ('run = "r"\nps = ["a:1"]\nworkers = 2\nworker = ["b:2"]', "worker: Extra inputs"),
     ],
 )
 def test_a_bad_description_gets_one_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "cluster.toml"
-    file.write_text(text)
+    file.write_text(text, errors="surrogateescape")
     with pytest.raises(UsageError, match=message):
         Cluster.described(file)
 
@@ -304,9 +314,74 @@ def test_each_worker_has_random_numbers_of_its_own_and_its_part_of_the_replay(ca
     assert {each.replay.importance_updates for each in own} == {settings.replay.importance_updates // 3}
 
 
+def test_a_worker_that_begins_late_takes_up_the_importance_of_the_run(cartpole: Make) -> None:
+    settings = cartpole(workers__count=2, replay__importance_updates=1_000)
+    late = settings.of_worker(1, updates=600).replay
+    for own in (0, 50, 200):
+        assert late.importance_at(own) == pytest.approx(settings.replay.importance_at(600 + 2 * own))
+    assert settings.of_worker(1, updates=1_500).replay.importance_at(0) == 1
+
+
+def test_whether_workers_ever_learn_depends_on_how_many_there_are(cartpole: Make) -> None:
+    for count, learns in ((2, True), (32, False)):
+        settings = cartpole(workers__count=count, train__steps=1_200, train__start_steps=100)
+        own = settings.of_worker(0).train
+        assert (count * (own.start_steps + own.every_steps) <= 1_200) == learns
+        with contextlib.nullcontext() if learns else pytest.raises(UsageError, match="this run would never learn"):
+            check_that_it_learns(settings)
+
+
+def test_every_part_of_an_update_has_its_own_mask_and_so_has_every_worker(cartpole: Make) -> None:
+    settings, seeds = cartpole(workers__count=3, train__accumulate=4, train__batch_size=2), []
+    with Twin("worker", ModelSpec.of(settings, EnvSpec((4,), 2)), threads=1) as twin:
+        model, batch = twin.model, Batch(*(np.zeros(8) for _ in Batch._fields))
+        for version in (7, 8):
+            copy = SimpleNamespace(twin=twin, version=version, pull=lambda: None)
+            copy.apply = lambda parts, _: seeds.extend(part[model.dropout_seed] for part in parts)
+            for index in range(3):
+                worker = SimpleNamespace(
+                    _run=SimpleNamespace(settings=settings), _settings=settings, _copy=copy, _index=index
+                )
+                Worker._apply(cast(Worker, worker), batch, np.zeros((8, 2)))
+    assert len(set(seeds)) == len(seeds) == 24
+    assert {seed for seed, _ in seeds} == {settings.seed}
+
+
+def test_why_a_task_ended_is_read_from_what_it_printed_last(tmp_path: Path) -> None:
+    cluster, log = Cluster.on_this_machine(tmp_path, workers=1, servers=1), tmp_path / "ps-0.log"
+    cluster.write(tmp_path / "cluster.json")
+    log.write_text("Error: of last week\n")
+    with contextlib.closing(Supervisor(tmp_path / "cluster.json", cluster, 0)) as supervisor:
+        assert supervisor._why("ps-0", 1) == "exit code 1"
+        with log.open("a") as output:
+            output.write("Traceback (most recent call last):\nMemoryError: no room\n")
+        assert supervisor._why("ps-0", 1) == "exit code 1: MemoryError: no room"
+        with log.open("a") as output:
+            output.write("Error: what is to be read\nand a last line\n")
+        assert supervisor._why("ps-0", 1) == "what is to be read"
+        assert supervisor._why("ps-0", -9) == "signal 9"
+
+
 def test_a_worker_starts_to_learn_when_it_has_a_whole_transition_of_its_own(cartpole: Make) -> None:
     settings = cartpole(workers__count=8, train__n_step=20, train__start_steps=250)
     assert settings.of_worker(0).train.start_steps == settings.fewest_start_steps == 200
+
+
+def test_a_worker_whose_clock_is_wrong_counts_as_silent_when_it_says_nothing_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / FOLDER).mkdir()
+    chief, now = Chief.__new__(Chief), [100.0]
+    chief._run, chief._heard, chief.supervisor = cast(Run, SimpleNamespace(folder=tmp_path, attempt=1)), {}, None
+    monkeypatch.setattr("twin_graph.distributed.chief.time.monotonic", lambda: now[0])
+    said = own_status(0, 1, "training")
+    for clock in (said.time - 3_600, said.time + 3_600):
+        write_status(tmp_path, said.model_copy(update={"time": clock}))
+        assert chief._going() == {0}
+        now[0] += 29
+        assert chief._going() == {0}
+        now[0] += 2
+        assert chief._going() == set()
 
 
 # Whole trainings, in processes

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -407,7 +408,12 @@ def test_observations_that_are_no_box_are_flattened(kind: str) -> None:
 @pytest.mark.parametrize(
     ("observes", "acts", "message"),
     [
-        (spaces.Sequence(spaces.Discrete(3)), None, "not a fixed number of numbers; register it with a wrapper"),
+        (
+            spaces.Box(-1, 1, (0,), np.float32),
+            None,
+            "observes Box.*, which is not a fixed number of numbers, at",
+        ),
+        (spaces.Sequence(spaces.Discrete(3)), None, "not a fixed number of numbers, at least one; register it"),
         (None, spaces.MultiDiscrete([2, 3]), "only Discrete ones are supported; register it with a wrapper that maps"),
         (None, spaces.MultiBinary(3), "only Discrete ones are supported; register it with a wrapper that maps"),
     ],
@@ -479,6 +485,29 @@ def test_without_minatar_one_line_says_what_to_install(monkeypatch: pytest.Monke
         match=r"cannot make 'MinAtar/Breakout-v1': MinAtar is not installed: pip install 'twin-graph\[minatar\]'$",
     ):
         envs.make(EnvSettings(id="MinAtar/Breakout-v1"), count=1)
+
+
+def test_an_error_in_a_process_of_its_own_is_told_without_the_tracebacks_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(tmp_path)
+    env = envs.make(EnvSettings(id="failing:Failing-v0", vectorization="async"), count=3)
+    with contextlib.closing(env), pytest.raises(ForeignError, match=r"environment \d, step: RuntimeError: it broke"):
+        play(env, 2)
+    assert not [str(warning.message) for warning in recwarn if "Worker-" in str(warning.message)]
+
+
+FAILING = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Failing(CartPoleEnv):
+    def step(self, action):
+        raise RuntimeError("it broke")
+
+gymnasium.register("Failing-v0", Failing)
+"""
 
 
 def test_environments_in_processes_of_their_own_give_the_same(train: Callable[..., Any], cartpole: Any) -> None:

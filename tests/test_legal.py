@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from twin_graph import envs
 from twin_graph.distributed.chief import Chief
-from twin_graph.envs import EnvSpec
+from twin_graph.envs import EnvSpec, VectorEnv, VectorStep
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.graph_mode import tf
 from twin_graph.legal import ILLEGAL, legal_only, mask, pick, random_actions
@@ -36,6 +36,7 @@ class Picky(gymnasium.Env[np.ndarray, np.int64]):
     observation_space = spaces.Box(-1, 1, (3,), np.float32)
     action_space = spaces.Discrete(5)
     told: Any = None  # in place of the mask
+    told_at_the_end = True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -47,7 +48,8 @@ class Picky(gymnasium.Env[np.ndarray, np.int64]):
         if self.steps < 7:
             self.legal[self.np_random.choice(5, 2, replace=False)] = 1
         told = self.legal if self.told is None or self.steps < 2 else self.told
-        return self.np_random.uniform(-1, 1, 3).astype(np.float32), {"action_mask": told}
+        info = {"action_mask": told} if self.told_at_the_end or self.steps < 7 else {}
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32), info
 
     def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self.legal[action], f"{action} is illegal"
@@ -74,8 +76,20 @@ class NoneTold(Picky):
     told = np.zeros(5)
 
 
+class NoneAtTheEnd(Picky):
+    told_at_the_end = False
+
+
+class CutOff(Picky):
+    """Truncated where nothing is legal, and so without a value to go on from."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, False, terminated, info
+
+
 gymnasium.register("Picky-v0", Picky)
-for kind in (InDict, ThreeTold, NoneTold):
+for kind in (InDict, ThreeTold, NoneTold, NoneAtTheEnd, CutOff):
     gymnasium.register(f"{kind.__name__}-v0", kind)
 
 
@@ -222,15 +236,30 @@ def test_a_mask_goes_through_replay_and_over_a_cut() -> None:
     [
         ("ThreeTold-v0", r"environment 0, step: action_mask has shape \[3\] for 5 actions"),
         ("NoneTold-v0", "environment 0, step: action_mask forbids every action, and the episode goes on"),
+        ("CutOff-v0", "step: action_mask forbids every action, and the episode was truncated, not terminated"),
     ],
 )
 def test_a_wrong_mask_is_told_in_one_line(env_id: str, words: str) -> None:
-    with contextlib.closing(envs.make(EnvSettings(id=env_id), count=2)) as env:
-        observations = env.reset(np.arange(2))
-        with pytest.raises(ForeignError, match=words):
-            for _ in range(3):
-                actions = mask(env.spec, observations).argmax(axis=1)
-                observations = env.step(actions).s_next
+    with (
+        contextlib.closing(envs.make(EnvSettings(id=env_id), count=2)) as env,
+        pytest.raises(ForeignError, match=words),
+    ):
+        play_to_an_end(env)
+
+
+def test_at_the_end_nothing_is_legal_whether_that_is_told_or_not() -> None:
+    with contextlib.closing(envs.make(EnvSettings(id="NoneAtTheEnd-v0"), count=2)) as env:
+        last = play_to_an_end(env)
+        assert last.terminal_t.all()
+        assert not mask(env.spec, last.s_t).any()
+
+
+def play_to_an_end(env: VectorEnv) -> VectorStep:
+    """By the first legal actions."""
+    s_tm1 = env.reset(np.arange(2))
+    while not (step := env.step(mask(env.spec, s_tm1).argmax(axis=1))).last_t.any():
+        s_tm1 = step.s_next
+    return step
 
 
 def test_an_export_holds_the_mask_too(cartpole: Make, train: Callable[[Settings], Run], tmp_path: Any) -> None:

@@ -31,16 +31,25 @@ def that_fails(observation, n_actions, build):
 
 def one_value(observation, n_actions, build):
     return observation[:, :1]
+
+def with_a_layer_too_many(observation, n_actions, build):
+    from twin_graph.networks import dense, torch
+    dense("aux", observation, 3, torch)
+    return dense("q", observation, n_actions, torch)
+
+def no_optimizer(learning_rate, train):
+    return None
 """
 
 
 @pytest.fixture(autouse=True)
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "wrong.py").write_text(WRONG)
+    (tmp_path / "half.py").write_text("\nundefined\n")
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    for name in ("wrong", "own_loss", "own_network", "own_ensemble"):
+    for name in ("wrong", "half", "own_loss", "own_network", "own_ensemble"):
         sys.modules.pop(name, None)
 
 
@@ -95,6 +104,13 @@ def test_log_cosh_is_what_it_says() -> None:
         ({"network": "wrong:not_there"}, UsageError, "network=wrong:not_there: .*no attribute 'not_there'"),
         ({"loss": "nowhere:mine"}, UsageError, "loss=nowhere:mine: .*; modules are looked for in"),
         ({"train__optimizer": "wrong:WRONG"}, UsageError, "train.optimizer=wrong:WRONG: .*no attribute"),
+        ({"train__optimizer": "wrong:no_optimizer"}, ForeignError, "^train.optimizer=wrong:no_optimizer: AttributeErr"),
+        ({"loss": "half:loss"}, UsageError, r"^loss=half:loss: NameError: .*undefined.* \(.*half\.py:2, in <module>\)"),
+        (
+            {"network": "wrong:with_a_layer_too_many"},
+            UsageError,
+            "^network=wrong:with_a_layer_too_many: the loss does not depend on aux/bias, aux/weights; leave",
+        ),
     ],
 )
 def test_what_does_not_work_is_said_before_anything_is_written(

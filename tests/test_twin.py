@@ -228,7 +228,7 @@ def test_the_image_network_refuses_vectors(pong: Callable[..., Settings]) -> Non
         ModelSpec.of(pong(), EnvSpec((4,), 2))
 
 
-@pytest.mark.parametrize("shape", [(84, 84, 3), (64, 64, 1), (96, 72, 4), (50, 60)])
+@pytest.mark.parametrize("shape", [(84, 84, 3), (64, 64, 1), (96, 72, 4), (84, 84, 2), (64, 84, 12), (50, 60)])
 def test_images_with_channels_last_and_grey_ones_give_what_frames_of_the_same_pixels_give(
     pong: Callable[..., Settings], shape: tuple[int, ...]
 ) -> None:

@@ -109,8 +109,9 @@ def _check_rollouts(settings: "Settings") -> None:
 
 def check_that_it_learns(settings: "Settings") -> None:
     """Raises `UsageError` if no update would become due until the end."""
-    train = settings.train
-    first = train.start_steps + train.every_steps
+    train, workers = settings.train, settings.workers.count
+    own = settings.of_worker(0).train if workers else train
+    first = max(1, workers) * (own.start_steps + own.every_steps)
     if settings.vector_steps * settings.env.count < first:
         raise UsageError(
             f"this run would never learn: the first update is due after {first:,} agent steps and train.steps="

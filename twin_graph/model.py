@@ -193,6 +193,11 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
         return losses.td_learning(spec.loss, train, x, q_tm1, q_own_t, trainables)
 
     td_error, loss, gradients = td_learning(fed, q_tm1)
+    if idle := [variable.op.name for variable, g in zip(trainables, gradients, strict=True) if g is None]:
+        raise UsageError(
+            f"network={spec.network}: the loss does not depend on {', '.join(idle)}; leave these out, or make them "
+            "with trainable=False"
+        )
     accumulate_op, clear = None, None
     if train.accumulate > 1:
         with tf.variable_scope("accumulated"):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pydantic
 
 from twin_graph.config import nearest
-from twin_graph.errors import UsageError
+from twin_graph.errors import UsageError, place
 from twin_graph.words import what_is_wrong
 
 T = TypeVar("T")
@@ -43,6 +43,8 @@ def find(setting: str, name: str, table: Mapping[str, T]) -> T | Any:
         raise UsageError(f"{setting}={name}: {error}{hint}") from None
     except SyntaxError as error:
         raise UsageError(f"{setting}={name}: {error.filename}, line {error.lineno}: {error.msg}") from None
+    except Exception as error:
+        raise UsageError(f"{setting}={name}: {type(error).__name__}: {error} ({place(error)})") from error
     if not callable(found):
         raise UsageError(f"{setting}={name} is not a function")
     return found
@@ -66,7 +68,10 @@ def call(setting: str, text: str, table: Mapping[str, T], *, skip: int) -> tuple
     name, inside = form[1], (form[2] or "").strip()
     function: Any = find(setting, name, table)
     values = [value.strip() for value in inside.split(",")] if inside else []
-    parameters = list(inspect.signature(function, eval_str=True).parameters.values())[skip:]
+    try:
+        parameters = list(inspect.signature(function, eval_str=True).parameters.values())[skip:]
+    except Exception as error:  # of what is written in C, and of annotations that name what is not there
+        raise UsageError(f"{setting}={text}: its parameters cannot be read: {error}") from None
     usage = f"{name}({', '.join(p.name if p.default is p.empty else f'{p.name}={p.default}' for p in parameters)})"
     if len(values) > len(parameters) or any(p.default is p.empty for p in parameters[len(values) :]):
         raise UsageError(f"{setting}={text}: it takes {usage}")

@@ -174,8 +174,8 @@ def _first_convolution(image: Tensor, padding: str, start: Start, build: Build) 
 
 
 def channels_last(shape: Sequence[int]) -> bool:
-    """Whether an observation of three axes is an image whose last one is its channels: grey, RGB, or RGB and alpha."""
-    return len(shape) == 3 and shape[2] in (1, 3, 4) and shape[2] < shape[0]
+    """Whether an image `[H, W, C]` or `[C, H, W]` is the former: it has fewer channels than rows."""
+    return len(shape) == 3 and shape[2] < shape[0]
 
 
 def channels_axis(name: str, env: EnvSpec) -> int | None:
@@ -183,10 +183,12 @@ def channels_axis(name: str, env: EnvSpec) -> int | None:
 
     The network of this name decides; if it takes any numbers, or is your own, their shape does.
     """
-    network = NETWORKS.get(name)
-    if (network and network.channels_last) or channels_last(env.observation_shape):
-        return 2
-    return 0 if env.stack > 1 or (network and network.function is not mlp) else None
+    network, shape = NETWORKS.get(name), env.observation_shape
+    if network and network.function is not mlp:
+        return 2 if network.channels_last or channels_last(shape) else 0
+    if env.stack > 1:
+        return 0
+    return 2 if channels_last(shape) and shape[2] in (1, 3, 4) else None  # grey, RGB, or RGB and alpha
 
 
 def _read_out(name: str, x: Tensor, units: int, n_actions: int, starts: tuple[Start, Start], build: Build) -> Tensor:

@@ -8,6 +8,12 @@ from twin_graph.settings import Settings
 #: Settings, or beginnings of their names, used only where a condition holds, with that condition in words.
 _USED_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
     ("model.hidden_units",): (lambda s: s.network == "mlp" or ":" in s.network, "with network=mlp"),
+    ("model.padding",): (
+        lambda s: s.network in ("nature", "dopamine", "minatar", "board") or ":" in s.network,
+        "with network=nature, dopamine, minatar or board",
+    ),
+    ("train.chunk_steps", "twin.compiled"): (lambda s: not s.workers.count, "with workers.count=0"),
+    ("twin.overlap",): (lambda s: s.train.chunk_steps > 0, "with train.chunk_steps=1 or more"),
     ("model.dueling",): (lambda s: s.network != "blob", "with another network than blob"),
     ("train.clip_delta",): (lambda s: s.loss == "dqn3", "with loss=dqn3"),
     ("train.adam_",): (lambda s: s.train.optimizer == "adam" or ":" in s.train.optimizer, "with train.optimizer=adam"),

@@ -111,16 +111,20 @@ class Optimizer:
 
     def __init__(self, train: TrainSettings) -> None:
         self._rate: Tensor = None
+        self._name = f"train.optimizer={train.optimizer}"
         make = named.find("train.optimizer", train.optimizer, OPTIMIZERS)
         try:
             self._made = make(lambda: self._rate, train)
         except Exception as error:
-            raise foreign_error(f"train.optimizer={train.optimizer}", error) from error
+            raise foreign_error(self._name, error) from error
 
     def apply(self, gradients: Sequence[Tensor], variables: Sequence[Any], learning_rate: Tensor) -> Any:
         """An op that makes one step; all these ops share the optimizer's variables."""
         self._rate = learning_rate
-        return self._made.apply_gradients(zip(gradients, variables, strict=True))
+        try:
+            return self._made.apply_gradients(zip(gradients, variables, strict=True))
+        except Exception as error:
+            raise foreign_error(self._name, error) from error
 
 
 def clip(gradients: Sequence[Tensor], train: TrainSettings) -> list[Tensor]:

@@ -55,7 +55,7 @@ class Prepared(NamedTuple):
 
 
 def feeds(model: Model, train: TrainSettings, values: Mapping[str, np.ndarray]) -> list[dict[Any, np.ndarray]]:
-    """What to feed for one update: a mapping for each of the `train.accumulate` parts whose gradients are summed.
+    """What to feed for one update: a mapping for each of the `train.accumulate` parts whose gradients are added up.
 
     Args:
       model: of the twin that trains.

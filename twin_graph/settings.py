@@ -564,14 +564,18 @@ class Settings(_Section):
         check(self)
         return self
 
-    def of_worker(self, index: int) -> "Settings":
-        """The settings of one of several workers: its own random numbers, its part of the replay."""
+    def of_worker(self, index: int, *, updates: int = 0) -> "Settings":
+        """The settings of one of several workers: its own random numbers, its part of the replay.
+
+        A worker counts its own updates, from 0; `updates` is how many all had made when it began.
+        """
         workers, environments = self.workers.count, self.env.count
         start = math.ceil(self.train.start_steps / workers / environments) * environments
         start = max(start, self.fewest_start_steps)
         replay = {
             "capacity_steps": self.replay.capacity_steps // workers,
-            "importance_updates": max(1, self.replay.importance_updates // workers),  # a worker counts its own updates
+            "importance_start": self.replay.importance_at(updates),
+            "importance_updates": max(1, (self.replay.importance_updates - updates) // workers),
         }
         return self.model_copy(
             update={

@@ -22,7 +22,16 @@ from twin_graph.progress import Progress
 from twin_graph.snapshots.files import make_folder
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.workers import CLUSTER, FOLDER, GIVEN_UP, SILENT_SECONDS, own_status, statuses, write_status
+from twin_graph.snapshots.workers import (
+    CLUSTER,
+    FOLDER,
+    GIVEN_UP,
+    SILENT_SECONDS,
+    WorkerStatus,
+    own_status,
+    statuses,
+    write_status,
+)
 from twin_graph.streams import Purpose, environment_seeds, stream
 from twin_graph.tally import Tally
 from twin_graph.training import run_to_its_end, stop_requests
@@ -53,6 +62,7 @@ class Chief(Stepper):
         [self._learner] = keeper.learners
         self._taken: dict[tuple[str, int], int] = {}  # episodes of each worker's process whose returns were taken
         self._looked = 0.0
+        self._heard: dict[int, tuple[float, float]] = {}  # of each worker: what its clock said last, and when by ours
         self._lost = False
         self._since = self._tally.counters
         self.supervisor = supervisor
@@ -140,7 +150,7 @@ class Chief(Stepper):
         if time.monotonic() - self._looked < _LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        workers = statuses(self._run.folder, self._run.attempt)
+        workers = self._hear()
         restarted = self.supervisor.restarted if self.supervisor else [0] * self._cluster.workers
         self.workers = [(worker, restarted[worker.index]) for worker in workers]
         for worker in workers:
@@ -175,8 +185,16 @@ class Chief(Stepper):
         """Workers that have not ended, and not fallen silent."""
         if self.supervisor:
             return self.supervisor.going()
-        said = statuses(self._run.folder, self._run.attempt)
-        return {w.index for w in said if w.state == "training" and time.time() - w.time < SILENT_SECONDS}
+        training = [worker.index for worker in self._hear() if worker.state == "training"]
+        return {index for index in training if time.monotonic() - self._heard[index][1] < SILENT_SECONDS}
+
+    def _hear(self) -> list[WorkerStatus]:
+        """What workers say now; other machines' clocks are not compared with ours."""
+        found = statuses(self._run.folder, self._run.attempt)
+        for worker in found:
+            if self._heard.get(worker.index, (None,))[0] != worker.time:
+                self._heard[worker.index] = worker.time, time.monotonic()
+        return found
 
     @contextlib.contextmanager
     def _speaking(self) -> Iterator[None]:

@@ -13,12 +13,20 @@ from twin_graph.errors import UsageError
 from twin_graph.snapshots.files import checked, read_file, write_file
 from twin_graph.snapshots.ledger import Record, first_problem
 
-Address = Annotated[str, Field(pattern=r"^[^:\s]+:\d{1,5}$")]
+
+def _with_a_port(address: str) -> str:
+    if not 1 <= int(address.rpartition(":")[2]) <= 65_535:
+        raise ValueError("a port is 1 to 65535")
+    return address
+
+
+Address = Annotated[str, Field(pattern=r"^[^:\s]+:\d{1,5}$"), pydantic.AfterValidator(_with_a_port)]
 LOOPBACK = "127.0.0.1"
 
 
 class Cluster(Record):
     """The processes of a cluster.
+
     Attributes:
       run: the run's folder, on storage that all machines see at this path.
       ps: host and port of each parameter server.
@@ -44,7 +52,7 @@ class Cluster(Record):
             return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"{path}: {error}") from None
         except pydantic.ValidationError as error:
             needs = 'it needs run = "FOLDER", ps = ["HOST:PORT"], workers = 2'

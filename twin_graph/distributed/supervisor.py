@@ -31,6 +31,7 @@ class Supervisor:
         self._file = file
         self._most = restarts
         self.restarted = [0] * cluster.workers
+        self._printed: dict[Path, int] = {}  # bytes in a task's log before its process began
         self._servers: list[subprocess.Popen[bytes]] = []
         self._workers: list[subprocess.Popen[bytes] | None] = []
         try:
@@ -53,7 +54,7 @@ class Supervisor:
                     process.wait(max(0.0, deadline - time.monotonic()))
 
     def _start(self, task: str) -> subprocess.Popen[bytes]:
-        log = self._file.parent / f"{task.replace(':', '-')}.log"
+        log = self._log(task.replace(":", "-"))
         command = [
             sys.executable,
             "-m",
@@ -64,6 +65,7 @@ class Supervisor:
             task,
         ]
         with log.open("ab") as output:
+            self._printed[log] = output.tell()
             # A session of its own: Ctrl-C in the terminal is for the chief, which ends the others in order.
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -90,21 +92,25 @@ class Supervisor:
                 self._workers[i] = self._start(f"worker:{i}")
             else:
                 self._workers[i] = None
-                log = self._file.parent / f"{name_of(i)}.log"
                 why = self._why(name_of(i), worker.returncode)
-                given_up[i] = f"ended ({why}), restarted {counted(self._most, 'time')} (workers.restarts); see {log}"
+                restarted = f"restarted {counted(self._most, 'time')} (workers.restarts)"
+                given_up[i] = f"ended ({why}), {restarted}; see {self._log(name_of(i))}"
         if all(worker is None for worker in self._workers):
             raise TwinGraphError(
-                f"every worker died more than {counted(self._most, 'time')}; see {self._file.parent}/{name_of(0)}.log"
+                f"every worker died more than {counted(self._most, 'time')}; see {self._log(name_of(0))}"
             )
         return given_up
 
     def _why(self, name: str, code: int) -> str:
         if code < 0:
             return f"signal {-code}"
-        lines = (self._file.parent / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        log = self._log(name)
+        lines = log.read_bytes()[self._printed[log] :].decode(errors="replace").splitlines()
         said = next((line for line in reversed(lines) if line.startswith("Error: ")), "")
-        return said.removeprefix("Error: ") or f"exit code {code}"
+        return said.removeprefix("Error: ") or ": ".join([f"exit code {code}", *lines[-1:]])
+
+    def _log(self, name: str) -> Path:
+        return self._file.parent / f"{name}.log"
 
     def going(self) -> set[int]:
         """Workers whose process has not ended."""

@@ -5,6 +5,7 @@ import os
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from twin_graph.twin import Twin
 
 _STATUS_SECONDS = 1.0
 _CHIEF_SECONDS = 600.0
+_DROPOUT_SEEDS = 2**30  # which a network may double
 
 
 class Worker:
@@ -46,7 +48,7 @@ class Worker:
     """
 
     def __init__(self, run: Run, index: int, settings: Settings, env: VectorEnv, shared: Shared, copy: Copy) -> None:
-        self._run, self._env, self._settings = run, env, settings
+        self._run, self._index, self._env, self._settings = run, index, env, settings
         self._shared, self._copy = shared, copy
         self._tally = Tally(env.spec.frames_per_step)
         self._actor = Actor(settings, self._tally, env.spec, env.count)
@@ -130,11 +132,15 @@ class Worker:
 
     def _apply(self, batch: Batch, q_target_t: np.ndarray | None) -> Applied:
         """Gradients to the servers, then the renewed variables back; meanwhile the worker acts."""
-        model, train = self._copy.twin.model, self._settings.train
-        fed = {model.dropout_seed: (self._run.settings.seed, self._copy.version)}
-        learning_rate = train.learning_rate_at(self._copy.version)
+        model, train, version = self._copy.twin.model, self._settings.train, self._copy.version
         values = {**batch._asdict(), "q_target_t": q_target_t}
-        applied = self._copy.apply(feeds(model, train, values), fed, learning_rate)
+        parts = feeds(model, train, values)
+        first = (version * self._run.settings.workers.count + self._index) * len(parts)
+        fed: list[dict[Any, Any]] = [
+            {**part, model.dropout_seed: (self._run.settings.seed, (first + i) % _DROPOUT_SEEDS)}
+            for i, part in enumerate(parts)
+        ]
+        applied = self._copy.apply(fed, train.learning_rate_at(version))
         self._copy.pull()
         return applied
 
@@ -189,7 +195,6 @@ def work(cluster: Cluster, index: int) -> None:
     """
     run = _wait_for_run(cluster)
     whole = run.settings
-    settings = whole.of_worker(index)
     if whole.workers.pin:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[index % len(cores)]})
@@ -204,6 +209,7 @@ def work(cluster: Cluster, index: int) -> None:
             raise TwinGraphError(f"the settings of {run.folder} were changed since this task began; start it again")
         copy = Copy(shared, twin)
         copy.pull()
+        settings = whole.of_worker(index, updates=copy.version)
         with contextlib.closing(Worker(run, index, settings, env, shared, copy)) as worker:
             try:
                 worker.train()

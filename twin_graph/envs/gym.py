@@ -4,6 +4,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,6 +77,8 @@ class Gym:
         if settings.vectorization == "async" and not screens:
             # Not forked from this process: its threads, TensorFlow's for example, do not survive that.
             multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+            # An error in one of them is raised here, too, with its place; Gymnasium warns of it with whole tracebacks.
+            warnings.filterwarnings("ignore", r"\S*ERROR: ", module=r"gymnasium\.vector")
             self._env = AsyncVectorEnv(each, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
         else:
             self._env = SyncVectorEnv(each, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -219,23 +222,27 @@ class _Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
-        return self._joined("reset", observation, info, over=False), info
+        return self._joined("reset", observation, info), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        joined = self._joined("step", observation, info, over=terminated)
+        joined = self._joined("step", observation, info, terminated=terminated, truncated=truncated)
         return joined, float(reward), terminated, truncated, info
 
-    def _joined(self, method: str, observation: Any, info: dict[str, Any], *, over: bool) -> np.ndarray:
+    def _joined(
+        self, method: str, observation: Any, info: dict[str, Any], *, terminated: bool = False, truncated: bool = False
+    ) -> np.ndarray:
         of = observation if _has_mask(self.env.observation_space) else info
-        if (given := of.get(_MASK)) is None:
+        given = of.get(_MASK, np.zeros(self._n_actions) if terminated else None)
+        if given is None:
             raise ForeignError(f"{self._name}, {method}: there is no {_MASK}, and there was one at the first reset")
         legal = np.asarray(given)
         if legal.shape != (self._n_actions,):
             actions = counted(self._n_actions, "action")
             raise ForeignError(f"{self._name}, {method}: {_MASK} has shape {list(legal.shape)} for {actions}")
-        if not over and not legal.any():
-            raise ForeignError(f"{self._name}, {method}: {_MASK} forbids every action, and the episode goes on")
+        if not terminated and not legal.any():
+            on = "was truncated, not terminated" if truncated else "goes on"
+            raise ForeignError(f"{self._name}, {method}: {_MASK} forbids every action, and the episode {on}")
         seen = np.asarray(spaces.flatten(self._space, observation["observation"] if of is observation else observation))
         return np.concatenate([seen.astype(self._dtype) * self._dtype.type(self._scale), legal != 0], dtype=self._dtype)
 
@@ -390,13 +397,14 @@ def _check_actions(environment_id: str, actions: spaces.Space[Any]) -> None:
 def _check_observations(environment_id: str, observations: spaces.Space[Any]) -> None:
     """Raises `UsageError` unless they are numbers, or can be flattened to such."""
     try:
-        if isinstance(spaces.flatten_space(observations), spaces.Box):
+        flat = spaces.flatten_space(observations)
+        if isinstance(flat, spaces.Box) and spaces.flatdim(flat):
             return
     except NotImplementedError:
         pass
     raise UsageError(
-        f"{environment_id} observes {observations}, which is not a fixed number of numbers; register it with a wrapper "
-        "that makes it a Box (gymnasium.wrappers.TransformObservation)"
+        f"{environment_id} observes {observations}, which is not a fixed number of numbers, at least one; register it "
+        "with a wrapper that makes it a Box (gymnasium.wrappers.TransformObservation)"
     )
 
 

@@ -464,7 +464,7 @@ def first_problem(error: pydantic.ValidationError) -> str:
     """One line for the first thing that is wrong with a record."""
     first: Any = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return f"{f'{where}: ' if where else ''}{first['msg']}"
+    return f"{f'{where}: ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
 
 
 def utc_now() -> str:
