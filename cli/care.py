@@ -1,5 +1,7 @@
 """Commands that look after the store: `verify`, `pin`, `unpin`, `prune`. None of them imports TensorFlow."""
 
+from pathlib import Path
+
 import click
 
 from twin_graph.errors import DamagedError
@@ -16,7 +18,7 @@ def verify(run: str, as_json: bool) -> None:
     """Check every file of RUN against what was recorded when it was written.
 
     Lists damaged files (exit code 3), files left unfinished by a process that died, and files that do not belong to the
-    run. Changes nothing.
+    run. Of films, TensorBoard's events and workers' logs nothing is recorded. Changes nothing.
 
     \b
     Example:
@@ -24,13 +26,18 @@ def verify(run: str, as_json: bool) -> None:
     """
     from twin_graph.snapshots.verify import verify as check
 
-    findings = check(find(run))
+    found = find(run)
+    findings = check(found)
     if as_json:
         print_json(findings._asdict())
     for path in findings.leftover:
         say(f"left by a process that died; the next `resume` removes it: {path}")
     for path in findings.unknown:
         say(f"unknown, left alone: {path}")
+    if findings.unchecked:
+        folders = sorted({Path(path).relative_to(found.folder).parts[0] for path in findings.unchecked})
+        unchecked = counted(len(findings.unchecked), "file")
+        say(f"{unchecked} not checked: nothing is recorded of what is in {', '.join(folders)}")
     if findings.damage:
         for line in findings.damage:
             say(f"damaged: {line}")

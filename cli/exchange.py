@@ -11,6 +11,8 @@ from twin_graph.words import command
 
 from .params import ANY_REF_HELP, REF_HELP, Count, json_option, print_json, run_argument, say, stdout
 
+_MEAN_OF = 16  # snapshots, unless they are named
+
 
 @click.command(epilog=ANY_REF_HELP.replace("REF is", "FIRST or SECOND is"))
 @run_argument
@@ -120,12 +122,10 @@ def import_(run: str, path: Path, renames: tuple[str, ...]) -> None:
 @click.option(
     "--last",
     type=Count(min=2),
-    default=16,
-    show_default=True,
-    help="Without REF: how many of the newest snapshots with weights to average.",
+    help=f"Without REF: how many of the newest snapshots with weights to average.  [default: {_MEAN_OF}]",
 )
 @json_option
-def average(run: str, refs: tuple[str, ...], last: int, as_json: bool) -> None:
+def average(run: str, refs: tuple[str, ...], last: int | None, as_json: bool) -> None:
     """Average the weights of snapshots REF... into a new snapshot of RUN, which must not be training.
 
     While a network learns, its policy jumps from snapshot to snapshot; the mean of several often plays better than any
@@ -138,10 +138,13 @@ def average(run: str, refs: tuple[str, ...], last: int, as_json: bool) -> None:
     """
     found = find(run)
     store = found.store()
+    if refs and last:
+        raise UsageError(f"--last {last} is for a mean without REF; leave one of them out")
     if refs:
         chosen = list(dict.fromkeys(found.resolve(reference) for reference in refs))
     else:
-        chosen = [snapshot for snapshot in store.available if snapshot.learner == store.newest.learner][-last:]
+        chosen = [snapshot for snapshot in store.available if snapshot.learner == store.newest.learner]
+        chosen = chosen[-(last or _MEAN_OF) :]
     if len(chosen) < 2:
         raise UsageError(f"a mean needs two or more snapshots with weights; got {len(chosen)} from {found.folder}")
     for snapshot in chosen:

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from twin_graph import film
+from twin_graph.snapshots.files import make_folder
 from twin_graph.snapshots.run import find, locate
 
 from .params import ANY_REF_HELP, Count, json_option, print_json, progress_bar, run_argument, say, stdout
@@ -54,6 +55,8 @@ def record(
     """
     owner, snapshot = locate(find(run), ref)
     path = output or Path(f"{owner.name}-{snapshot.id}.mp4")
+    if path.absolute().parent == owner.videos.absolute():  # where the page of `view` looks for films
+        make_folder(owner.videos)
     film.check_path(path)
     usual, per_second = _SIZES[path.suffix.lower()]
     owner.store().prefix(snapshot.id)

@@ -1,5 +1,7 @@
 """`twin-graph tournament` and `twin-graph play`: games of two players."""
 
+import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +70,7 @@ def tournament(
     from twin_graph import tournament as tournaments
 
     outputs.check_picture(plot)
-    who = tournaments.contestants(found, snapshots, against.replace(",", " ").split())
+    who = tournaments.contestants(found, snapshots, names_of(against))
     rules = tournaments.Rules(games, opening, epsilon, seed)
     with progress_bar() as bar:
         task = bar.add_task("pairs")
@@ -86,6 +88,11 @@ def tournament(
     if plot:
         tournaments.draw(who, shares, ratings, plot)
         say(f"picture: {plot}")
+
+
+def names_of(players: str) -> list[str]:
+    """Names between which there are commas or spaces; those in parentheses belong to a name."""
+    return re.findall(r"[^\s,(]+(?:\s*\([^)]*\)?)?", players)
 
 
 def _show(
@@ -136,12 +143,13 @@ def play(run: str, ref: str, second: bool) -> None:
     from twin_graph import player
     from twin_graph.envs.seats import NOBODY, boards_of
 
-    boards = boards_of(owner.settings.env, 1)
-    board, mine = np.array([0]), int(second)
-    boards.begin(0, np.random.default_rng())  # nothing is random in games that can be shown
-    boards.show(0)
-    gained = np.zeros(2)
-    with player.restored(owner, snapshot) as twin:
+    board, mine, gained = np.array([0]), int(second), np.zeros(2)
+    with (
+        contextlib.closing(boards_of(owner.settings.env, 1)) as boards,
+        player.restored(owner, snapshot) as twin,
+    ):
+        boards.begin(0, np.random.default_rng())  # nothing is random in games that can be shown
+        boards.show(0)
         while (seat := int(boards.to_move[0])) != NOBODY:
             observation = boards.observe(board, np.array([seat]))
             q = twin.q_values(observation)[0]
@@ -157,7 +165,7 @@ def play(run: str, ref: str, second: bool) -> None:
                 action = int(q.argmax())
                 click.echo(f"\n{snapshot.id} plays {names[action]}")
             gained += boards.move(board, np.array([action]))[0]
-    click.echo(f"\n{boards.show(0)[0]}\n")
+        click.echo(f"\n{boards.show(0)[0]}\n")
     outcome = "you win" if gained[mine] > 0 else f"{snapshot.id} wins" if gained[mine] < 0 else "a draw"
     click.echo(outcome)
 

@@ -215,6 +215,10 @@ def test_an_export_says_where_it_is_and_needs_a_name(run: Run, tmp_path: Path) -
     assert done.stdout == f"{path}.npz\n"
     with pytest.raises(UsageError, match="is a folder: give a path in it, such as network"):
         export(run, run.store().newest, "npz", Path())
+    with pytest.raises(UsageError, match=r"TensorFlow would take \[ \] in .* for a pattern; choose another path"):
+        export(run, run.store().newest, "tf1", path)
+    with pytest.raises(UsageError, match=r"TensorFlow would take \* in .* for a pattern"):
+        export(run, run.store().newest, "savedmodel", tmp_path / "a*b")
 
 
 def test_what_is_exported_comes_back_bit_for_bit(run: Run, tmp_path: Path) -> None:
@@ -397,6 +401,7 @@ def test_a_mean_takes_two_snapshots_whose_weights_are_there(run: Run, tmp_path: 
         (["latest", "@update:999999"], "a mean needs two or more snapshots"),
         (["latest", "nobody"], "no snapshot 'nobody'"),
         (["latest", gone.id], gone.id),
+        (["latest", "latest~1", "--last", "3"], "--last 3 is for a mean without REF"),
     ):
         refused = twin_graph("average", folder, *refs, cwd=tmp_path)
         assert refused.returncode in (2, 3)

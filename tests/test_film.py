@@ -211,6 +211,18 @@ def test_where_ffmpeg_fails_one_line_says_so_and_nothing_is_left(
     assert list(tmp_path.iterdir()) == [broken]
 
 
+@pytest.mark.parametrize("name", ["run:best.mp4", "run:best.gif", "a%d.gif"])
+def test_a_film_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = config.load("cartpole")
+    with film.Film(Path(name), ("cartpole", "random"), scale=0.5, seconds=0.1) as made:
+        for _ in play(_random_q(2), settings, episodes=1, seed=5, counter=7, watch=made.watch):
+            pass
+        made.finish()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert count_frames_and_secs(tmp_path / name)[0] > 1
+
+
 def test_scheduled_evaluations_are_filmed(
     train: Callable[[config.Settings], Run], cartpole: Callable[..., config.Settings]
 ) -> None:
@@ -223,7 +235,13 @@ def test_scheduled_evaluations_are_filmed(
     assert films == {snapshot: pytest.approx((returns[0] + 51) * 0.6, abs=1.5) for snapshot, returns in scores}
     told = twin_graph("verify", str(run.folder), "--json", cwd=run.folder)
     assert told.returncode == 0
-    assert not json.loads(told.stdout)["unknown"]
+    found = json.loads(told.stdout)
+    assert not found["unknown"]
+    assert sorted(found["unchecked"]) == sorted(map(str, [*run.videos.iterdir(), *run.events.iterdir()]))
+    counted = [path for path in run.folder.rglob("*") if path.is_file() and path.name != "lock"]
+    assert found["files"] == len(counted) - len(found["unchecked"])
+    said = twin_graph("verify", str(run.folder), cwd=run.folder)
+    assert said.stderr == "3 files not checked: nothing is recorded of what is in events, videos\n"
     (run.videos / ".tmp-x.mp4-1").mkdir()
     left = json.loads(twin_graph("verify", str(run.folder), "--json", cwd=run.folder).stdout)["leftover"]
     assert left == [str(run.videos / ".tmp-x.mp4-1")]

@@ -248,6 +248,8 @@ def test_the_example_runs(tmp_path: Path) -> None:
 def test_slips_of_the_pen_are_answered_with_a_line(run: notebook.NotebookRun) -> None:
     with pytest.raises(UsageError, match="episodes=0: must be 1 or more"):
         run.play(episodes=0)
+    with pytest.raises(UsageError, match="seed=-1: must be 0 to 2147483647"):
+        run.play(seed=-1)
     assert repr(run) == f"<NotebookRun {run.folder}>"
     assert config.load("cartpole", {"train.steps": 7_000}) == config.load("cartpole", [("train.steps", 7_000)])
 

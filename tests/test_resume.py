@@ -662,13 +662,15 @@ def test_what_a_death_left_unfinished_is_named_as_that_and_the_next_resume_remov
             (run.folder / name / "model.data").write_bytes(b"unfinished")
     segment = run.folder / "resume/replay/000001-000000900-000000901.npys"
     segment.write_bytes(b"\x93NUM")
+    filming = run.folder / f".tmp-film.mp4-{living.pid}"
+    filming.mkdir()
     asking, stranger = run.folder / f"control/.tmp-request-2.json-{living.pid}", run.folder / "snapshots/notes.txt"
     for path in asking, stranger:
         path.write_bytes(b"{")
     paths = [str(run.folder / name) for name in names]
 
     findings = verify(run)
-    assert sorted(findings.leftover) == sorted([*paths, str(asking)])
+    assert sorted(findings.leftover) == sorted([*paths, str(asking), str(filming)])
     assert (findings.damage, findings.unknown) == ([], [str(stranger)])
     command = [sys.executable, "-m", "twin_graph_cli", "verify", str(run.folder)]
     told = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
@@ -676,14 +678,16 @@ def test_what_a_death_left_unfinished_is_named_as_that_and_the_next_resume_remov
     lines = told.stderr.splitlines()
     assert f"left by a process that died; the next `resume` removes it: {paths[0]}" in lines
     assert f"unknown, left alone: {stranger}" in lines
-    assert len(lines) == 7
+    assert len(lines) == 9
 
     attempt(run)
     assert not [path for path in (*paths, segment) if Path(path).exists()]
     assert asking.exists()  # somebody may be about to ask for a swap
+    assert filming.exists()
     assert stranger.exists()
     living.kill()
     living.wait()
     with run.lock("train"):
         assert not asking.exists()
+        assert not filming.exists()
     assert verify(run).leftover == []

@@ -1,14 +1,17 @@
 """Tournaments: ratings from recorded games, continued where they were, and games against a person."""
 
+import importlib
 import itertools
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from commands import twin_graph
+from twin_graph_cli.selfplay import names_of
 
 from twin_graph import tournament
 from twin_graph.envs.seats import boards_of
@@ -176,6 +179,26 @@ def test_runs_of_one_game_meet_however_many_games_they_trained_on(
 def test_a_fixed_player_takes_part_once_however_it_is_called(run: Run) -> None:
     fixed = tournament.contestants([run], 1, ["random", "mcts(100)", "mcts", "random()", "mcts( 20 )"])[1:]
     assert [one.name for one in fixed] == [one.key for one in fixed] == ["random", "mcts(100)", "mcts(20)"]
+
+
+def test_players_are_told_apart_by_commas_and_spaces_between_them() -> None:
+    given = "random, mcts( 50 ) mine:one(1, 2),mine:two mcts("
+    assert names_of(given) == ["random", "mcts( 50 )", "mine:one(1, 2)", "mine:two", "mcts("]
+
+
+def test_a_player_of_ones_own_is_another_one_when_its_code_has_changed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = []
+    for choice in ("min", "max", "min"):
+        (tmp_path / "firm.py").write_text(f"def firm(game, spec):\n    return {choice}\n")
+        sys.modules.pop("firm", None)
+        importlib.invalidate_caches()
+        [one] = tournament.contestants([run], 1, ["firm:firm"])[1:]
+        assert one.name == "firm:firm"
+        keys.append(one.key)
+    assert keys[0] == keys[2] != keys[1]
 
 
 def test_equal_weights_are_one_contestant(run: Run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import math
 import os
 import re
 import shutil
@@ -20,12 +21,13 @@ import psutil
 import pytest
 from commands import Command, twin_graph
 
+from twin_graph import notebook
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots import report
 from twin_graph.snapshots.files import checked
 from twin_graph.snapshots.ledger import End, Swap, utc_now
 from twin_graph.snapshots.run import Run
-from twin_graph.view.records import Library, Records
+from twin_graph.view.records import Library, Records, rounded
 
 TINY = [
     "--set=train.start_steps=200",
@@ -368,6 +370,8 @@ def test_wrong_questions_are_answered_in_one_line(server: Server) -> None:
         (f"runs/{number}/explain?update=1000000", "the records hold updates 1 to"),
         (f"runs/{number}/explain?update=x", "update must be a whole number"),
         (f"runs/{number}/snapshots/nothing", "no snapshot 'nothing'"),
+        (f"runs/{number}/snapshots/latest~{'9' * 5000}", "no snapshot 'latest~999"),
+        (f"runs/{number}/snapshots/{'9' * 5000}", "no snapshot '999"),
         (f"runs/{number}/ledger?count=-1", "count must be a whole number"),
         ("differences?runs=", "runs must be a whole number"),
         ("events?since=", "since must be a whole number"),
@@ -375,6 +379,27 @@ def test_wrong_questions_are_answered_in_one_line(server: Server) -> None:
         answer = server.ask(f"api/{path}")
         assert answer.status == 400, path
         assert words in json.loads(answer.read())["error"]
+
+
+def test_scores_are_shown_with_all_their_digits() -> None:
+    assert rounded({"mean": [12_345.678, 1_234_567.0, -98_765.4321]}) == {"mean": [12_345.68, 1_234_567.0, -98_765.43]}
+    assert rounded((0.123456789, 999.123456, float("nan"))) == [0.123457, 999.123, None]
+
+
+def test_a_mean_of_snapshots_has_no_place_on_a_curve_over_agent_steps(work: Path, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(work / "checkpoints" / "cartpole-seed1-1", tmp_path / "run"))
+    commits = run.store().available[-2:]
+    command = ["average", str(run.folder), *(commit.id for commit in commits), "--json"]
+    mean = json.loads(twin_graph(*command, cwd=tmp_path).stdout)["snapshot"]
+    records = Records(Run(run.folder))
+    curves, episodes = records.curves()["scores"], records.episodes()
+    assert twin_graph("evaluate", str(run.folder), mean, "--episodes", "2", cwd=tmp_path).returncode == 0
+    records = Records(Run(run.folder))
+    assert (records.curves()["scores"], records.episodes()) == (curves, episodes)
+    assert records.evaluations(0, 1)["rows"][0]["snapshot"] == mean
+    row = notebook.NotebookRun(run.folder).evaluations().iloc[-1]
+    assert row["snapshot"] == mean
+    assert math.isnan(row["agent_steps"])
 
 
 @needs_browser
@@ -447,7 +472,10 @@ def test_a_run_that_trains_is_followed_and_swapped_by_hand(work: Path, browser: 
         assert all(address.startswith(server.address) for address in asked(browser))
 
 
-def test_the_address_is_not_among_the_arguments_of_the_browser(work: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("end", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_the_address_is_not_among_the_arguments_of_the_browser(
+    work: Path, tmp_path: Path, end: signal.Signals, code: int
+) -> None:
     """All users of the machine see these."""
     browser = tmp_path / "browser"
     browser.write_text(
@@ -468,8 +496,8 @@ def test_the_address_is_not_among_the_arguments_of_the_browser(work: Path, tmp_p
         assert address.split("/")[-2] not in str(file)
         assert address in (tmp_path / "page").read_text()
         assert file.parent.stat().st_mode & 0o77 == 0
-        viewing.send_signal(signal.SIGINT)
-    assert viewing.returncode == 0
+        viewing.send_signal(end)
+    assert viewing.returncode == code
     assert not file.parent.exists()
 
 

@@ -17,9 +17,9 @@ from twin_graph.config import nearest
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
-from twin_graph.snapshots.files import fsync
+from twin_graph.snapshots.files import fsync, remove_leftovers
 from twin_graph.snapshots.ledger import IMPORT, Commit, Counters
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import Run, check_no_pattern
 from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.twin import Twin, setters, to_set, weights_sha256
 
@@ -116,7 +116,10 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
             raise UsageError(f"{target} exists already; choose another path")
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent}; make it with: mkdir -p {shlex.quote(str(path.parent))}")
+    if form in ("tf1", "savedmodel"):
+        check_no_pattern(path, "choose another path")
     store = run.store()
+    remove_leftovers(path.parent, of=path.name, spare_the_living=True)
     temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     temporary.mkdir()
     try:

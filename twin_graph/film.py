@@ -378,7 +378,8 @@ class _Writer:
 
         self._path = path
         remove_leftovers(path.parent, of=path.name, spare_the_living=True)
-        self._folder = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+        # Absolute, since ffmpeg takes what is before a colon for a protocol.
+        self._folder = path.absolute().with_name(f".tmp-{path.name}-{os.getpid()}")
         self._folder.mkdir()
         self._is_gif = path.suffix.lower() == ".gif"
         self._encoded = self._folder / ("film.mkv" if self._is_gif else "film.mp4")
@@ -413,14 +414,10 @@ class _Writer:
         from imageio_ffmpeg import count_frames_and_secs
 
         self._frames.close()
-        made = self._folder / self._path.name
         try:
             if count_frames_and_secs(self._encoded)[0] != self.pictures:
                 raise self._failed()
-            if self._is_gif:
-                self._to_gif(made)
-            else:
-                self._encoded.rename(made)
+            made = self._folder / self._to_gif() if self._is_gif else self._encoded
         except (RuntimeError, subprocess.CalledProcessError) as error:
             raise self._failed() from error
         fsync(made)
@@ -432,16 +429,18 @@ class _Writer:
         self._frames.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _to_gif(self, made: Path) -> None:
+    def _to_gif(self) -> str:
         from imageio_ffmpeg import get_ffmpeg_exe
 
-        palette = self._folder / "palette.png"
+        palette, made = "palette.png", "film.gif"
         for arguments in (
-            ["-vf", "palettegen=stats_mode=full", str(palette)],
-            ["-i", str(palette), "-lavfi", "paletteuse=dither=none:diff_mode=rectangle", str(made)],
+            ["-vf", "palettegen=stats_mode=full", palette],
+            ["-i", palette, "-lavfi", "paletteuse=dither=none:diff_mode=rectangle", made],
         ):
-            command = [get_ffmpeg_exe(), "-v", "fatal", "-i", str(self._encoded), *arguments]
-            subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+            command = [get_ffmpeg_exe(), "-v", "fatal", "-i", self._encoded.name, *arguments]
+            # There: in the name of a picture, ffmpeg takes % for the place of a number.
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL, cwd=self._folder)
+        return made
 
     def _failed(self) -> OSError:
         free = shutil.disk_usage(self._folder).free

@@ -17,7 +17,7 @@ from twin_graph.errors import UsageError
 from twin_graph.legal import ILLEGAL, pick
 from twin_graph.settings import Settings
 from twin_graph.snapshots import report, run
-from twin_graph.snapshots.ledger import Commit, Swap
+from twin_graph.snapshots.ledger import Commit, Swap, is_import
 from twin_graph.snapshots.run import Run, locate
 from twin_graph.words import counted
 
@@ -47,8 +47,8 @@ class NotebookRun(Run):
     def evaluations(self) -> "pd.DataFrame":
         """Scores, scheduled and by hand, a row for each evaluation.
 
-        `agent_steps` and `updates` are those of the snapshot. `mean` has the 95% interval `low` to `high` over `games`
-        games, whose `returns` are a list.
+        `agent_steps` and `updates` are those of the snapshot, NaN for an import or a mean of several. `mean` has the
+        95% interval `low` to `high` over `games` games, whose `returns` are a list.
         """
         rows = [
             {
@@ -56,6 +56,7 @@ class NotebookRun(Run):
                 "low": line["interval_95"][0],
                 "high": line["interval_95"][1],
                 "games": len(line["returns"]),
+                **(dict.fromkeys(_COUNTERS) if is_import(line["snapshot"]) else {}),
             }
             for line in self.evaluation_lines()
         ]
@@ -275,6 +276,8 @@ class Policy:
 
         if episodes < 1:
             raise UsageError(f"episodes={episodes}: must be 1 or more")
+        if not 0 <= seed < 2**31:
+            raise UsageError(f"seed={seed}: must be 0 to {2**31 - 1}")
         return evaluation.last(player.play(self._twin, self.run, self.snapshot, episodes=episodes, seed=seed))
 
 

@@ -17,7 +17,7 @@ def check_new(path: Path, what: str, endings: Sequence[str]) -> None:
     """
     if path.suffix.lower() not in endings:
         raise UsageError(f"{path}: a {what}'s name ends in {' or '.join(endings)}")
-    if path.exists():
+    if path.exists() or path.is_symlink():
         raise UsageError(f"{path} exists already; choose another path, or remove it")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {path.parent}; make it first")

@@ -49,7 +49,7 @@ def play(
       run: whose snapshot it is.
       snapshot: which.
       episodes, at_once, watch: as there.
-      seed: of the games; the same seed gives this snapshot the same games, and another snapshot others.
+      seed: of the games; the same seed gives this snapshot the same games, and a snapshot of another number others.
     """
     counter = snapshot.number or 0
     settings, seed = run.settings, _BY_HAND + seed

@@ -5,6 +5,9 @@ where it was, and ratings are computed from the records alone.
 """
 
 import contextlib
+import hashlib
+import importlib
+import inspect
 import itertools
 import os
 from collections import Counter
@@ -43,7 +46,8 @@ class Contestant(NamedTuple):
 
     Attributes:
       name: for people: `RUN:SNAPSHOT`, or that of a fixed player. RUN is a folder where two runs have one name.
-      key: by which games are found again: the hash of a snapshot's weights, or the full name of a fixed player.
+      key: by which games are found again: the hash of a snapshot's weights, or the full name of a fixed player, with
+        one of its code if it is your own.
       run, snapshot: whose weights these are; None for a fixed player.
     """
 
@@ -127,7 +131,16 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
         for at in np.linspace(present[-1].updates, present[0].updates, snapshots)[::-1]:
             one = min(present, key=lambda snapshot: abs(snapshot.updates - at))
             found.setdefault(one.weights_sha256, Contestant(f"{name}:{one.id}", one.weights_sha256, run, one))
-    return [*found.values(), *(Contestant(name, name) for name in fixed_names)]
+    return [*found.values(), *(Contestant(name, name + _code_of(name)) for name in fixed_names)]
+
+
+def _code_of(name: str) -> str:
+    """A hash of the file with a fixed player of one's own, which may change; nothing for others."""
+    module, separator, _ = name.partition(":")
+    if not separator:
+        return ""
+    source = inspect.getsource(importlib.import_module(module))
+    return f" {hashlib.sha256(source.encode()).hexdigest()[:8]}"
 
 
 def _game(run: Run) -> EnvSettings:

@@ -240,7 +240,6 @@ BY_REQUEST = '"request": "'
 #: Lineage of what came from outside.
 IMPORT = "import"
 
-
 #: How a line begins as `Ledger.append` writes it: enough to pass over those that nobody asks for.
 _BEGINNING = re.compile(rb'\{"attempt": (\d+), "time": "[^"\\]*", "event": "(\w+)", ')
 _KINDS: dict[bytes, type[Event]] = {
@@ -458,6 +457,11 @@ def is_target_of(swap: Swap, learner: str, worker: str = "") -> bool:
 def target_swaps(events: Sequence[Event], *, learner: str = ONLY_LEARNER, worker: str = "") -> list[Swap]:
     """What went into a learner's target, in order; into that of one worker, if that is named."""
     return [event for event in events if isinstance(event, Swap) and is_target_of(event, learner, worker)]
+
+
+def is_import(snapshot: str) -> bool:
+    """Whether a snapshot of this id was imported, or is a mean of others: it was made at no update of its run."""
+    return snapshot.startswith(f"{IMPORT}-")
 
 
 def first_problem(error: pydantic.ValidationError) -> str:

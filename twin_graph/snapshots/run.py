@@ -133,8 +133,7 @@ class Run:
             raise InUseError(f"{self.folder} is in use by {by}") from None
         try:
             if self._lock.lock_counter == 1:
-                remove_leftovers(self.folder)
-                for folder in (self.control, self.videos):  # people's requests and films need no lock
+                for folder in (self.folder, self.control, self.videos):  # requests, films and exports need no lock
                     remove_leftovers(folder, spare_the_living=True)
                 here = {"pid": os.getpid(), "host": socket.gethostname(), "purpose": purpose, "since": utc_now()}
                 write_file(holder, checked(here))
@@ -338,12 +337,15 @@ class Run:
         return ("running", "") if runs else ("failed", killed)
 
 
+def check_no_pattern(path: Path, advice: str) -> None:
+    """Raises `UsageError` where TensorFlow would not find what is at this path."""
+    if patterns := sorted(set(str(path.absolute())) & set("*?[]\\")):
+        raise UsageError(f"TensorFlow would take {' '.join(patterns)} in {path} for a pattern; {advice}")
+
+
 def check_new_folder(folder: Path) -> None:
     """Raises `UsageError` if a run cannot be made here, or something exists already: nothing is ever overwritten."""
-    if patterns := sorted(set(str(folder.absolute())) & set("*?[]\\")):
-        raise UsageError(
-            f"TensorFlow would take {' '.join(patterns)} in {folder} for a pattern; choose another --run-dir"
-        )
+    check_no_pattern(folder, "choose another --run-dir")
     if not folder.name:
         raise UsageError(f"{str(folder)!r} is no name for a new folder; choose another --run-dir")
     if folder.exists() or folder.is_symlink():

@@ -452,7 +452,7 @@ def _resolve(
         if best is None:
             raise UsageError("no snapshot has been evaluated yet, so there is no best one")
         return best
-    if match := re.fullmatch(r"latest(?:~(\d+))?", reference):
+    if match := re.fullmatch(r"latest(?:~(\d{1,15}))?", reference):
         back = int(match[1] or 0)
         if back >= len(snapshots):
             raise UsageError(f"{reference}: the run has only {counted(len(snapshots), 'snapshot')}")
@@ -462,7 +462,7 @@ def _resolve(
         if not before:
             raise UsageError(f"{reference}: the first snapshot was committed after that update")
         return before[-1]
-    beginning = f"{int(reference):06d}-" if re.fullmatch(r"0|[1-9]\d*", reference) else reference
+    beginning = f"{int(reference):06d}-" if re.fullmatch(r"0|[1-9]\d{0,14}", reference) else reference
     every = [*snapshots, *imports]
     matching = [snapshot for snapshot in every if reference and snapshot.id.startswith(beginning)]
     if len(matching) == 1:
@@ -478,7 +478,7 @@ def _resolve(
 
 def update_of(reference: str) -> int | None:
     """The update that `@update:12000` names, also with commas; None for any other reference."""
-    match = re.fullmatch(r"@update:(\d+|\d{1,3}(?:,\d{3})+)", reference)
+    match = re.fullmatch(r"@update:(\d{1,15}|\d{1,3}(?:,\d{3}){1,4})", reference)
     return int(match[1].replace(",", "")) if match else None
 
 

@@ -22,18 +22,20 @@ class Findings(NamedTuple):
       damage: a line for each file that is not what was written.
       leftover: what a process that died had begun to write; nothing reads it, and the next that trains removes it.
       unknown: paths that do not belong to a run; nothing reads them.
+      unchecked: files that belong to a run, and of which nothing is recorded, such as films and TensorBoard's events.
       files, bytes: how much was read and found whole.
     """
 
     damage: list[str]
     leftover: list[str]
     unknown: list[str]
+    unchecked: list[str]
     files: int
     bytes: int
 
 
 def verify(run: Run) -> Findings:
-    """Reads every file of a run. TensorBoard's events, which nothing is decided by, carry their own checksums."""
+    """Reads every file of a run whose content is recorded."""
     verifier = _Verifier(run)
     verifier.records()
     verifier.snapshots()
@@ -43,7 +45,8 @@ def verify(run: Run) -> Findings:
     for path in verifier.known:
         with contextlib.suppress(FileNotFoundError):  # or a kind of file that this run does not have
             sizes.append(path.stat().st_size)
-    return Findings(verifier.damage, verifier.leftover, verifier.unknown, len(sizes), sum(sizes))
+    unchecked = sorted(str(path) for path in verifier.unchecked if path.is_file())
+    return Findings(verifier.damage, verifier.leftover, verifier.unknown, unchecked, len(sizes), sum(sizes))
 
 
 class _Verifier:
@@ -52,6 +55,7 @@ class _Verifier:
         self.damage: list[str] = []
         self.leftover: list[str] = []
         self.unknown: list[str] = []
+        self.unchecked: set[Path] = set()
         self.known: set[Path] = {run.folder / "run.json"}  # was read when the run was opened
 
     def _is_running(self) -> bool:
@@ -158,15 +162,19 @@ class _Verifier:
             self.leftover += map(str, unfinished)
         for path in (run.folder / workers.FOLDER).glob("*.json"):
             self._try(read_file, path)
-        self.known |= {path for path in (run.folder / workers.FOLDER).glob("*") if path.suffix in workers.SUFFIXES}
-        self.known |= {*run.videos.glob("*.mp4"), *(run.folder / "wandb").rglob("*")}
+        of_workers = {path for path in (run.folder / workers.FOLDER).glob("*") if path.suffix in workers.SUFFIXES}
+        self.known |= {path for path in of_workers if path.suffix == ".json"}
+        self.unchecked |= of_workers - self.known
+        self.unchecked |= {*run.videos.glob("*.mp4"), *(run.folder / "wandb").rglob("*")}
+        self.unchecked.update(run.events.glob("events.out.tfevents.*"))
         self.known.update(run.control.glob("request-*.json"))  # some may have come since `records` looked
-        self.known |= {run.control / "lock", run.control / "holder.json", *run.events.glob("events.out.tfevents.*")}
-        if (run.control / "holder.json").exists():
-            self._try(read_file, run.control / "holder.json")
+        if (holder := run.control / "holder.json").exists():
+            self.known.add(holder)
+            self._try(read_file, holder)
         there = (Path(folder, name) for folder, _, names in os.walk(run.folder) for name in names)
+        ours = {*self.known, *self.unchecked, run.control / "lock"}
         self.unknown += sorted(
-            str(p) for p in there if p.is_file() and p not in self.known and not {p, *p.parents} & {*unfinished}
+            str(p) for p in there if p.is_file() and p not in ours and not {p, *p.parents} & {*unfinished}
         )
 
 

@@ -16,7 +16,21 @@ from twin_graph.errors import DamagedError, TwinGraphError, UsageError
 from twin_graph.snapshots import report
 from twin_graph.snapshots.depth import Depths
 from twin_graph.snapshots.files import GrowingLines
-from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, End, Event, Fork, Pin, Place, Point, Prune, Start, Swap
+from twin_graph.snapshots.ledger import (
+    BY_HAND,
+    UNDO,
+    Commit,
+    End,
+    Event,
+    Fork,
+    Pin,
+    Place,
+    Point,
+    Prune,
+    Start,
+    Swap,
+    is_import,
+)
 from twin_graph.snapshots.run import CONTROL, EVALUATIONS, LEDGER, METRICS, VIDEOS, Run, folders_of_runs
 from twin_graph.stopwatch import PHASES
 from twin_graph.targets import PURPOSES
@@ -169,7 +183,7 @@ class Records:
             at = {name: line["played_at"][name] for name in _COUNTERS}
             add(line, **at, mean=line["mean"], low=low, high=high)
         by_hand: dict[str, list[dict[str, Any]]] = {}
-        for line in self.run.evaluation_lines():
+        for line in self._placed_evaluations():
             if not line["scheduled"]:
                 by_hand.setdefault(line["snapshot"], []).append(line)
         for lines in sorted(by_hand.values(), key=lambda lines: int(lines[0]["agent_steps"])):
@@ -218,7 +232,7 @@ class Records:
 
     def episodes(self) -> dict[str, Any]:
         """Every episode of every evaluation, as columns."""
-        lines = list(self.run.evaluation_lines())
+        lines = list(self._placed_evaluations())
         every = max(1, math.ceil(sum(len(line["returns"]) for line in lines) / EPISODES))
         columns: dict[str, list[Any]] = {name: [] for name in (*_COUNTERS, "return", "scheduled")}
         for line in lines[::every]:
@@ -227,6 +241,10 @@ class Records:
                 columns[name] += [line[name]] * count
             columns["return"] += line["returns"]
         return {"every": every, **columns}
+
+    def _placed_evaluations(self) -> Iterator[dict[str, Any]]:
+        """Those of the run's own snapshots: an import, or a mean, was made at no agent step of it."""
+        return (line for line in self.run.evaluation_lines() if not is_import(line["snapshot"]))
 
     def evaluations(self, offset: int, count: int) -> dict[str, Any]:
         """A page of the evaluations, the newest first."""
@@ -483,7 +501,8 @@ def rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [rounded(item) for item in value]
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
+        digits = max(6, len(str(int(abs(value)))) + 2) if math.isfinite(value) else 0
+        return float(f"{value:.{digits}g}") if digits else None
     return value
 
 

@@ -263,7 +263,7 @@ def _whole(text: str, name: str) -> int:
 async def _body(request: Request) -> dict[str, Any]:
     """What somebody wants of `swap`. Raises `UsageError`."""
     kinds = {"reference": str, "into": str, "learner": str, "hold": bool, "undo": bool, "dry_run": bool}
-    if request.headers.get("content-type") != "application/json":
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise UsageError("a swap must be asked for as application/json")
     content = b""
     async for part in request.stream():
@@ -273,7 +273,7 @@ async def _body(request: Request) -> dict[str, Any]:
     try:
         wanted = json.loads(content)
         is_one = {name: type(value) for name, value in wanted.items()} == kinds
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         is_one = False
     if not is_one or wanted["into"] not in ("target", "opponent", "online"):
         raise UsageError(f"a swap needs {', '.join(kinds)}")
