@@ -5,7 +5,7 @@ import os
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,14 @@ from twin_graph.twin import Twin
 _STATUS_SECONDS = 1.0
 _CHIEF_SECONDS = 600.0
 _DROPOUT_SEEDS = 2**30  # which a network may double
+
+
+class _Applying(NamedTuple):
+    """An update on its way: its outcome, what it learns from, and the refresh that gave its targets."""
+
+    applied: Future[Applied]
+    batch: Batch
+    swap: Swap | None
 
 
 class Worker:
@@ -84,7 +92,7 @@ class Worker:
         """
         with ThreadPoolExecutor(1, "claims") as claims, ThreadPoolExecutor(1, "gradients") as gradients:
             claim = claims.submit(self._shared.claim_step, self._run.attempt)
-            applying: tuple[Future[Applied], Batch, Swap | None] | None = None
+            applying: _Applying | None = None
             s_tm1 = None
             while (step := claim.result()) is not None:
                 claim = claims.submit(self._shared.claim_step, self._run.attempt)
@@ -97,13 +105,13 @@ class Worker:
                     q_target_t = self._target.in_blocks(batch.s_t) if self._settings.train.target_q else None
                     self._tally.updates += 1
                     if applying:
-                        self._record(*applying)
+                        self._record(applying)
                     else:
                         self._copy.pull()  # others have trained while this one filled its replay
-                    applying = gradients.submit(self._apply, batch, q_target_t), batch, swap
+                    applying = _Applying(gradients.submit(self._apply, batch, q_target_t), batch, swap)
                 self._tell()
             if applying:
-                self._record(*applying)
+                self._record(applying)
         self._tell("done")
 
     def _seeds(self, step: int) -> np.ndarray:
@@ -144,9 +152,9 @@ class Worker:
         self._copy.pull()
         return applied
 
-    def _record(self, applying: Future[Applied], batch: Batch, swap: Swap | None) -> None:
+    def _record(self, applying: _Applying) -> None:
         """Waits for an update and records it, and the refresh that gave its targets, if that is not the last one's."""
-        applied = applying.result()
+        applied, swap = applying.applied.result(), applying.swap
         if swap and swap != self._recorded:
             own = {
                 "worker": self._status.name,
@@ -159,7 +167,7 @@ class Worker:
             self._run.ledger.append(swap.model_copy(update=own))
             self._recorded = swap
         self._log.append(applied.update)
-        self._actor.sampler.learnt(batch, applied.td_error)
+        self._actor.sampler.learnt(applying.batch, applied.td_error)
         self._staleness.append(applied.staleness)
         self._status = self._status.model_copy(
             update={"loss": applied.loss, "q_mean": applied.q_mean, "updates": self._status.updates + 1}
