@@ -61,7 +61,7 @@ def draw(runs: dict[str, list[Result]], theirs: dict[str, Curve], path: Path) ->
     """A panel for each game: our runs, and the published curve as far."""
     figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     *panels, legend = figure.subplots(2, 3).flat
-    for axes, (game, of) in zip(panels, runs.items(), strict=True):
+    for axes, (game, of) in zip(panels, runs.items(), strict=False):
         for run in of:
             [ours] = axes.plot(*points(run.train_return), color="#0072b2", linewidth=0.8, alpha=0.7)
         end = max(run.agent_steps for run in of)
@@ -76,7 +76,8 @@ def draw(runs: dict[str, list[Result]], theirs: dict[str, Curve], path: Path) ->
         axes.set_xlabel("million frames", fontsize=9)
         axes.set_ylabel("return in training", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
-    legend.set_axis_off()
+    for axes in [*panels[len(runs) :], legend]:
+        axes.set_axis_off()
     names = ["one run of ours", "Young and Tian,\nmean of 30 runs"]
     legend.legend([ours, published_one], names, loc="center", frameon=False)
     figure.savefig(path, dpi=200)

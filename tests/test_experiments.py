@@ -172,6 +172,8 @@ def test_every_value_survives_the_command_line(key: str, value: Any) -> None:
         ),
         (FILE + "[scores]\nlow = 5\nhigh = 1", "scores: low=5 must be below high=1"),
         (FILE + "[scores]\nlow = 5", "scores: give both low and high"),
+        (FILE + "[scores]\nthreshold = nan", "scores: threshold=nan"),
+        (FILE + '[factors.learner]\n"$x" = {}', "factors.learner.$x: a variant's name has no $"),
         (FILE + "[scores]\nhihg = 5", "scores: unknown key 'hihg'; did you mean 'high'"),
         (FILE + '[scores."CartPole-v0"]\nlow = 5', "'CartPole-v0' is no environment of this experiment"),
     ],
@@ -813,6 +815,33 @@ def test_intervals_are_drawn_with_the_same_seed_each_time(monkeypatch: pytest.Mo
 def test_the_interquartile_mean_is_that_of_rliable(numbers: list[float]) -> None:
     scores = np.array(numbers)[:, None]
     assert statistics.iqm(scores) == pytest.approx(metrics.aggregate_iqm(scores), abs=1e-9)
+
+
+def test_time_is_known_between_what_was_logged_and_nowhere_else(finished: Path) -> None:
+    first, *_ = results.read(Experiment.open(finished))
+    logged = first._replace(seconds={100: 10.0, 300: 20.0})
+    assert [logged.seconds_at(step) for step in (50, 100, 150, 300)] == [5, 10, 12.5, 20]
+    assert math.isnan(first._replace(seconds={}).seconds_at(300))
+    assert statistics.typical([3.0, math.inf, 4.0]) == 4
+    assert math.isnan(statistics.typical([3.0, math.nan, 4.0]))
+
+
+@pytest.mark.parametrize(("seeds", "others", "can"), [(5, 1, False), (6, 1, True), (6, 2, False), (10, 11, True)])
+def test_nothing_is_found_where_nothing_could_be(seeds: int, others: int, can: bool) -> None:
+    score = statistics.Estimate(1.0, 0.0, 2.0)
+    condition = SimpleNamespace(name="latest", iqm=score, scores=np.ones((seeds, 1)), difference=score, p=1.0)
+    data = SimpleNamespace(conditions=[condition, *[SimpleNamespace(**vars(condition)) for _ in range(others)]])
+    data.unit, data.estimate = "return", lambda estimate: estimate
+    *_, found = pages._findings(data)  # type: ignore[arg-type]
+    assert found.startswith("Of" if can else f"{seeds} seeds can show no difference in {others} comparison")
+
+
+def test_threads_are_shared_by_all_workers_of_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twin_graph.experiments.runner.os.sched_getaffinity", lambda _: range(16))
+    alone = changed('preset = "cartpole"', 'preset = "pong"')
+    assert dict(runner._fixed(plan.parse(alone), 2))["twin.threads"] == 8
+    shared = alone.replace("train.batch_size = 16", "train.batch_size = 16\nworkers.count = 4")
+    assert dict(runner._fixed(plan.parse(shared), 2))["twin.threads"] == 2
 
 
 def test_one_run_has_no_interval() -> None:

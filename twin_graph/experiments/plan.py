@@ -36,7 +36,7 @@ Pairs = tuple[tuple[str, Any], ...]
 class Scores(BaseModel):
     """How scores of one environment are normalised: `low` becomes 0, `high` 1; `threshold` is a score, too."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     low: float | None = None
     high: float | None = None
@@ -382,6 +382,10 @@ def _levels(factor: str, values: Any) -> list[_Level]:
         raise UsageError(f"{where} has no values: the grid is empty")
     if isinstance(values, dict):
         for name, variant in values.items():
+            if "$" in name or name.startswith("_"):
+                raise UsageError(
+                    f"{where}.{name}: a variant's name has no $ and does not begin with _, for the pictures"
+                )
             if not isinstance(variant, dict):
                 raise UsageError(
                     f"{where}.{name}={variant}: a variant is a table of settings, as in "

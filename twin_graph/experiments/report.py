@@ -110,7 +110,7 @@ class _Data(NamedTuple):
     @property
     def outcome(self) -> str:
         """What a run's score is, in words."""
-        last = self.plan.runs[0].last
+        last = min(self.plan.runs[0].last, max((len(run.scores) for run in self.results), default=1) or 1)
         return "its last scheduled evaluation" if last == 1 else f"the mean of its last {last} scheduled evaluations"
 
     @property
@@ -236,7 +236,10 @@ def _findings(data: _Data) -> Iterator[str]:
     compared = (
         f"{len(others)} comparison{'s' if len(others) > 1 else ''} with {first.name}, in pairs of runs that began alike"
     )
-    if differ:
+    pairs = min(len(condition.scores) for condition in known)
+    if len(others) * 2 / 2**pairs >= statistics.LEVEL:  # 2 of the 2**n signs give the smallest p
+        yield f"{pairs} seeds can show no difference in {compared}: corrected, no p could be below {statistics.LEVEL}."
+    elif differ:
         yield f"Of {compared}, these differ, corrected for their number: {_listed(differ)}."
     else:
         yield f"Of {compared}, none differs, corrected for their number."
@@ -308,7 +311,7 @@ def _comparison(data: _Data) -> Table:
         f"{data.unit}, IQM (95%)",
         "optimality gap (95%)",
         f"better than {first} (95%)",
-        f"paired difference from {first} (95%)",
+        f"mean paired difference from {first} (95%)",
         "p, by Holm",
         "agent steps to threshold",
         "age of targets, updates",
@@ -350,10 +353,12 @@ def _score_figures(data: _Data) -> Iterator[tuple[str, Figure]]:
         improved = [c.improvement or statistics.UNKNOWN for c in conditions[1:]]
         label = f"probability of a higher score than {names[0]}"
         yield "improvement", figures.intervals([(label, improved)], names[1:], at=0.5)
-    longest = max((run.seconds_at(run.agent_steps) / 60 for run in data.results), default=0.0) or 1.0
+    ends = [run.seconds_at(run.agent_steps) / 60 for run in data.results if run.seconds]
     minutes = [[seconds / 60 for seconds in c.seconds_to] for c in conditions]
     steps = [c.steps_to for c in conditions]
-    panels = [("agent steps", float(data.plan.steps), steps), ("minutes of training", longest, minutes)]
+    panels = [("agent steps", float(data.plan.steps), steps)]
+    if len(ends) == len(data.results):  # tables alone may not have the time
+        panels.append(("minutes of training", max(ends, default=0.0) or 1.0, minutes))
     yield "threshold", figures.dots(panels, names)
 
 

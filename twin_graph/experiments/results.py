@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from twin_graph import mutual
 from twin_graph.errors import DamagedError
 from twin_graph.experiments.plan import PlannedRun
@@ -125,8 +127,12 @@ class Result(NamedTuple):
         return next((step for step, score in sorted(self.scores.items()) if score >= threshold), None)
 
     def seconds_at(self, agent_steps: int) -> float:
-        """Seconds of training until this many agent steps."""
-        return max((seconds for step, seconds in self.seconds.items() if step <= agent_steps), default=0.0)
+        """Seconds of training until this many agent steps, between those that were logged; NaN where none were."""
+        if not self.seconds:
+            return math.nan
+        logged = self.seconds if self.planned.point else {0: 0.0, **self.seconds}
+        steps = sorted(logged)
+        return float(np.interp(agent_steps, steps, [logged[step] for step in steps]))
 
     def mean_age(self, first: int, last: int) -> float | None:
         """How many updates old the targets of these updates were, on average; None where there were no targets.

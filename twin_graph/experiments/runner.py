@@ -251,7 +251,8 @@ def _kind(run: PlannedRun) -> tuple[str, str]:
 def _fixed(plan: Plan, jobs: int) -> Pairs:
     """Threads and precision, where the file and the preset leave them to be measured: all runs shall have the same."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    chosen = {"twin.threads": max(1, cores // jobs), "twin.precision": "fp32"}
+    processes = jobs * max(1, *(run.settings.workers.count for run in plan.runs))
+    chosen = {"twin.threads": max(1, cores // processes), "twin.precision": "fp32"}
     named = {key for run in plan.runs for key, _ in run.overrides}
     twin = plan.runs[0].settings.twin
     if plan.origin:  # the runs keep what was fixed for the one that they are forked from

@@ -306,8 +306,8 @@ def curve(rows: Sequence[Sequence[Curve]], function: Callable[[np.ndarray], np.n
 
 
 def typical(values: Sequence[float]) -> float:
-    """The median; infinite where fewer than half of the runs got there, NaN without any."""
-    return median(values) if values else math.nan
+    """The median; infinite where fewer than half of the runs got there, NaN without any or where one is unknown."""
+    return median(values) if values and not any(map(math.isnan, values)) else math.nan
 
 
 @contextlib.contextmanager
