@@ -160,7 +160,7 @@ def measure(network: str, seconds: float) -> Figures:
             "loads": [loads_of([Variable.of(v) for v in model.trainables], count) for count in SERVERS],
             "pull": timed(copy.pull, seconds, server),
             "gradient of one": timed(gradient(1), seconds, server),
-            "push with it": timed(lambda: copy.apply([one], {}, 1e-4), seconds, server),
+            "push with it": timed(lambda: copy.apply([one], 1e-4), seconds, server),
         }
         if network != NATURE:
             return figures
@@ -197,7 +197,9 @@ def measure(network: str, seconds: float) -> Figures:
 
             def sample(sampler: Any = sampler, own: Any = own) -> None:
                 batch = sampler.sample(range(7, 8))
-                feeds(model, own.train, batch, np.zeros((len(batch.r_t), env.spec.n_actions), np.float32))
+                q_target_t = np.zeros((len(batch.r_t), env.spec.n_actions), np.float32)
+
+                feeds(model, own.train, {**batch._asdict(), "q_target_t": q_target_t})
 
             figures[f"sample {accumulate}"] = timed(sample, seconds, server)
             figures[f"target {accumulate}"] = timed(lambda fed=fed: target.q_values(fed), seconds, server)
