@@ -501,8 +501,9 @@ def rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [rounded(item) for item in value]
     if isinstance(value, float):
-        digits = max(6, len(str(int(abs(value)))) + 2) if math.isfinite(value) else 0
-        return float(f"{value:.{digits}g}") if digits else None
+        if not math.isfinite(value):
+            return None
+        return float(f"{value:.6g}") if abs(value) < 10_000 else round(value, 2)
     return value
 
 
