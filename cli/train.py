@@ -216,12 +216,13 @@ def show_training(run: Run, env: Any, point: Any, as_json: bool, cluster: Any, v
         with TrainingDisplay(stderr, verbose=verbose) as display:
             for progress in progresses:
                 display.show(progress)
+            assert progress is not None
+            display.show(progress)  # what was noticed when it ended
     except (Exception, KeyboardInterrupt):
         if newest := run.points().newest():
             at = f"resume point {newest.number}, at {newest.counters.agent_steps:,} agent steps"
             say(f"continue from {at}, with: {command('resume', run.folder)}")
         raise
-    assert progress is not None
     _report(run.folder, progress, as_json)
     if progress.interrupted:
         raise click.exceptions.Exit(INTERRUPTED)

@@ -1,46 +1,119 @@
 """Weights & Biases and MLflow, by their own clients, offline."""
 
+import contextlib
+import math
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mlflow
 import pytest
 from commands import twin_graph
-from test_resume import attempt
 
-from twin_graph import trackers
+from twin_graph import envs, trackers, training
+from twin_graph.checkpoint import newest_point
 from twin_graph.errors import UsageError
+from twin_graph.progress import Progress
 from twin_graph.settings import Settings
 from twin_graph.snapshots.run import Run, create
 
 Make = Callable[..., Settings]
 
 
-def test_mlflow_has_settings_and_metrics_and_a_resumed_run_continues_its_record(
-    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def mlruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """MLflow's own folder, without a server."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    run = create(tmp_path / "run", cartpole(log__to="mlflow", evaluate__video=True, evaluate__max_steps=20))
-    attempt(run, 640)
-    attempt(run)
+    return tmp_path / "mlruns"
+
+
+def recorded_by_mlflow() -> mlflow.entities.Run:
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name(trackers.PROJECT)
     assert experiment is not None
     [recorded] = client.search_runs([experiment.experiment_id])
+    return recorded
+
+
+def progress_of(run: Run) -> Iterator[Progress]:
+    """Trains it from its newest resume point."""
+    point = newest_point(run).point if run.points().folders() else None
+    with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
+        yield from training.train(Run(run.folder), env, point)
+
+
+@pytest.mark.usefixtures("mlruns")
+def test_mlflow_has_settings_and_metrics_and_a_resumed_run_continues_its_record(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(log__to="mlflow", evaluate__video=True, evaluate__max_steps=20))
+    for progress in progress_of(run):
+        if progress.agent_steps >= 640:
+            progress.stop.set()
+    assert recorded_by_mlflow().info.status == "KILLED"
+    states = {recorded_by_mlflow().info.status for progress in progress_of(run) if progress.agent_steps % 100 == 0}
+    assert states == {"RUNNING"}
+    recorded = recorded_by_mlflow()
     assert recorded.data.params["train.batch_size"] == "16"
     assert recorded.data.params["env.id"] == "CartPole-v1"
     assert recorded.info.status == "FINISHED"
-    losses = {metric.step: metric.value for metric in client.get_metric_history(recorded.info.run_id, "loss")}
-    ours = {line["agent_steps"]: line["loss"] for line in run.metric_lines() if line.get("loss") is not None}
-    assert {step: losses[step] for step in ours} == pytest.approx(ours, nan_ok=True)
+    assert sent_losses() == losses_of(run)
+    client = mlflow.MlflowClient()
     scores = client.get_metric_history(recorded.info.run_id, "evaluation/mean_return")
     assert [score.value for score in scores][-1] == [line["mean"] for line in run.evaluation_lines()][-1]
     films = {Path(film.path).name for film in client.list_artifacts(recorded.info.run_id, "films")}
     assert films == {path.name for path in run.videos.iterdir()}
+
+
+def sent_losses() -> dict[int, float]:
+    """By agent step."""
+    history = mlflow.MlflowClient().get_metric_history(recorded_by_mlflow().info.run_id, "loss")
+    return {metric.step: metric.value for metric in history if not math.isnan(metric.value)}
+
+
+def losses_of(run: Run) -> dict[int, float]:
+    """By agent step, as the run's own log has them."""
+    lines = [line for line in run.metric_lines() if line.get("loss") is not None]
+    return {line["agent_steps"]: line["loss"] for line in lines if not math.isnan(line["loss"])}
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_run_goes_on_through_an_outage_and_sends_later_what_it_logged(
+    cartpole: Make, tmp_path: Path, mlruns: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    monkeypatch.setattr(trackers, "_AGAIN_SECONDS", 0.05)
+    away = tmp_path / "away"
+    run = create(tmp_path / "run", cartpole(log__to="mlflow"))
+    for progress in progress_of(run):
+        if progress.agent_steps == 504:
+            mlruns.rename(away)
+        if progress.agent_steps == 904:
+            assert len(progress.notices) == 1
+            if ends:
+                away.rename(mlruns)
+    assert run.outcome()[0] == "finished"
+    assert progress.notices[0].startswith("log.to=mlflow does not answer: ")
+    if ends:
+        assert progress.notices[1:] == ["log.to=mlflow answers again, and has everything"]
+    else:
+        assert progress.notices[1].startswith("log.to=mlflow still does not answer: ")
+        shutil.rmtree(mlruns, ignore_errors=True)
+        away.rename(mlruns)
+    assert recorded_by_mlflow().info.status == ("FINISHED" if ends else "RUNNING")
+    ours = losses_of(run)
+    assert sent_losses() == (ours if ends else {step: loss for step, loss in ours.items() if step <= 500})
+
+
+@pytest.mark.usefixtures("mlruns")
+def test_mlflow_is_told_of_an_error(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(log__to="mlflow"))
+    progresses = progress_of(run)
+    next(progresses)
+    with pytest.raises(ZeroDivisionError):
+        progresses.throw(ZeroDivisionError)
+    assert recorded_by_mlflow().info.status == "FAILED"
 
 
 def test_weights_and_biases_has_settings_and_metrics(

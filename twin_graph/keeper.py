@@ -50,6 +50,7 @@ class Keeper:
       checkpoints: its resume points.
       matches: its scheduled evaluations.
       stopwatch: where the time goes.
+      notices: what could not be done, and why, for people.
 
     Raises:
       InUseError: another process has the run.
@@ -61,12 +62,10 @@ class Keeper:
         self.stopwatch = Stopwatch()
         self._policies = targets.roles(run.settings)
         self._saved = tally.counters
-        self._closed = False
+        self.notices: list[str] = []
+        self._end: End | None = None
         with contextlib.ExitStack() as building:
             building.enter_context(run.lock("train"))
-            self._tracker = trackers.of(run)
-            if self._tracker:
-                building.callback(self._tracker.close)
             self.store = run.store()
             if self.store.snapshots and point is None:
                 raise UsageError(f"{run.folder} was trained already; `twin-graph resume` continues it")
@@ -74,6 +73,9 @@ class Keeper:
             self.store.remove_leftovers()
             self.probe = Probe(run.settings.train, tally)
             self.checkpoints = Checkpoints(run, tally, self.learners, self.probe, actor)
+            self._tracker = tracker = trackers.of(run, self.notices)
+            if tracker:
+                building.callback(lambda: tracker.close(self._end.state if self._end else "failed"))
             run.record_start(point)
             self._owned = building.pop_all()
         try:
@@ -121,12 +123,12 @@ class Keeper:
           state: `finished`, `stopped` or `failed`.
           reason: for people.
         """
-        if self._closed:
+        if self._end:
             return
-        self._closed = True
+        end = {"attempt": self.run.attempt, "time": utc_now(), "state": state, "reason": reason}
+        self._end = End.model_validate(end)
         with self._owned:
-            end = {"attempt": self.run.attempt, "time": utc_now(), "state": state, "reason": reason}
-            self.run.ledger.append(End.model_validate(end))
+            self.run.ledger.append(self._end)
 
     @property
     def at_point(self) -> bool:
@@ -214,7 +216,7 @@ class Keeper:
         return whose.swap(snapshots, counters, into=into, undo=undo, hold=hold, request=request, at_point=at_point)
 
     def log(self, values: Mapping[str, Any], counters: Counters | None = None) -> None:
-        """Writes values, with counters, to `metrics.jsonl`, and those that are numbers to TensorBoard.
+        """Writes values, with counters, to `metrics.jsonl`, and those that are numbers to TensorBoard and `log.to`.
 
         Args:
           values: by name; a name with a slash is in TensorBoard's section before it.

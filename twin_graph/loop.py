@@ -64,7 +64,6 @@ def loop(
     """
     keeper, settings = progress.keeper, progress.keeper.settings
     log, evaluation, point = settings.log.schedule, settings.evaluate.schedule, settings.resume.schedule
-    progress.notices = requests.notices
     done = progress.agent_steps >= progress.total_steps
     if keeper.checkpoints.newest is None:
         keeper.commit_point()

@@ -34,7 +34,6 @@ class Progress:
       ended_by: which callback ended the run, in words; empty if none did.
       evaluation: the newest, with its snapshot's id; None before the first.
       note: what is being done when it is not training, for people.
-      notices: what people should know, from the whole run so far.
       latest: what `metrics()` last returned; empty before.
       workers: what each worker last reported, and how often it was restarted, in asynchronous training.
     """
@@ -49,7 +48,6 @@ class Progress:
         self.ended_by = ""
         self.evaluation: tuple[str, Evaluation] | None = None
         self.note = ""
-        self.notices: list[str] = []
         self.latest: dict[str, Any] = {}
         self.workers: Sequence[tuple[WorkerStatus, int]] = ()
         self._depths = Depths(keeper.run)
@@ -67,6 +65,11 @@ class Progress:
     @property
     def counters(self) -> Counters:
         return self.keeper.tally.counters
+
+    @property
+    def notices(self) -> list[str]:
+        """What people should know, from the whole run so far."""
+        return self.keeper.notices
 
     @property
     def epsilon(self) -> float:

@@ -17,13 +17,10 @@ class Requests:
 
     What was carried out after the resume point is an input of the run: when the run resumes, it is repeated at its
     recorded agent step. Not so in a fork, whose future is its own. What was left out then is not made up for later.
-
-    Attributes:
-      notices: what could not be done or repeated, and why, for people.
+    What could not be done or repeated is added to the keeper's notices.
     """
 
     def __init__(self, run: Run, keeper: Keeper) -> None:
-        self.notices: list[str] = []
         self._run = run
         self._keeper = keeper
         self._inbox = control.Inbox(run.control)
@@ -70,7 +67,7 @@ class Requests:
             snapshots = self._usable(swap.snapshots, swap.learner, swap.into)
         except TwinGraphError as error:
             what, after = "the undo of a swap" if undo else "a swap", counted(swap.counters.agent_steps, "agent step")
-            self.notices.append(f"{what} after {after} is not repeated: {error}")
+            self._keeper.notices.append(f"{what} after {after} is not repeated: {error}")
         else:
             self._swap(snapshots, swap.learner, swap.into, hold=swap.hold, request=request, undo=undo)
 
@@ -88,7 +85,7 @@ class Requests:
                 snapshots, learner, into = self._wanted(request)
             except TwinGraphError as error:
                 control.answer(self._run.control, request, Answer(done=False, message=str(error)))
-                self.notices.append(f"{request.words()} is refused: {error}")
+                self._keeper.notices.append(f"{request.words()} is refused: {error}")
                 return None
             if into == "online" and not self._keeper.at_point:
                 return request.id

@@ -4,10 +4,13 @@ Both work offline: `WANDB_MODE=offline`, and `MLFLOW_TRACKING_URI=file:mlruns` w
 `MLFLOW_ALLOW_FILE_STORE=true`. A resumed run continues the same record.
 """
 
+import functools
 import hashlib
 import importlib.util
+import os
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,9 +21,12 @@ from twin_graph.snapshots.run import Run
 
 PROJECT = "twin-graph"
 
+_AGAIN_SECONDS = 60.0  # after which what could not be sent is tried again
+_MLFLOW_STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
-class Tracker(Protocol):
-    """An outside record of a run."""
+
+class Client(Protocol):
+    """Who sends what a `Tracker` is given; whatever it raises is an outage."""
 
     def log(self, agent_steps: int, values: Mapping[str, float]) -> None:
         """Adds numbers by their names."""
@@ -30,13 +36,68 @@ class Tracker(Protocol):
         """Adds a film of an evaluation."""
         ...
 
-    def close(self) -> None:
-        """Sends what is left."""
+    def close(self, state: str) -> None:
+        """Says how the attempt ended: `finished`, `stopped` or `failed`."""
         ...
 
 
+class Tracker:
+    """An outside record of a run. Training goes on through its outages: what cannot be sent waits and is tried again.
+
+    Args:
+      run: whose record it is.
+      notices: where it says, for people, that an outage began or ended.
+
+    Raises:
+      UsageError: what `log.to` asks for is not installed, or does not answer.
+    """
+
+    def __init__(self, run: Run, notices: list[str]) -> None:
+        check(run.settings)
+        self._name = run.settings.log.to
+        self._client: Client = CLIENTS[self._name](run)
+        self._notices = notices
+        self._unsent: deque[Callable[[], None]] = deque()
+        self._again = 0.0  # when to try again, by the monotonic clock; 0 outside an outage
+
+    def log(self, agent_steps: int, values: Mapping[str, float]) -> None:
+        """Adds numbers by their names."""
+        self._send(functools.partial(self._client.log, agent_steps, values))
+
+    def film(self, agent_steps: int, path: Path) -> None:
+        """Adds a film of an evaluation."""
+        self._send(functools.partial(self._client.film, agent_steps, path))
+
+    def close(self, state: str) -> None:
+        """Sends what is left, and how the attempt ended: `finished`, `stopped` or `failed`."""
+        self._again = min(self._again, time.monotonic())
+        self._send(functools.partial(self._client.close, state))
+        if self._unsent:
+            lost = "what it logged since then was not sent, and is in metrics.jsonl"
+            self._notices.append(f"log.to={self._name} still does not answer: {lost}")
+
+    def _send(self, entry: Callable[[], None]) -> None:
+        self._unsent.append(entry)
+        if time.monotonic() < self._again:
+            return
+        try:
+            while self._unsent:
+                self._unsent[0]()
+                self._unsent.popleft()
+        except Exception as error:  # whatever a client raises, hours of training do not end for it
+            if not self._again:
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                goes_on = "training continues, and what could not be sent is tried again each minute"
+                self._notices.append(f"log.to={self._name} does not answer: {reason}; {goes_on}")
+            self._again = time.monotonic() + _AGAIN_SECONDS
+        else:
+            if self._again:
+                self._notices.append(f"log.to={self._name} answers again, and has everything")
+            self._again = 0.0
+
+
 class WeightsAndBiases:
-    """See `Tracker`."""
+    """See `Client`."""
 
     def __init__(self, run: Run) -> None:
         import wandb
@@ -63,14 +124,17 @@ class WeightsAndBiases:
     def film(self, agent_steps: int, path: Path) -> None:
         self._run.log({"evaluation/film": self._video(str(path)), "agent_steps": agent_steps})
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, state: str) -> None:
+        self._run.finish(exit_code=int(state == "failed"))
 
 
 class MLflow:
-    """See `Tracker`."""
+    """See `Client`."""
 
     def __init__(self, run: Run) -> None:
+        # Its own seven attempts of two minutes each would hold up training.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         import mlflow
 
         self._metric = mlflow.entities.Metric
@@ -84,7 +148,9 @@ class MLflow:
         except mlflow.exceptions.MlflowException as error:
             without_server = "MLFLOW_ALLOW_FILE_STORE=true MLFLOW_TRACKING_URI=file:mlruns"
             raise UsageError(f"log.to=mlflow: {error}; without a server: {without_server}") from None
-        if not found:
+        if found:
+            self._client.update_run(self._run.info.run_id, status="RUNNING")
+        else:
             for name, value in _settings(run).items():
                 self._client.log_param(self._run.info.run_id, name, value)
 
@@ -96,25 +162,23 @@ class MLflow:
     def film(self, agent_steps: int, path: Path) -> None:  # noqa: ARG002 - the file's name says which snapshot it is
         self._client.log_artifact(self._run.info.run_id, str(path), "films")
 
-    def close(self) -> None:
-        self._client.set_terminated(self._run.info.run_id)
+    def close(self, state: str) -> None:
+        self._client.set_terminated(self._run.info.run_id, _MLFLOW_STATUS[state])
 
 
-TRACKERS: dict[str, Any] = {"wandb": WeightsAndBiases, "mlflow": MLflow}
+CLIENTS: dict[str, Any] = {"wandb": WeightsAndBiases, "mlflow": MLflow}
 
 
 def check(settings: Settings) -> None:
     """Raises `UsageError` if what `log.to` asks for is not installed."""
     name = settings.log.to
-    if name in TRACKERS and importlib.util.find_spec(name) is None:
+    if name in CLIENTS and importlib.util.find_spec(name) is None:
         raise UsageError(f"log.to={name} needs {name}: pip install 'twin-graph[{name}]'")
 
 
-def of(run: Run) -> Tracker | None:
-    """The tracker that `log.to` asks for; None for TensorBoard alone. Raises `UsageError` if it does not answer."""
-    check(run.settings)
-    tracker: Tracker | None = TRACKERS[run.settings.log.to](run) if run.settings.log.to in TRACKERS else None
-    return tracker
+def of(run: Run, notices: list[str]) -> Tracker | None:
+    """The tracker that `log.to` asks for; None for TensorBoard alone. Raises as `Tracker` does."""
+    return Tracker(run, notices) if run.settings.log.to in CLIENTS else None
 
 
 def _settings(run: Run) -> dict[str, Any]:
