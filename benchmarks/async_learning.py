@@ -281,6 +281,7 @@ def draw(curves: dict[tuple[str, int, int], Curve], picture: Path) -> None:
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
 
     colours = dict(zip(MODES, ("#444444", "#0b6e99", "#c2571a", "#4c8c3f"), strict=True))
     games = list(dict.fromkeys(game for game, _, _ in curves))
@@ -316,7 +317,7 @@ def draw(curves: dict[tuple[str, int, int], Curve], picture: Path) -> None:
             panels[0].set_ylim(min(low, -21.2), max(high, -18))
         what = f"mean return of {GAMES} episodes" if game == "cartpole" else "mean return of 20 training games"
         panels[0].set_ylabel(what)
-    keys = [plt.Line2D([], [], color=colour, lw=2, label=mode_of(workers)) for workers, colour in colours.items()]
+    keys = [Line2D([], [], color=colour, lw=2, label=mode_of(workers)) for workers, colour in colours.items()]
     figure.legend(handles=keys, loc="outside upper center", ncols=len(keys), frameon=False)
     figure.savefig(picture, dpi=150)
 

@@ -27,6 +27,7 @@ updates of a second must fit into the cores' seconds, the servers' part included
 """
 
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 import json
@@ -64,7 +65,12 @@ Figures = dict[str, Any]
 
 def settings_of(network: str) -> config.Settings:
     """Of the preset, as a worker has them; for `nature`, or a network of dense layers."""
-    chosen = {"train.accumulate": 2, "train.every_steps": 2 * EVERY, "train.batch_size": BATCH, "twin.threads": 1}
+    chosen: dict[str, Any] = {
+        "train.accumulate": 2,
+        "train.every_steps": 2 * EVERY,
+        "train.batch_size": BATCH,
+        "twin.threads": 1,
+    }
     if network != NATURE:
         width, layers = map(int, network.split("x"))
         chosen |= {"network": "mlp", "model.hidden_units": [width] * layers}
@@ -126,28 +132,30 @@ def measure(network: str, seconds: float) -> Figures:
     import numpy as np
 
     from twin_graph import envs, sampling
+    from twin_graph.envs import EnvSpec
     from twin_graph.model import ModelSpec
     from twin_graph.prepared import feeds
     from twin_graph.replay import Replay, Transition
-    from twin_graph.twin import Twin, Variable
+    from twin_graph.snapshots.store import Variable
+    from twin_graph.twin import Twin
 
     settings = settings_of(network)
     with contextlib.ExitStack() as open_:
         env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=ENVIRONMENTS)))
-        shape, dtype = env.spec.observation_shape, env.spec.observation_dtype
-        if network != NATURE:
-            shape, dtype = (settings.model.hidden_units[0],), np.dtype(np.float32)
-        spec = ModelSpec.of(settings, env.spec)
+        n_actions = env.spec.n_actions
+        seen = env.spec if network == NATURE else EnvSpec((settings.model.hidden_units[0],), n_actions)
+        shape, dtype = seen.observation_shape, seen.observation_dtype
+        spec = ModelSpec.of(settings, seen)
         shared, copy, server = open_.enter_context(cluster_of_one(spec))
         model, random = copy.twin.model, np.random.default_rng(0)
 
         def minibatch(size: int) -> dict[Any, np.ndarray]:
             return {
                 model.s_tm1: random.integers(0, 256, (size, *shape)).astype(dtype),
-                model.a_tm1: random.integers(0, env.spec.n_actions, size),
+                model.a_tm1: random.integers(0, n_actions, size),
                 model.r_t: random.normal(size=size),
                 model.discount_t: np.full(size, 0.99),
-                model.q_target_t: random.normal(size=(size, env.spec.n_actions)),
+                model.q_target_t: random.normal(size=(size, n_actions)),
             }
 
         def gradient(size: int) -> Callable[[], object]:
@@ -178,7 +186,7 @@ def measure(network: str, seconds: float) -> Figures:
         now = [env.reset(np.arange(ENVIRONMENTS))]
 
         def step() -> None:
-            actions = random.integers(0, env.spec.n_actions, ENVIRONMENTS)
+            actions = random.integers(0, n_actions, ENVIRONMENTS)
             answer = env.step(actions)
             replay.add(Transition(now[0], actions, answer.r_t, answer.terminal_t, answer.last_t, answer.s_t))
             now[0] = answer.s_next
@@ -197,12 +205,11 @@ def measure(network: str, seconds: float) -> Figures:
 
             def sample(sampler: Any = sampler, own: Any = own) -> None:
                 batch = sampler.sample(range(7, 8))
-                q_target_t = np.zeros((len(batch.r_t), env.spec.n_actions), np.float32)
-
+                q_target_t = np.zeros((len(batch.r_t), n_actions), np.float32)
                 feeds(model, own.train, {**batch._asdict(), "q_target_t": q_target_t})
 
             figures[f"sample {accumulate}"] = timed(sample, seconds, server)
-            figures[f"target {accumulate}"] = timed(lambda fed=fed: target.q_values(fed), seconds, server)
+            figures[f"target {accumulate}"] = timed(functools.partial(target.q_values, fed), seconds, server)
         return figures
 
 
@@ -307,11 +314,11 @@ def show(document: Figures, console: Console) -> None:
         table.add_row(*which, *rates, f"{made['full_at_workers']:.0f} workers", made["full"])
     console.print(table)
     if document["check"]:
-        shown = ("minibatches a message", "workers", "servers", "predicted", "measured", "predicted / measured")
-        table = Table(*shown, box=None, title="agent steps/s, this machine")
+        headings = ("minibatches a message", "workers", "servers", "predicted", "measured", "predicted / measured")
+        table = Table(*headings, box=None, title="agent steps/s, this machine")
         for row in document["check"]:
             measured = statistics.median(row["measured"])
-            which = (str(row[name]) for name in ("accumulate", "workers", "servers"))
+            which = str(row["accumulate"]), str(row["workers"]), str(row["servers"])
             table.add_row(*which, f"{row['predicted']:.0f}", f"{measured:.0f}", f"{row['predicted'] / measured:.2f}")
         console.print(table)
 

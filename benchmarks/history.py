@@ -67,7 +67,7 @@ def grow(folder: Path, count: int) -> None:
     from twin_graph.snapshots.files import write_new
     from twin_graph.snapshots.store import SnapshotStore
 
-    os.fsync = lambda descriptor: None  # noqa: ARG005
+    os.fsync = lambda fd: None  # noqa: ARG005
     with trainer(folder, {"save.keep_last": KEPT, "save.keep_every": 0, "seed": 1}) as keeper:
         [learner], store = keeper.learners, keeper.store
         first, sha256 = store.prefix(store.newest.id).parent, store.newest.weights_sha256

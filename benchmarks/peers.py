@@ -125,7 +125,7 @@ def stable_baselines3(task: Task) -> Work:
                 self.began, self.before = time.perf_counter(), self.model._n_updates
             if self.num_timesteps == task.warm_up + task.timed:
                 self.seconds, self.updates = time.perf_counter() - self.began, self.model._n_updates - self.before
-            return self.num_timesteps < task.warm_up + task.timed
+            return bool(self.num_timesteps < task.warm_up + task.timed)
 
     policy, env, network = stable_baselines3_parts(task)
     model = DQN(
@@ -189,7 +189,7 @@ def minatar_for_torch(environment: str) -> Any:
 
     if environment not in gymnasium.registry:
         minatar.gym.register_envs()
-    env = gymnasium.make(environment)
+    env: Any = gymnasium.make(environment)
     height, width, channels = env.observation_space.shape
     space = gymnasium.spaces.Box(0, 1, (channels, height, width), np.float32)
     return gymnasium.wrappers.TransformObservation(env, lambda s: s.transpose(2, 0, 1).astype(np.float32), space)

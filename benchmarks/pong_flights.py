@@ -49,7 +49,8 @@ def ball(image: np.ndarray) -> np.ndarray | None:
     if total * rows * columns <= BALL:
         return None
     at = grey.sum(1) @ np.arange(court.shape[0]), grey.sum(0) @ np.arange(court.shape[1])
-    return np.array(at) / total * (rows, columns)
+    place: np.ndarray = np.array(at) / total * (rows, columns)
+    return place
 
 
 def flights(track: Sequence[np.ndarray | None]) -> Iterator[Flight]:

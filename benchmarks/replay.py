@@ -134,7 +134,7 @@ def check(rows: Rows, source: Source, ends: set[tuple[int, int]]) -> int:
       ends: vector steps and environments of the steps that the side has to take for terminal.
     """
     s, s_t = rows.s_tm1, rows.s_t
-    if (s.shape, s_t.shape, s.dtype, s_t.dtype) != (((BATCH, *OBSERVATION),) * 2 + (np.uint8,) * 2):
+    if any(x.shape != (BATCH, *OBSERVATION) or x.dtype != np.uint8 for x in (s, s_t)):
         raise SystemExit(f"observations of another form: {s.shape} {s.dtype}, {s_t.shape} {s_t.dtype}")
     n, who = rows.r_t.astype(int), s[:, -1, 0, 4].astype(int)
     stamps, next_stamps = (np.ascontiguousarray(x[:, :, 0, :4]).view("<u4")[:, :, 0].astype(int) for x in (s, s_t))
@@ -424,7 +424,7 @@ def drawn(done: list[Work], what: str) -> list[str]:
 
 def median(done: list[Work], key: str) -> float:
     """Over the rounds."""
-    return statistics.median(work[key] for work in done)
+    return float(statistics.median(work[key] for work in done))
 
 
 def thousands(number: float) -> str:

@@ -8,6 +8,7 @@ the presets here do, trains, and prints how long the timed part took.
 
 import json
 import time
+from typing import Any
 
 import ale_py
 import click
@@ -83,7 +84,7 @@ def main(
 ) -> None:
     random = np.random.default_rng(seed)
     torch.manual_seed(seed)
-    envs = gymnasium.vector.SyncVectorEnv(
+    envs: Any = gymnasium.vector.SyncVectorEnv(
         [lambda: make_env(game, seed)], autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP
     )
     q_network = QNetwork(int(envs.single_action_space.n))

@@ -147,7 +147,7 @@ def main(
                     copy.turn(seconds)
             for copy in running:
                 copy.finish()
-            rows = [
+            rows: list[dict[str, Any]] = [
                 {"variant": text, "copies": [copy.figures() for copy in running if copy.text == text]}
                 for text in variants
             ]

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from twin_graph import config, cpu
 from twin_graph.agent import Agent
+from twin_graph.envs import EnvSpec
 from twin_graph.replay import Transition
 from twin_graph.snapshots.files import fsync
 from twin_graph.snapshots.ledger import Commit, Counters
@@ -42,13 +43,7 @@ def nature_agent(folder: Path) -> Agent:
         "save.every_updates": 10**9,
         "target.refresh_every_updates": 10**9,
     }
-    agent = Agent(
-        create(folder, config.load("pong", changes.items())),
-        observation_shape=(4, 84, 84),
-        observation_dtype=np.uint8,
-        n_actions=6,
-        stack=4,
-    )
+    agent = Agent(create(folder, config.load("pong", changes.items())), EnvSpec((4, 84, 84), 6, "uint8", stack=4))
     random = np.random.default_rng(0)
     while agent.updates < 1:
         s = np.zeros((1, 4, 84, 84), np.uint8)

@@ -105,7 +105,7 @@ def measure(folder: Path, page: str, runs: int) -> dict[str, float]:
     rounds = []
     for _ in range(ROUNDS):
         with chromium() as browser, server(folder) as (process, address):
-            found = {}
+            found: dict[str, float] = {}
             for when in ("", ", again"):
                 found |= {f"{k}{when}": v for k, v in opened(browser, address + place, ready.format(runs=runs)).items()}
             time.sleep(2)

@@ -78,8 +78,8 @@ def _compared(
 def afterwards(study: str, ours: str, theirs: str) -> str:
     """One condition less another, in pairs."""
     plan, _, results = tables.read(RESULTS / study)
-    rows = [_scored([run for run in results if run.planned.condition == name], LAST) for name in (ours, theirs)]
-    less = statistics.differences(*rows, statistics.norms(plan, results))
+    rows, others = (_scored([run for run in results if run.planned.condition == name], LAST) for name in (ours, theirs))
+    less = statistics.differences(rows, others, statistics.norms(plan, results))
     words = statistics.mean(less).words("+.0f")
     return f"`{ours}` less `{theirs}`, not planned: {words}, p = {statistics.p_of(less):.2g}, not corrected"
 

@@ -64,7 +64,7 @@ def score(run: Result) -> float:
 
 def depth(run: Result) -> float:
     """How many agent steps deep a run's last snapshots were."""
-    return run.newest({step: np.mean(of) for step, of in clock.depths(run).items()})
+    return run.newest({step: fmean(of) for step, of in clock.depths(run).items()})
 
 
 def expected(run: Result) -> float:
@@ -87,7 +87,7 @@ def read(folder: Path) -> tuple[Runs, dict[str, Norm]]:
     plan, _, results = tables.read(folder)
     unfinished = {run.planned.seed for run in results if run.state != "done"}
     whole = [run for run in results if run.planned.seed not in unfinished]
-    runs = {
+    runs: Runs = {
         (condition, task): [r for r in whole if r.planned.condition == condition and r.planned.task == task]
         for task in plan.tasks
         for condition in plan.conditions
@@ -105,8 +105,8 @@ def pairs(runs: Runs, norm: Mapping[str, Norm], outcome: Callable[[Result], floa
     for (condition, task), ours in runs.items():
         head, _, name = condition.rpartition(", ")
         if control := CONTROLS.get(name):
-            rows = ([[run] for run in side] for side in (ours, runs[f"{head}, {control}", task]))
-            yield Pair(task, condition, control, statistics.differences(*rows, norm, outcome))
+            rows, others = ([[run] for run in side] for side in (ours, runs[f"{head}, {control}", task]))
+            yield Pair(task, condition, control, statistics.differences(rows, others, norm, outcome))
 
 
 @click.command()

@@ -57,7 +57,7 @@ def played(runs: Sequence[Run], who: Sequence[Contestant], *, progress: bool = F
 def read(path: Path) -> list[Pairing]:
     """The games of each two, by their names: snapshots of equal weights, as the first ones are, are several players."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    return [Pairing(*record["players"], record["returns"]) for record in records]
+    return [Pairing(first, second, record["returns"]) for record in records for first, second in [record["players"]]]
 
 
 def run_of(player: str) -> str:
@@ -123,7 +123,8 @@ def main(folder: Path, experiment: Path | None, plot: Path | None) -> None:
         (folder / GAMES).write_text("".join(f"{json.dumps(record)}\n" for record in play(experiment)))
     plan, _, _ = tables.read(folder)
     conditions = {name: [run.name for run in plan.runs if run.condition == name] for name in plan.conditions}
-    own, joint = [], []
+    own: list[Pairing] = []
+    joint: list[Pairing] = []
     for pairing in read(folder / GAMES):
         run = run_of(pairing.first)
         (own if run and run == run_of(pairing.second) else joint).append(pairing)
