@@ -1,6 +1,7 @@
 """`twin-graph experiment run` and `experiment report`."""
 
 import contextlib
+import itertools
 import shutil
 import time
 from contextlib import AbstractContextManager
@@ -85,7 +86,7 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
             raise _extra_is_missing("--executor ray", "ray", error) from None
         on_ray.check_address()
     plan = plans.read(file, lambda name: Experiment.origin_in(out or EXPERIMENTS / name))
-    plans.check_policies(plan, file)
+    plans.check(plan, file)
     folder = out or EXPERIMENTS / plan.name
     if not dry_run:
         Experiment.check_free(folder)
@@ -209,32 +210,30 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
     except ImportError as error:
         raise _extra_is_missing("the clock", "experiments", error) from None
     outputs.check_picture(plot)
-    points: dict[str, list[tuple[float, float]]] = {}
-    counts: dict[str, int] = {}
+    conditions: dict[str, list[list[tuple[float, float]]]] = {}  # predictions and observations of each run
+    environments: dict[str, list[list[tuple[float, float]]]] = {}
     for folder in map(_named, folders):
         plan, _, runs = tables.read(folder if (folder / tables.PLAN).exists() else folder / _REPORT)
         for run in runs:
-            pairs, name = library.pairs(run), f"{plan.name}: {run.planned.condition}"
-            if not pairs or library.served(run) < served:
-                continue
-            points.setdefault(name, []).extend(pairs)
-            counts[name] = counts.get(name, 0) + 1
-    if not points:
+            pairs, task = library.pairs(run), run.planned.task
+            if pairs and library.served(run) >= served:
+                where = f", {task}" if len(plan.tasks) > 1 else ""
+                conditions.setdefault(f"{plan.name}: {run.planned.condition}{where}", []).append(pairs)
+                environments.setdefault(f"in all, {task}", []).append(pairs)
+    if not conditions:
         raise UsageError("no run in these tables has both predictions and observations")
-    in_all = [pair for pairs in points.values() for pair in pairs]
     if plot:
+        points = {name: list(itertools.chain(*of)) for name, of in conditions.items()}
         figures.against(points, "predicted by the ledger", "expected by the snapshot").savefig(plot, dpi=160)
         say(f"picture: {plot}")
-    rows = {name: (counts[name], library.fit(pairs)) for name, pairs in points.items()}
-    whole = sum(counts.values()), library.fit(in_all)
+    rows = {name: (len(of), library.fit(itertools.chain(*of))) for name, of in {**conditions, **environments}.items()}
     if as_json:
-        document = {name: {"runs": count, **fit._asdict()} for name, (count, fit) in {**rows, "in all": whole}.items()}
-        print_json(document)
+        print_json({name: {"runs": count, **fit._asdict()} for name, (count, fit) in rows.items()})
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("condition", "runs", "evaluations", "r", "mean error", "mean excess"):
         table.add_column(heading, justify="left" if heading == "condition" else "right")
-    for name, (count, fit) in [*rows.items(), ("in all", whole)]:
+    for name, (count, fit) in rows.items():
         numbers = (f"{fit.correlation:.4f}", f"{fit.error:.2f}", f"{fit.bias:.2f}")
         table.add_row(escape(name), str(count), f"{fit.evaluations:,}", *numbers)
     stdout.print(table)

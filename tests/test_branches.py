@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import pytest
 from commands import Command, twin_graph
 from test_resume import end
 
 from twin_graph.errors import UsageError
-from twin_graph.experiments import clock, plan, results, tables
+from twin_graph.experiments import clock, plan, results, statistics, tables
+from twin_graph.experiments import report as pages
 from twin_graph.experiments.runner import Experiment, Runner
 from twin_graph.experiments.trial import Trial
 from twin_graph.settings import Settings
@@ -108,6 +110,9 @@ def test_conditions_begin_from_the_same_states_and_are_compared_in_pairs(
         assert float(compared[condition]["difference"]) == pytest.approx(fmean(pairs))
         limits = [float(compared[condition][f"difference_{name}"]) for name in ("low", "high")]
         assert limits == pytest.approx([min(pairs), max(pairs)])
+        # Not corrected for the control, which is no hypothesis.
+        p = f"{statistics.p_of(np.array(pairs)[:, None])}" if condition == "lag(100)" else ""
+        assert compared[condition]["difference_p"] == p
     text = (folder / "report" / "report.md").read_text()
     assert "All are forked from parent at resume point 1 (update 76)." in text
 
@@ -231,7 +236,7 @@ def test_the_clock_of_the_committed_studies_agrees(tmp_path: Path) -> None:
     """A run of CartPole expects what its ledger allows, where targets serve long enough to be fitted."""
     studies = [str(ROOT / "studies" / "results" / name) for name in ("cartpole-policies", "refresh-period")]
     done = twin_graph("experiment", "clock", *studies, "--served", "250", "--json", cwd=tmp_path)
-    found = json.loads(done.stdout)["in all"]
+    found = json.loads(done.stdout)["in all, CartPole-v1"]
     assert (found["runs"], found["evaluations"]) == (135, 1_620)
     assert found["correlation"] > 0.9997
     assert found["error"] < 0.6
@@ -245,6 +250,20 @@ def test_the_clock_of_the_committed_studies_agrees(tmp_path: Path) -> None:
     pong = twin_graph("experiment", "clock", str(ROOT / "studies" / "results" / "pong-short"), cwd=tmp_path)
     assert pong.returncode == 2
     assert "no run in these tables has both" in pong.stderr
+
+
+def test_predictions_are_judged_in_each_environment_apart(tmp_path: Path) -> None:
+    """Values of 1 a step and of -1 a step correlate when they are pooled, whatever is known of either."""
+    study = ROOT / "studies" / "results" / "genealogy"
+    done = twin_graph("experiment", "clock", str(study), "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    planned, _, runs = tables.read(study)
+    assert len(found) == 2 * 16 + 2
+    report = pages._fits(pages._Data(planned, runs, {}, []))
+    for task, one in zip(planned.tasks, report.split(". "), strict=True):
+        of = clock.fit(pair for run in runs if run.planned.task == task for pair in clock.pairs(run))
+        assert found[f"in all, {task}"] == {"runs": 160, **of._asdict()}
+        assert one == f"{task}: {clock.words(of)}"
 
 
 def test_a_fit_of_nothing_or_of_one_number_has_no_correlation() -> None:

@@ -189,7 +189,7 @@ def test_a_bad_file_is_refused_with_one_line(text: str, message: str) -> None:
 def test_every_study_that_is_shipped_is_right(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "examples")
     found = plan.read(path)
-    plan.check_policies(found, path)
+    plan.check(found, path)
     assert found.name == path.stem
     assert len({run.seed for run in found.runs}) >= 3
 
@@ -198,7 +198,17 @@ def test_a_policy_that_cannot_be_is_named_with_its_file(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
     path.write_text(changed('"latest"', '"lates"'))
     with pytest.raises(UsageError, match=r"study\.toml: target\.policy=lates: unknown policy 'lates'"):
-        plan.check_policies(plan.read(path), path)
+        plan.check(plan.read(path), path)
+
+
+def test_more_evaluations_than_there_will_be_are_refused_before_any_run(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text("last_evaluations = 3\n" + FILE)
+    plan.check(plan.read(path), path)
+    path.write_text("last_evaluations = 4\n" + FILE)
+    there = "latest has 3 evaluations: evaluate.every_steps=200 in 600 agent steps"
+    with pytest.raises(UsageError, match=rf"study\.toml: last_evaluations=4, but {there}$"):
+        plan.check(plan.read(path), path)
 
 
 def test_statistics_and_reports_need_no_tensorflow() -> None:
@@ -910,6 +920,12 @@ def test_scores_of_several_environments_make_one_matrix(monkeypatch: pytest.Monk
     assert second.curve is not None
     assert second.curve.at == [300, 600]
     assert missing.planned.seed == 1
+    assert np.isfinite(second.curve.low).all()
+    assert first.curve is not None  # of one seed, whose resamples are all alike
+    assert np.isfinite(first.curve.value).all()
+    assert np.isnan([first.curve.low, first.curve.high]).all()
+    assert first.profile is not None
+    assert np.isnan([first.profile.low, first.profile.high]).all()
 
 
 def test_runs_that_are_done_are_counted_though_their_seed_lacks_an_environment(

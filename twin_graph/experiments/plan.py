@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 import tomllib
 from collections import Counter
@@ -18,7 +19,7 @@ from twin_graph.cross_checks import check_that_it_learns
 from twin_graph.errors import UsageError
 from twin_graph.settings import Settings
 from twin_graph.snapshots.run import find
-from twin_graph.words import what_is_wrong
+from twin_graph.words import counted, what_is_wrong
 
 #: Lowest and highest score by environment, for what a file does not say: the range of what a game can score.
 KNOWN_SCORES = {"CartPole-v1": (0.0, 500.0), "ALE/Pong-v5": (-21.0, 21.0)}
@@ -313,13 +314,21 @@ def _origin(wanted: _From, known: Origin | None) -> Origin:
     return Origin(run.folder.absolute(), {reference: points[reference] for reference in wanted.references})
 
 
-def check_policies(plan: Plan, path: Path) -> None:
-    """Raises `UsageError` if a policy in a plan's file is unknown, cannot be imported, or cannot work."""
-    for settings in {run.condition: run.settings for run in plan.runs}.values():
+def check(plan: Plan, path: Path) -> None:
+    """Raises `UsageError` if a policy in a plan's file is unknown, cannot be imported, or cannot work; or if runs will
+    have fewer evaluations than a score is the mean of."""
+    for run in {run.condition: run for run in plan.runs}.values():
         try:
-            targets.roles(settings)
+            targets.roles(run.settings)
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
+        steps = plan.steps - (run.point.agent_steps if run.point else 0)
+        every = run.settings.evaluate.every_steps
+        if plan.last > (there := max(1, math.ceil(steps / every))):
+            raise UsageError(
+                f"{path}: last_evaluations={plan.last}, but {run.condition} has {counted(there, 'evaluation')}: "
+                f"evaluate.every_steps={every} in {counted(steps, 'agent step')}"
+            )
 
 
 def _validated(text: str) -> _File:

@@ -330,7 +330,7 @@ def _pictures(data: _Data) -> Iterator[Picture]:
     words = {
         "first": data.conditions[0].name,
         "threshold": _thresholds(data),
-        "fit": clock.words(clock.fit(pair for run in data.results for pair in clock.pairs(run))),
+        "fit": _fits(data),
         "assumption": ", at a reward of 1 each" if constant else "; the rewards are those of the evaluation's games",
     }
     for name, figure in itertools.chain(_score_figures(data), _target_figures(data)):
@@ -380,9 +380,23 @@ def _target_figures(data: _Data) -> Iterator[tuple[str, Figure]]:
         zero = {"at": 0.0, "at_label": "neither too much nor too little"}
         label = "expected less realised return"
         yield "overestimation", of_runs(lambda run: run.overestimation, "agent steps", label, **zero)
-    points = {c.name: [pair for run in c.runs for pair in clock.pairs(run)] for c in conditions}
+    alike = {c.name: c.runs for c in conditions} if data.only else _by_environment(data)  # not on axes that differ
+    points = {name: [pair for run in runs for pair in clock.pairs(run)] for name, runs in alike.items()}
     if any(points.values()):
         yield "clock", figures.against(points, "predicted by the ledger", "expected by the snapshot")
+
+
+def _by_environment(data: _Data) -> dict[str, list[Result]]:
+    return {task: [run for run in data.results if run.planned.task == task] for task in data.plan.tasks}
+
+
+def _fits(data: _Data) -> str:
+    """How well the ledger predicts what is expected, in each environment."""
+    fits = {
+        task: clock.words(clock.fit(pair for run in runs for pair in clock.pairs(run)))
+        for task, runs in _by_environment(data).items()
+    }
+    return ". ".join(words if data.only else f"{task}: {words}" for task, words in fits.items())
 
 
 def _mean_line(condition: Condition, of: Callable[[Result], Curve]) -> Line:

@@ -15,7 +15,7 @@ import numpy as np
 from rliable import library, metrics
 from scipy.stats import permutation_test
 
-from twin_graph.experiments.plan import KNOWN_SCORES, THRESHOLD, Plan
+from twin_graph.experiments.plan import KNOWN_SCORES, NUDGED, THRESHOLD, Plan
 from twin_graph.experiments.results import Curve, Result
 
 #: Resamples of each interval.
@@ -48,7 +48,7 @@ UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
 
 class Band(NamedTuple):
-    """A line and its 95% band."""
+    """A line and its 95% band, which is NaN where there is but one run."""
 
     at: list[int]
     value: np.ndarray
@@ -88,7 +88,8 @@ class Condition(NamedTuple):
       improvement: probability that a run of it scores higher than one of the first condition; None for that itself.
       difference: mean of its scores less those of the first condition's runs that began alike: with the same seed, from
         the same point. Normalised if there are several environments. None for the first condition itself.
-      p: how likely so large a difference is by chance, corrected for the number of conditions; NaN if there is none.
+      p: how likely so large a difference is by chance, corrected for the number of conditions; NaN if there is none,
+        and of the control for chaos, which is no hypothesis.
       profile: share of runs above each of `PROFILE_AT`.
       curve: IQM of normalised scores by agent steps.
       steps_to, seconds_to: agent steps and seconds of each run until the threshold; infinite if it was not reached.
@@ -169,7 +170,7 @@ def _condition(
         optimality_gap=gap,
         improvement=improvement(scores, first.scores) if first else None,
         difference=mean(pairs) if first else None,
-        p=p_of(pairs),
+        p=math.nan if name.endswith(NUDGED) else p_of(pairs),
         profile=profile(scores),
         curve=curve([[_normalised(run, norm) for run in row] for row in rows], iqm_by_step),
         steps_to=[math.inf if steps is None else steps for _, steps in reached],
@@ -199,8 +200,13 @@ def estimates(scores: np.ndarray, function: Callable[[np.ndarray], np.ndarray], 
         return [UNKNOWN] * count
     with _seeded():
         values, intervals = library.get_interval_estimates({"": scores}, function, reps=RESAMPLES)
-    low, high = intervals[""] if len(scores) > 1 else np.full_like(intervals[""], np.nan)
+    low, high = _of_several(scores, intervals[""])
     return [Estimate(*(float(number) for number in row)) for row in zip(values[""], low, high, strict=True)]
+
+
+def _of_several(scores: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    """The limits of an interval, or NaN of a single seed, whose resamples are all alike."""
+    return limits if len(scores) > 1 else np.full_like(limits, np.nan)
 
 
 def mean(numbers: np.ndarray) -> Estimate:
@@ -270,7 +276,7 @@ def profile(scores: np.ndarray) -> Band | None:
         return None
     with _seeded():
         values, intervals = library.create_performance_profile({"": scores}, PROFILE_AT, reps=RESAMPLES)
-    return Band([], values[""], *intervals[""])
+    return Band([], values[""], *_of_several(scores, intervals[""]))
 
 
 def iqm(numbers: np.ndarray) -> float:
@@ -302,7 +308,7 @@ def curve(rows: Sequence[Sequence[Curve]], function: Callable[[np.ndarray], np.n
     numbers = np.array([[[one[step] for step in at] for one in row] for row in rows])
     with _seeded():
         values, intervals = library.get_interval_estimates({"": numbers}, function, reps=RESAMPLES)
-    return Band(at, values[""], *intervals[""])
+    return Band(at, values[""], *_of_several(numbers, intervals[""]))
 
 
 def typical(values: Sequence[float]) -> float:
