@@ -14,6 +14,7 @@ from imageio_ffmpeg import count_frames_and_secs, get_ffmpeg_exe, read_frames
 from twin_graph import config, envs, film
 from twin_graph.errors import UsageError
 from twin_graph.evaluation import last, play
+from twin_graph.legal import ILLEGAL
 from twin_graph.snapshots.run import Run
 
 
@@ -134,6 +135,21 @@ def test_a_film_shows_score_values_and_actions(tmp_path: Path) -> None:
     assert not (picture == film._RANDOM).all(axis=2).any()
     explored = np.frombuffer(drawn(base._replace(action=0)), np.uint8).reshape(420, 640, 3)
     assert (explored == film._RANDOM).all(axis=2).any()
+
+
+def test_of_thousands_of_actions_the_best_are_shown_and_the_one_taken() -> None:
+    q = np.full(4_672, ILLEGAL, np.float32)
+    q[[7, 30, 4_000]] = 0.1, 0.3, 0.2
+    moment = film.Moment(q, action=4_000, score=0.0, step=1, game=1, last=False)
+    panel = film._Panel(("run", "snapshot"), tuple(f"move {i}" for i in range(len(q))), 1, 1.0)
+    panel.add(moment, 0.0)
+    picture = panel.frame(np.zeros((210, 160, 3), np.uint8))
+    assert picture.shape == (420, 640, 3)
+    assert (picture == film._GREEDY).all(axis=2).sum() > 300
+    assert (picture == film._RANDOM).all(axis=2).sum() > 100
+    rising = moment._replace(q=np.arange(len(q), dtype=np.float32))
+    assert panel._shown(rising)[:2] == [4_671, 4_670]
+    assert panel._shown(rising._replace(action=2))[-2:] == [4_649, 2]
 
 
 def test_record_plays_the_game_that_evaluate_scores(

@@ -29,6 +29,7 @@ _SMALLEST_RANGE = 1e-3  # of Q values, so that bars and curve of equal ones stay
 
 _PANEL, _MARGIN = 320, 18  # width and margin at scale 1
 _BARS_TOP, _BARS_MOST, _ROW_MOST = 134, 180, 24
+_ROWS_MOST = 24  # actions that are shown
 _NAMES, _NUMBERS, _SCALE = 98, 44, 32  # widths of the columns left and right of the bars, and left of the curve
 _BACKGROUND, _TEXT, _DIM, _GRID = (16, 20, 28), (232, 236, 244), (127, 138, 163), (38, 46, 62)
 _BAR, _GREEDY, _RANDOM = (66, 80, 108), (76, 194, 255), (255, 159, 67)
@@ -197,7 +198,8 @@ class _Panel:
         self._title, self._names, self._games, self._scale = title, names, games, scale
         self._height = 2 * round(HEIGHT * scale / 2)  # H.264 wants even numbers
         self._width = 2 * round(_PANEL * scale / 2)
-        self._row = min(_ROW_MOST, _BARS_MOST / len(names))
+        self._rows = min(_ROWS_MOST, len(names))
+        self._row = min(_ROW_MOST, _BARS_MOST / self._rows)
         self._fonts: dict[float, Any] = {}
         self._picture = np.empty(0)
         self._frame = np.empty(0)
@@ -248,20 +250,29 @@ class _Panel:
 
         # Twice as large, and then reduced: Pillow draws shapes with jagged edges, and sets small type unevenly.
         picture = Image.new("RGB", (2 * self._width, 2 * self._height), _BACKGROUND)
-        bars_bottom = _BARS_TOP + self._row * len(self._names)
+        bars_bottom = _BARS_TOP + self._row * self._rows
         chart = bars_bottom + 40, HEIGHT - _MARGIN
         pen = ImageDraw.Draw(picture)
-        self._draw_bars(pen, moment)
+        actions = self._shown(moment)
+        self._draw_bars(pen, moment, actions)
         self._draw_curve(pen, *chart)
-        self._write(pen, moment, *chart)
+        self._write(pen, moment, actions, *chart)
         return np.asarray(picture.reduce(2))
 
-    def _draw_bars(self, pen: Any, moment: Moment) -> None:
+    def _shown(self, moment: Moment) -> list[int]:
+        """The action of each row: all of them, or of many those of the highest Q, and the one taken."""
+        if len(self._names) <= self._rows:
+            return list(range(len(self._names)))
+        best = np.argsort(-moment.q, kind="stable")[: self._rows].tolist()
+        return best if moment.action in best else [*best[:-1], moment.action]
+
+    def _draw_bars(self, pen: Any, moment: Moment, actions: list[int]) -> None:
         low, high = _range(min(low for low, _ in self._ranges), max(high for _, high in self._ranges))
         left, right = _MARGIN + _NAMES, _PANEL - _MARGIN - _NUMBERS
         greedy, k = int(moment.q.argmax()), 2 * self._scale
-        for action, q in enumerate(moment.q):
-            top, bottom = _BARS_TOP + self._row * action, _BARS_TOP + self._row * (action + 0.72)
+        for row, action in enumerate(actions):
+            top, bottom = _BARS_TOP + self._row * row, _BARS_TOP + self._row * (row + 0.72)
+            q = moment.q[action]
             if q <= ILLEGAL:
                 continue
             length = (right - left) * (0.03 + 0.97 * (float(q) - low) / (high - low))
@@ -293,7 +304,7 @@ class _Panel:
         x, y = points[-1]
         pen.ellipse([x - 3 * k, y - 3 * k, x + 3 * k, y + 3 * k], _GREEDY)
 
-    def _write(self, pen: Any, moment: Moment, top: float, bottom: float) -> None:
+    def _write(self, pen: Any, moment: Moment, actions: list[int], top: float, bottom: float) -> None:
         left, right = _MARGIN, _PANEL - _MARGIN
         write, greedy = self._text, int(moment.q.argmax())
         game = f"  game {moment.game} of {self._games}" if self._games > 1 else ""
@@ -303,14 +314,15 @@ class _Panel:
         write(pen, left, 88, _number(moment.score), 28, _TEXT)
         write(pen, right, 68, "AGENT STEP", 10, _DIM, anchor="rm")
         write(pen, right, 88, f"{moment.step:,}", 28, _TEXT, anchor="rm")
-        write(pen, left, _BARS_TOP - 14, "Q OF EACH ACTION", 10, _DIM)
+        each = f"OF {self._rows} OF {len(self._names):,} ACTIONS" if self._names[self._rows :] else "OF EACH ACTION"
+        write(pen, left, _BARS_TOP - 14, f"Q {each}", 10, _DIM)
         if moment.action != greedy:
             write(pen, right, _BARS_TOP - 14, "at random", 10, _RANDOM, anchor="rm")
         size = min(12.0, self._row * 0.8)
-        for action, (name, q) in enumerate(zip(self._names, moment.q, strict=True)):
-            y = _BARS_TOP + self._row * (action + 0.36)
+        for row, action in enumerate(actions):
+            y, q = _BARS_TOP + self._row * (row + 0.36), moment.q[action]
             colour = _TEXT if action in (greedy, moment.action) else _DIM
-            write(pen, left, y, name, size, colour, width=_NAMES - 14)
+            write(pen, left, y, self._names[action], size, colour, width=_NAMES - 14)
             write(pen, right, y, "illegal" if q <= ILLEGAL else _value(q), size, colour, anchor="rm")
         write(pen, left, top - 14, "VALUE (MAX Q)", 10, _DIM)
         write(pen, right, top - 14, _value(self._values[-1]), 12, _GREEDY, anchor="rm")
