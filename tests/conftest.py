@@ -6,11 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from filelock import FileLock
 
 from twin_graph import config, envs, training
 from twin_graph.snapshots.run import Run, create
+
+# No limit for an example's time: on a busy machine any may take long.
+hypothesis.settings.register_profile("busy", deadline=None)
+hypothesis.settings.load_profile("busy")
 
 # One thread a session: tests compare hashes, and the tiny networks gain nothing from two. The classic loop, where a
 # test does not ask for chunks; not compiled, which takes a second a run: tests/test_block.py is about that.

@@ -70,7 +70,7 @@ def n_step(history: list[Step], start: int, n: int) -> tuple[float, float, np.nd
 ENDS = st.sampled_from(["goes on"] * 6 + ["life", "terminal", "cut"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_every_transition_is_that_of_a_naive_list(data: st.DataObject) -> None:
     environments = data.draw(st.integers(1, 3), "environments")

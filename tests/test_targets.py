@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from twin_graph import config, targets
@@ -119,7 +119,6 @@ def test_retention_of_those_who_lost_changes_nothing_for_the_best(rule: str, sta
         assert choose(f"best({rule}, {stall})", kept) == chosen
 
 
-@settings(deadline=None)
 @given(events=_EVENTS, text=_POLICIES, counter=st.integers(0, 10**9), data=st.data())
 def test_what_is_chosen_later_was_a_candidate_or_is_newer_whatever_else_is_removed(
     events: list[tuple[Any, ...]], text: str, counter: int, data: st.DataObject
@@ -146,7 +145,6 @@ def test_what_is_chosen_later_was_a_candidate_or_is_newer_whatever_else_is_remov
     assert (again.snapshots, again.draw) == (later.snapshots, later.draw)
 
 
-@settings(deadline=None)
 @given(events=_EVENTS, text=_POLICIES, counter=st.integers(0, 10**9))
 def test_a_choice_follows_from_history_and_stream_alone(events: list[tuple[Any, ...]], text: str, counter: int) -> None:
     first = choose(text, history_of(events), counter)
@@ -157,7 +155,6 @@ def test_a_choice_follows_from_history_and_stream_alone(events: list[tuple[Any, 
     assert first.reason
 
 
-@settings(deadline=None)
 @given(events=_EVENTS)
 def test_latest_is_the_newest(events: list[tuple[Any, ...]]) -> None:
     history = history_of(events)
@@ -165,7 +162,6 @@ def test_latest_is_the_newest(events: list[tuple[Any, ...]]) -> None:
     assert choice.snapshots == choice.candidates == [max(history.snapshots, key=lambda s: s.number or 0)]
 
 
-@settings(deadline=None)
 @given(events=_EVENTS, age=st.integers(1, 2000), since=st.integers(0, 1000))
 def test_lag_is_the_newest_that_is_old_enough_or_the_first(events: list[tuple[Any, ...]], age: int, since: int) -> None:
     history = history_of(events)
