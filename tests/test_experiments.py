@@ -839,8 +839,9 @@ def test_time_is_known_between_what_was_logged_and_nowhere_else(finished: Path) 
 @pytest.mark.parametrize(("seeds", "others", "can"), [(5, 1, False), (6, 1, True), (6, 2, False), (10, 11, True)])
 def test_nothing_is_found_where_nothing_could_be(seeds: int, others: int, can: bool) -> None:
     score = statistics.Estimate(1.0, 0.0, 2.0)
-    condition = SimpleNamespace(name="latest", iqm=score, scores=np.ones((seeds, 1)), difference=score, p=1.0)
-    data = SimpleNamespace(conditions=[condition, *[SimpleNamespace(**vars(condition)) for _ in range(others)]])
+    condition = {"name": "latest", "iqm": score, "scores": np.ones((seeds, 1)), "difference": score}
+    p = [math.nan, *[1.0] * others, math.nan]  # the first one, those that are compared with it, and a control
+    data = SimpleNamespace(conditions=[SimpleNamespace(**condition, p=value) for value in p])
     data.unit, data.estimate = "return", lambda estimate: estimate
     *_, found = pages._findings(data)  # type: ignore[arg-type]
     assert found.startswith("Of" if can else f"{seeds} seeds can show no difference in {others} comparison")

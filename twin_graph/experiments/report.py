@@ -231,7 +231,9 @@ def _findings(data: _Data) -> Iterator[str]:
     if not len(first.scores):
         yield f"No run of {first.name}, with which the others are compared, is done."
         return
-    others = [c for c in known if c is not first]
+    others = [c for c in known if not math.isnan(c.p)]
+    if not others:
+        return
     differ = [f"{c.name} ({_number(c.difference.value)})" for c in others if c.difference and c.p < statistics.LEVEL]
     compared = (
         f"{len(others)} comparison{'s' if len(others) > 1 else ''} with {first.name}, in pairs of runs that began alike"
