@@ -83,14 +83,14 @@ def allowed(row: Row) -> bool:
 
 
 def rows() -> list[Row]:
-    """Few rows in which all pairs that are allowed stand together at least once: the best of many drawn, each time."""
-    random = np.random.default_rng(0)
+    """Few rows in which all pairs that are allowed stand together at least once: the best of some drawn, each time."""
+    random = np.random.default_rng(2)  # of the seeds tried, the one with the fewest rows
     every = [(switch, position) for switch, positions in SWITCHES.items() for position in positions]
     missing = {frozenset(p) for p in itertools.combinations(every, 2) if p[0][0] != p[1][0]} - REFUSED
     found: list[Row] = []
     while missing:
         drawn = []
-        for _ in range(60):
+        for _ in range(5):
             row = dict(sorted(missing, key=lambda pair: sorted(pair))[int(random.integers(len(missing)))])
             for switch in random.permutation([s for s in SWITCHES if s not in row]):
                 positions = [p for p in SWITCHES[switch] if allowed({**row, switch: p})]

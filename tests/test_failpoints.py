@@ -34,8 +34,9 @@ from twin_graph.snapshots.verify import verify
 #: `open` counts where it creates a file.
 CALLS = ("open", "write", "fsync", "ftruncate", "rename", "replace", "unlink", "mkdir", "rmdir")
 #: Faults after which the process lives: one call fails; the disk is gone from there on; the disk fills within a write.
-ERRORS = ("EIO", "ENOSPC", "EIO for good", "short write")
-DEATHS = ("killed before", "killed after", "killed within", "killed while cleaning up")
+ERRORS = ("EIO", "EIO for good", "short write")
+#: To be killed before a call leaves what being killed after the one before it does.
+DEATHS = ("killed after", "killed within", "killed while cleaning up")
 KILLED = 9
 
 
@@ -50,13 +51,8 @@ def failing(at: int = 0, fault: str = "") -> Iterator[list[str]]:
                 return function(*arguments, **options)
             made.append(name)
             here, later = len(made) == at, 0 < at < len(made)
-            if here and fault == "killed before":
-                os._exit(KILLED)
-            if (here and fault in ("EIO", "ENOSPC", "killed while cleaning up")) or (
-                fault == "EIO for good" and (here or later)
-            ):
-                number = errno.ENOSPC if fault == "ENOSPC" else errno.EIO
-                raise OSError(number, os.strerror(number))
+            if (here and fault in ("EIO", "killed while cleaning up")) or (fault == "EIO for good" and (here or later)):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
             if name == "write" and fault == "short write" and later and made[at - 1] == "write":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if name == "write" and here and fault in ("short write", "killed within"):
