@@ -75,6 +75,7 @@ export function runView(library, index) {
       put(rest, h("p", { class: "note bad" }, error.message));
       return;
     }
+    if (!element.isConnected) return; // another page was opened meanwhile
     tell();
     const curves = curvesPart(run);
     const all = [
