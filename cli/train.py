@@ -15,6 +15,7 @@ from twin_graph.cross_checks import check_rescaling, check_that_it_learns
 from twin_graph.errors import UsageError
 from twin_graph.no_effect import without_effect
 from twin_graph.settings import EVALUATION_MAX_STEPS
+from twin_graph.snapshots.files import remove_folder
 from twin_graph.snapshots.run import Run, check_new_folder, create, free_folder
 from twin_graph.snapshots.workers import GIVEN_UP
 from twin_graph.words import command
@@ -140,7 +141,12 @@ def train(
         if settings.network == "mlp" and len(env.spec.observation_shape) == 3:
             say("network=mlp flattens the image to a list of numbers; --set network=nature is made for images")
         say(needed.words())
-        show_training(run, env, None, as_json, described, verbose)
+        try:
+            show_training(run, env, None, as_json, described, verbose)
+        except BaseException:
+            if not run.ledger.path.exists():  # it never began, and its name shall be free
+                remove_folder(run.folder)
+            raise
 
 
 @contextlib.contextmanager

@@ -147,3 +147,4 @@ def test_without_an_account_one_line_says_how(tmp_path: Path) -> None:
     assert told.returncode == 2
     assert "Error: log.to=wandb: No API key configured" in told.stderr
     assert told.stderr.splitlines()[-1].endswith("WANDB_MODE=offline needs no account")
+    assert list((tmp_path / "checkpoints").iterdir()) == []
