@@ -73,8 +73,7 @@ class Tracker:
         self._again = min(self._again, time.monotonic())
         self._send(functools.partial(self._client.close, state))
         if self._unsent:
-            lost = "what it logged since then was not sent, and is in metrics.jsonl"
-            self._notices.append(f"log.to={self._name} still does not answer: {lost}")
+            self._notices.append(f"log.to={self._name} could not be sent the end of its record; metrics.jsonl has it")
 
     def _send(self, entry: Callable[[], None]) -> None:
         self._unsent.append(entry)
@@ -87,8 +86,8 @@ class Tracker:
         except Exception as error:  # whatever a client raises, hours of training do not end for it
             if not self._again:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
-                goes_on = "training continues, and what could not be sent is tried again each minute"
-                self._notices.append(f"log.to={self._name} does not answer: {reason}; {goes_on}")
+                later = "what it misses is in metrics.jsonl, and is sent to it later"
+                self._notices.append(f"log.to={self._name} does not answer: {reason}; {later}")
             self._again = time.monotonic() + _AGAIN_SECONDS
         else:
             if self._again:
@@ -145,14 +144,14 @@ class MLflow:
             found = self._client.search_runs([experiment_id], f"tags.`{PROJECT}` = '{_id(run)}'")
             tags = {PROJECT: _id(run)}
             self._run = found[0] if found else self._client.create_run(experiment_id, tags=tags, run_name=run.name)
+            if found:
+                self._client.update_run(self._run.info.run_id, status="RUNNING")
+            else:
+                for name, value in _settings(run).items():
+                    self._client.log_param(self._run.info.run_id, name, value)
         except mlflow.exceptions.MlflowException as error:
             without_server = "MLFLOW_ALLOW_FILE_STORE=true MLFLOW_TRACKING_URI=file:mlruns"
             raise UsageError(f"log.to=mlflow: {error}; without a server: {without_server}") from None
-        if found:
-            self._client.update_run(self._run.info.run_id, status="RUNNING")
-        else:
-            for name, value in _settings(run).items():
-                self._client.log_param(self._run.info.run_id, name, value)
 
     def log(self, agent_steps: int, values: Mapping[str, float]) -> None:
         now = int(1000 * time.time())
