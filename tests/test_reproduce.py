@@ -13,10 +13,10 @@ import pytest
 from commands import twin_graph
 from gymnasium.envs.classic_control import CartPoleEnv
 from test_fork import VARIANTS, contents, forked
-from test_resume import attempt
+from test_resume import attempt, progress_of
 
 from twin_graph import config, envs, nudge, training
-from twin_graph.checkpoint import newest_point, point_at
+from twin_graph.checkpoint import point_at
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.exchange import import_checkpoint
 from twin_graph.graph_mode import tf
@@ -43,11 +43,9 @@ def again(run: Run, folder: Path, begin: str | None = None, last: int | None = N
 
 def asked(run: Run, cut: int | None, requests: dict[int, Callable[[], object]], stop: int | None = None) -> None:
     """Trains on, with what people request at some agent steps, until nobody goes on with it or somebody stops it."""
-    run = Run(run.folder)
-    point = newest_point(run).point if run.points().folders() else None
     waiting = dict(requests)
-    with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
-        for progress in training.train(run, env, point):
+    with contextlib.closing(progress_of(run)) as progresses:
+        for progress in progresses:
             for step in [step for step in waiting if progress.agent_steps >= step]:
                 waiting.pop(step)()
             if stop and progress.agent_steps >= stop and not progress.stop.is_set():

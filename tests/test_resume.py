@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -41,6 +41,17 @@ from twin_graph.snapshots.verify import verify
 Make = Callable[..., Settings]
 
 
+def progress_of(run: Run) -> Generator[Progress, None, None]:
+    """Trains from the newest resume point on, if there is one."""
+    run = Run(run.folder)
+    point = newest_point(run).point if run.points().folders() else None
+    with (
+        contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env,
+        contextlib.closing(training.train(run, env, point)) as progresses,
+    ):
+        yield from progresses
+
+
 def attempt(run: Run, cut_off: int | None = None, signal_at: tuple[int, int] | None = None) -> list[Any]:
     """Trains from the newest resume point on, if there is one.
 
@@ -52,8 +63,6 @@ def attempt(run: Run, cut_off: int | None = None, signal_at: tuple[int, int] | N
     Returns:
       For each update its number and what the target twins held.
     """
-    run = Run(run.folder)
-    point = newest_point(run).point if run.points().folders() else None
     held: list[Any] = []
     train = Learners.train
 
@@ -62,12 +71,9 @@ def attempt(run: Run, cut_off: int | None = None, signal_at: tuple[int, int] | N
         held.extend((update + 1, list(learners.first.target.snapshots)) for update in prepared.updates)
         return trained
 
-    with (
-        pytest.MonkeyPatch.context() as patched,
-        contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env,
-    ):
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Learners, "train", traced_train)
-        with contextlib.closing(training.train(run, env, point)) as progresses:
+        with contextlib.closing(progress_of(run)) as progresses:
             for progress in progresses:
                 steps = progress.agent_steps
                 if signal_at and steps >= signal_at[1] and not progress.stop.is_set():

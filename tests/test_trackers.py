@@ -1,22 +1,20 @@
 """Weights & Biases and MLflow, by their own clients, offline."""
 
-import contextlib
 import math
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import mlflow
 import pytest
 from commands import twin_graph
+from test_resume import progress_of
 
-from twin_graph import envs, trackers, training
-from twin_graph.checkpoint import newest_point
+from twin_graph import trackers
 from twin_graph.errors import UsageError
-from twin_graph.progress import Progress
 from twin_graph.settings import Settings
 from twin_graph.snapshots.run import Run, create
 
@@ -37,13 +35,6 @@ def recorded_by_mlflow() -> mlflow.entities.Run:
     assert experiment is not None
     [recorded] = client.search_runs([experiment.experiment_id])
     return recorded
-
-
-def progress_of(run: Run) -> Iterator[Progress]:
-    """Trains it from its newest resume point."""
-    point = newest_point(run).point if run.points().folders() else None
-    with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
-        yield from training.train(Run(run.folder), env, point)
 
 
 @pytest.mark.usefixtures("mlruns")
