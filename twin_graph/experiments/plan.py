@@ -317,11 +317,12 @@ def _origin(wanted: _From, known: Origin | None) -> Origin:
 def check(plan: Plan, path: Path) -> None:
     """Raises `UsageError` if a policy in a plan's file is unknown, cannot be imported, or cannot work; or if runs will
     have fewer evaluations than a score is the mean of."""
-    for run in {run.condition: run for run in plan.runs}.values():
+    for settings in {run.condition: run.settings for run in plan.runs}.values():
         try:
-            targets.roles(run.settings)
+            targets.roles(settings)
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
+    for run in plan.runs:
         steps = plan.steps - (run.point.agent_steps if run.point else 0)
         every = run.settings.evaluate.every_steps
         if plan.last > (there := max(1, math.ceil(steps / every))):
