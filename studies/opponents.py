@@ -57,7 +57,7 @@ def played(runs: Sequence[Run], who: Sequence[Contestant], *, progress: bool = F
 def read(path: Path) -> list[Pairing]:
     """The games of each two, by their names: snapshots of equal weights, as the first ones are, are several players."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    return [Pairing(first, second, record["returns"]) for record in records for first, second in [record["players"]]]
+    return [Pairing(record["players"][0], record["players"][1], record["returns"]) for record in records]
 
 
 def run_of(player: str) -> str:

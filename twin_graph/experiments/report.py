@@ -382,7 +382,8 @@ def _target_figures(data: _Data) -> Iterator[tuple[str, Figure]]:
         zero = {"at": 0.0, "at_label": "neither too much nor too little"}
         label = "expected less realised return"
         yield "overestimation", of_runs(lambda run: run.overestimation, "agent steps", label, **zero)
-    alike = {c.name: c.runs for c in conditions} if data.only else _by_environment(data)  # not on axes that differ
+    # Returns of several environments differ too much for conditions to be seen: each has a colour of its own then.
+    alike = {c.name: c.runs for c in conditions} if data.only else _by_environment(data)
     points = {name: [pair for run in runs for pair in clock.pairs(run)] for name, runs in alike.items()}
     if any(points.values()):
         yield "clock", figures.against(points, "predicted by the ledger", "expected by the snapshot")

@@ -222,8 +222,8 @@ def improvement(ours: np.ndarray, theirs: np.ndarray) -> Estimate:
         values, intervals = library.get_interval_estimates(
             {"": (ours, theirs)}, metrics.probability_of_improvement, reps=RESAMPLES
         )
-    several = len(ours) > 1 and len(theirs) > 1
-    return Estimate(float(values[""]), *(float(limit) if several else math.nan for limit in intervals[""].reshape(-1)))
+    limits = _of_several(min(ours, theirs, key=len), intervals[""])
+    return Estimate(float(values[""]), *(float(limit) for limit in limits.reshape(-1)))
 
 
 def differences(
