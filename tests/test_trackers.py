@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import shutil
 import sys
 import time
@@ -87,7 +88,7 @@ def test_a_run_goes_on_through_an_outage_and_sends_later_what_it_logged(
     assert run.outcome()[0] == "finished"
     assert progress.notices[0].startswith("log.to=mlflow does not answer: ")
     if ends:
-        assert progress.notices[1:] == ["log.to=mlflow answers again, and has everything"]
+        assert progress.notices[1:] == ["log.to=mlflow answers again; nothing is left to send"]
     else:
         end = "log.to=mlflow could not be sent the end of its record; metrics.jsonl has it"
         assert progress.notices[1:] == [end]
@@ -96,6 +97,23 @@ def test_a_run_goes_on_through_an_outage_and_sends_later_what_it_logged(
     assert recorded_by_mlflow().info.status == ("FINISHED" if ends else "RUNNING")
     ours = losses_of(run)
     assert sent_losses() == (ours if ends else {step: loss for step, loss in ours.items() if step <= 500})
+
+
+@pytest.mark.usefixtures("mlruns")
+def test_what_is_refused_keeps_nothing_else_from_being_sent(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "_AGAIN_SECONDS", 0.0)
+    notices: list[str] = []
+    tracker = trackers.Tracker(create(tmp_path / "run", cartpole(log__to="mlflow")), notices)
+    tracker.film(100, tmp_path / "removed.gif")
+    for agent_steps in (200, 300, 400):
+        tracker.log(agent_steps, {"loss": 1.0})
+    tracker.close("finished")
+    assert sorted(sent_losses()) == [200, 300, 400]
+    assert recorded_by_mlflow().info.status == "FINISHED"
+    refusal = r"log.to=mlflow refuses an entry, which is left out: .*removed\.gif"
+    assert [re.match(refusal, notice) is not None for notice in notices] == [False, True, False]
 
 
 @pytest.mark.usefixtures("mlruns")

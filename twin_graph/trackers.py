@@ -59,6 +59,7 @@ class Tracker:
         self._notices = notices
         self._unsent: deque[Callable[[], None]] = deque()
         self._again = 0.0  # when to try again, by the monotonic clock; 0 outside an outage
+        self._suspect: Callable[[], None] | None = None  # failed although a later one passed
 
     def log(self, agent_steps: int, values: Mapping[str, float]) -> None:
         """Adds numbers by their names."""
@@ -70,8 +71,10 @@ class Tracker:
 
     def close(self, state: str) -> None:
         """Sends what is left, and how the attempt ended: `finished`, `stopped` or `failed`."""
-        self._again = min(self._again, time.monotonic())
-        self._send(functools.partial(self._client.close, state))
+        waiting = [self._unsent.pop()] if self._unsent else []
+        for entry in (*waiting, functools.partial(self._client.close, state)):  # no client takes anything after its end
+            self._again = min(self._again, time.monotonic())
+            self._send(entry)
         if self._unsent:
             self._notices.append(f"log.to={self._name} could not be sent the end of its record; metrics.jsonl has it")
 
@@ -80,19 +83,31 @@ class Tracker:
         if time.monotonic() < self._again:
             return
         try:
+            self._unsent[-1]()  # the newest: unless there is an outage, it passes
+            self._unsent.pop()
             while self._unsent:
-                self._unsent[0]()
-                self._unsent.popleft()
+                self._send_first()
         except Exception as error:  # whatever a client raises, hours of training do not end for it
             if not self._again:
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
                 later = "what it misses is in metrics.jsonl, and is sent to it later"
-                self._notices.append(f"log.to={self._name} does not answer: {reason}; {later}")
+                self._notices.append(f"log.to={self._name} does not answer: {_reason(error)}; {later}")
             self._again = time.monotonic() + _AGAIN_SECONDS
         else:
             if self._again:
-                self._notices.append(f"log.to={self._name} answers again, and has everything")
+                self._notices.append(f"log.to={self._name} answers again; nothing is left to send")
             self._again = 0.0
+
+    def _send_first(self) -> None:
+        """Sends what has waited longest, or leaves it out if it was refused twice while others passed."""
+        first = self._unsent[0]
+        try:
+            first()
+        except Exception as error:
+            if first is not self._suspect:
+                self._suspect = first
+                raise
+            self._notices.append(f"log.to={self._name} refuses an entry, which is left out: {_reason(error)}")
+        self._unsent.popleft()
 
 
 class WeightsAndBiases:
@@ -178,6 +193,10 @@ def check(settings: Settings) -> None:
 def of(run: Run, notices: list[str]) -> Tracker | None:
     """The tracker that `log.to` asks for; None for TensorBoard alone. Raises as `Tracker` does."""
     return Tracker(run, notices) if run.settings.log.to in CLIENTS else None
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _settings(run: Run) -> dict[str, Any]:
