@@ -7,12 +7,14 @@ from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from twin_graph.stopwatch import PHASES
 from twin_graph.words import counted
 
+from .params import say, stderr
 from .records import worker_line
 
 _PANEL_SECONDS = 0.25
@@ -66,6 +68,33 @@ class TrainingDisplay:
             self._live.update(_panel(progress, now - self._start, verbose=self._verbose), refresh=True)
         else:
             self._console.print(_line(progress, now - self._start, verbose=self._verbose), soft_wrap=True)
+
+
+class Meter:
+    """How far a command is, on stderr: a bar on a terminal, which is gone in the end; a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        live = stderr.is_terminal
+        self._bar = Progress(*columns, console=stderr, transient=True, disable=not live, speed_estimate_period=300)
+        self._task = self._bar.add_task("", total=None)
+        self._shown = math.inf if live else time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """Shows that `done` of `total` are done; costs nothing most of the time."""
+        self._bar.update(self._task, description=what, completed=done, total=total)
+        now = time.monotonic()
+        if now - self._shown >= _LINE_SECONDS:
+            self._shown = now
+            left = self._bar.tasks[0].time_remaining
+            say(f"{what}: {done:,} of {total:,}" + ("" if left is None else f", {clock(left)} left"))
 
 
 def _line(progress: Any, elapsed: float, *, verbose: bool) -> str:

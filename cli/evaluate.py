@@ -5,7 +5,8 @@ import click
 from twin_graph.errors import TwinGraphError
 from twin_graph.snapshots.run import find, locate
 
-from .params import ANY_REF_HELP, Count, json_option, print_json, progress_bar, protocol_line, run_argument
+from .display import Meter
+from .params import ANY_REF_HELP, Count, json_option, print_json, protocol_line, run_argument
 
 
 @click.command(epilog=ANY_REF_HELP)
@@ -30,10 +31,10 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
 
     from twin_graph import player
 
-    with player.restored(owner, snapshot) as twin, progress_bar() as bar:
-        task = bar.add_task(f"{snapshot.id}", total=episodes)
+    with player.restored(owner, snapshot) as twin, Meter() as meter:
+        meter.show(f"games of {snapshot.id}", 0, episodes)
         for evaluation in player.play(twin, owner, snapshot, episodes=episodes, seed=seed):
-            bar.update(task, completed=len(evaluation.returns))
+            meter.show(f"games of {snapshot.id}", len(evaluation.returns), episodes)
     failed = None
     try:
         owner.record_evaluation(snapshot, evaluation.summary())

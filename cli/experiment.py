@@ -21,9 +21,9 @@ from twin_graph.experiments import runner, trial
 from twin_graph.experiments.runner import EXPERIMENTS, Begin, Experiment, Runner, State, begin_here
 from twin_graph.words import command, counted, size
 
-from .display import clock
+from .display import Meter, clock
 from .main import INTERRUPTED
-from .params import Count, json_option, print_json, progress_bar, say, stderr, stdout
+from .params import Count, json_option, print_json, say, stderr, stdout
 
 _LINE_SECONDS = 15.0
 _REPORT = "report"  # in an experiment's folder
@@ -159,12 +159,8 @@ def report(folder: Path, last: int | None, as_json: bool) -> None:
     except ImportError as error:
         raise _extra_is_missing("a report", "experiments", error) from None
 
-    with progress_bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as bar:
-        task = bar.add_task("reading the runs", total=None)
-
-        def tell(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
-
+    with Meter() as meter:
+        meter.show("reading the runs", 0, 1)
         if (folder / tables.PLAN).exists():
             plan, fixed, read = tables.read(folder)
         else:
@@ -173,7 +169,7 @@ def report(folder: Path, last: int | None, as_json: bool) -> None:
         if last is not None:
             plan = plan.scored_by(last)
             read = [result.scored_by(last) for result in read]
-        written, numbers = library.write(plan, fixed, read, folder / _REPORT, tell)
+        written, numbers = library.write(plan, fixed, read, folder / _REPORT, meter.show)
     if as_json:
         print_json(numbers)
         return

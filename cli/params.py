@@ -5,7 +5,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -13,9 +13,6 @@ from rich.console import Console
 
 from twin_graph import config
 from twin_graph.snapshots.run import RUNS, folders_of_runs
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 #: For people: progress and logs.
 stderr = Console(stderr=True, highlight=False)
@@ -53,13 +50,6 @@ stdout = _Results(highlight=False, width=None if sys.stdout.isatty() else 1000)
 def say(text: str) -> None:
     """Prints one line for people on stderr; never wrapped by us, so that paths and hashes can be copied."""
     stderr.print(text, soft_wrap=True, markup=False)
-
-
-def progress_bar(*columns: Any) -> "Progress":
-    """A bar on stderr while something is done, of rich's columns; nothing where that is no terminal."""
-    from rich.progress import Progress  # commands without one need not wait for it
-
-    return Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
 
 
 def protocol_line(protocol: Mapping[str, Any]) -> str:

@@ -8,7 +8,8 @@ from twin_graph import film
 from twin_graph.snapshots.files import make_folder
 from twin_graph.snapshots.run import find, locate
 
-from .params import ANY_REF_HELP, Count, json_option, print_json, progress_bar, run_argument, say, stdout
+from .display import Meter
+from .params import ANY_REF_HELP, Count, json_option, print_json, run_argument, say, stdout
 
 #: Scale and pictures per second.
 _SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
@@ -74,11 +75,11 @@ def record(
             seconds=seconds,
         ) as made,
         player.restored(owner, snapshot) as twin,
-        progress_bar() as bar,
+        Meter() as meter,
     ):
-        task = bar.add_task(snapshot.id, total=episodes)
+        meter.show(f"games of {snapshot.id}", 0, episodes)
         for evaluation in player.play(twin, owner, snapshot, episodes=episodes, seed=seed, at_once=1, watch=made.watch):
-            bar.update(task, completed=len(evaluation.returns))
+            meter.show(f"games of {snapshot.id}", len(evaluation.returns), episodes)
             if made.full:
                 break
         made.finish()

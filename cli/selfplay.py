@@ -14,7 +14,8 @@ from twin_graph import outputs
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.run import find, locate
 
-from .params import ANY_REF_HELP, Count, complete_run, json_option, print_json, progress_bar, run_argument, say, stdout
+from .display import Meter
+from .params import ANY_REF_HELP, Count, complete_run, json_option, print_json, run_argument, say, stdout
 
 
 @click.command()
@@ -72,10 +73,9 @@ def tournament(
     outputs.check_picture(plot)
     who = tournaments.contestants(found, snapshots, names_of(against))
     rules = tournaments.Rules(games, opening, epsilon, seed)
-    with progress_bar() as bar:
-        task = bar.add_task("pairs")
+    with Meter() as meter:
         for done, total, pairings in tournaments.play(found, who, rules):  # noqa: B007
-            bar.update(task, completed=done, total=total)
+            meter.show("pairs of players", done, total)
     ratings = tournaments.rate(who, pairings)
     document = tournaments.record_ratings(found, who, ratings, rules)
     shares = tournaments.shares(who, pairings)

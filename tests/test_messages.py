@@ -114,6 +114,20 @@ def test_lines_of_progress_are_short_and_tell_the_rest_if_asked(
     assert ("loss" in last and "train " in last) == verbose
 
 
+def test_without_a_terminal_lines_now_and_then_say_how_far_a_command_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with display.Meter() as meter:
+        for done in range(41):
+            meter.show("games of 000012", done, 40)
+            now += 1.0
+    lines = capsys.readouterr().err.splitlines()
+    matches = [re.fullmatch(r"games of 000012: (\d+) of 40, 0:00:\d\d left", line) for line in lines]
+    assert [match and match[1] for match in matches] == ["15", "30"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_the_run_began_is_answered_with_a_line(here: Path, number: signal.Signals) -> None:
     starting = [SCRIPT, "train", "pong", "--run-dir=never"]
