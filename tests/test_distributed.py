@@ -22,6 +22,7 @@ import pytest
 from commands import Command, twin_graph
 from test_learners import feed, minibatch, spec
 
+from twin_graph import envs
 from twin_graph.config import change
 from twin_graph.cross_checks import check_rescaling, check_that_it_learns
 from twin_graph.distributed.chief import Chief
@@ -34,16 +35,18 @@ from twin_graph.distributed.worker import Worker
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import DivergedError, TwinGraphError, UsageError
 from twin_graph.graph_mode import tf
+from twin_graph.keeper import Keeper
 from twin_graph.model import ModelSpec
 from twin_graph.replay import Batch
 from twin_graph.settings import Settings
 from twin_graph.snapshots import report
 from twin_graph.snapshots.ledger import End, Point, Swap
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import Variable
 from twin_graph.snapshots.verify import verify
 from twin_graph.snapshots.workers import FOLDER, own_status, write_status
-from twin_graph.twin import Twin, session_config
+from twin_graph.tally import Tally
+from twin_graph.twin import Twin, session_config, weights_sha256
 
 Make = Callable[..., Settings]
 
@@ -382,6 +385,43 @@ def test_a_worker_whose_clock_is_wrong_counts_as_silent_when_it_says_nothing_new
         assert chief._going() == {0}
         now[0] += 2
         assert chief._going() == set()
+
+
+@contextlib.contextmanager
+def chief_of(settings: Settings, folder: Path) -> Iterator[tuple[Keeper, Chief, Shared]]:
+    """The chief of a new run whose worker never comes, on a server in this process, and another client of it."""
+    run = create(folder / "run", settings)
+    cluster = Cluster.on_this_machine(folder, workers=1, servers=1)
+    kept = [start_server(address) for address in cluster.ps]
+    with contextlib.closing(envs.make(settings.env, count=1)) as env:
+        spec_of_run = ModelSpec.of(settings, env.spec)
+        with Keeper(run, spec_of_run, Tally(env.spec.frames_per_step), None, None) as keeper:
+            online = keeper.learners.first.online
+            with (
+                contextlib.closing(Shared(cluster, online, settings.vector_steps)) as client,
+                contextlib.closing(Chief(keeper, env, cluster, None)) as chief,
+            ):
+                yield keeper, chief, client
+    del kept
+
+
+@pytest.mark.parametrize("next_call", ["advance", "settle"])
+def test_a_swap_into_the_online_twin_reaches_the_servers_whenever_it_is_made(
+    cartpole: Make, tmp_path: Path, next_call: str
+) -> None:
+    with chief_of(cartpole(workers__count=1), tmp_path) as (keeper, chief, client):
+        online = keeper.learners.first.online
+        online.load({name: value + 1 for name, value in online.weights().items()})
+        [wanted] = keeper.commit()
+        chief.begin()
+        chief.settle()  # the servers still hold the first weights
+        assert online.weights_sha256() != wanted.weights_sha256
+        keeper.swap([wanted], learner="online", into="online", hold=False, request="r")
+        getattr(chief, next_call)()
+        trainable = {variable.op.name for variable in online.model.trainables}
+        assert weights_sha256({k: v for k, v in client.pull().items() if k in trainable}) == wanted.weights_sha256
+        chief.settle()
+        assert online.weights_sha256() == wanted.weights_sha256
 
 
 # Whole trainings, in processes

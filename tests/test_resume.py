@@ -28,6 +28,7 @@ from twin_graph import config, envs, resources, training
 from twin_graph.checkpoint import newest_point
 from twin_graph.errors import DamagedError, ForeignError, InUseError, UsageError
 from twin_graph.learners import Learners, Trained
+from twin_graph.loop import StepByStep
 from twin_graph.prepared import Prepared
 from twin_graph.progress import Progress
 from twin_graph.settings import Settings
@@ -697,3 +698,25 @@ def test_what_a_death_left_unfinished_is_named_as_that_and_the_next_resume_remov
         assert not asking.exists()
         assert not filming.exists()
     assert verify(run).leftover == []
+
+
+def test_steps_are_looked_after_also_while_an_interrupted_evaluation_is_played_again(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a chief has to, whose workers have begun to train."""
+    run = create(tmp_path / "run", cartpole())
+    for progress in progress_of(run):
+        if progress.note.startswith("evaluating"):
+            progress.stop.set()
+    assert not list(run.evaluation_lines())
+    looked: list[str] = []
+    monkeypatch.setattr(StepByStep, "meanwhile", lambda _: looked.append("looked at"))
+    monkeypatch.setattr(StepByStep, "settle", lambda _: looked.append("settled"))
+    monkeypatch.setattr(StepByStep, "begin", lambda _: looked.append("begun"))
+    monkeypatch.setattr(StepByStep, "advance", lambda _: [])
+    progresses = progress_of(run)
+    while "begun" not in looked:
+        next(progresses)
+    progresses.close()
+    assert looked[0] == "looked at"
+    assert looked[-2:] == ["settled", "begun"]

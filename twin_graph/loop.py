@@ -44,7 +44,7 @@ class Stepper:
         """Makes the updates that are already prepared, so that a resume point need not store them."""
 
     def end(self) -> None:
-        """The same, if no step will follow."""
+        """As `settle()`, once, when no more steps will be made."""
         self.settle()
 
     def close(self) -> None:
@@ -52,28 +52,37 @@ class Stepper:
 
 
 def loop(
-    stepper: Stepper, progress: Progress, requests: Requests, evaluate: Callable[[], Iterator[Progress]]
-) -> Iterator[Progress]:
+    stepper: Stepper, progress: Progress, requests: Requests, evaluate: Callable[[], Iterator[None]]
+) -> Iterator[None]:
     """Trains until all steps are made, `progress.stop` or `ended_by` is set, or a score reaches `train.until_score`.
+
+    Yields after each advance, and while an evaluation is played.
 
     Args:
       stepper: makes the steps.
-      progress: yielded after each advance, and while an evaluation is played.
+      progress: of the run, kept up to date.
       requests: what people ask for, carried out between two advances.
       evaluate: plays the newest snapshot, and yields on its way.
     """
     keeper, settings = progress.keeper, progress.keeper.settings
     log, evaluation, point = settings.log.schedule, settings.evaluate.schedule, settings.resume.schedule
+
+    def play_newest() -> Iterator[None]:
+        for _ in evaluate():
+            yield
+            stepper.meanwhile()
+
     done = progress.agent_steps >= progress.total_steps
     if keeper.checkpoints.newest is None:
         keeper.commit_point()
     elif done or evaluation.due(since=keeper.matches.last, now=progress.counters):  # it was interrupted
-        yield from evaluate()
+        yield from play_newest()
         if progress.evaluation:  # otherwise, the next resume would go back to before it
+            stepper.settle()
             keeper.commit_point(progress.returns)
     requests.carry_out()
     if done or progress.reached or progress.ended_by:
-        yield progress
+        yield
         return
     stepper.begin()
     since = progress.counters
@@ -90,11 +99,9 @@ def loop(
             keeper.log(progress.metrics())
             if settings.log.variables:
                 keeper.log_variables()
-        yield progress
+        yield
         if done or evaluation.due(since, now):
-            for _ in evaluate():
-                yield progress
-                stepper.meanwhile()
+            yield from play_newest()
         # Read only once: a signal may come at any moment.
         ends = done or progress.stop.is_set() or bool(progress.reached or progress.ended_by)
         if ends and not done:

@@ -13,7 +13,7 @@ from twin_graph.snapshots.run import Run
 from twin_graph.twin import Twin
 
 
-def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Progress]:
+def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[None]:
     """Plays the newest snapshot, and rivals that it has to beat, by this twin; records all of them, or none."""
     keeper, settings = progress.keeper, progress.keeper.settings
     episodes = settings.evaluate.episodes
@@ -37,7 +37,7 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Progress]
                     watch = film.watch if film else None
                     for evaluation in play(twin.q_values, settings, episodes=episodes, depth=depth, watch=watch, **at):
                         progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
-                        yield progress
+                        yield
                         if progress.stop.is_set():
                             progress.note = ""
                             return
@@ -60,7 +60,7 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Progress]
     for snapshot, challenger, evaluation in played:
         if snapshot is challenger:
             progress.evaluation = snapshot.id, evaluation
-            yield progress
+            yield
 
 
 def _filmed(run: Run, snapshot: Commit | None) -> contextlib.AbstractContextManager[Film | None]:

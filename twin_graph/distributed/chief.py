@@ -88,11 +88,9 @@ class Chief(Stepper):
     def begin(self) -> None:
         if self._keeper.probe.observations is None:
             self._keeper.probe.observations = self._seen_at_random()
-        if self._learner.online.snapshot_id:  # a person has just put a snapshot there
-            with self._speaking():
-                self._shared.push(self._learner.online.all_variables())
 
     def advance(self) -> list[float]:
+        self._share_swapped()
         time.sleep(_TICK_SECONDS)
         self.meanwhile()
         return self._returns()
@@ -139,12 +137,20 @@ class Chief(Stepper):
 
     def _renew(self) -> None:
         """Brings counters and online twin up to what the servers hold; counters first, so that they are not ahead."""
+        self._share_swapped()
         with self._speaking():
             self._count()
             values = self._shared.pull()
         self._learner.online.load_all(values)
-        self._learner.online.snapshot_id = ""
         self._learner.updates = self._tally.updates
+
+    def _share_swapped(self) -> None:
+        """Gives the servers the snapshot that a person put into the online twin, if one did."""
+        online = self._learner.online
+        if online.snapshot_id:
+            with self._speaking():
+                self._shared.push(online.all_variables())
+            online.snapshot_id = ""
 
     def _look_at_workers(self) -> None:
         if time.monotonic() - self._looked < _LOOK_SECONDS:
