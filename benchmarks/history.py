@@ -64,6 +64,7 @@ def trainer(folder: Path, changes: dict[str, Any]) -> Iterator[Any]:
 
 def grow(folder: Path, count: int) -> None:
     """Makes a run with so many snapshots, of which the newest `KEPT` have weights."""
+    from twin_graph.learner import Why
     from twin_graph.snapshots.files import write_new
     from twin_graph.snapshots.store import SnapshotStore
 
@@ -92,9 +93,9 @@ def grow(folder: Path, count: int) -> None:
                 variables=variables,
                 health=keeper.probe.health(learner),
             )
-            swap = {"into": "target", "snapshots": (learner.newest.id,), "candidates": (learner.newest.id,)}
-            reason = {"policy": "latest", "reason": "every update: the newest", "draw": None}
-            learner._record(keeper.tally.counters, previous=(store.snapshots[-2].id,), **swap, **reason)
+            newest, previous = (learner.newest.id,), (store.snapshots[-2].id,)
+            why = Why("latest", "every update: the newest", newest)
+            learner._record("target", newest, previous, keeper.tally.counters, why)
             if number % EVALUATED_EVERY == 0:
                 returns = [float(number % 7)] * 10
                 result = {"returns": returns, "mean": returns[0], "episodes": 10, "interval_95": [0, 9], "protocol": {}}
@@ -120,6 +121,7 @@ def _prune(store: Any, doomed: list[str]) -> None:
 def resumed(folder: Path) -> dict[str, float]:
     """What a trainer that resumes a run needs: medians in milliseconds, megabytes."""
     from twin_graph import targets
+    from twin_graph.snapshots.ledger import Swap
 
     memory = psutil.Process().memory_info
     began = time.perf_counter()
@@ -135,8 +137,9 @@ def resumed(folder: Path) -> dict[str, float]:
 
         found["commit"] = _milliseconds(commit)
         for policy in POLICIES:
-            keeper._policy = targets.parse(policy)
+            keeper._policies = {"target": targets.parse(policy)}
             found[f"refresh by {policy}"] = _milliseconds(lambda: keeper.refresh("benchmark"))
+            assert next(keeper.run.ledger.newest_first(Swap)).policy == policy
         found["resume point"] = _milliseconds(keeper.commit_point, rounds=5)
         gc.collect()
         found["megabytes"] = memory().rss / 1e6

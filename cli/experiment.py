@@ -165,7 +165,10 @@ def report(folder: Path, last: int | None, as_json: bool) -> None:
             plan, fixed, read = tables.read(folder)
         else:
             found = Experiment.open(folder)
-            plan, fixed, read = found.plan, found.fixed, list(results.read(found))
+            plan, fixed, present = found.plan, found.fixed, list(results.read(found))
+            read = tables.filled_in(present, folder / _REPORT)
+            if gone := sum(now is not before for now, before in zip(read, present, strict=True)):
+                say(f"{counted(gone, 'run')} without a folder: taken from the tables of the last report")
         if last is not None:
             plan = plan.scored_by(last)
             read = [result.scored_by(last) for result in read]

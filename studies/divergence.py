@@ -252,9 +252,11 @@ def ends(rows: Sequence[Row], moment: str, arm: str, number: Callable[[Row], flo
 def curve(rows: Sequence[Row], moment: str, arm: str) -> dict[int, float]:
     """The mean residual of branches, over parents, by agent steps since the fork."""
     at: dict[int, list[float]] = {}
-    for of in branches_of(rows, moment, arm).values():
-        for row in (row for branch in of for row in branch):  # chunks end a few steps before or after
-            at.setdefault(round(row.steps / EVALUATION_STEPS) * EVALUATION_STEPS, []).append(residual_of(row))
+    for branch in (branch for of in branches_of(rows, moment, arm).values() for branch in of):
+        # Chunks end a few steps before or after. Of two evaluations there, at the end of many branches, the newest counts.
+        newest = {round(row.steps / EVALUATION_STEPS) * EVALUATION_STEPS: row for row in branch}
+        for steps, row in newest.items():
+            at.setdefault(steps, []).append(residual_of(row))
     return {steps: fmean(found) for steps, found in sorted(at.items())}
 
 

@@ -838,13 +838,23 @@ def test_time_is_known_between_what_was_logged_and_nowhere_else(finished: Path) 
 
 @pytest.mark.parametrize(("seeds", "others", "can"), [(5, 1, False), (6, 1, True), (6, 2, False), (10, 11, True)])
 def test_nothing_is_found_where_nothing_could_be(seeds: int, others: int, can: bool) -> None:
-    score = statistics.Estimate(1.0, 0.0, 2.0)
-    condition = {"name": "latest", "iqm": score, "scores": np.ones((seeds, 1)), "difference": score}
-    p = [math.nan, *[1.0] * others, math.nan]  # the first one, those that are compared with it, and a control
-    data = SimpleNamespace(conditions=[SimpleNamespace(**condition, p=value) for value in p])
-    data.unit, data.estimate = "return", lambda estimate: estimate
-    *_, found = pages._findings(data)  # type: ignore[arg-type]
+    # The first one, those that are compared with it, and a control.
+    found = sentence_on([math.nan, *[1.0] * others, math.nan], [seeds] * (others + 2))
     assert found.startswith("Of" if can else f"{seeds} seeds can show no difference in {others} comparison")
+
+
+def test_a_condition_of_few_runs_hides_no_difference_of_another() -> None:
+    assert "these differ" in sentence_on([math.nan, 0.004, 0.25], [10, 10, 5])
+
+
+def sentence_on(p: list[float], seeds: list[int]) -> str:
+    """What a report finds on conditions with these p values, and so many runs each."""
+    score = statistics.Estimate(1.0, 0.0, 2.0)
+    of_each = {"name": "latest", "iqm": score, "difference": score}
+    conditions = [SimpleNamespace(**of_each, p=p, scores=np.ones((n, 1))) for p, n in zip(p, seeds, strict=True)]
+    data = SimpleNamespace(conditions=conditions, unit="return", estimate=lambda estimate: estimate)
+    *_, found = pages._findings(data)  # type: ignore[arg-type]
+    return found
 
 
 def test_threads_are_shared_by_all_workers_of_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -897,6 +907,18 @@ def test_a_score_may_be_the_mean_of_the_last_evaluations(finished: Path, tmp_pat
     again = twin_graph("experiment", "report", "tables/report", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert table(tmp_path / "tables/report", "runs.csv") == table(tmp_path / "tables", "runs.csv")
+
+
+def test_runs_whose_folders_are_gone_are_kept_in_the_tables(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "here", ignore=shutil.ignore_patterns("resume", "snapshots"))
+    before = table(tmp_path / "here", "runs.csv")
+    for row in before[1:]:
+        shutil.rmtree(tmp_path / "here" / row["run"])
+    done = twin_graph("experiment", "report", "here", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(before) - 1} runs without a folder: taken from the tables of the last report" in done.stderr
+    for name in ("runs.csv", "curves.csv", "targets.csv", "telemetry.csv", "conditions.csv"):
+        assert table(tmp_path / "here", name) == table(finished, name)
 
 
 def test_scores_of_several_environments_make_one_matrix(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,24 @@ def read(folder: Path) -> tuple[Plan, plans.Pairs, list[Result]]:
     return plan, fixed, results
 
 
+def filled_in(results: Sequence[Result], folder: Path) -> list[Result]:
+    """These results, with those of runs that are gone taken from the tables of an earlier report in `folder`.
+
+    Taken are runs that were done then, had the same settings, and have no folder now. Raises as `read` does.
+    """
+    if not (folder / PLAN).exists() or all(result.state != "waiting" for result in results):
+        return list(results)
+    kept = {result.planned.name: result for result in read(folder)[2] if result.state == "done"}
+
+    def newest(result: Result) -> Result:
+        earlier = kept.get(result.planned.name)
+        if result.state != "waiting" or not earlier or earlier.planned.settings != result.planned.settings:
+            return result
+        return earlier._replace(planned=result.planned)
+
+    return [newest(result) for result in results]
+
+
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     buffer = io.StringIO()
     if rows:
