@@ -135,7 +135,7 @@ def points_of_twin_graph(where: Path) -> list[Point]:
             trained = line["seconds"] * (1 - line["time_share/evaluate"])
             clock.append((line["agent_steps"], clock[-1][1] + trained))
     points = []
-    for line in run.evaluation_lines():
+    for line in run.learning_curve():
         steps = line["played_at"]["agent_steps"]
         seconds = max(at for logged, at in clock if logged <= steps)
         points.append(Point(steps, seconds, line["returns"]))

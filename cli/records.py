@@ -183,7 +183,9 @@ def show(run: str, ref: str, as_json: bool) -> None:
         table.add_row(name, "-" if manifest[name] is None else str(manifest[name]))
     if details["run"] != found.name:
         table.add_row("made by", escape(f"{details['run']}, from which this run was forked"))
-    for name, value in manifest["counters"].items():
+    if origin := manifest["origin"]:
+        table.add_row("origin", escape(_origin(origin)))
+    for name, value in manifest["counters"].items() if not origin else ():
         table.add_row(name.replace("_", " "), f"{value:,}")
     if (depth := details["depth_agent_steps"]) is not None:
         table.add_row("depth", f"{depth:,.0f} agent steps")
@@ -239,7 +241,7 @@ def explain(run: str, update: int | None, step: int | None, as_json: bool) -> No
     table.add_row("update", f"{told['update']:,}{whose}")
     for snapshot in told["snapshots"]:
         if snapshot["age_updates"] is None:
-            age = f"imported from {snapshot['origin']}"
+            age = _origin(snapshot["origin"])
         else:
             behind = f"{counted(snapshot['age_updates'], 'update')} behind"
             age = behind if snapshot["age_updates"] >= 0 else "committed later"
@@ -271,6 +273,11 @@ def _add_opponent(table: Table, opponent: Mapping[str, Any]) -> None:
     table.add_row("its reason", escape(opponent["reason"]))
     if opponent["draw"] is not None:
         table.add_row("its draw", f"{opponent['draw']:.6f}")
+
+
+def _origin(origin: str) -> str:
+    """What an imported snapshot is, in words."""
+    return origin if origin.startswith("mean of ") else f"imported from {origin}"
 
 
 def _who(opponent: Mapping[str, Any]) -> str:

@@ -105,11 +105,11 @@ def train(
                 f"{cluster} already gives workers, servers and folder; leave out --workers, --ps and --run-dir"
             )
         workers, ps, run_dir = described.workers, len(described.ps), described.run
-    elif ps and not workers:
-        raise UsageError(f"--ps {ps} is for asynchronous training: give --workers, too")
     named = {"env.id": env_id, "train.steps": steps, "seed": seed, "workers.count": workers, "workers.servers": ps}
     overrides += [(key, value) for key, value in named.items() if value is not None]
     settings = config.load(preset, overrides)
+    if ps and not settings.workers.count:
+        raise UsageError(f"--ps {ps} is for asynchronous training: give --workers, too")
     check_that_it_learns(settings)
     for sentence in without_effect(settings, (key for key, _ in overrides)):
         say(sentence)

@@ -253,7 +253,7 @@ def curve(rows: Sequence[Row], moment: str, arm: str) -> dict[int, float]:
     """The mean residual of branches, over parents, by agent steps since the fork."""
     at: dict[int, list[float]] = {}
     for branch in (branch for of in branches_of(rows, moment, arm).values() for branch in of):
-        # Chunks end a few steps before or after. Of two evaluations there, at the end of many branches, the newest counts.
+        # Chunks end a few steps before or after; of two there, as many branches end with, the newest counts.
         newest = {round(row.steps / EVALUATION_STEPS) * EVALUATION_STEPS: row for row in branch}
         for steps, row in newest.items():
             at.setdefault(steps, []).append(residual_of(row))

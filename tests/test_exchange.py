@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -380,6 +381,9 @@ def test_the_mean_of_snapshots_is_a_snapshot_that_can_be_used_like_any_other(run
     assert origin == f"mean of {', '.join(document['of'])}"
     played = twin_graph("evaluate", str(run.folder), document["snapshot"], "--episodes", "1", cwd=tmp_path)
     assert played.returncode == 0, played.stderr
+    shown = twin_graph("show", str(run.folder), document["snapshot"], cwd=tmp_path)
+    assert re.search(rf"^origin +{origin} *$", shown.stdout, re.MULTILINE)
+    assert not re.search(r"^(updates|agent steps) ", shown.stdout, re.MULTILINE)  # it was made at none
 
 
 def test_a_mean_is_of_one_learners_snapshots(

@@ -1,5 +1,6 @@
 """Experiments: what a file means, what is refused, real runs in processes, killed and gone on with, and the report."""
 
+import contextlib
 import csv
 import json
 import math
@@ -209,6 +210,18 @@ def test_more_evaluations_than_there_will_be_are_refused_before_any_run(tmp_path
     there = "latest has 3 evaluations: evaluate.every_steps=200 in 600 agent steps"
     with pytest.raises(UsageError, match=rf"study\.toml: last_evaluations=4, but {there}$"):
         plan.check(plan.read(path), path)
+
+
+def test_runs_that_are_forked_are_evaluated_where_all_are_and_at_their_end(tmp_path: Path) -> None:
+    """Forked at 450 agent steps: at 500 and at 600."""
+    path = tmp_path / "study.toml"
+    text = changed("evaluate.every_steps = 200", "evaluate.every_steps = 250")
+    for last, fits in ((2, True), (3, False)):
+        planned = plan.parse(f"last_evaluations = {last}\n" + text)
+        point = plan.OriginPoint(1, 100, 450, "0" * 64, planned.runs[0].settings)
+        forked = planned._replace(runs=tuple(run._replace(point=point) for run in planned.runs))
+        with contextlib.nullcontext() if fits else pytest.raises(UsageError, match="latest has 2 evaluations"):
+            plan.check(forked, path)
 
 
 def test_statistics_and_reports_need_no_tensorflow() -> None:

@@ -21,7 +21,7 @@ from twin_graph import config
 from twin_graph.errors import InUseError, UsageError
 from twin_graph.retention import oldest_point, prune, removable
 from twin_graph.settings import SaveSettings
-from twin_graph.snapshots import control, files
+from twin_graph.snapshots import control, files, report
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.ledger import BY_HAND, IMPORT, Commit, Counters, Health, Pin, Prune, Swap
 from twin_graph.snapshots.points import HolderState, LearnerState, PointState
@@ -182,6 +182,44 @@ def test_what_was_committed_after_the_oldest_point_is_kept(run: Run, ten: list[C
     commit_point(run, 350, [ten[3]])
     commit_point(run, 950, [ten[9]])
     assert removed(run) == [0, 1, 2]
+
+
+def test_of_two_learners_each_keeps_every_so_many_of_its_own(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", config.load("cartpole", [("mode", "mutual")]))
+    made = [commit(run, 100 * (number // 2), lineage="ab"[number % 2]) for number in range(20)]
+    commit_point(run, 950, [made[19]])
+    assert removed(run, keep_last=2, keep_every=4) == [2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15]
+
+
+def test_a_snapshot_that_a_policy_has_to_have_is_there_or_one_line_says_why_not(run: Run, ten: list[Commit]) -> None:
+    commit_point(run, 950, [ten[9]])
+    prune(run, keep_last=1, keep_every=None, dry_run=False)
+    store = run.store()
+    for policy in ("pinned(9)", "pinned(77)", "latest"):
+        parse(policy).check_present(store, "online")
+    gone = r"target\.policy=pinned\(3\) cannot be used: retention has removed the weights of 000003-0000012c; choose"
+    with pytest.raises(UsageError, match=gone):
+        parse("pinned(3)").check_present(store, "online")
+    with pytest.raises(UsageError, match=rf"{ten[9].id} is another learner's; choose another snapshot"):
+        parse("pinned(9)").check_present(store, "b")
+
+
+def test_the_log_is_in_the_order_of_commits_though_a_clock_was_set_back(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for year in (2026, 2025, 2027):
+        monkeypatch.setattr("twin_graph.snapshots.store.utc_now", lambda year=year: f"{year}-01-01T00:00:00.000+00:00")
+        commit(run, year)
+    assert [entry["updates"] for entry in report.log(run)] == [2027, 2025, 2026]
+    assert [entry["updates"] for entry in report.log(run, count=1)] == [2027]
+
+
+def test_scores_under_another_protocol_choose_no_best(run: Run, ten: list[Commit]) -> None:
+    play(run, 300, {ten[3]: [9.0] * 10})
+    play(run, 500, {ten[5]: [1.0] * 10}, {"epsilon": 0.05})
+    play(run, 700, {ten[7]: [2.0] * 10}, {"epsilon": 0.05})
+    assert run.scores() == {ten[5].id: 1.0, ten[7].id: 2.0}
+    assert run.resolve("best") == ten[7]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 from twin_graph import config, exchange
 from twin_graph.checkpoint import PROBE
 from twin_graph.errors import UsageError
-from twin_graph.learner import greedy_agreement
+from twin_graph.learner import greedy_agreement, q_distance
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Point, Swap
 from twin_graph.snapshots.run import Run
 from twin_graph.twin import Twin
@@ -174,17 +174,17 @@ def _pairs(first: Run, second: Run, since: int) -> Iterator[Pair]:
 
 def _pair(first: Commit, second: Commit, one: Twin, other: Twin, observations: np.ndarray | None) -> Pair:
     ours, theirs = one.weights(), other.weights()
-    distance = relative = q_distance = agreement = None
+    distance = relative = q_apart = agreement = None
     if {n: w.shape for n, w in ours.items()} == {n: w.shape for n, w in theirs.items()}:
         distance = _norm(ours[name].astype(np.float64) - theirs[name] for name in ours)
         relative = distance / (_norm(ours.values()) or 1.0)
     if observations is not None and one.spec.env.observation_shape == other.spec.env.observation_shape:
         q, other_q = one.q_values(observations), other.q_values(observations)
         if q.shape == other_q.shape:
-            q_distance, agreement = float(np.abs(q - other_q).mean()), greedy_agreement(q, other_q)
+            q_apart, agreement = q_distance(q, other_q), greedy_agreement(q, other_q)
     counters = first.counters
     ids = first.id, second.id
-    return Pair(counters.updates, counters.agent_steps, first.learner, *ids, distance, relative, q_distance, agreement)
+    return Pair(counters.updates, counters.agent_steps, first.learner, *ids, distance, relative, q_apart, agreement)
 
 
 def _norm(arrays: Iterable[np.ndarray]) -> float:
@@ -200,11 +200,10 @@ def _probe(run: Run) -> np.ndarray | None:
 
 
 def _scores(run: Run) -> Iterator[Score]:
-    for line in run.evaluation_lines():
-        if line["scheduled"] and line["snapshot"] == line["challenger"]:
-            at: Mapping[str, int] = line["played_at"]
-            low, high = line["interval_95"]
-            yield Score(at["updates"], at["agent_steps"], line["snapshot"], line["mean"], low, high)
+    for line in run.learning_curve():
+        at: Mapping[str, int] = line["played_at"]
+        low, high = line["interval_95"]
+        yield Score(at["updates"], at["agent_steps"], line["snapshot"], line["mean"], low, high)
 
 
 def draw(comparison: Comparison, names: Sequence[str], path: Path) -> None:

@@ -256,5 +256,8 @@ class Keeper:
     def _restore(self, point: PointState) -> None:
         self._saved = point.saved
         self.store.reload()
+        for learner in self.learners:
+            for policy in self._policies.values():
+                policy.check_present(self.store, learner.source)
         for learner, role, policy in self.checkpoints.restore(point, self._policies):
             self._refresh(learner, role, f"the policy was {policy}")

@@ -1,6 +1,7 @@
 """Which snapshots' weight files may be removed."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping
 
 from twin_graph.config import change
@@ -34,7 +35,7 @@ def removable(
     kept = set(store.pins) | set(oldest.snapshots) | {request.snapshot for request in control.pending(run.control)}
     kept |= _newest_of_each(store, save.keep_last)
     if save.keep_every:
-        kept |= {s.id for s in store.available if s.number is not None and s.number % save.keep_every == 0}
+        kept |= _every(store, save.keep_every)
     if best := store.best(run.scores()):
         kept.add(best.id)
     for swap in run.ledger.newest_first(Swap):
@@ -72,6 +73,18 @@ def _newest_of_each(store: SnapshotStore, count: int) -> set[str]:
             left[whose] -= 1
             newest.add(snapshot.id)
     return newest
+
+
+def _every(store: SnapshotStore, period: int) -> set[str]:
+    """The first of each learner's snapshots, and every `period`-th after it."""
+    made: Counter[tuple[str, str]] = Counter()
+    found: set[str] = set()
+    for snapshot in store.snapshots:
+        whose = snapshot.lineage, snapshot.learner
+        if made[whose] % period == 0:
+            found.add(snapshot.id)
+        made[whose] += 1
+    return found
 
 
 def prune(run: Run, *, keep_last: int | None, keep_every: int | None, dry_run: bool) -> list[Commit]:

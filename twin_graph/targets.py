@@ -29,6 +29,7 @@ from twin_graph import named
 from twin_graph.errors import ForeignError, UsageError, foreign_error
 from twin_graph.settings import Settings
 from twin_graph.snapshots.ledger import Commit
+from twin_graph.snapshots.run import comparable
 from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.streams import Purpose, stream
 from twin_graph.words import counted
@@ -61,16 +62,12 @@ class Match(NamedTuple):
 
 
 def matches(evaluations: Iterable[Mapping[str, Any]]) -> list[Match]:
-    """The matches in records of evaluations: the scheduled ones under the protocol of the newest."""
-    lines = [line for line in evaluations if line["scheduled"]]
+    """The matches in records of evaluations, of those that are comparable."""
     found: dict[tuple[int, str], Match] = {}  # two learners are evaluated at the same agent step, each for itself
-    for line in lines:
-        if line["protocol"] == lines[-1]["protocol"]:
-            at = line["played_at"]
-            match = found.setdefault(
-                (at["agent_steps"], line["challenger"]), Match(at["updates"], line["challenger"], {})
-            )
-            match.returns[line["snapshot"]] = line["returns"]
+    for line in comparable(evaluations):
+        at = line["played_at"]
+        match = found.setdefault((at["agent_steps"], line["challenger"]), Match(at["updates"], line["challenger"], {}))
+        match.returns[line["snapshot"]] = line["returns"]
     return [match for match in found.values() if match.challenger in match.returns]
 
 
@@ -121,12 +118,14 @@ class Needs(NamedTuple):
       combine: how several become one: `mean` or `min` of their Q values, or `weights`, their mean.
       rival: takes the history; returns the snapshot that the newest has to beat in scheduled evaluations, or None.
       check: takes the settings; returns in words what the policy needs and they do not give it, or nothing.
+      snapshot: returns the id of the snapshot that it has to have, or the beginning of that id; empty for none.
     """
 
     members: int | Callable[..., int] = 1
     combine: Literal["mean", "min", "weights"] = "mean"
     rival: Callable[..., str | None] = lambda history, **_: None  # noqa: ARG005
     check: Callable[..., str] = lambda settings, **_: ""  # noqa: ARG005
+    snapshot: Callable[..., str] = lambda **_: ""
 
 
 def needs(**what: Any) -> Callable[[F], F]:
@@ -194,6 +193,7 @@ def _id(text: str) -> str:
     return text.zfill(6)
 
 
+@needs(snapshot=lambda snapshot: snapshot)
 def pinned(
     history: History,
     random: np.random.Generator,  # noqa: ARG001
@@ -409,6 +409,15 @@ class Policy(NamedTuple):
             raise UsageError(f"{self.setting}={self.text} needs a game to play: it is for opponent.policy")
         if wrong := self._needs.check(settings, **self.arguments):
             raise UsageError(f"{self.setting}={self.text} needs {wrong}")
+
+    def check_present(self, store: SnapshotStore, lineage: str) -> None:
+        """Raises `UsageError` if a snapshot that it has to have was committed, and cannot be restored from there."""
+        wanted = self._needs.snapshot(**self.arguments)
+        found = [s for s in store.snapshots if wanted and s.id.startswith(wanted)]
+        if found and not any(s.lineage == lineage and store.has_weights(s.id) for s in found):
+            own = [s for s in found if s.lineage == lineage]
+            why = f"retention has removed the weights of {own[0].id}" if own else f"{found[0].id} is another learner's"
+            raise UsageError(f"{self.setting}={self.text} cannot be used: {why}; choose another snapshot")
 
     def choose(self, history: History, random: np.random.Generator) -> Choice:
         """Raises `ForeignError` if a user's own policy fails, or does not answer with snapshots it was shown."""

@@ -28,8 +28,8 @@ _MLFLOW_STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED
 class Client(Protocol):
     """Who sends what a `Tracker` is given; whatever it raises is an outage."""
 
-    def log(self, agent_steps: int, values: Mapping[str, float]) -> None:
-        """Adds numbers by their names."""
+    def log(self, at: float, agent_steps: int, values: Mapping[str, float]) -> None:
+        """Adds numbers by their names, which were so at a time, in seconds since 1970."""
         ...
 
     def film(self, agent_steps: int, path: Path) -> None:
@@ -63,7 +63,7 @@ class Tracker:
 
     def log(self, agent_steps: int, values: Mapping[str, float]) -> None:
         """Adds numbers by their names."""
-        self._send(functools.partial(self._client.log, agent_steps, values))
+        self._send(functools.partial(self._client.log, time.time(), agent_steps, values))
 
     def film(self, agent_steps: int, path: Path) -> None:
         """Adds a film of an evaluation."""
@@ -132,8 +132,8 @@ class WeightsAndBiases:
         # Its own steps may not go back, and those of a resumed run do.
         self._run.define_metric("*", step_metric="agent_steps")
 
-    def log(self, agent_steps: int, values: Mapping[str, float]) -> None:
-        self._run.log({**values, "agent_steps": agent_steps})
+    def log(self, at: float, agent_steps: int, values: Mapping[str, float]) -> None:
+        self._run.log({**values, "agent_steps": agent_steps, "_timestamp": at})
 
     def film(self, agent_steps: int, path: Path) -> None:
         self._run.log({"evaluation/film": self._video(str(path)), "agent_steps": agent_steps})
@@ -168,9 +168,9 @@ class MLflow:
             without_server = "MLFLOW_ALLOW_FILE_STORE=true MLFLOW_TRACKING_URI=file:mlruns"
             raise UsageError(f"log.to=mlflow: {error}; without a server: {without_server}") from None
 
-    def log(self, agent_steps: int, values: Mapping[str, float]) -> None:
-        now = int(1000 * time.time())
-        metrics = [self._metric(name, value, now, agent_steps) for name, value in values.items()]
+    def log(self, at: float, agent_steps: int, values: Mapping[str, float]) -> None:
+        milliseconds = int(1000 * at)
+        metrics = [self._metric(name, value, milliseconds, agent_steps) for name, value in values.items()]
         self._client.log_batch(self._run.info.run_id, metrics)
 
     def film(self, agent_steps: int, path: Path) -> None:  # noqa: ARG002 - the file's name says which snapshot it is

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import re
 import tomllib
 from collections import Counter
@@ -309,8 +308,8 @@ def _origin(wanted: _From, known: Origin | None) -> Origin:
                 point.number, made.updates, made.agent_steps, point.weights_sha256, settings
             )
     numbers = [points[reference].number for reference in wanted.references]
-    if twice := next((number for number in numbers if numbers.count(number) > 1), None):
-        raise UsageError(f"from: resume point {twice} is named twice")
+    if twice := [number for number in numbers if numbers.count(number) > 1]:
+        raise UsageError(f"from: resume point {twice[0]} is named twice")
     return Origin(run.folder.absolute(), {reference: points[reference] for reference in wanted.references})
 
 
@@ -323,12 +322,12 @@ def check(plan: Plan, path: Path) -> None:
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
     for run in plan.runs:
-        steps = plan.steps - (run.point.agent_steps if run.point else 0)
-        every = run.settings.evaluate.every_steps
-        if plan.last > (there := max(1, math.ceil(steps / every))):
+        (begin, end), every = run.span, run.settings.evaluate.every_steps
+        there = end // every - begin // every + (end % every > 0)  # the last one is at the end, due or not
+        if plan.last > there:
             raise UsageError(
                 f"{path}: last_evaluations={plan.last}, but {run.condition} has {counted(there, 'evaluation')}: "
-                f"evaluate.every_steps={every} in {counted(steps, 'agent step')}"
+                f"evaluate.every_steps={every} in {counted(end - begin, 'agent step')}"
             )
 
 

@@ -156,7 +156,8 @@ def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[
         "abandoned": {snapshot.id for snapshot in store.abandoned},
     }
     entries = [*store.snapshots, *store.imports, *(store.abandoned if abandoned else [])]
-    shown = sorted(entries, key=lambda snapshot: snapshot.time, reverse=True)[:count]
+    place = {commit.id: i for i, (commit, _) in enumerate(run.ledger.with_abandoned(Commit))}
+    shown = sorted(entries, key=lambda snapshot: place[snapshot.id], reverse=True)[:count]
     makers = {attempt: run.maker_of(attempt) for attempt in {snapshot.attempt for snapshot in shown}}
     return [
         {

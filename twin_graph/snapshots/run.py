@@ -304,11 +304,10 @@ class Run:
         return next((record for record in records if record and "agent_steps_per_second" in record), {})
 
     def scores(self) -> dict[str, float]:
-        """Mean return by snapshot id, over the episodes of its scheduled evaluations."""
+        """Mean return by snapshot id, over the episodes of its scheduled evaluations that are comparable."""
         returns: dict[str, list[float]] = {}
-        for evaluation in self.evaluation_lines():
-            if evaluation["scheduled"]:
-                returns.setdefault(evaluation["snapshot"], []).extend(evaluation["returns"])
+        for evaluation in comparable(self.evaluation_lines()):
+            returns.setdefault(evaluation["snapshot"], []).extend(evaluation["returns"])
         return {snapshot: sum(r) / len(r) for snapshot, r in returns.items() if r}
 
     def resolve(self, reference: str) -> Commit:
@@ -335,6 +334,12 @@ class Run:
             runs = started is not None and abs(started - (newest.process_started or 0)) < 1
         killed = f"killed: process {newest.pid} on {newest.host} ended without recording why"
         return ("running", "") if runs else ("failed", killed)
+
+
+def comparable(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The scheduled ones of these evaluations that were played under the protocol of the newest."""
+    scheduled = [line for line in evaluations if line["scheduled"]]
+    return [line for line in scheduled if line["protocol"] == scheduled[-1]["protocol"]]
 
 
 def check_no_pattern(path: Path, advice: str) -> None:

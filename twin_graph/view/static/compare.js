@@ -15,6 +15,11 @@ const MEASURES = [
   { column: "agent_steps_per_second", title: "Rate", unit: "agent steps/s", format: count },
 ];
 
+/** A setting's value; some are lists or tables. */
+function inWords(value) {
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
 export function compareView(library, indexes) {
   const curves = new Map();
   const plots = new Map();
@@ -152,7 +157,7 @@ export function compareView(library, indexes) {
           "tr",
           null,
           h("th", { scope: "row" }, h("code", null, key)),
-          values.map((value) => h("td", null, value === null ? NONE : String(value))),
+          values.map((value) => h("td", null, value === null ? NONE : inWords(value))),
         ),
       );
       put(

@@ -29,13 +29,13 @@ export async function showSnapshot(index, id) {
 function facts(index, one, id) {
   const rows = [
     ["lineage", one.lineage],
-    [
+    !one.origin && [
       "after",
       `${counted(one.counters.updates, "update")}, ${counted(one.counters.agent_steps, "agent step")}, ${counted(one.counters.episodes, "episode")}`,
     ],
     ["depth", one.depth_agent_steps === null ? NONE : `${number(one.depth_agent_steps)} agent steps`],
     ["parent", one.parent ?? NONE],
-    one.origin && ["imported from", one.origin],
+    one.origin && (one.origin.startsWith("mean of ") ? ["is the", one.origin] : ["imported from", one.origin]),
     ["committed (UTC)", `${when(one.time)}, attempt ${one.attempt}`],
     ["made by", one.run],
     [
