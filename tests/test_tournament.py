@@ -59,6 +59,16 @@ def test_a_tournament_needs_two_and_something_to_play(run: Run) -> None:
             list(tournament.play([run], who, RULES._replace(opening_moves=moves)))
 
 
+def test_weights_can_be_removed_while_a_tournament_is_played(run: Run) -> None:
+    who = tournament.contestants([run], 3, ["random"])
+    playing = tournament.play([run], who, RULES)
+    next(playing)
+    for path in run.store_folder.glob("*/model.*"):
+        path.unlink()
+    *_, (done, total, _) = playing
+    assert (done, total) == (6, 6)
+
+
 def test_other_rules_are_other_games(run: Run) -> None:
     who = tournament.contestants([run], 2, ["random", "perfect"])
     for _ in tournament.play([run], who, RULES):

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,17 +162,18 @@ def play(runs: Sequence[Run], who: Sequence[Contestant], rules: Rules) -> Iterat
     pairs = list(itertools.combinations(who, 2))
     recorded = read(runs, rules)
     done = [recorded[a.key, b.key] for a, b in pairs if (a.key, b.key) in recorded]
+    left = [(a, b) for a, b in pairs if (a.key, b.key) not in recorded]
     boards = boards_of(runs[0].settings.env, rules.games)
     players = _Players(boards, rules.epsilon)
     try:
+        players.read(itertools.chain.from_iterable(left))
         yield len(done), len(pairs), done
-        for a, b in pairs:
-            if (a.key, b.key) not in recorded:
-                returns = match(boards, players.first(a), players.second(b), rules)
-                pairing = Pairing(a.key, b.key, returns)
-                _record(a.run or b.run or runs[0], a, b, pairing, rules)
-                done.append(pairing)
-                yield len(done), len(pairs), done
+        for a, b in left:
+            returns = match(boards, players.first(a), players.second(b), rules)
+            pairing = Pairing(a.key, b.key, returns)
+            _record(a.run or b.run or runs[0], a, b, pairing, rules)
+            done.append(pairing)
+            yield len(done), len(pairs), done
     finally:
         players.close()
         boards.close()
@@ -214,7 +215,17 @@ class _Players:
         self._boards, self._epsilon = boards, epsilon
         self._specs: dict[Path, ModelSpec] = {}
         self._twins: list[tuple[str, ModelSpec, Twin]] = []
+        self._weights: dict[str, dict[str, np.ndarray]] = {}  # by the contestant's key
         self._fixed: dict[str, Player] = {}
+
+    def read(self, contestants: Iterable[Contestant]) -> None:
+        """Reads the weights of all who will play: a run that trains may remove them between two games."""
+        for who in contestants:
+            if who.run and who.snapshot and who.key not in self._weights:
+                store, twin = who.run.store(), self._twin(who.run, "first")
+                with store.reading():
+                    twin.restore_snapshot(who.snapshot, store)
+                self._weights[who.key] = twin.weights()
 
     def first(self, who: Contestant) -> Player:
         return self._player(who, "first")
@@ -231,17 +242,18 @@ class _Players:
             if who.name not in self._fixed:
                 self._fixed[who.name] = self._boards.fixed_player(who.name)
             return self._fixed[who.name]
-        folder = who.run.folder  # runs in two folders may have one name
-        spec = self._specs.get(folder) or self._specs.setdefault(folder, spec_of(who.run))
+        twin = self._twin(who.run, side)
+        twin.load(self._weights[who.key])
+        return by_values(twin.spec.env, twin.q_values, self._epsilon)
+
+    def _twin(self, run: Run, side: str) -> Twin:
+        folder = run.folder  # runs in two folders may have one name
+        spec = self._specs.get(folder) or self._specs.setdefault(folder, spec_of(run))
         twin = next((twin for of_side, of, twin in self._twins if (of_side, of) == (side, spec)), None)
         if twin is None:
             twin = Twin(side, spec, threads=1)
             self._twins.append((side, spec, twin))
-        if twin.snapshot_id != who.snapshot.id:
-            store = who.run.store()
-            with store.reading():
-                twin.restore_snapshot(who.snapshot, store)
-        return by_values(spec.env, twin.q_values, self._epsilon)
+        return twin
 
 
 def _record(run: Run, a: Contestant, b: Contestant, pairing: Pairing, rules: Rules) -> None:
