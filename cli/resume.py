@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from twin_graph import config
-from twin_graph.cross_checks import check_length, check_rescaling
+from twin_graph.cross_checks import check_length
 from twin_graph.errors import UsageError
 from twin_graph.no_effect import without_effect
 from twin_graph.snapshots.report import restored
@@ -59,7 +59,7 @@ def resume(
 
     with found.lock("resume"), contextlib.ExitStack() as open_:
         with starting_up("the run resumed; nothing was changed"):
-            from twin_graph import envs, evaluation, resources, trackers
+            from twin_graph import envs, resources, training
             from twin_graph.checkpoint import newest_point
             from twin_graph.matches import Matches
 
@@ -75,9 +75,7 @@ def resume(
                 raise UsageError(f"{found.folder} has reached {reached}; give a higher one, or null, with --set")
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
             resources.check(resources.measure(settings, env, found.folder, elsewhere=elsewhere_of(described)))
-            evaluation.check(settings)
-            check_rescaling(settings, env.spec)
-            trackers.check(settings)
+            training.check(settings, env)
         changes = list(config.differences(found.settings, settings))
         if changes:
             found.change_settings(settings)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from twin_graph import config
-from twin_graph.cross_checks import check_rescaling, check_that_it_learns
+from twin_graph.cross_checks import check_that_it_learns
 from twin_graph.errors import UsageError
 from twin_graph.no_effect import without_effect
 from twin_graph.settings import EVALUATION_MAX_STEPS
@@ -119,7 +119,7 @@ def train(
 
     with contextlib.ExitStack() as open_:
         with starting_up("the run started; nothing was written"):
-            from twin_graph import envs, evaluation, resources, trackers, training  # noqa: F401 - takes seconds
+            from twin_graph import envs, resources, training
             from twin_graph.envs.gym import check_version
 
             check_version(settings.env.id)
@@ -127,9 +127,7 @@ def train(
             elsewhere = elsewhere_of(described)
             needed = resources.measure(settings, env, folder, elsewhere=elsewhere)
             resources.check(needed)
-            evaluation.check(settings)
-            check_rescaling(settings, env.spec)
-            trackers.check(settings)
+            training.check(settings, env)
             settings = _tuned(settings, env, elsewhere)
         folder = run_dir or free_folder(stem)  # another run may have taken the name that was free before
         run = create(folder, settings, env.protocol)

@@ -262,6 +262,13 @@ def test_a_run_that_the_machine_cannot_hold_is_refused_before_it_begins(cartpole
     assert not run.ledger.attempt
 
 
+def test_a_run_that_would_never_learn_is_refused_before_it_begins(cartpole: Cartpole, tmp_path: Path) -> None:
+    made = notebook.create(tmp_path / "run", cartpole(train__steps=200, train__start_steps=200))
+    with pytest.raises(UsageError, match=r"^this run would never learn: the first update is due after 204 agent steps"):
+        made.train()
+    assert not made.ledger.path.exists()
+
+
 def test_to_train_a_complete_run_again_changes_nothing(cartpole: Any, trained: Any) -> None:
     run = twin_graph.find(trained(cartpole(train__steps=300, evaluate__episodes=0)).folder)
     before = (run.folder / "ledger.jsonl").read_bytes()

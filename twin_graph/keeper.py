@@ -257,7 +257,7 @@ class Keeper:
         self._saved = point.saved
         self.store.reload()
         for learner in self.learners:
-            for policy in self._policies.values():
-                policy.check_present(self.store, learner.source)
+            for chooses in self._policies.values():
+                chooses.check_present(self.store, learner.source)
         for learner, role, policy in self.checkpoints.restore(point, self._policies):
             self._refresh(learner, role, f"the policy was {policy}")

@@ -128,8 +128,9 @@ class NotebookRun(Run):
           on_episode, on_evaluation: called as `on_episode(score, progress)` and `on_evaluation(evaluation, progress)`;
             to return False ends the run. See `twin_graph.training.train`.
         """
-        from twin_graph import envs, evaluation, resources, trackers, training
+        from twin_graph import envs, resources, training
         from twin_graph.checkpoint import newest_point
+        from twin_graph.envs.gym import check_version
         from twin_graph.matches import Matches
 
         settings = self.settings
@@ -137,16 +138,17 @@ class NotebookRun(Run):
             raise UsageError(f"{self.folder} is trained by workers: use `twin-graph resume`")
         if steps is not None:
             settings = config.change(settings, [("train.steps", steps)])
-        evaluation.check(settings)
-        trackers.check(settings)
         with self.lock("train"):
             point = newest_point(self).point if self.points().folders() else None
             made = point.counters.agent_steps if point else 0
             check_length(settings, made)
             if Matches(self).complete(made, settings):
                 return self  # as where a cell is run twice
+            if point is None:
+                check_version(settings.env.id)
             with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env, _shown(self) as show:
                 resources.check(resources.measure(settings, env, self.folder))
+                training.check(settings, env)
                 if settings != self.settings:
                     self.change_settings(settings)
                 for _ in training.train(self, env, point, on_episode=on_episode, on_evaluation=on_evaluation):

@@ -71,8 +71,9 @@ class Tracker:
 
     def close(self, state: str) -> None:
         """Sends what is left, and how the attempt ended: `finished`, `stopped` or `failed`."""
-        waiting = [self._unsent.pop()] if self._unsent else []
-        for entry in (*waiting, functools.partial(self._client.close, state)):  # no client takes anything after its end
+        entries = [self._unsent.pop()] if self._unsent else []  # no client takes anything after its end
+        entries.append(functools.partial(self._client.close, state))
+        for entry in entries:
             self._again = min(self._again, time.monotonic())
             self._send(entry)
         if self._unsent:

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from twin_graph import evaluation, trackers
 from twin_graph.agent import Agent
+from twin_graph.cross_checks import check_rescaling, check_that_it_learns
 from twin_graph.envs import VectorEnv
 from twin_graph.errors import DamagedError, ForeignError, TwinGraphError, UsageError, foreign_error
 from twin_graph.evaluation import Evaluation
@@ -18,6 +20,7 @@ from twin_graph.loop import InChunks, StepByStep, Stepper, loop
 from twin_graph.progress import Progress
 from twin_graph.requests import Requests
 from twin_graph.scheduled import evaluate_newest
+from twin_graph.settings import Settings
 from twin_graph.snapshots.ledger import INTERRUPTED
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
@@ -26,6 +29,14 @@ from twin_graph.twin import Twin
 #: Told of each score of a training episode, or of each scheduled evaluation; to return False ends the run.
 OnEpisode = Callable[[float, Progress], object]
 OnEvaluation = Callable[[Evaluation, Progress], object]
+
+
+def check(settings: Settings, env: VectorEnv) -> None:
+    """Raises `UsageError`, in one line, for what a run of these settings would find out later, or not at all."""
+    check_that_it_learns(settings)
+    check_rescaling(settings, env.spec)
+    evaluation.check(settings)
+    trackers.check(settings)
 
 
 def train(

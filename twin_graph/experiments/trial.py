@@ -55,7 +55,7 @@ def run(settings: Sequence[config.Settings]) -> Trial:
 
 
 def _main() -> None:
-    from twin_graph import doctor, envs, resources, tuning
+    from twin_graph import doctor, envs, resources, training, tuning
     from twin_graph.envs.gym import check_version
     from twin_graph.model import ModelSpec
     from twin_graph.snapshots.run import RUNS
@@ -65,6 +65,7 @@ def _main() -> None:
     for settings in every:
         check_version(settings.env.id)
         with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
+            training.check(settings, env)
             needed = resources.measure(settings, env, RUNS)  # no run's folder, as the present one may be
             disk.append(needed.disk)
             memory = max(memory, needed.memory)

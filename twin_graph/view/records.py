@@ -250,9 +250,10 @@ class Records:
         """A page of the evaluations, the newest first."""
         lines = list(self.run.evaluation_lines())[::-1]
         keys = ("snapshot", "scheduled", "time", *_COUNTERS, "mean", "interval_95", "returns", "seeds", "q_start")
-        rows = [{key: line.get(key) for key in keys} for line in lines[offset : offset + count]]
-        for row in rows:
-            row |= dict.fromkeys(_COUNTERS) if is_import(row["snapshot"]) else {}
+        rows = [
+            {key: line.get(key) for key in keys} | (dict.fromkeys(_COUNTERS) if is_import(line["snapshot"]) else {})
+            for line in lines[offset : offset + count]
+        ]
         return {"total": len(lines), "rows": rows}
 
     def ledger(self, offset: int, count: int, *, kind: str = "", text: str = "", abandoned: bool = False) -> Any:
