@@ -108,8 +108,9 @@ def _line(progress: Any, elapsed: float, *, verbose: bool) -> str:
         parts.append(f"{progress.latest['agent_steps_per_second']:,.0f}/s")
     if left := _seconds_left(progress):
         parts.append(f"{clock(left)} left")
-    served = f" (for {counted(progress.target_served, 'update')})" if verbose else ""
-    parts.append(f"target {_targets(progress)}{served}")
+    if progress.has_target:
+        served = f" (for {counted(progress.target_served, 'update')})" if verbose else ""
+        parts.append(f"target {_targets(progress)}{served}")
     if progress.opponent:
         parts.append(f"opponent {progress.opponent}")
     if verbose:
@@ -139,14 +140,8 @@ def _panel(progress: Any, elapsed: float, *, verbose: bool) -> Group:
         *("loss", _number(progress.loss, 4)),
         *("mean max Q", _number(progress.q_mean, 2)),
     )
-    facts.add_row(
-        "target",
-        _targets(progress),
-        "serving for",
-        counted(progress.target_served, "update"),
-        "rate",
-        _rate(progress),
-    )
+    serving = _targets(progress), "serving for", counted(progress.target_served, "update")
+    facts.add_row("target", *(serving if progress.has_target else ("none", "", "")), "rate", _rate(progress))
     facts.add_row("score", _score(progress), *(("opponent", progress.opponent) if progress.opponent else ()))
     workers = Table.grid(padding=(0, 2))
     for worker, restarts in progress.workers:

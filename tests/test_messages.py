@@ -114,6 +114,23 @@ def test_lines_of_progress_are_short_and_tell_the_rest_if_asked(
     assert ("loss" in last and "train " in last) == verbose
 
 
+def test_a_run_without_a_target_shows_none(
+    cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(display, "_LINE_SECONDS", 0.0)
+    said = io.StringIO()
+    run = create(tmp_path / "run", cartpole(train__target_q=False, train__steps=400))
+    with (
+        contextlib.closing(envs.make(run.settings.env, count=8)) as env,
+        display.TrainingDisplay(Console(file=said, width=1000)) as shown,
+    ):
+        for progress in training.train(run, env):
+            shown.show(progress)
+    assert "400 of 400 agent steps" in said.getvalue()
+    assert "target" not in said.getvalue()
+    assert "target" not in twin_graph("status", str(run.folder), cwd=tmp_path).stdout
+
+
 def test_without_a_terminal_lines_now_and_then_say_how_far_a_command_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -98,6 +98,11 @@ class Progress:
         return None if opponent is None else ", ".join(opponent.snapshots) or self.keeper.settings.opponent.policy
 
     @property
+    def has_target(self) -> bool:
+        """Whether a target supplies bootstrap values: `train.target_q`."""
+        return self.keeper.settings.train.target_q
+
+    @property
     def target_served(self) -> int:
         """Updates made since a target was restored."""
         return self.keeper.learners.target_served

@@ -30,6 +30,7 @@ def _status(run: Run, store: SnapshotStore, scores: Mapping[str, float]) -> dict
     known += [snapshot.counters for snapshot in [*store.snapshots[-1:], *store.imports]]
     if point:
         known.append(point.counters)
+    has_target = run.settings.train.target_q
     (state, reason), attempt = run.outcome(), max(1, run.ledger.attempt)
     if state == "running" and metrics.get("attempt") == attempt:
         known.append(Counters(**{name: metrics[name] for name in Counters.model_fields}))
@@ -45,9 +46,9 @@ def _status(run: Run, store: SnapshotStore, scores: Mapping[str, float]) -> dict
         "environment": run.settings.env.id,
         "total_steps": run.settings.train.steps,
         **counters,
-        "targets": [target for swap in targets for target in _targets(swap, counters["updates"])],
+        "targets": [target for swap in targets for target in _targets(swap, counters["updates"])] if has_target else [],
         "opponent": _opponent(opponent, counters) if opponent else None,
-        "telemetry": {name: value for name, value in metrics.items() if name.startswith("target/")},
+        "telemetry": {name: value for name, value in metrics.items() if has_target and name.startswith("target/")},
         "refresh_milliseconds": metrics.get("milliseconds/refresh"),
         "workers": [
             worker.model_dump(exclude={"returns", "attempt"})
