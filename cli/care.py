@@ -37,7 +37,7 @@ def verify(run: str, as_json: bool) -> None:
     if findings.unchecked:
         folders = sorted({Path(path).relative_to(found.folder).parts[0] for path in findings.unchecked})
         unchecked = counted(len(findings.unchecked), "file")
-        say(f"{unchecked} not checked: nothing is recorded of what is in {', '.join(folders)}")
+        say(f"{unchecked} in {', '.join(folders)} not checked: no hashes of these are recorded")
     if findings.damage:
         for line in findings.damage:
             say(f"damaged: {line}")

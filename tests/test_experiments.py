@@ -283,6 +283,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path) -> None:
         (changed('"lag(40)"', '"best(mean)"'), "lag-40,seed=1 is planned there and not in this one"),
         (changed("steps = 600", "steps = 800"), "train.steps is 600 there and 800"),
         ("last_evaluations = 2\n" + FILE, "last_evaluations is 1 there and 2 in this one"),
+        (changed('"latest", "lag(40)"', '"lag(40)", "latest"'), "which is latest there and lag(40) in this one"),
         (changed('"lag(40)"', '"lag"'), "target.policy=lag: it takes lag(updates)"),
         (changed('"lag(40)"', '"best"'), "target.policy=best needs evaluate.episodes=10"),
         (changed('"lag(40)"', '"none:such"'), "No module named 'none'"),

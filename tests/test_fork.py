@@ -288,7 +288,7 @@ def test_points_that_are_not_there_or_damaged_are_named(
     cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path
 ) -> None:
     parent = trained(cartpole(resume__keep="all"))
-    with pytest.raises(UsageError, match=r"has no resume point 7; there are 0 \(@update:0\), 1 \(@update:76\), 2"):
+    with pytest.raises(UsageError, match=r"has no resume point 7; kept are: 0 \(@update:0\), 1 \(@update:76\), 2"):
         forked(parent, tmp_path / "fork", at="7")
     with pytest.raises(UsageError, match="has no resume point latest"):
         forked(parent, tmp_path / "fork", at="latest")

@@ -250,7 +250,7 @@ def point_at(run: Run, reference: str) -> PointState:
     if not found:
         kept = ", ".join(f"{state.number} (@update:{state.counters.updates})" for state in states)
         raise UsageError(
-            f"{run.folder} has no resume point {reference}; there {'are ' if kept else 'is none'}{kept}. "
+            f"{run.folder} has no resume point {reference}; kept are: {kept or 'none'}. "
             "--set resume.keep=all keeps all that are made from then on"
         )
     return _checked_point(run, points.path(found[-1].number))

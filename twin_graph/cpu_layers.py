@@ -26,9 +26,9 @@ def in_parts(layers: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def convolution_of_frames(name: str, frames: Tensor, channels: int, padding: str, start: Start, dtype: Any) -> Tensor:
     """An 8x8 convolution with stride 4 of stacked frames, channels last; bytes are scaled to 0..1.
 
-    On the CPU TensorFlow convolves with channels last, and to bring a stack's frames together pixel by pixel takes as
-    long as half a layer. Four pixels of a row lie together as they are, and four is the stride: taken for channels they
-    need a kernel of 8x2, which adds up the same products, and only cells of four pixels are to be moved.
+    On the CPU, TensorFlow convolves with channels last, and interleaving a stack's frames pixel by pixel takes half as
+    long as the layer. The stride is four, so four neighbouring pixels of a row serve as channels instead, with a kernel
+    of 8x2: the products are the same, and only whole cells of four bytes have to be moved.
 
     Args:
       name: of the layer.

@@ -45,7 +45,7 @@ def check(settings: "Settings") -> None:
     if train.rollout_steps:
         _check_rollouts(settings)
     if settings.mode == "mutual" and not train.target_q:
-        raise ValueError("mode=mutual needs targets, which are all that its learners see of each other")
+        raise ValueError("mode=mutual needs train.target_q=true: its learners see nothing of each other but targets")
     if store.shared and settings.mode != "mutual":
         raise ValueError("store.shared=true needs mode=mutual: a single learner shares nothing")
     if store.shared and policy != "latest":

@@ -52,7 +52,7 @@ class Learner:
       run: in whose folder snapshots are committed and swaps recorded.
       store: the run's snapshots.
       spec: of the twins.
-      policies: for the target, and for an opponent, by these roles.
+      policies: by role, `target` and in games of two players `opponent`.
       stopwatch: measures phases.
       seed: of the initial weights.
       like: a twin with which these must be able to exchange snapshots.
@@ -60,7 +60,7 @@ class Learner:
     Attributes:
       online: the twin that trains.
       target: supplies bootstrap values.
-      holders: the target, and in games of two players the opponent, by these roles.
+      holders: by role, as `policies`.
       lineage: where its snapshots go.
       source: the lineage from which its target comes.
       updates: its own.
@@ -110,7 +110,7 @@ class Learner:
                     threads=threads,
                     at_once=at_once,
                     precision=precision,
-                    members=max(1, policy.members),  # a person may give a seat to a snapshot
+                    members=max(1, policy.members),  # of a player without any, a person may swap one in
                     combine=policy.combine,
                     like=self.online,
                 )

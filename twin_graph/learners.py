@@ -49,7 +49,7 @@ class Learners:
     def __getitem__(self, name: str) -> Learner:
         """The learner of this name. Raises `UsageError` if there is none."""
         if name not in self._learners:
-            raise UsageError(f"there is no learner {name!r}; there is {' and '.join(self._learners)}")
+            raise UsageError(f"there is no learner {name!r}; choose {' or '.join(self._learners)}")
         return self._learners[name]
 
     @property

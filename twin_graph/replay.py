@@ -256,8 +256,8 @@ class Replay:
         Args:
           step: at which they start, integers `[B]`, each in `steps()`, or up to the newest with a `limit`.
           environment: of these environments, integers `[B]`.
-          into: arrays for `s_tm1` and `s_t`, `[B, *observation_shape]` and contiguous; new ones by default. Memory that
-            was used before is faster: of new arrays of this size each page has to be asked for.
+          into: arrays for `s_tm1` and `s_t`, `[B, *observation_shape]` and contiguous; new ones by default. Reused
+            arrays are faster: every page of new ones of this size must first be faulted in.
           limit: the step at which each is bootstrapped from at the latest, integers `[B]` up to `written`.
         """
         s_tm1, s_t = into or (None, None)

@@ -125,9 +125,9 @@ class Requests:
         names = ", ".join(swap.snapshots) or self._keeper.settings.opponent.policy
         whose = "" if len(self._keeper.learners) == 1 else f"{learner}'s "
         twin = into if into == "opponent" else f"{into} twin"
-        message = f"{names} is in {whose or 'the '}{twin} from update {swap.first_update:,} on" + (
-            ", held" if hold else ", and the hold has ended" if was_held else ""
-        )
+        verb = "are" if len(swap.snapshots) > 1 else "is"
+        end = ", held" if hold else ", and the hold has ended" if was_held else ""
+        message = f"{names} {verb} in {whose or 'the '}{twin} from update {swap.first_update:,} on{end}"
         answer = Answer(done=True, message=message, first_update=swap.first_update)
         for waiting in control.pending(self._run.control):
             if waiting.id == request:

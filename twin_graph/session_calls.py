@@ -17,7 +17,7 @@ class SessionCalls:
     """`session.run` that examines fetches and feeds only the first time.
 
     `session.run` does so each time, in Python, which takes longer than a small network: an update of the CartPole
-    preset took 1.2 ms so, and takes 0.5 ms, or 0.4 ms in one thread.
+    preset took 1.2 ms that way and takes 0.5 ms here, or 0.4 ms in one thread.
 
     Args:
       session: to run in; its graph does not change.

@@ -26,7 +26,7 @@ from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.twin import Twin
 
-#: Told of each score of a training episode, or of each scheduled evaluation; to return False ends the run.
+#: Called with the score of each training episode that ended, or with each scheduled evaluation; False ends the run.
 OnEpisode = Callable[[float, Progress], object]
 OnEvaluation = Callable[[Evaluation, Progress], object]
 

@@ -61,8 +61,8 @@ _WORDS = {
     ),
     "age": (
         "Age of the targets",
-        "How many updates old the snapshot was that gave an update its targets, by the ledger; the mean over runs "
-        "with its 95% interval. Old targets are steadier and further behind; a line that climbs is a target that "
+        "For each update, the age in updates of the snapshot that supplied its targets, by the ledger; the mean over "
+        "runs with its 95% interval. Old targets are steadier and further behind; a line that climbs is a target that "
         "stays.",
     ),
     "served": (

@@ -269,6 +269,11 @@ def _check_same(begun: Plan, wanted: Plan, folder: Path) -> None:
             f"{folder} belongs to another file: last_evaluations is {begun.last} there and {wanted.last} in this one; "
             f"keep it, and look at others by `twin-graph experiment report {folder} --last {wanted.last}`"
         )
+    if begun.runs[0].condition != wanted.runs[0].condition:
+        raise UsageError(
+            f"{folder} belongs to another file: conditions are compared with the first one, which is "
+            f"{begun.runs[0].condition} there and {wanted.runs[0].condition} in this one; choose another --out"
+        )
     ours = {run.name: run for run in wanted.runs}
     for theirs in begun.runs:
         run = ours.get(theirs.name)
