@@ -345,6 +345,13 @@ def test_an_evaluation_of_an_environment_without_a_limit_ends(cartpole: Callable
     assert plain.protocol["time limit, steps"] == 500
 
 
+@pytest.mark.parametrize("changes", [{"env__max_frames": 400}, {"env__frame_skip": 2, "evaluate__max_steps": 100}])
+def test_atari_games_that_a_setting_ends_count_as_cut(pong: Callable[..., Settings], changes: dict[str, Any]) -> None:
+    settings = pong(**changes)
+    played = evaluation.play(lambda s: np.zeros((len(s), 6)), settings, episodes=2, seed=1, counter=0)
+    assert evaluation.last(played).summary()["cut"] == 2
+
+
 def test_atari_games_are_cut_by_an_evaluations_limit_too() -> None:
     settings = EnvSettings(id="ALE/Pong-v5")
     with contextlib.closing(envs.make(settings, count=1, evaluation=True, max_steps=50)) as env:

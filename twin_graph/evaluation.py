@@ -11,7 +11,7 @@ import numpy as np
 
 from twin_graph import envs, film, legal
 from twin_graph.envs.seats import Seat
-from twin_graph.settings import EVALUATION_MAX_STEPS, Settings
+from twin_graph.settings import Settings
 from twin_graph.streams import Purpose, environment_seeds, stream
 from twin_graph.words import counted
 
@@ -121,7 +121,7 @@ class _Games:
         self._playing = np.arange(env.count)  # which game each environment plays; those beyond the last do not count
         self._now = [_Game() for _ in range(env.count)]
         self._clip, self._discount, self._depth = env.spec.reward_clip, settings.train.discount, depth or 0.0
-        self._max_steps = settings.evaluate.max_steps or EVALUATION_MAX_STEPS
+        self._cut_after = env.cut_after
 
     @property
     def left(self) -> bool:
@@ -138,7 +138,7 @@ class _Games:
         for e, game in enumerate(self._now):
             game.add(float(step.score_t[e]), float(r_t[e]), float(q_tm1[e].max()), self._discount, self._depth)
             if step.last_t[e]:
-                game.cut = not step.terminal_t[e] and game.steps == self._max_steps
+                game.cut = not step.terminal_t[e] and game.steps == self._cut_after
                 if self._playing[e] < len(self._whole):
                     self._whole[self._playing[e]] = game
                 self._playing[e] += len(self._now)

@@ -85,6 +85,7 @@ class VectorEnv(Protocol):
       count: E.
       spec: of each.
       endless: whether a game may last forever.
+      cut_after: agent steps after which a setting ends a game that would go on; None where only the game's rules do.
       evaluation_epsilon: share of random actions in evaluations, unless the settings say.
       protocol: what a score depends on, in words for people; shown with every score.
       action_names: of all actions, for people; empty where they have none.
@@ -94,6 +95,7 @@ class VectorEnv(Protocol):
     count: int
     spec: EnvSpec
     endless: bool
+    cut_after: int | None
     evaluation_epsilon: float
     protocol: dict[str, str | int | float | bool]
     action_names: tuple[str, ...]

@@ -1,6 +1,7 @@
 """Atari 2600 games on `ale_py`'s own vector emulator, which steps, scales and stacks in C++ threads."""
 
 import functools
+import math
 
 import ale_py
 import gymnasium
@@ -48,6 +49,7 @@ class Atari:
                 "env.kwargs is for other environments; those of Atari games are env.sticky, env.stack, ..."
             )
         max_frames = min(settings.max_frames, max_steps * settings.frame_skip if max_steps else settings.max_frames)
+        self.cut_after: int | None = math.ceil(max_frames / settings.frame_skip)
         self._clip = settings.clip_rewards and not evaluation
         self._life_loss = settings.life_loss and not evaluation
         fire_reset = settings.fire_reset and not evaluation

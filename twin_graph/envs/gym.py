@@ -58,6 +58,7 @@ class Gym:
         limits = [limit for limit in (declared.time_limit, max_steps) if limit is not None]
         time_limit = min(limits, default=EVALUATION_MAX_STEPS if evaluation else None)
         self.endless = time_limit is None
+        self.cut_after = None if time_limit == declared.time_limit else time_limit
         assert isinstance(declared.actions, spaces.Discrete)
         n_actions = int(declared.actions.n)
         one = functools.partial(_make_one, settings, declared, time_limit)

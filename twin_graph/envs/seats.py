@@ -103,6 +103,7 @@ class Seat:
     """
 
     endless = False
+    cut_after: int | None = None
     evaluation_epsilon = 0.0
     screens_per_second = 1.5
 
