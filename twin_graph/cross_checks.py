@@ -36,7 +36,7 @@ def check(settings: "Settings") -> None:
         raise ValueError("evaluate.video=true films scheduled evaluations: it needs evaluate.episodes=1 or more")
     if settings.block_updates and train.accumulate > 1:
         raise ValueError(
-            f"twin.compiled=true makes an update of one minibatch: use train.batch_size={train.examples} in place of "
+            f"twin.compiled=true accumulates nothing: use train.batch_size={train.examples} in place of "
             f"train.accumulate={train.accumulate}"
         )
     if settings.opponent.policy is not None and (settings.mode == "mutual" or settings.workers.count):

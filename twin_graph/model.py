@@ -126,9 +126,9 @@ class Model(Inputs):
       td_error: float32 `[B]`.
       loss: float32 scalar.
       q_mean: float32 scalar, mean over the batch of max_a Q at `s_tm1`.
-      train_op: one optimizer step on the minibatch's gradients, and on those accumulated.
-      accumulate_op: adds the minibatch's gradients to those accumulated; None if the spec has one minibatch an update.
-      gradients: of the minibatch and those accumulated, by which `train_op` would change `trainables`, in their order.
+      train_op: one optimizer step on the microbatch's gradients, and on those accumulated.
+      accumulate_op: adds the microbatch's gradients to those accumulated; None if the spec has one an update.
+      gradients: of the microbatch and those accumulated, by which `train_op` would change `trainables`, in their order.
       clear_op: discards what was accumulated, after `gradients`; for workers, which apply these on a server.
       activations: of hidden layers at `s_tm1`, `[B, ...]` or of parts of the batch, each named `LAYER/activation`.
       trainables: what a snapshot holds, sorted by name.

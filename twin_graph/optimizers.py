@@ -138,11 +138,11 @@ def clip(gradients: Sequence[Tensor], train: TrainSettings) -> list[Tensor]:
 def accumulate(
     gradients: Sequence[Tensor], variables: Sequence[Any]
 ) -> tuple[Any, list[Tensor], Callable[[], list[Any]]]:
-    """Sums gradients over several minibatches in variables of the graph, of the current variable scope.
+    """Sums gradients over several microbatches in variables of the graph, of the current variable scope.
 
     Returns:
-      An op that adds the minibatch's gradients; what was added so far with this minibatch's on top; what makes the ops
-      that clear the sums, to be called under a control dependency on their use.
+      An op that adds the microbatch's gradients; the sums with these gradients on top; what makes the ops that clear the
+      sums, to be called under a control dependency on their use.
     """
     sums = [
         tf.get_variable(v.op.name, v.shape, initializer=tf.zeros_initializer(), trainable=False, use_resource=True)

@@ -138,7 +138,14 @@ class TrainSettings(_Section):
         source="after fast-dqn, Daley and Amato 2021",
         ge=0,
     )
-    batch_size: int = _setting(32, "transitions in one update", unit="transitions", source=NATURE, ge=1, le=65_536)
+    batch_size: int = _setting(
+        32,
+        "transitions in one update; with train.accumulate, in each of its microbatches",
+        unit="transitions",
+        source=NATURE,
+        ge=1,
+        le=65_536,
+    )
     n_step: int = _setting(1, "rewards summed before bootstrapping", unit="agent steps", source=NATURE, ge=1, le=1000)
     random_shift: int = _setting(
         0,
@@ -167,7 +174,7 @@ class TrainSettings(_Section):
     clip_delta: float | None = _setting(1.0, "clip TD errors to plus or minus this (loss=dqn3)", source=DQN3, gt=0)
     rescale_r: bool = _setting(False, "divide rewards by the largest seen so far (loss=dqn3)", source=DQN3)
     accumulate: int = _setting(
-        1, "minibatches whose gradients are accumulated into one update", unit="minibatches", ge=1, le=1024
+        1, "microbatches whose gradients are accumulated into one update", unit="microbatches", ge=1, le=1024
     )
     gradient_clip_norm: float | None = _setting(
         None,

@@ -42,8 +42,8 @@ class Copy:
         self.version, trainables = self._shared.pull_trainables()
         self.twin.load(trainables)
 
-    def apply(self, minibatches: Sequence[Mapping[Any, Any]], learning_rate: float) -> Applied:
-        """Adds up the gradients of these minibatches, to be fed, here, and applies their sum to the shared variables.
+    def apply(self, microbatches: Sequence[Mapping[Any, Any]], learning_rate: float) -> Applied:
+        """Adds up the gradients of these microbatches, to be fed, here, and applies their sum to the shared variables.
 
         Raises:
           DivergedError: the loss is NaN or infinite; nothing was applied.
@@ -51,11 +51,11 @@ class Copy:
         model = self.twin.model
         told = model.loss, model.q_mean, model.td_error
         found = []
-        for minibatch in minibatches[:-1]:
-            *each, _ = self.twin.run((*told, model.accumulate_op), minibatch)
+        for microbatch in microbatches[:-1]:
+            *each, _ = self.twin.run((*told, model.accumulate_op), microbatch)
             found.append(each)
         wanted = *told, model.clear_op, *model.gradients
-        loss, q_mean, td_error, _, *gradients = self.twin.run(wanted, minibatches[-1])
+        loss, q_mean, td_error, _, *gradients = self.twin.run(wanted, microbatches[-1])
         losses, q_means, td_errors = zip(*found, (loss, q_mean, td_error), strict=True)
         if not np.isfinite(losses).all():
             raise DivergedError(
