@@ -141,8 +141,8 @@ def accumulate(
     """Sums gradients over several microbatches in variables of the graph, of the current variable scope.
 
     Returns:
-      An op that adds the microbatch's gradients; the sums with these gradients on top; what makes the ops that clear the
-      sums, to be called under a control dependency on their use.
+      An op that adds the microbatch's gradients; the sums with these on top; what makes the ops that clear the sums, to
+      be called under a control dependency on their use.
     """
     sums = [
         tf.get_variable(v.op.name, v.shape, initializer=tf.zeros_initializer(), trainable=False, use_resource=True)
