@@ -142,7 +142,7 @@ def test_conditions_begin_from_the_same_states_and_are_compared_in_pairs(
     ("before", "after", "message"),
     [
         ("points = [1]", "points = [1]\nupdates = [5]", "give points, the numbers of resume points, or updates"),
-        ("points = [1]", "points = [9]", r"no resume point 9; there are 0 \(@update:0\), 1"),
+        ("points = [1]", "points = [9]", r"no resume point 9; kept are: 0 \(@update:0\), 1"),
         ("points = [1]", "points = [1, 1]", "resume point 1 is named twice"),
         ("points = [1]", "updates = [80, 90]", "resume point 1 is named twice"),
         ("noise_seeds = [1, 7]", "", r"from\.noise_seeds is missing"),

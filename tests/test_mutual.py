@@ -335,7 +335,7 @@ def test_references_name_a_lineage(cartpole: Make, train: Train) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"mode": "mutual", "train__target_q": False}, "mode=mutual needs targets"),
+        ({"mode": "mutual", "train__target_q": False}, r"mode=mutual needs train\.target_q=true"),
         ({"store__shared": True}, r"store.shared=true needs mode=mutual"),
         ({"mode": "mutual", "store__shared": True, "target__policy": "lag(5)"}, "needs target.policy=latest"),
     ],

@@ -564,7 +564,7 @@ def test_long_games_count_as_often_as_short_ones(cartpole: Make, monkeypatch: py
     """Environment 0 plays games of 1 step, environment 1 games of 9: five each, whichever ends first."""
 
     class Uneven:
-        count, spec, evaluation_epsilon, protocol = 2, envs.EnvSpec((4,), 2), 0.0, {}
+        count, spec, evaluation_epsilon, cut_after, protocol = 2, envs.EnvSpec((4,), 2), 0.0, None, {}
         age = np.zeros(2, int)
 
         def reset(self, seeds: np.ndarray) -> np.ndarray:
