@@ -59,7 +59,7 @@ def resume(
 
     with found.lock("resume"), contextlib.ExitStack() as open_:
         with starting_up("the run resumed; nothing was changed"):
-            from twin_graph import envs, resources, training
+            from twin_graph import envs, resources, targets, training
             from twin_graph.checkpoint import newest_point
             from twin_graph.matches import Matches
 
@@ -73,6 +73,7 @@ def resume(
             until = settings.train.until_score
             if until is not None and found.state() == "finished" and (reached := matches.reached(until)):
                 raise UsageError(f"{found.folder} has reached {reached}; give a higher one, or null, with --set")
+            targets.check_present(settings, found.store())
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
             resources.check(resources.measure(settings, env, found.folder, elsewhere=elsewhere_of(described)))
             training.check(settings, env)

@@ -27,7 +27,7 @@ from twin_graph.snapshots.ledger import BY_HAND, IMPORT, Commit, Counters, Healt
 from twin_graph.snapshots.points import HolderState, LearnerState, PointState
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import SnapshotStore, Variable
-from twin_graph.targets import parse
+from twin_graph.targets import check_present, parse
 
 PROTOCOL = {"epsilon": 0.0}
 
@@ -195,6 +195,9 @@ def test_a_snapshot_that_a_policy_has_to_have_is_there_or_one_line_says_why_not(
     commit_point(run, 950, [ten[9]])
     prune(run, keep_last=1, keep_every=None, dry_run=False)
     store = run.store()
+    check_present(config.change(run.settings, [("target.policy", "pinned(9)")]), store)
+    with pytest.raises(UsageError, match="retention has removed the weights of 000003"):
+        check_present(config.change(run.settings, [("target.policy", "pinned(3)")]), store)
     for policy in ("pinned(9)", "pinned(77)", "latest"):
         parse(policy).check_present(store, "online")
     gone = r"target\.policy=pinned\(3\) cannot be used: retention has removed the weights of 000003-0000012c; choose"

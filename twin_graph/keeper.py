@@ -256,8 +256,6 @@ class Keeper:
     def _restore(self, point: PointState) -> None:
         self._saved = point.saved
         self.store.reload()
-        for learner in self.learners:
-            for chooses in self._policies.values():
-                chooses.check_present(self.store, learner.source)
+        targets.check_present(self.settings, self.store)
         for learner, role, policy in self.checkpoints.restore(point, self._policies):
             self._refresh(learner, role, f"the policy was {policy}")

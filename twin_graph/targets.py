@@ -27,6 +27,7 @@ from pydantic import AfterValidator, Field
 
 from twin_graph import named
 from twin_graph.errors import ForeignError, UsageError, foreign_error
+from twin_graph.mutual import Turns
 from twin_graph.settings import Settings
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.run import comparable
@@ -497,3 +498,11 @@ def roles(settings: Settings) -> dict[str, Policy]:
     for policy in found.values():
         policy.check(settings)
     return found
+
+
+def check_present(settings: Settings, store: SnapshotStore) -> None:
+    """Raises `UsageError` if a snapshot that a policy has to have was committed, and can no longer be restored."""
+    turns = Turns(settings)
+    for policy in roles(settings).values():
+        for learner in turns.learners:
+            policy.check_present(store, turns.source(learner))
