@@ -132,7 +132,7 @@ def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, int
 
 
 @experiment.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folders", metavar="FOLDER [MORE]...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--last",
     type=Count(min=1),
@@ -140,35 +140,37 @@ def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, int
     help="A run's score is the mean of its last K evaluations, whatever the file says (last_evaluations).",
 )
 @json_option
-def report(folder: Path, last: int | None, as_json: bool) -> None:
+def report(folders: tuple[Path, ...], last: int | None, as_json: bool) -> None:
     """Compare the runs of the experiment in FOLDER, finished or not.
 
     FOLDER may also be a name under checkpoints/experiments/, or a folder with the tables of a report, which is then
-    drawn again from them. Writes FOLDER/report/index.html, a single file that works offline, and the same as report.md,
-    CSV files and PNG pictures. Needs an extra: pip install 'twin-graph[experiments]'.
+    drawn again from them. Runs that FOLDER lacks are taken from the tables of its last report, and from MORE: folders
+    in which other runs of the same experiment were trained, on another machine for example. Writes
+    FOLDER/report/index.html, a single file that works offline, and the same as report.md, CSV files and PNG pictures.
+    Needs an extra: pip install 'twin-graph[experiments]'.
 
     \b
     Example:
       twin-graph experiment report cartpole-policies
       twin-graph experiment report studies/results/cartpole-policies --last 6
+      twin-graph experiment report pong-short from-the-other-machine/pong-short
     """
-    folder = _named(folder)
+    folder, *more = map(_named, folders)
     try:
         from twin_graph.experiments import report as library
-        from twin_graph.experiments import results, tables
+        from twin_graph.experiments import tables
     except ImportError as error:
         raise _extra_is_missing("a report", "experiments", error) from None
 
     with Meter() as meter:
         meter.show("reading the runs", 0, 1)
-        if (folder / tables.PLAN).exists():
-            plan, fixed, read = tables.read(folder)
-        else:
-            found = Experiment.open(folder)
-            plan, fixed, present = found.plan, found.fixed, list(results.read(found))
-            read = tables.filled_in(present, folder / _REPORT)
-            if gone := sum(now is not before for now, before in zip(read, present, strict=True)):
-                say(f"{counted(gone, 'run')} without a folder: taken from the tables of the last report")
+        plan, fixed, read = tables.found(folder)
+        before = [folder / _REPORT] if (folder / _REPORT / tables.PLAN).exists() else []
+        for other in (*before, *more):
+            _, _, elsewhere = tables.found(other)
+            present, read = read, tables.filled_in(read, elsewhere)
+            if added := sum(now is not was for now, was in zip(read, present, strict=True)):
+                say(f"{counted(added, 'run')} from {other}")
         if last is not None:
             plan = plan.scored_by(last)
             read = [result.scored_by(last) for result in read]

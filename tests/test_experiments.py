@@ -31,7 +31,7 @@ from twin_graph_cli.main import cli
 
 from twin_graph import config
 from twin_graph.errors import UsageError
-from twin_graph.experiments import figures, plan, results, runner, statistics
+from twin_graph.experiments import figures, plan, results, runner, statistics, tables
 from twin_graph.experiments import report as pages
 from twin_graph.experiments.runner import Experiment, assignment
 from twin_graph.keeper import Keeper
@@ -923,6 +923,9 @@ def test_a_score_may_be_the_mean_of_the_last_evaluations(finished: Path, tmp_pat
     assert table(tmp_path / "tables/report", "runs.csv") == table(tmp_path / "tables", "runs.csv")
 
 
+TABLES = ("runs.csv", "curves.csv", "targets.csv", "telemetry.csv", "conditions.csv")
+
+
 def test_runs_whose_folders_are_gone_are_kept_in_the_tables(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "here", ignore=shutil.ignore_patterns("resume", "snapshots"))
     before = table(tmp_path / "here", "runs.csv")
@@ -930,9 +933,25 @@ def test_runs_whose_folders_are_gone_are_kept_in_the_tables(finished: Path, tmp_
         shutil.rmtree(tmp_path / "here" / row["run"])
     done = twin_graph("experiment", "report", "here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"{len(before) - 1} runs without a folder: taken from the tables of the last report" in done.stderr
-    for name in ("runs.csv", "curves.csv", "targets.csv", "telemetry.csv", "conditions.csv"):
+    assert f"{len(before) - 1} runs from here/report" in done.stderr
+    for name in TABLES:
         assert table(tmp_path / "here", name) == table(finished, name)
+
+
+def test_runs_that_were_trained_elsewhere_are_added(finished: Path, tmp_path: Path) -> None:
+    first, *rest = table(finished, "runs.csv")
+    for place, others in (("here", rest), ("there", [first])):
+        gone = "report", "resume", "snapshots", *(row["run"] for row in others)
+        shutil.copytree(finished, tmp_path / place, ignore=shutil.ignore_patterns(*gone))
+    done = twin_graph("experiment", "report", "here", "there", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(rest)} runs from there" in done.stderr
+    for name in TABLES:
+        assert table(tmp_path / "here", name) == table(finished, name)
+    _, _, (ours, *_) = tables.found(tmp_path / "here")
+    other = ours.planned._replace(settings=config.change(ours.planned.settings, [("train.discount", 0.5)]))
+    with pytest.raises(UsageError, match=r"is of another experiment there: train\.discount is 0\.5, not 0\.99"):
+        tables.filled_in([ours._replace(state="waiting")], [ours._replace(planned=other)])
 
 
 def test_scores_of_several_environments_make_one_matrix(monkeypatch: pytest.MonkeyPatch) -> None:

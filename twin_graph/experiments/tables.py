@@ -14,11 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from twin_graph import config
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.experiments import plan as plans
+from twin_graph.experiments import results
 from twin_graph.experiments.clock import predicted
 from twin_graph.experiments.plan import Plan
 from twin_graph.experiments.results import Curve, Result, Service
+from twin_graph.experiments.runner import Experiment
 from twin_graph.experiments.statistics import Norm
 from twin_graph.snapshots.files import checked, read_file
 
@@ -64,22 +67,30 @@ def read(folder: Path) -> tuple[Plan, plans.Pairs, list[Result]]:
     return plan, fixed, results
 
 
-def filled_in(results: Sequence[Result], folder: Path) -> list[Result]:
-    """These results, with those of runs that are gone taken from the tables of an earlier report in `folder`.
+def found(folder: Path) -> tuple[Plan, plans.Pairs, list[Result]]:
+    """What `read` returns, of an experiment in a folder, or of a folder of tables."""
+    if (folder / PLAN).exists():
+        return read(folder)
+    experiment = Experiment.open(folder)
+    return experiment.plan, experiment.fixed, list(results.read(experiment))
 
-    Taken are runs that were done then, had the same settings, and have no folder now. Raises as `read` does.
+
+def filled_in(runs: Sequence[Result], elsewhere: Iterable[Result]) -> list[Result]:
+    """These results, with those of runs that have not begun taken from elsewhere, if they are done there.
+
+    Raises `UsageError` if such a run has other settings there.
     """
-    if not (folder / PLAN).exists() or all(result.state != "waiting" for result in results):
-        return list(results)
-    kept = {result.planned.name: result for result in read(folder)[2] if result.state == "done"}
+    done = {result.planned.name: result for result in elsewhere if result.state == "done"}
 
-    def newest(result: Result) -> Result:
-        earlier = kept.get(result.planned.name)
-        if result.state != "waiting" or not earlier or earlier.planned.settings != result.planned.settings:
+    def filled(result: Result) -> Result:
+        other = done.get(result.planned.name)
+        if result.state != "waiting" or other is None:
             return result
-        return earlier._replace(planned=result.planned)
+        for key, ours, theirs in config.differences(result.planned.settings, other.planned.settings):
+            raise UsageError(f"{result.planned.name} is of another experiment there: {key} is {theirs}, not {ours}")
+        return other._replace(planned=result.planned)
 
-    return [newest(result) for result in results]
+    return [filled(result) for result in runs]
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
