@@ -1,9 +1,9 @@
-"""One run of the preset `breakout` next to the curves that others published, at equal agent steps.
+"""Two runs of the preset `breakout` next to the curves that others published, at equal agent steps.
 
     twin-graph train breakout --steps 2500000
-    python studies/breakout.py [RUN] [--plot docs/findings/breakout.png]
+    python studies/breakout.py [RUN...] [--plot docs/findings/breakout.png]
 
-RUN is the folder of a run, or of its records, `studies/results/breakout` unless given. Named before the run ended:
+RUN is the folder of a run, or of its records; by default, of both in `studies/results`. Named before the run ended:
 primary outcome, the mean return in training over the last 250,000 agent steps, beside the others' over the same steps.
 Expected: not below CleanRL's, whose settings the preset has but for three-step returns (and, as was noticed after the
 run, for the period of the target). It ended at 75.5, CleanRL's at 160.5.
@@ -39,10 +39,11 @@ from twin_graph.snapshots.run import Run
 
 HERE = Path(__file__).parent
 WINDOW = 250_000  # agent steps
-OURS = "twin-graph"
+RUNS = [HERE / "results" / "breakout", HERE / "results" / "breakout-cleanrl"]
 #: Okabe and Ito's colours.
 COLOURS = {
-    OURS: "#0072b2",
+    "breakout": "#0072b2",
+    "breakout-cleanrl": "#56b4e9",
     "CleanRL": "#d55e00",
     "RL Zoo": "#009e73",
     "Dopamine": "#999999",
@@ -50,6 +51,7 @@ COLOURS = {
 }
 
 Curve = dict[int, float]
+Games = dict[int, dict[str, Any]]
 
 
 def published() -> dict[str, Curve]:
@@ -79,29 +81,26 @@ def evaluations(run: Run) -> Iterator[tuple[int, dict[str, Any]]]:
             yield round(line["played_at"]["agent_steps"] / WINDOW) * WINDOW, line
 
 
-def draw(curves: dict[str, Curve], games: dict[int, dict[str, Any]], path: Path) -> None:
-    """The curves, and our evaluations with their intervals."""
+def draw(curves: dict[str, Curve], games: dict[str, Games], path: Path) -> None:
+    """The curves, and the evaluations of our runs with their intervals."""
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = figure.subplots()
-    end = max(curves[OURS])
+    end = max(step for source in games for step in curves[source])
     for source, curve in curves.items():
         steps = sorted(step for step in curve if step <= end)
-        width = 2.5 if source == OURS else 1.5
-        axes.plot(steps, [curve[step] for step in steps], color=COLOURS[source], linewidth=width, label=source)
-    played = list(games.values())
-    means = [line["mean"] for line in played]
-    low, high = zip(*(line["interval_95"] for line in played), strict=True)
-    bars = [[m - x for m, x in zip(means, low, strict=True)], [x - m for m, x in zip(means, high, strict=True)]]
-    axes.errorbar(
-        list(games),
-        means,
-        bars,
-        fmt="o",
-        markersize=4,
-        linewidth=1,
-        color=COLOURS[OURS],
-        label=f"{OURS}, {played[0]['episodes']} games, {played[0]['protocol']['epsilon']:.1%} random actions (95%)",
-    )
+        width = 2.5 if source in games else 1.5
+        axes.plot(
+            steps, [curve[step] for step in steps], color=COLOURS.get(source, "#cc79a7"), linewidth=width, label=source
+        )
+    for source, of in games.items():
+        played = list(of.values())
+        means = [line["mean"] for line in played]
+        low, high = zip(*(line["interval_95"] for line in played), strict=True)
+        bars = [[m - x for m, x in zip(means, low, strict=True)], [x - m for m, x in zip(means, high, strict=True)]]
+        label = f"{source}, evaluated (95%)"
+        axes.errorbar(
+            list(of), means, bars, fmt="o", markersize=4, linewidth=1, color=COLOURS.get(source, "#cc79a7"), label=label
+        )
     axes.xaxis.set_major_formatter(lambda step, _: f"{step / 1e6:g}")
     axes.set_xlabel("million agent steps")
     axes.set_ylabel("mean return; lines in training")
@@ -111,27 +110,29 @@ def draw(curves: dict[str, Curve], games: dict[int, dict[str, Any]], path: Path)
 
 
 @click.command()
-@click.argument(
-    "folder",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    default=HERE / "results" / "breakout",
-)
+@click.argument("folders", nargs=-1, type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the curves, too.")
-def main(folder: Path, plot: Path | None) -> None:
+def main(folders: tuple[Path, ...], plot: Path | None) -> None:
     """Print the comparison, window by window."""
-    run = Run(folder)
-    curves = {OURS: trained(run), **published()}
-    games = dict(evaluations(run))
-    print(f"| agent steps | {' | '.join(curves)} | {OURS}, evaluated (95%) |")
-    print("|---" * (len(curves) + 2) + "|")
-    for end in sorted(curves[OURS]):
-        cells = [f"{end:,}", *(f"{curve[end]:.1f}" for curve in curves.values())]
-        if line := games.get(end):
-            low, high = line["interval_95"]
-            cells.append(f"{line['mean']:.1f} ({low:.1f} to {high:.1f})")
+    runs = {folder.name: Run(folder) for folder in folders or RUNS}
+    curves = {name: trained(run) for name, run in runs.items()}
+    games = {name: dict(evaluations(run)) for name, run in runs.items()}
+    windows = sorted({end for curve in curves.values() for end in curve})
+    curves |= published()
+    print(f"| agent steps | {' | '.join([*curves, *(f'{name}, evaluated (95%)' for name in games)])} |")
+    print("|---" * (1 + len(curves) + len(games)) + "|")
+    for end in windows:
+        cells = [f"{end:,}", *(f"{curve[end]:.1f}" if end in curve else "" for curve in curves.values())]
+        cells += [scored(of[end]) if end in of else "" for of in games.values()]
         print(f"| {' | '.join(cells)} |")
     if plot:
         draw(curves, games, plot)
+
+
+def scored(line: dict[str, Any]) -> str:
+    """An evaluation's mean and its interval."""
+    low, high = line["interval_95"]
+    return f"{line['mean']:.1f} ({low:.1f} to {high:.1f})"
 
 
 if __name__ == "__main__":

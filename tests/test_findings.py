@@ -147,6 +147,8 @@ def test_breakout_beside_published_curves_is_what_the_records_say() -> None:
     assert f"as in float32 in {checks['agreement']:.1%}, and" in said
     assert f"of training only {checks['waiting']:.1%} passed without a ball" in said
     assert checks["regret"] < checks["gap"] / 10_000
+    [until_2_000_000] = [row for row in cells(printed.strip()) if row[0] == "2,000,000"]
+    assert f"It has {until_2_000_000[2]} over the agent steps up to 2,000,000, where the preset had 81.9" in said
     for name in ("ledger.jsonl", "metrics.jsonl", "evaluations.jsonl"):
         content = (ROOT / "studies" / "results" / "breakout" / name).read_bytes()
         assert f"| `{name}` | `{hashlib.sha256(content).hexdigest()}` |" in published
