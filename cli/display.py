@@ -18,7 +18,7 @@ from .params import say, stderr
 from .records import worker_line
 
 _PANEL_SECONDS = 0.25
-_LINE_SECONDS = 15.0
+LINE_SECONDS = 15.0  # between lines, where there is no terminal
 
 
 class TrainingDisplay:
@@ -33,7 +33,7 @@ class TrainingDisplay:
         self._console = console
         self._verbose = verbose
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
-        self._interval = _PANEL_SECONDS if self._live else _LINE_SECONDS
+        self._interval = _PANEL_SECONDS if self._live else LINE_SECONDS
         self._start = self._shown = time.monotonic()
         self._evaluation: object = None
         self._notices = 0  # that have been shown
@@ -91,7 +91,7 @@ class Meter:
         """Shows that `done` of `total` are done; costs nothing most of the time."""
         self._bar.update(self._task, description=what, completed=done, total=total)
         now = time.monotonic()
-        if now - self._shown >= _LINE_SECONDS:
+        if now - self._shown >= LINE_SECONDS:
             self._shown = now
             left = self._bar.tasks[0].time_remaining
             say(f"{what}: {done:,} of {total:,}" + ("" if left is None else f", {clock(left)} left"))

@@ -21,11 +21,10 @@ from twin_graph.experiments import runner, trial
 from twin_graph.experiments.runner import EXPERIMENTS, Begin, Experiment, Runner, State, begin_here
 from twin_graph.words import command, counted, size
 
-from .display import Meter, clock
+from .display import LINE_SECONDS, Meter, clock
 from .main import INTERRUPTED
 from .params import Count, json_option, print_json, say, stderr, stdout
 
-_LINE_SECONDS = 15.0
 _REPORT = "report"  # in an experiment's folder
 _RETRIES = 1  # of a run that fails
 
@@ -351,7 +350,7 @@ class ExperimentDisplay:
         now = time.monotonic()
         if self._at_begin is None:
             self._at_begin = steps
-        if not stderr.is_terminal and now - self._printed > _LINE_SECONDS and steps != self._said:
+        if not stderr.is_terminal and now - self._printed > LINE_SECONDS and steps != self._said:
             self._printed, self._said = now, steps
             gained = steps - self._at_begin
             left = f", about {clock((self._total - steps) * (now - self._begun) / gained)} left" if gained > 0 else ""

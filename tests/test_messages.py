@@ -21,7 +21,7 @@ from twin_graph_cli import display
 
 from twin_graph import envs, training
 from twin_graph.settings import Settings
-from twin_graph.snapshots.run import create
+from twin_graph.snapshots.run import Run, create
 from twin_graph.words import command, counted
 
 SCRIPT = str(Path(sys.executable).with_name("twin-graph"))
@@ -90,20 +90,23 @@ def test_whoever_reads_may_stop_reading(here: Path) -> None:
         assert done.stderr == ""
 
 
-@pytest.mark.parametrize(("verbose", "most"), [(False, 120), (True, 600)])
-def test_lines_of_progress_are_short_and_tell_the_rest_if_asked(
-    cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verbose: bool, most: int
-) -> None:
-    monkeypatch.setattr(display, "_LINE_SECONDS", 0.0)
+def lines_while_training(run: Run, *, verbose: bool = False) -> list[str]:
     said = io.StringIO()
-    run = create(tmp_path / "run", cartpole())
     with (
         contextlib.closing(envs.make(run.settings.env, count=8)) as env,
         display.TrainingDisplay(Console(file=said, width=1000), verbose=verbose) as shown,
     ):
         for progress in training.train(run, env):
             shown.show(progress)
-    lines = said.getvalue().splitlines()
+    return said.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(("verbose", "most"), [(False, 120), (True, 600)])
+def test_lines_of_progress_are_short_and_tell_the_rest_if_asked(
+    cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verbose: bool, most: int
+) -> None:
+    monkeypatch.setattr(display, "LINE_SECONDS", 0.0)
+    lines = lines_while_training(create(tmp_path / "run", cartpole()), verbose=verbose)
     assert max(map(len, lines)) <= most
     assert not [line for line in lines if "nan" in line]
     *_, last = (
@@ -117,17 +120,11 @@ def test_lines_of_progress_are_short_and_tell_the_rest_if_asked(
 def test_a_run_without_a_target_shows_none(
     cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(display, "_LINE_SECONDS", 0.0)
-    said = io.StringIO()
+    monkeypatch.setattr(display, "LINE_SECONDS", 0.0)
     run = create(tmp_path / "run", cartpole(train__target_q=False, train__steps=400))
-    with (
-        contextlib.closing(envs.make(run.settings.env, count=8)) as env,
-        display.TrainingDisplay(Console(file=said, width=1000)) as shown,
-    ):
-        for progress in training.train(run, env):
-            shown.show(progress)
-    assert "400 of 400 agent steps" in said.getvalue()
-    assert "target" not in said.getvalue()
+    said = "\n".join(lines_while_training(run))
+    assert "400 of 400 agent steps" in said
+    assert "target" not in said
     assert "target" not in twin_graph("status", str(run.folder), cwd=tmp_path).stdout
 
 

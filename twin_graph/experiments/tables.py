@@ -17,10 +17,10 @@ from typing import Any
 from twin_graph import config
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.experiments import plan as plans
-from twin_graph.experiments import results
 from twin_graph.experiments.clock import predicted
 from twin_graph.experiments.plan import Plan
 from twin_graph.experiments.results import Curve, Result, Service
+from twin_graph.experiments.results import read as read_runs
 from twin_graph.experiments.runner import Experiment
 from twin_graph.experiments.statistics import Norm
 from twin_graph.snapshots.files import checked, read_file
@@ -72,7 +72,7 @@ def found(folder: Path) -> tuple[Plan, plans.Pairs, list[Result]]:
     if (folder / PLAN).exists():
         return read(folder)
     experiment = Experiment.open(folder)
-    return experiment.plan, experiment.fixed, list(results.read(experiment))
+    return experiment.plan, experiment.fixed, list(read_runs(experiment))
 
 
 def filled_in(runs: Sequence[Result], elsewhere: Iterable[Result]) -> list[Result]:
