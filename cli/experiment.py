@@ -143,8 +143,8 @@ def report(folders: tuple[Path, ...], last: int | None, as_json: bool) -> None:
     """Compare the runs of the experiment in FOLDER, finished or not.
 
     FOLDER may also be a name under checkpoints/experiments/, or a folder with the tables of a report, which is then
-    drawn again from them. Runs that FOLDER lacks are taken from the tables of its last report, and from MORE: folders
-    in which other runs of the same experiment were trained, on another machine for example. Writes
+    drawn again from them. Runs that are not done in FOLDER are taken from the tables of its last report, and from MORE:
+    folders in which other runs of the same experiment were trained, on another machine for example. Writes
     FOLDER/report/index.html, a single file that works offline, and the same as report.md, CSV files and PNG pictures.
     Needs an extra: pip install 'twin-graph[experiments]'.
 

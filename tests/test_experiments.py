@@ -949,6 +949,9 @@ def test_runs_that_were_trained_elsewhere_are_added(finished: Path, tmp_path: Pa
     for name in TABLES:
         assert table(tmp_path / "here", name) == table(finished, name)
     _, _, (ours, *_) = tables.found(tmp_path / "here")
+    begun = [ours._replace(state=state, scores={}) for state in ("waiting", "cut", "running", "failed", "damaged")]
+    taken = [tables.filled_in([result], [ours])[0].state for result in begun]
+    assert taken == ["done", "done", "done", "failed", "damaged"]
     other = ours.planned._replace(settings=config.change(ours.planned.settings, [("train.discount", 0.5)]))
     with pytest.raises(UsageError, match=r"is of another experiment there: train\.discount is 0\.5, not 0\.99"):
         tables.filled_in([ours._replace(state="waiting")], [ours._replace(planned=other)])

@@ -76,7 +76,9 @@ def found(folder: Path) -> tuple[Plan, plans.Pairs, list[Result]]:
 
 
 def filled_in(runs: Sequence[Result], elsewhere: Iterable[Result]) -> list[Result]:
-    """These results, with those of runs that have not begun taken from elsewhere, if they are done there.
+    """These results, with those of runs that are not done taken from elsewhere, if they are done there.
+
+    A run that failed here, or is damaged, stays as it is: a report has to say so.
 
     Raises `UsageError` if such a run has other settings there.
     """
@@ -84,7 +86,7 @@ def filled_in(runs: Sequence[Result], elsewhere: Iterable[Result]) -> list[Resul
 
     def filled(result: Result) -> Result:
         other = done.get(result.planned.name)
-        if result.state != "waiting" or other is None:
+        if result.state in ("done", "failed", "damaged") or other is None:
             return result
         for key, ours, theirs in config.differences(result.planned.settings, other.planned.settings):
             raise UsageError(f"{result.planned.name} is of another experiment there: {key} is {theirs}, not {ours}")
