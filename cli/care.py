@@ -8,7 +8,7 @@ from twin_graph.errors import DamagedError
 from twin_graph.snapshots.run import find
 from twin_graph.words import counted, size
 
-from .params import REF_HELP, Count, json_option, print_json, run_argument, say, stdout
+from .params import REF_HELP, Count, json_option, print_json, ref_argument, run_argument, say, stdout
 
 
 @click.command()
@@ -47,38 +47,43 @@ def verify(run: str, as_json: bool) -> None:
         stdout.print(f"{counted(findings.files, 'file')}, {size(findings.bytes)}: all exactly as written")
 
 
-def _pin(run: str, ref: str, *, keep: bool) -> None:
+def _pin(run: str, ref: str, *, keep: bool, as_json: bool) -> None:
     found = find(run)
     store = found.store()
     snapshot = ref if ref in store.pins else found.resolve(ref).id  # an abandoned one is found by its id alone
     store.pin(snapshot, keep=keep, attempt=max(1, found.ledger.attempt))
+    if as_json:
+        print_json({"snapshot": snapshot, "kept": keep})
+        return
     say(f"{snapshot} is {'kept' if keep else 'released'}")
 
 
 @click.command(epilog=REF_HELP)
 @run_argument
-@click.argument("ref")
-def pin(run: str, ref: str) -> None:
+@ref_argument()
+@json_option
+def pin(run: str, ref: str, as_json: bool) -> None:
     """Keep the weights of snapshot REF of RUN, regardless of retention.
 
     \b
     Example:
       twin-graph pin pong-seed1-1 best
     """
-    _pin(run, ref, keep=True)
+    _pin(run, ref, keep=True, as_json=as_json)
 
 
 @click.command(epilog=REF_HELP)
 @run_argument
-@click.argument("ref")
-def unpin(run: str, ref: str) -> None:
+@ref_argument()
+@json_option
+def unpin(run: str, ref: str, as_json: bool) -> None:
     """Unpin snapshot REF of RUN, so that retention may remove its weights.
 
     \b
     Example:
       twin-graph unpin pong-seed1-1 000042
     """
-    _pin(run, ref, keep=False)
+    _pin(run, ref, keep=False, as_json=as_json)
 
 
 @click.command()

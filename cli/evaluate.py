@@ -6,12 +6,12 @@ from twin_graph.errors import TwinGraphError
 from twin_graph.snapshots.run import find, locate
 
 from .display import Meter
-from .params import ANY_REF_HELP, Count, json_option, print_json, protocol_line, run_argument
+from .params import ANY_REF_HELP, Count, json_option, print_json, protocol_line, ref_argument, run_argument
 
 
 @click.command(epilog=ANY_REF_HELP)
 @run_argument
-@click.argument("ref", default="latest")
+@ref_argument(default="latest")
 @click.option("--episodes", type=Count(min=1), default=30, show_default=True, help="Games to play.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
 @json_option

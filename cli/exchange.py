@@ -9,15 +9,15 @@ from twin_graph.errors import UsageError
 from twin_graph.snapshots.run import find, locate
 from twin_graph.words import command
 
-from .params import ANY_REF_HELP, REF_HELP, Count, json_option, print_json, run_argument, say, stdout
+from .params import ANY_REF_HELP, REF_HELP, Count, json_option, print_json, ref_argument, run_argument, say, stdout
 
 _MEAN_OF = 16  # snapshots, unless they are named
 
 
 @click.command(epilog=ANY_REF_HELP.replace("REF is", "FIRST or SECOND is"))
 @run_argument
-@click.argument("first")
-@click.argument("second")
+@ref_argument("first")
+@ref_argument("second")
 @json_option
 def diff(run: str, first: str, second: str, as_json: bool) -> None:
     """Compare snapshots FIRST and SECOND of RUN, variable by variable.
@@ -46,7 +46,7 @@ def diff(run: str, first: str, second: str, as_json: bool) -> None:
 
 @click.command(epilog=ANY_REF_HELP)
 @run_argument
-@click.argument("ref")
+@ref_argument()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--format",
@@ -54,7 +54,8 @@ def diff(run: str, first: str, second: str, as_json: bool) -> None:
     type=click.Choice(["tf1", "savedmodel", "onnx", "tflite", "npz"]),
     help="Format of PATH.  [default: by its ending: .onnx, .tflite, .npz; else tf1]",
 )
-def export(run: str, ref: str, path: Path, form: str | None) -> None:
+@json_option
+def export(run: str, ref: str, path: Path, form: str | None, as_json: bool) -> None:
     """Write snapshot REF of RUN to PATH for other programs.
 
     tf1 is for `tf.train.import_meta_graph` and `Saver.restore` (PATH.meta, PATH.index, PATH.data-...): act with q_tm1,
@@ -76,8 +77,13 @@ def export(run: str, ref: str, path: Path, form: str | None) -> None:
 
     from twin_graph import exchange
 
-    for written in exchange.export(owner, snapshot, form or by_ending or "tf1", path):  # type: ignore[arg-type]
-        stdout.print(str(written), soft_wrap=True, markup=False)
+    form = form or by_ending or "tf1"
+    written = exchange.export(owner, snapshot, form, path)  # type: ignore[arg-type]
+    if as_json:
+        print_json({"snapshot": snapshot.id, "format": form, "files": [str(file) for file in written]})
+        return
+    for file in written:
+        stdout.print(str(file), soft_wrap=True, markup=False)
 
 
 @click.command(name="import")
@@ -90,7 +96,8 @@ def export(run: str, ref: str, path: Path, form: str | None) -> None:
     metavar="OLD=NEW",
     help="Rename a variable: OLD is its name in PATH, NEW its name in RUN. Repeatable.",
 )
-def import_(run: str, path: Path, renames: tuple[str, ...]) -> None:
+@json_option
+def import_(run: str, path: Path, renames: tuple[str, ...], as_json: bool) -> None:
     """Import the Saver checkpoint PATH into RUN as a snapshot, for `swap`.
 
     PATH is what was passed to Saver.save, without an extension. Names and shapes must match; --map renames a variable,
@@ -111,6 +118,9 @@ def import_(run: str, path: Path, renames: tuple[str, ...]) -> None:
     from twin_graph import exchange
 
     imported = exchange.import_checkpoint(found, path, {old: new for old, _, new in pairs})
+    if as_json:
+        print_json({"snapshot": imported.snapshot.id, "not_used": list(imported.ignored)})
+        return
     if imported.ignored:
         say(f"not used: {', '.join(imported.ignored)}")
     say(f"{imported.snapshot.id}; use it with: {command('swap', run, imported.snapshot.id)}")
@@ -118,7 +128,7 @@ def import_(run: str, path: Path, renames: tuple[str, ...]) -> None:
 
 @click.command(epilog=REF_HELP)
 @run_argument
-@click.argument("refs", metavar="[REF]...", nargs=-1)
+@ref_argument("refs", metavar="[REF]...", nargs=-1)
 @click.option(
     "--last",
     type=Count(min=2),

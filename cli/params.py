@@ -12,7 +12,8 @@ from click.shell_completion import CompletionItem
 from rich.console import Console
 
 from twin_graph import config
-from twin_graph.snapshots.run import RUNS, folders_of_runs
+from twin_graph.errors import TwinGraphError
+from twin_graph.snapshots.run import RUNS, find, folders_of_runs
 
 #: For people: progress and logs.
 stderr = Console(stderr=True, highlight=False)
@@ -21,6 +22,9 @@ stderr = Console(stderr=True, highlight=False)
 #: What `--help` says of the argument REF, where it names a snapshot of RUN, and where it may be another run's.
 REF_HELP = "REF is a number, an id or the beginning of one, latest, latest~3, best, or @update:12000."
 ANY_REF_HELP = f"{REF_HELP} RUN:REF names a snapshot of another run."
+
+
+_COMPLETIONS = 30  # of a run with thousands of snapshots the newest are enough to choose from
 
 
 class ReaderGoneError(Exception):
@@ -88,9 +92,24 @@ def complete_preset(ctx: click.Context, param: click.Parameter, incomplete: str)
     ]
 
 
+def _complete_ref(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
+    """`latest`, `best`, and ids of RUN's snapshots with weights, the newest first."""
+    try:
+        ids = [snapshot.id for snapshot in reversed(find(ctx.params["run"]).store().available)]
+    except TwinGraphError:
+        return []
+    fitting = [CompletionItem(ref) for ref in ("latest", "best", *ids) if ref.startswith(incomplete)]
+    return fitting[:_COMPLETIONS]
+
+
 def _complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
     """Names of settings, up to the equals sign."""
     return [CompletionItem(f"{name}=") for name in config.setting_names() if name.startswith(incomplete)]
+
+
+def ref_argument(name: str = "ref", **attributes: Any) -> Callable[[Any], Any]:
+    """An argument that names a snapshot of RUN, which comes before it."""
+    return click.argument(name, shell_complete=_complete_ref, **attributes)
 
 
 #: A run's folder, or its name under `checkpoints/`.

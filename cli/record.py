@@ -9,7 +9,7 @@ from twin_graph.snapshots.files import make_folder
 from twin_graph.snapshots.run import find, locate
 
 from .display import Meter
-from .params import ANY_REF_HELP, Count, json_option, print_json, run_argument, say, stdout
+from .params import ANY_REF_HELP, Count, json_option, print_json, ref_argument, run_argument, say, stdout
 
 #: Scale and pictures per second.
 _SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
@@ -17,7 +17,7 @@ _SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
 
 @click.command(epilog=ANY_REF_HELP)
 @run_argument
-@click.argument("ref", default="latest")
+@ref_argument(default="latest")
 @click.option("--episodes", type=Count(min=1), default=1, show_default=True, help="Games to film.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
 @click.option(

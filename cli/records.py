@@ -16,7 +16,7 @@ from twin_graph.snapshots.run import RUNS, find
 from twin_graph.snapshots.workers import SILENT_SECONDS
 from twin_graph.words import counted
 
-from .params import REF_HELP, Count, json_option, print_json, run_argument, stdout
+from .params import REF_HELP, Count, json_option, print_json, ref_argument, run_argument, stdout
 
 
 @click.command()
@@ -153,7 +153,7 @@ def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
 
 @click.command(epilog=REF_HELP)
 @run_argument
-@click.argument("ref", default="latest")
+@ref_argument(default="latest")
 @json_option
 def show(run: str, ref: str, as_json: bool) -> None:
     """Show one snapshot of RUN: counters, scores, when it was the target, variables.

@@ -15,7 +15,7 @@ from twin_graph.errors import UsageError
 from twin_graph.snapshots.run import find, locate
 
 from .display import Meter
-from .params import ANY_REF_HELP, Count, complete_run, json_option, print_json, run_argument, say, stdout
+from .params import ANY_REF_HELP, Count, complete_run, json_option, print_json, ref_argument, run_argument, say, stdout
 
 
 @click.command()
@@ -127,7 +127,7 @@ _HELP = "type a move or its number; ? for Q values, q to give up"
 
 @click.command(epilog=ANY_REF_HELP)
 @run_argument
-@click.argument("ref", default="latest")
+@ref_argument(default="latest")
 @click.option("--second", is_flag=True, help="Let the snapshot move first.")
 def play(run: str, ref: str, second: bool) -> None:
     """Play a game against snapshot REF of RUN in the terminal.

@@ -8,12 +8,12 @@ from twin_graph.snapshots.control import Answer, Request
 from twin_graph.snapshots.ledger import Into
 from twin_graph.snapshots.run import find
 
-from .params import REF_HELP, json_option, print_json, run_argument, say
+from .params import REF_HELP, json_option, print_json, ref_argument, run_argument, say
 
 
 @click.command(epilog=REF_HELP)
 @run_argument
-@click.argument("ref", required=False)
+@ref_argument(required=False)
 @click.option(
     "--into",
     type=click.Choice(["target", "opponent", "online"]),

@@ -25,7 +25,7 @@ from twin_graph_cli.params import print_json
 from twin_graph import config
 from twin_graph.agent import Agent
 from twin_graph.envs import EnvSpec
-from twin_graph.snapshots.run import create
+from twin_graph.snapshots.run import Run, create
 
 TINY = [
     "--set=train.start_steps=200",
@@ -380,6 +380,8 @@ def test_the_list_of_commands_is_that_of_the_modules() -> None:
         ("twin-graph train po", "pong"),
         ("twin-graph log cart", "cartpole-seed1-1"),
         ("twin-graph train pong --set train.ba", "train.batch_size="),
+        ("twin-graph show cartpole-seed1-1 la", "latest"),
+        ("twin-graph diff cartpole-seed1-1 latest 000001", "000001-"),
     ],
 )
 def test_shell_completion(trained: Path, words: str, completion: str) -> None:
@@ -391,7 +393,28 @@ def test_shell_completion(trained: Path, words: str, completion: str) -> None:
     }
     script = Path(sys.executable).with_name("twin-graph")
     done = subprocess.run([script], cwd=trained, env=environment, capture_output=True, text=True, check=False)
-    assert f"plain,{completion}" in done.stdout.splitlines()
+    assert [line for line in done.stdout.splitlines() if line.startswith(f"plain,{completion}")]
+
+
+def test_what_commands_have_done_as_json(trained: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(trained / "checkpoints" / "cartpole-seed1-1", tmp_path / "run")
+
+    def answer(command: str, *arguments: str) -> Any:
+        done = CliRunner().invoke(cli, [command, str(run), *arguments, "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    newest = Run(run).store().newest.id
+    network = tmp_path / "network"
+    exported = answer("export", "latest", str(network))
+    assert (exported["snapshot"], exported["format"]) == (newest, "tf1")
+    assert sorted(exported["files"]) == sorted(str(path) for path in tmp_path.glob("network.*"))
+    imported = answer("import", str(network))
+    assert Run(run).resolve(imported["snapshot"]).weights_sha256 == Run(run).resolve(newest).weights_sha256
+    assert answer("pin", "latest") == {"snapshot": newest, "kept": True}
+    assert Run(run).store().pins == {newest}
+    assert answer("unpin", "latest") == {"snapshot": newest, "kept": False}
+    assert not Run(run).store().pins
 
 
 def test_the_example_of_a_loop_of_ones_own(trained: Path) -> None:
