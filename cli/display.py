@@ -76,7 +76,14 @@ class Meter:
     def __init__(self) -> None:
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         live = stderr.is_terminal
-        self._bar = Progress(*columns, console=stderr, transient=True, disable=not live, speed_estimate_period=300)
+        self._bar = Progress(
+            *columns,
+            console=stderr,
+            transient=True,
+            disable=not live,
+            speed_estimate_period=300,
+            get_time=time.monotonic,
+        )
         self._task = self._bar.add_task("", total=None)
         self._shown = math.inf if live else time.monotonic()
 

@@ -25,7 +25,6 @@ from .display import LINE_SECONDS, Meter, clock
 from .main import INTERRUPTED
 from .params import Count, json_option, print_json, say, stderr, stdout
 
-_REPORT = "report"  # in an experiment's folder
 _RETRIES = 1  # of a run that fails
 
 
@@ -164,16 +163,14 @@ def report(folders: tuple[Path, ...], last: int | None, as_json: bool) -> None:
     with Meter() as meter:
         meter.show("reading the runs", 0, 1)
         plan, fixed, read = tables.found(folder)
-        before = [folder / _REPORT] if (folder / _REPORT / tables.PLAN).exists() else []
-        for other in (*before, *more):
+        for other in more:
             _, _, elsewhere = tables.found(other)
-            present, read = read, tables.filled_in(read, elsewhere)
-            if added := sum(now is not was for now, was in zip(read, present, strict=True)):
-                say(f"{counted(added, 'run')} from {other}")
+            read = tables.filled_in(read, elsewhere, other)
+            say(f"{counted(sum(result.taken_from == str(other) for result in read), 'run')} from {other}")
         if last is not None:
             plan = plan.scored_by(last)
             read = [result.scored_by(last) for result in read]
-        written, numbers = library.write(plan, fixed, read, folder / _REPORT, meter.show)
+        written, numbers = library.write(plan, fixed, read, folder / tables.REPORT, meter.show)
     if as_json:
         print_json(numbers)
         return
@@ -213,7 +210,7 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
     conditions: dict[str, list[list[tuple[float, float]]]] = {}  # predictions and observations of each run
     environments: dict[str, list[list[tuple[float, float]]]] = {}
     for folder in map(_named, folders):
-        plan, _, runs = tables.read(folder if (folder / tables.PLAN).exists() else folder / _REPORT)
+        plan, _, runs = tables.found(folder)
         for run in runs:
             pairs, task = library.pairs(run), run.planned.task
             if pairs and library.served(run) >= served:

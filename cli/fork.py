@@ -68,7 +68,7 @@ def fork(
             point = point_at(parent, at)
         before = parent.settings_from(point)
         settings = config.change(before, overrides, seed=seed)
-        targets.roles(settings)
+        targets.check_present(settings, parent.store(), point.counters.updates)
         change: forks.Change | None = None
         if nudge:
             from twin_graph import nudge as nudging

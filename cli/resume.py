@@ -73,7 +73,7 @@ def resume(
             until = settings.train.until_score
             if until is not None and found.state() == "finished" and (reached := matches.reached(until)):
                 raise UsageError(f"{found.folder} has reached {reached}; give a higher one, or null, with --set")
-            targets.check_present(settings, found.store())
+            targets.check_present(settings, found.store(), point.counters.updates)
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
             resources.check(resources.measure(settings, env, found.folder, elsewhere=elsewhere_of(described)))
             training.check(settings, env)

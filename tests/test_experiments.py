@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import errno
 import json
 import math
 import os
@@ -858,7 +859,8 @@ def test_nothing_is_found_where_nothing_could_be(seeds: int, others: int, can: b
 
 
 def test_a_condition_of_few_runs_hides_no_difference_of_another() -> None:
-    assert "these differ" in sentence_on([math.nan, 0.004, 0.25], [10, 10, 5])
+    for few in (1, 4, 5):
+        assert "these differ" in sentence_on([math.nan, 0.004, 0.25], [10, 10, few])
 
 
 def sentence_on(p: list[float], seeds: list[int]) -> str:
@@ -933,7 +935,9 @@ def test_runs_whose_folders_are_gone_are_kept_in_the_tables(finished: Path, tmp_
         shutil.rmtree(tmp_path / "here" / row["run"])
     done = twin_graph("experiment", "report", "here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"{len(before) - 1} runs from here/report" in done.stderr
+    told = (tmp_path / "here/report/report.md").read_text()
+    names = [row["run"] for row in before[1:]]
+    assert f"taken from here/report: {'; '.join(names[:-1])} and {names[-1]}." in told
     for name in TABLES:
         assert table(tmp_path / "here", name) == table(finished, name)
 
@@ -949,12 +953,41 @@ def test_runs_that_were_trained_elsewhere_are_added(finished: Path, tmp_path: Pa
     for name in TABLES:
         assert table(tmp_path / "here", name) == table(finished, name)
     _, _, (ours, *_) = tables.found(tmp_path / "here")
+    there = tmp_path / "there"
     begun = [ours._replace(state=state, scores={}) for state in ("waiting", "cut", "running", "failed", "damaged")]
-    taken = [tables.filled_in([result], [ours])[0].state for result in begun]
-    assert taken == ["done", "done", "done", "failed", "damaged"]
+    taken = [tables.filled_in([result], [ours], there)[0] for result in begun]
+    assert [result.state for result in taken] == ["done", "done", "done", "failed", "damaged"]
+    assert [bool(result.taken_from) for result in taken] == [True, True, True, False, False]
     other = ours.planned._replace(settings=config.change(ours.planned.settings, [("train.discount", 0.5)]))
-    with pytest.raises(UsageError, match=r"is of another experiment there: train\.discount is 0\.5, not 0\.99"):
-        tables.filled_in([ours._replace(state="waiting")], [ours._replace(planned=other)])
+    with pytest.raises(UsageError, match=r"is of another experiment in .*there: train\.discount is 0\.5, not 0\.99"):
+        tables.filled_in([begun[0]], [ours._replace(planned=other)], there)
+    points = [plan.OriginPoint(1, 100, 200, weights, ours.planned.settings) for weights in ("a" * 64, "b" * 64)]
+    forks = [ours._replace(planned=ours.planned._replace(point=point)) for point in points]
+    assert tables.filled_in([forks[0]._replace(state="waiting")], [forks[0]], there)[0].state == "done"
+    with pytest.raises(UsageError, match="it is forked from other weights"):
+        tables.filled_in([forks[0]._replace(state="waiting")], [forks[1]], there)
+
+
+def test_a_report_that_breaks_off_can_be_written_again(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(finished, tmp_path / "tiny", ignore=shutil.ignore_patterns("report", "resume"))
+    found = tables.found(folder)
+    monkeypatch.setattr(statistics, "RESAMPLES", 20)
+    write_file, written = pages.write_file, list[str]()
+
+    def full(path: Path, content: bytes) -> None:
+        if path.name == "runs.csv":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_file(path, content)
+        written.append(path.name)
+
+    monkeypatch.setattr(pages, "write_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        pages.write(*found, folder / "report", lambda *_: None)
+    assert written
+    shutil.rmtree(folder / found[2][0].planned.name)  # else the tables would not be looked at
+    assert [result.state for result in tables.found(folder)[2]] == ["waiting"] + ["done"] * (len(found[2]) - 1)
 
 
 def test_scores_of_several_environments_make_one_matrix(monkeypatch: pytest.MonkeyPatch) -> None:

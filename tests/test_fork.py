@@ -377,6 +377,11 @@ def test_the_command_forks_and_lists_the_tree(
     refused = twin_graph("fork", "parent", "--set", "seed=3", cwd=tmp_path)
     assert refused.returncode == 2
     assert "seed cannot change" in refused.stderr
+    store = Run(folder / "parent").store()
+    gone = store.snapshots[1].id
+    store.remove_weights(lambda: [gone], attempt=1)
+    refused = twin_graph("fork", "parent", "--set", f"target.policy=pinned({gone})", cwd=tmp_path)
+    assert (refused.returncode, f"has removed the weights of {gone}" in refused.stderr) == (2, True)
     asked = twin_graph("point", "parent", cwd=tmp_path)
     assert asked.returncode == 2
     assert "is not training; its newest resume point is 3, after 250 updates" in asked.stderr

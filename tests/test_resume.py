@@ -720,3 +720,24 @@ def test_steps_are_looked_after_also_while_an_interrupted_evaluation_is_played_a
     progresses.close()
     assert looked[0] == "looked at"
     assert looked[-2:] == ["settled", "begun"]
+
+
+def test_what_falls_due_while_an_interrupted_evaluation_is_played_again_is_done_after_it(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with workers, who go on."""
+    run = create(tmp_path / "run", cartpole(evaluate__every_steps=200))
+    for progress in progress_of(run):
+        if progress.note.startswith("evaluating"):
+            progress.stop.set()
+    interrupted = newest_point(run).point.counters.agent_steps
+    every = run.settings.evaluate.every_steps
+
+    def train(stepper: StepByStep) -> None:
+        tally = stepper._agent.tally
+        tally.agent_steps = max(tally.agent_steps, interrupted + every)
+
+    monkeypatch.setattr(StepByStep, "meanwhile", train)
+    for _ in progress_of(run):
+        pass
+    assert len(list(run.evaluation_lines())) == run.settings.train.steps // every

@@ -409,6 +409,8 @@ def test_evaluations_under_another_protocol_are_not_looked_at() -> None:
     lines = [evaluation(A, A, 100, protocol=other), evaluation(B, B, 200), evaluation(C, C, 300)]
     assert [m.challenger for m in matches(lines)] == [B.id, C.id]
     assert [m.challenger for m in matches([*lines, evaluation(C, C, 400, protocol=other)])] == [A.id, C.id]
+    fewer_at_once = [evaluation(A, A, 100, protocol={"epsilon": 0.0, "environments": 4}), *lines[1:]]
+    assert [m.challenger for m in matches(fewer_at_once)] == [A.id, B.id, C.id]
 
 
 def test_evaluations_by_hand_never_count() -> None:

@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import mlflow
@@ -114,6 +114,50 @@ def test_what_is_refused_keeps_nothing_else_from_being_sent(
     assert recorded_by_mlflow().info.status == "FINISHED"
     refusal = r"log.to=mlflow refuses an entry, which is left out: .*removed\.gif"
     assert [re.match(refusal, notice) is not None for notice in notices] == [False, True, False]
+
+
+class EndsLikeWeightsAndBiases(trackers.MLflow):
+    """Takes nothing after its end, and fails when it is told to."""
+
+    ended = False
+    fails = 0
+
+    def log(self, at: float, agent_steps: int, values: Mapping[str, float]) -> None:
+        if self.ended:
+            raise RuntimeError("the run is finished")
+        if self.fails:
+            self.fails -= 1
+            raise TimeoutError
+        super().log(at, agent_steps, values)
+
+    def close(self, state: str) -> None:
+        super().close(state)
+        self.ended = True
+
+
+@pytest.mark.usefixtures("mlruns")
+def test_what_waits_at_the_end_is_sent_in_order_before_it(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(trackers.CLIENTS, "mlflow", EndsLikeWeightsAndBiases)
+    notices: list[str] = []
+    tracker = trackers.Tracker(create(tmp_path / "run", cartpole(log__to="mlflow")), notices)
+    client = tracker._client
+    client.fails = 1  # type: ignore[attr-defined]
+    for agent_steps in range(100, 1100, 100):  # an outage until the end
+        tracker.log(agent_steps, {"loss": 1.0})
+    assert sent_losses() == {}
+    tracker.film(1000, tmp_path / "removed.gif")
+    client.fails = 1  # type: ignore[attr-defined]
+    tracker.log(1100, {"loss": 1.0})
+    tracker.close("finished")
+    assert list(sent_losses()) == [200, 100, *range(300, 1200, 100)]
+    assert recorded_by_mlflow().info.status == "FINISHED"
+    assert [notice.split(":")[0] for notice in notices] == [
+        "log.to=mlflow does not answer",
+        "log.to=mlflow refuses an entry, which is left out",
+        "log.to=mlflow answers again; nothing is left to send",
+    ]
 
 
 @pytest.mark.usefixtures("mlruns")

@@ -256,6 +256,6 @@ class Keeper:
     def _restore(self, point: PointState) -> None:
         self._saved = point.saved
         self.store.reload()
-        targets.check_present(self.settings, self.store)
+        targets.check_present(self.settings, self.store, point.counters.updates)
         for learner, role, policy in self.checkpoints.restore(point, self._policies):
             self._refresh(learner, role, f"the policy was {policy}")

@@ -72,6 +72,7 @@ def loop(
             yield
             stepper.meanwhile()
 
+    since = progress.counters
     done = progress.agent_steps >= progress.total_steps
     if keeper.checkpoints.newest is None:
         keeper.commit_point()
@@ -85,7 +86,6 @@ def loop(
         yield
         return
     stepper.begin()
-    since = progress.counters
     while True:
         progress.ended = stepper.advance()
         progress.returns.extend(progress.ended)

@@ -128,7 +128,7 @@ class NotebookRun(Run):
           on_episode, on_evaluation: called as `on_episode(score, progress)` and `on_evaluation(evaluation, progress)`;
             to return False ends the run. See `twin_graph.training.train`.
         """
-        from twin_graph import envs, resources, training
+        from twin_graph import envs, resources, targets, training
         from twin_graph.checkpoint import newest_point
         from twin_graph.envs.gym import check_version
         from twin_graph.matches import Matches
@@ -144,7 +144,9 @@ class NotebookRun(Run):
             check_length(settings, made)
             if Matches(self).complete(made, settings):
                 return self  # as where a cell is run twice
-            if point is None:
+            if point:
+                targets.check_present(settings, self.store(), point.counters.updates)
+            else:
                 check_version(settings.env.id)
             with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env, _shown(self) as show:
                 resources.check(resources.measure(settings, env, self.folder))

@@ -27,7 +27,6 @@ from pydantic import AfterValidator, Field
 
 from twin_graph import named
 from twin_graph.errors import ForeignError, UsageError, foreign_error
-from twin_graph.mutual import Turns
 from twin_graph.settings import Settings
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.run import comparable
@@ -411,14 +410,16 @@ class Policy(NamedTuple):
         if wrong := self._needs.check(settings, **self.arguments):
             raise UsageError(f"{self.setting}={self.text} needs {wrong}")
 
-    def check_present(self, store: SnapshotStore, lineage: str) -> None:
-        """Raises `UsageError` if a snapshot that it has to have was committed, and cannot be restored from there."""
+    def check_present(self, store: SnapshotStore, updates: int) -> None:
+        """Raises `UsageError` if the snapshot that it has to have was committed by this update, and its weights are
+        gone."""
         wanted = self._needs.snapshot(**self.arguments)
-        found = [s for s in store.snapshots if wanted and s.id.startswith(wanted)]
-        if found and not any(s.lineage == lineage and store.has_weights(s.id) for s in found):
-            own = [s for s in found if s.lineage == lineage]
-            why = f"retention has removed the weights of {own[0].id}" if own else f"{found[0].id} is another learner's"
-            raise UsageError(f"{self.setting}={self.text} cannot be used: {why}; choose another snapshot")
+        found = [s.id for s in store.snapshots if wanted and s.id.startswith(wanted) and s.updates <= updates]
+        if found and not any(map(store.has_weights, found)):
+            raise UsageError(
+                f"{self.setting}={self.text} cannot be used: retention has removed the weights of {found[0]}; choose "
+                "another snapshot"
+            )
 
     def choose(self, history: History, random: np.random.Generator) -> Choice:
         """Raises `ForeignError` if a user's own policy fails, or does not answer with snapshots it was shown."""
@@ -500,9 +501,8 @@ def roles(settings: Settings) -> dict[str, Policy]:
     return found
 
 
-def check_present(settings: Settings, store: SnapshotStore) -> None:
-    """Raises `UsageError` if a snapshot that a policy has to have was committed, and can no longer be restored."""
-    turns = Turns(settings)
+def check_present(settings: Settings, store: SnapshotStore, updates: int) -> None:
+    """Raises `UsageError` if a snapshot that a policy has to have was committed by this update, and its weights are
+    gone."""
     for policy in roles(settings).values():
-        for learner in turns.learners:
-            policy.check_present(store, turns.source(learner))
+        policy.check_present(store, updates)

@@ -21,7 +21,7 @@ from twin_graph.snapshots.run import Run
 
 PROJECT = "twin-graph"
 
-_AGAIN_SECONDS = 60.0  # after which what could not be sent is tried again
+_AGAIN_SECONDS = 120.0  # after which what could not be sent is tried again: for 20 seconds, if MLflow is silent
 _MLFLOW_STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
@@ -59,7 +59,6 @@ class Tracker:
         self._notices = notices
         self._unsent: deque[Callable[[], None]] = deque()
         self._again = 0.0  # when to try again, by the monotonic clock; 0 outside an outage
-        self._suspect: Callable[[], None] | None = None  # failed although a later one passed
 
     def log(self, agent_steps: int, values: Mapping[str, float]) -> None:
         """Adds numbers by their names."""
@@ -71,24 +70,20 @@ class Tracker:
 
     def close(self, state: str) -> None:
         """Sends what is left, and how the attempt ended: `finished`, `stopped` or `failed`."""
-        entries = [self._unsent.pop()] if self._unsent else []  # no client takes anything after its end
-        entries.append(functools.partial(self._client.close, state))
-        for entry in entries:
-            self._again = min(self._again, time.monotonic())
-            self._send(entry)
-        if self._unsent:
+        for _ in range(2):  # no client takes anything after its end
+            if self._unsent:
+                self._send_what_waits()
+        if _error_of(functools.partial(self._client.close, state)) or self._unsent:
             self._notices.append(f"log.to={self._name} could not be sent the end of its record; metrics.jsonl has it")
 
     def _send(self, entry: Callable[[], None]) -> None:
         self._unsent.append(entry)
-        if time.monotonic() < self._again:
-            return
-        try:
-            self._unsent[-1]()  # the newest: unless there is an outage, it passes
-            self._unsent.pop()
-            while self._unsent:
-                self._send_first()
-        except Exception as error:  # whatever a client raises, hours of training do not end for it
+        if time.monotonic() >= self._again:
+            self._send_what_waits()
+
+    def _send_what_waits(self) -> None:
+        """In the order in which it came, unless there is an outage."""
+        if error := self._outage():
             if not self._again:
                 later = "what it misses is in metrics.jsonl, and is sent to it later"
                 self._notices.append(f"log.to={self._name} does not answer: {_reason(error)}; {later}")
@@ -98,17 +93,29 @@ class Tracker:
                 self._notices.append(f"log.to={self._name} answers again; nothing is left to send")
             self._again = 0.0
 
-    def _send_first(self) -> None:
-        """Sends what has waited longest, or leaves it out if it was refused twice while others passed."""
-        first = self._unsent[0]
-        try:
-            first()
-        except Exception as error:
-            if first is not self._suspect:
-                self._suspect = first
-                raise
-            self._notices.append(f"log.to={self._name} refuses an entry, which is left out: {_reason(error)}")
-        self._unsent.popleft()
+    def _outage(self) -> Exception | None:
+        """Sends what waits until the last entry, or two in a row, fail; returns why.
+
+        One that fails twice although the next passes is refused, and is left out.
+        """
+        while self._unsent:
+            if error := _error_of(self._unsent[0]):
+                if len(self._unsent) == 1 or _error_of(self._unsent[1]):
+                    return error
+                del self._unsent[1]
+                if error := _error_of(self._unsent[0]):
+                    left_out = f"refuses an entry, which is left out: {_reason(error)}"
+                    self._notices.append(f"log.to={self._name} {left_out}")
+            self._unsent.popleft()
+        return None
+
+
+def _error_of(send: Callable[[], None]) -> Exception | None:
+    try:
+        send()
+    except Exception as error:  # whatever a client raises, hours of training do not end for it
+        return error
+    return None
 
 
 class WeightsAndBiases:

@@ -159,8 +159,8 @@ def write(
     files |= tables.write(plan, fixed, found, norms)
     files["report.md"] = page.markdown(made).encode()
     files["index.html"] = page.html(made, pictures).encode()
-    for name, content in files.items():
-        write_file(folder / name, content)
+    for name in sorted(files, key=lambda name: name == tables.PLAN):  # last: it says that the tables are whole
+        write_file(folder / name, files[name])
     summary = {
         "experiment": plan.name,
         "conditions": [numbers(condition) for condition in conditions],
@@ -224,9 +224,6 @@ def _findings(data: _Data) -> Iterator[str]:
         return
     best = max(known, key=lambda condition: condition.iqm.value)
     yield f"Highest {data.unit} at the end: {best.name}, {_interval(data.estimate(best.iqm))} (interquartile mean)."
-    if min(len(condition.scores) for condition in known) < FEW_SEEDS:
-        yield "These few runs cannot say whether the others are worse."
-        return
     first = data.conditions[0]
     if not len(first.scores):
         yield f"No run of {first.name}, with which the others are compared, is done."
@@ -282,6 +279,12 @@ def _warnings(data: _Data) -> Iterator[str]:
             f"Stopped and resumed, which adds an episode boundary: {_listed(stopped)}. Their results are valid, but "
             "a fresh run of this file will differ from them. (Killed runs are not affected.)"
         )
+    elsewhere: dict[str, list[str]] = {}
+    for run in data.results:
+        if run.taken_from:
+            elsewhere.setdefault(run.taken_from, []).append(run.planned.name)
+    for where, names in elsewhere.items():
+        yield f"Not done in this folder, and taken from {where}: {_listed(names)}."
     if len(processors := sorted({run.processor for run in data.results if run.processor})) > 1:
         yield f"Runs on different processors: {', '.join(processors)}. Times do not compare."
 
@@ -429,7 +432,7 @@ def _runs(data: _Data) -> Table:
         ]
         for run in data.results
     ]
-    text = "Each is an ordinary run: `twin-graph log`, `explain` and all other commands take its folder."
+    text = "`twin-graph log`, `explain` and all other commands take the folder of a run."
     return Table("Runs", text, ("run", "state", "agent steps", "score", "overestimation", "processes"), rows)
 
 

@@ -76,6 +76,7 @@ class Result(NamedTuple):
       stops: how often a person or an error ended it at a resume point of its own, which adds an episode boundary.
       processor: on which it began.
       error: why it failed.
+      taken_from: of a run that was not done here, the folder where it is, or its tables; else empty.
     """
 
     planned: PlannedRun
@@ -97,6 +98,7 @@ class Result(NamedTuple):
     stops: int
     processor: str
     error: str
+    taken_from: str = ""
 
     @property
     def overestimation(self) -> Curve:

@@ -26,6 +26,7 @@ from twin_graph.experiments.statistics import Norm
 from twin_graph.snapshots.files import checked, read_file
 
 PLAN = "plan.json"
+REPORT = "report"  # the folder of a report, in an experiment's
 _TELEMETRY = ("seconds", "train_return", "q_distance", "agreement")
 
 
@@ -68,31 +69,51 @@ def read(folder: Path) -> tuple[Plan, plans.Pairs, list[Result]]:
 
 
 def found(folder: Path) -> tuple[Plan, plans.Pairs, list[Result]]:
-    """What `read` returns, of an experiment in a folder, or of a folder of tables."""
+    """What `read` returns, of an experiment in a folder, or of a folder of tables.
+
+    An experiment's runs whose folders are gone are taken from the tables of its last report.
+    """
     if (folder / PLAN).exists():
         return read(folder)
     experiment = Experiment.open(folder)
-    return experiment.plan, experiment.fixed, list(read_runs(experiment))
+    runs, last_report = list(read_runs(experiment)), folder / REPORT
+    if (last_report / PLAN).exists() and any(result.state == "waiting" for result in runs):
+        _, _, written = read(last_report)
+        runs = filled_in(runs, written, last_report, ("waiting",))
+    return experiment.plan, experiment.fixed, runs
 
 
-def filled_in(runs: Sequence[Result], elsewhere: Iterable[Result]) -> list[Result]:
-    """These results, with those of runs that are not done taken from elsewhere, if they are done there.
+def filled_in(
+    runs: Sequence[Result],
+    elsewhere: Iterable[Result],
+    where: Path,
+    states: Sequence[str] = ("waiting", "cut", "running"),
+) -> list[Result]:
+    """These results, with those of runs in these states taken from elsewhere, if they are done there.
 
     A run that failed here, or is damaged, stays as it is: a report has to say so.
 
-    Raises `UsageError` if such a run has other settings there.
+    Raises:
+      UsageError: such a run has other settings there, or was forked from other weights.
     """
     done = {result.planned.name: result for result in elsewhere if result.state == "done"}
 
     def filled(result: Result) -> Result:
-        other = done.get(result.planned.name)
-        if result.state in ("done", "failed", "damaged") or other is None:
+        planned, other = result.planned, done.get(result.planned.name)
+        if result.state not in states or other is None:
             return result
-        for key, ours, theirs in config.differences(result.planned.settings, other.planned.settings):
-            raise UsageError(f"{result.planned.name} is of another experiment there: {key} is {theirs}, not {ours}")
-        return other._replace(planned=result.planned)
+        for key, ours, theirs in config.differences(planned.settings, other.planned.settings):
+            raise UsageError(f"{planned.name} is of another experiment in {where}: {key} is {theirs}, not {ours}")
+        if _forked_from(planned) != _forked_from(other.planned):
+            raise UsageError(f"{planned.name} is of another experiment in {where}: it is forked from other weights")
+        return other._replace(planned=planned, taken_from=str(where))
 
     return [filled(result) for result in runs]
+
+
+def _forked_from(planned: plans.PlannedRun) -> tuple[str, int, int] | None:
+    point = planned.point
+    return (point.weights_sha256, point.agent_steps, point.updates) if point else None
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:

@@ -337,9 +337,13 @@ class Run:
 
 
 def comparable(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The scheduled ones of these evaluations that were played under the protocol of the newest."""
+    """The scheduled ones of these evaluations that were played under the protocol of the newest.
+
+    However many games were played side by side: that does not change a score.
+    """
     scheduled = [line for line in evaluations if line["scheduled"]]
-    return [line for line in scheduled if line["protocol"] == scheduled[-1]["protocol"]]
+    rules = [{**line["protocol"], "environments": None} for line in scheduled]
+    return [line for line, of_line in zip(scheduled, rules, strict=True) if of_line == rules[-1]]
 
 
 def check_no_pattern(path: Path, advice: str) -> None:
