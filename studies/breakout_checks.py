@@ -1,6 +1,6 @@
 """Tests two explanations of why Breakout stops improving, on the run itself.
 
-    python studies/breakout_checks.py RUN > studies/results/breakout/checks.json
+    python studies/breakout_checks.py RUN > studies/results/breakout-before/checks.json
 
 `waiting` is the share of the agent steps in the replay at which there was no ball: a life was lost, and FIRE was not
 pressed yet. `agreement` is the share of observations, spread over the replay, on which the last snapshot prefers the

@@ -2,12 +2,16 @@
 
 import hashlib
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+
+from twin_graph import config
+from twin_graph.snapshots.files import read_file
 
 ROOT = Path(__file__).parents[1]
 
@@ -141,17 +145,28 @@ def test_breakout_beside_published_curves_is_what_the_records_say() -> None:
     assert len(printed.splitlines()) == 2 + 10
     assert printed.strip() in published
     assert hashlib.sha256((ROOT / "docs" / "findings" / "breakout.gif").read_bytes()).hexdigest() in published
-    checks = json.loads((ROOT / "studies" / "results" / "breakout" / "checks.json").read_text())
+    before, now = (ROOT / "studies" / "results" / name for name in ("breakout-before", "breakout"))
+    checks = json.loads((before / "checks.json").read_text())
     said = " ".join(published.split())
     assert f"on {checks['observations']:,} observations from the replay" in said
     assert f"as in float32 in {checks['agreement']:.1%}, and" in said
     assert f"of training only {checks['waiting']:.1%} passed without a ball" in said
     assert checks["regret"] < checks["gap"] / 10_000
-    [until_2_000_000] = [row for row in cells(printed.strip()) if row[0] == "2,000,000"]
-    assert f"It has {until_2_000_000[2]} over the agent steps up to 2,000,000, where the preset had 81.9" in said
+    [_, was, ours, cleanrl, zoo, *_] = cells(printed.strip())[-1]
+    assert f"it has {ours}, CleanRL's runs have {cleanrl} on average, and RL Zoo's has {zoo}" in said
+    assert f"It had {was}." in said
     for name in ("ledger.jsonl", "metrics.jsonl", "evaluations.jsonl"):
-        content = (ROOT / "studies" / "results" / "breakout" / name).read_bytes()
-        assert f"| `{name}` | `{hashlib.sha256(content).hexdigest()}` |" in published
+        hashes = (f"`{hashlib.sha256((run / name).read_bytes()).hexdigest()}`" for run in (now, before))
+        assert f"| `{name}` | {' | '.join(hashes)} |" in published
+    # The commands on the page are those of the records, but for what the machine decided and what had no effect.
+    [command] = re.findall(r"twin-graph train breakout (--steps 2500000 --set .*?)\n```", published, re.DOTALL)
+    words = command.replace("\\\n", " ").replace("--steps ", "--set train.steps=").replace("--set ", "").split()
+    for run, given in ((now, words[:1]), (before, words)):
+        preset = config.load("breakout", map(config.parse_assignment, given))
+        recorded = config.validate(read_file(run / "run.json")["settings"])
+        assert preset.refresh_schedule_of("target") == recorded.refresh_schedule_of("target")
+        differ = {key for key, *_ in config.differences(preset, recorded)}
+        assert differ - {"train.clip_delta", "target.refresh_every_updates"} == {"twin.threads", "twin.precision"}
 
 
 def test_atari_beside_published_runs_is_what_the_records_say() -> None:
