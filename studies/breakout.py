@@ -7,13 +7,12 @@ RUN is the folder of a run, or of its records; by default, of both in `studies/r
 the mean return in training over the last 250,000 agent steps, and what was expected were named before they ended.
 
 breakout-before  the preset as it was: three-step returns, a target refreshed every 1,000 updates, no FIRE at resets,
-                 and new games every 50,000 agent steps. Expected: not below CleanRL's, which ended at 160.5. It ended at
-                 75.5. It was trained by `twin-graph train breakout --steps 2500000 --set train.n_step=3 --set
-                 target.refresh_every_updates=1000 --set env.fire_reset=false --set resume.every_steps=50000`.
-breakout         CleanRL's settings for these, which are the preset's since, and a resume point every 250,000 agent
-                 steps. Expected before it began: above 120; then they explain why the other run stopped improving. If
-                 not, another seed, or something else in what we do, explains it. It ended at 148.5. It was also to have
-                 CleanRL's squared loss, but was given `train.clip_delta=null`, which has no effect on `loss=huber`.
+                 new games every 50,000 agent steps (docs/published.md has the command). Expected: not below CleanRL's,
+                 which ended at 160.5. It ended at 75.5.
+breakout         CleanRL's settings for these, which are the preset's since, and new games every 250,000 agent steps.
+                 Expected: above 120; then they explain why the other run stopped improving. If not, another seed, or
+                 something else in what we do, explains it. It ended at 148.5. It was also to have CleanRL's squared
+                 loss, but was given `train.clip_delta=null`, which has no effect on `loss=huber`.
 
 studies/data/breakout-dqn.csv has returns in training, means over the 250,000 agent steps before:
 

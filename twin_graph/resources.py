@@ -24,6 +24,7 @@ _TWIN_BYTES = 100_000_000  # one more member of an ensemble
 _MANIFEST_AND_LEDGER_BYTES = 8_000
 _METRICS_BYTES = 3_000  # a line of metrics.jsonl and its event
 _VARIABLE_BYTES = 1_000  # of such an event, with log.variables
+_EPISODE_STEPS = 10  # agent steps: where snapshots are committed by episodes, few are shorter on average
 
 
 class Needs(NamedTuple):
@@ -68,8 +69,7 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
     learners = len(mutual.Turns(settings).learners)
     minibatches = max(0, train.steps - train.start_steps) // train.every_steps
     updates = minibatches * settings.updates_per_minibatch
-    # Episodes are at least one agent step long.
-    units = {"updates": updates, "steps": train.steps, "episodes": train.steps}
+    units = {"updates": updates, "steps": train.steps, "episodes": train.steps // _EPISODE_STEPS}
     snapshots = learners * (units[settings.save_schedule.unit] // settings.save_schedule.every + 2)
     kept = min(snapshots, learners * save.keep_last + (snapshots // save.keep_every if save.keep_every else 0))
     # Between two resume points nothing is removed, and those kept are there while the next is being written.
