@@ -69,6 +69,8 @@ def status(run: str, as_json: bool) -> None:
         table.add_row("requested", request["words"])
     if point := summary["resume_point"]:
         table.add_row("resume point", f"{point['number']}, at {point['agent_steps']:,} agent steps")
+    for sentence in summary["without_effect"]:
+        table.add_row("note", sentence)
     if summary["agent_steps_per_second"]:
         table.add_row("rate", f"{summary['agent_steps_per_second']:.0f} agent steps/s")
     for name in ("latest", "best"):

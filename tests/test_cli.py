@@ -61,9 +61,9 @@ def test_train_prints_protocol_needs_scores_and_hash_on_stderr(trained: Path) ->
     idle = "--set=env.frame_skip=2"
     done = twin_graph("train", "cartpole", "--steps", "600", "--seed", "3", idle, *TINY, cwd=trained)
     assert done.returncode == 0
-    assert done.stderr.startswith(
-        "env.frame_skip has no effect here: it is used only in ALE/ and TwoPlayer/ environments\n"
-    )
+    idle = "env.frame_skip has no effect here: it is used only in ALE/ and TwoPlayer/ environments"
+    assert f"note               {idle}" in twin_graph("status", "cartpole-seed3-1", cwd=trained).stdout
+    assert done.stderr.startswith(f"{idle}\n")
     for part in ("checkpoints/cartpole-seed3-1", "protocol: environment CartPole-v1", "needs: memory", "score of 0000"):
         assert part in done.stderr
     assert re.search(r"weights_sha256: [0-9a-f]{64}\n", done.stderr)
@@ -137,6 +137,7 @@ def test_commands_that_read_answer_in_half_a_second(trained: Path) -> None:
 
 def test_status_log_and_show_agree(trained: Path) -> None:
     status = json.loads(twin_graph("status", "cartpole-seed1-1", "--json", cwd=trained).stdout)
+    assert status["without_effect"] == []
     log = json.loads(twin_graph("log", "checkpoints/cartpole-seed1-1", "--json", cwd=trained).stdout)
     shown, target = (
         json.loads(twin_graph("show", "cartpole-seed1-1", reference, "--json", cwd=trained).stdout)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from twin_graph import config, envs, no_effect
+from twin_graph import config, no_effect
 from twin_graph.errors import UsageError
 from twin_graph.losses import LOSSES
 from twin_graph.networks import NETWORKS
@@ -177,6 +177,6 @@ def test_workers_make_no_chunks_and_nothing_is_compiled() -> None:
 
 def test_all_settings_that_may_change_nothing_exist() -> None:
     names = config.setting_names()
-    for prefixes in [*no_effect._USED_ONLY, *envs.USED_ONLY_IN.values()]:
+    for prefixes in [*no_effect._USED_ONLY, *no_effect._USED_ONLY_IN.values()]:
         for prefix in prefixes:
             assert any(name.startswith(prefix) for name in names), prefix

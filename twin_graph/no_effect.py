@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from twin_graph import envs
 from twin_graph.settings import Settings
 
 #: Settings, or beginnings of their names, used only where a condition holds, with that condition in words.
@@ -44,6 +43,16 @@ _USED_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
     ),
 }
 
+#: Settings, or beginnings of their names, that only environments of some namespaces look at.
+_USED_ONLY_IN = {
+    ("ALE/", "TwoPlayer/"): (
+        *("env.frame_skip", "env.sticky", "env.noop_max", "env.clip_rewards", "env.max_frames", "env.image_"),
+        *("env.stack", "env.actions"),
+    ),
+    ("ALE/",): ("env.fire_reset", "env.life_loss"),
+    ("OpenSpiel/",): ("evaluate.against",),
+}
+
 
 def without_effect(settings: Settings, keys: Iterable[str]) -> Iterator[str]:
     """A sentence for each of these settings that has no effect next to the others, in the order given.
@@ -54,6 +63,6 @@ def without_effect(settings: Settings, keys: Iterable[str]) -> Iterator[str]:
         for prefixes, (holds, words) in _USED_ONLY.items():
             if key.startswith(prefixes) and not holds(settings):
                 yield f"{key} has no effect here: it is used only {words}"
-        for namespaces, prefixes in envs.USED_ONLY_IN.items():
+        for namespaces, prefixes in _USED_ONLY_IN.items():
             if key.startswith(prefixes) and not settings.env.id.startswith(namespaces):
                 yield f"{key} has no effect here: it is used only in {' and '.join(namespaces)} environments"

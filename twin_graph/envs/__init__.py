@@ -143,15 +143,6 @@ KINDS = {
     "TwoPlayer/": "twin_graph.envs.pong:make",
     "": "twin_graph.envs.gym:Gym",
 }
-#: Settings, or beginnings of their names, that only environments of some namespaces look at.
-USED_ONLY_IN = {
-    ("ALE/", "TwoPlayer/"): (
-        *("env.frame_skip", "env.sticky", "env.noop_max", "env.clip_rewards", "env.max_frames", "env.image_"),
-        *("env.stack", "env.actions"),
-    ),
-    ("ALE/",): ("env.fire_reset", "env.life_loss"),
-    ("OpenSpiel/",): ("evaluate.against",),
-}
 
 
 def make(

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from twin_graph import cpu, mutual
+from twin_graph import config, cpu, mutual, no_effect
 from twin_graph.errors import DamagedError, UsageError
+from twin_graph.settings import Settings
 from twin_graph.snapshots import control
 from twin_graph.snapshots import workers as worker_records
 from twin_graph.snapshots.depth import Depths
@@ -20,7 +21,15 @@ _NONE = Counters.zero()
 
 def status(run: Run) -> dict[str, Any]:
     """State, counters, targets and scores of a run; the keys are part of the command line's contract."""
-    return _status(run, run.store(), run.scores())
+    return _status(run, run.store(), run.scores()) | {"without_effect": _without_effect(run.settings)}
+
+
+def _without_effect(settings: Settings) -> list[str]:
+    """Of what was set otherwise than in the preset."""
+    if settings.preset not in config.preset_names():  # records outlive presets
+        return []
+    changed = (key for key, *_ in config.differences(config.load(settings.preset), settings))
+    return list(no_effect.without_effect(settings, changed))
 
 
 def _status(run: Run, store: SnapshotStore, scores: Mapping[str, float]) -> dict[str, Any]:
