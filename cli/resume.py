@@ -71,7 +71,7 @@ def resume(
             if matches.complete(steps_made, settings):
                 raise UsageError(f"{found.folder} is complete at {steps_made:,} agent steps; give more with --steps")
             until = settings.train.until_score
-            if until is not None and found.state() == "finished" and (reached := matches.reached(until)):
+            if until is not None and found.state() == "finished" and (reached := matches.reached(until, settings)):
                 raise UsageError(f"{found.folder} has reached {reached}; give a higher one, or null, with --set")
             targets.check_present(settings, found.store(), point.counters.updates)
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))

@@ -5,7 +5,7 @@ twin-graph train cartpole --set network=own_network:residual --set model.hidden_
 
 import tensorflow.compat.v1 as tf
 
-from twin_graph.layers import dense, glorot
+from twin_graph.layers import dense, glorot, last_layer
 from twin_graph.networks import Build
 
 
@@ -14,4 +14,4 @@ def residual(observation: tf.Tensor, n_actions: int, build: Build) -> tf.Tensor:
     [units] = build.model.hidden_units
     x = tf.nn.relu(dense("fc1", tf.cast(observation, build.dtype), units, glorot))
     x += tf.nn.relu(dense("fc2", x, units, glorot))
-    return dense("q", x, n_actions, glorot)
+    return last_layer("q", x, n_actions, glorot)

@@ -241,6 +241,11 @@ def test_evaluate_refuses_damaged_weights(trained: Path) -> None:
         ),
         (["train", "pong", "--set", "network=pooled80"], 2, "use --set env.image_height=80 --set env.image_width=80"),
         (["train", "cartpole", "--set", "network=pooled80"], 2, "use --set network=mlp"),
+        (
+            ["train", "minatar", "--env", "ALE/Pong-v5"],
+            2,
+            "network=minatar needs images [H, W, channels] and ALE/Pong-v5 ",
+        ),
         (["train", "pong", "--set", "network=pooled80", "--set", "model.dueling=true"], 2, "no hidden layer to split"),
         (["train", "pong", "--set", "replay.capacity_steps=1000000000"], 1, "too little memory"),
         (["train", "cartpole", "--steps=9999999999", "--set=target.refresh_every_updates=1"], 1, "too little disk"),

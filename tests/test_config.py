@@ -156,6 +156,7 @@ def test_the_hash_of_settings_sees_every_change() -> None:
         ("cartpole", "model.padding=SAME", "network=minatar", "with network=nature, dopamine, minatar or board"),
         ("dqn2015", "twin.overlap=false", "train.chunk_steps=8", "with train.chunk_steps=1 or more"),
         ("pong-selfplay", "env.life_loss=true", "env.id=ALE/Pong-v5", "in ALE/ environments"),
+        ("pong", "workers.servers=2", "workers.count=2", "with workers.count=1 or more"),
         ("pong-selfplay", "evaluate.against=mcts(10)", "env.id=OpenSpiel/connect_four", "in OpenSpiel/ environments"),
     ],
 )
@@ -165,6 +166,18 @@ def test_a_setting_that_changes_nothing_is_named(preset: str, assignment: str, w
     assert sentence.startswith(f"{keys[0]} has no effect here: it is used only ")
     assert needs in sentence
     assert not list(no_effect.without_effect(load(assignment, with_, preset=preset), keys))
+
+
+def test_a_player_who_moves_at_random_has_no_share_of_random_moves_and_is_not_chosen_anew() -> None:
+    keys = "opponent.epsilon", "opponent.refresh_every_steps"
+    for policy, idle in (("random", keys), ("self", keys[1:]), ("latest", ())):
+        settings = load(f"opponent.policy={policy}", preset="tictactoe")
+        assert [told.split()[0] for told in no_effect.without_effect(settings, keys)] == list(idle)
+
+
+def test_without_episodes_no_evaluation_is_ever_due() -> None:
+    [told] = no_effect.without_effect(load("evaluate.episodes=0"), ["evaluate.every_steps", "evaluate.episodes"])
+    assert told == "evaluate.every_steps has no effect here: it is used only with evaluate.episodes=1 or more"
 
 
 def test_workers_make_no_chunks_and_nothing_is_compiled() -> None:

@@ -186,6 +186,26 @@ def test_actions_that_do_not_begin_at_zero() -> None:
     gymnasium.registry.pop("FromOne-v0")
 
 
+@pytest.mark.parametrize(("high", "brightness"), [(1, 255), (3, 1)])
+def test_bytes_of_zero_and_one_are_flags_not_brightness(high: int, brightness: int) -> None:
+    class Board(gymnasium.Env):  # type: ignore[type-arg]
+        observation_space = gymnasium.spaces.Box(0, high, (3, 3, 2), np.uint8)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, **_: object) -> tuple[np.ndarray, dict[str, object]]:
+            return np.ones((3, 3, 2), np.uint8), {}
+
+        def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, object]]:
+            return np.zeros((3, 3, 2), np.uint8), 0.0, False, False, {}
+
+    gymnasium.register("Board-v0", Board)
+    with contextlib.closing(envs.make(EnvSettings(id="Board-v0"), count=2)) as env:
+        first = env.reset(SEEDS[:2])
+        assert (first.dtype, set(first.flat)) == (np.uint8, {brightness})
+        assert set(env.step(np.array([0, 1])).s_t.flat) == {0}
+    gymnasium.registry.pop("Board-v0")
+
+
 def test_names_of_other_actions_than_a_wrapper_has_are_not_used() -> None:
     def meanings(self: CartPoleEnv) -> list[str]:
         return ["west", "east"]
@@ -205,6 +225,8 @@ def test_names_of_other_actions_than_a_wrapper_has_are_not_used() -> None:
     [
         ("", "no environment: give one with --env"),
         ("ALE/Pongg-v5", "did you mean 'ALE/Pong-v5'"),
+        ("ale_py:ALE/Pong-v5", "would be an Atari game without its protocol; write ALE/Pong-v5"),
+        ("ale_py:Pong-v4", "would be an Atari game without its protocol; write ALE/Pong-v5"),
         ("PongNoFrameskip-v4", "old name"),
         ("Pendulum-v1", "continuous actions"),
         ("CartPol-v1", "did you mean 'CartPole-v1'"),

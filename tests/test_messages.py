@@ -175,6 +175,15 @@ def test_a_run_that_would_make_no_update_is_refused(here: Path) -> None:
         "Error: this run would never learn: the first update is due after 1,002 agent steps and train.steps=900; "
         "raise --steps, or lower train.start_steps=1,000\n"
     )
+    linear = "train.learning_rate_schedule=linear", "train.learning_rate_updates=100"
+    refused = twin_graph(
+        "train", "cartpole", "--steps=1400", *(f"--set={s}" for s in linear), "--run-dir=none", cwd=here
+    )
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "Error: this run would learn nothing after 100 of 200 updates, when the learning rate is at 0: "
+        "set train.learning_rate_updates=200, or train.learning_rate_end\n"
+    )
     assert not (here / "none").exists()
 
 

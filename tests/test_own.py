@@ -37,6 +37,17 @@ def with_a_layer_too_many(observation, n_actions, build):
     dense("aux", observation, 3, torch)
     return dense("q", observation, n_actions, torch)
 
+def with_a_fixed_variable(observation, n_actions, build):
+    import tensorflow.compat.v1 as tf
+    from twin_graph.networks import dense, torch
+    scale = tf.get_variable("scale", [], trainable=False)
+    return dense("q", observation * scale, n_actions, torch)
+
+def in_bfloat16(observation, n_actions, build):
+    import tensorflow.compat.v1 as tf
+    from twin_graph.networks import dense, torch
+    return dense("q", tf.cast(observation, tf.bfloat16), n_actions, torch)
+
 def no_optimizer(learning_rate, train):
     return None
 """
@@ -110,6 +121,16 @@ def test_log_cosh_is_what_it_says() -> None:
             {"network": "wrong:with_a_layer_too_many"},
             UsageError,
             "^network=wrong:with_a_layer_too_many: the loss does not depend on aux/bias, aux/weights; leave",
+        ),
+        (
+            {"network": "wrong:with_a_fixed_variable"},
+            UsageError,
+            "^network=wrong:with_a_fixed_variable makes scale with trainable=False, and no snapshot would hold that;",
+        ),
+        (
+            {"network": "wrong:in_bfloat16"},
+            ForeignError,
+            "^network=wrong:in_bfloat16 must return float32, not bfloat16, .* end it with last_layer$",
         ),
     ],
 )

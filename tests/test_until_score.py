@@ -9,7 +9,7 @@ from commands import twin_graph
 from test_fork import forked
 from test_resume import attempt, end
 
-from twin_graph import matches
+from twin_graph import config, matches
 from twin_graph.errors import UsageError
 from twin_graph.experiments import plan
 from twin_graph.keeper import Keeper
@@ -72,7 +72,7 @@ def test_of_two_learners_both_reach_it(cartpole: Make, tmp_path: Path) -> None:
     attempt(run)
     newest = [(line["interval_95"][0], line["snapshot"]) for line in run.evaluation_lines()][-2:]
     assert [run.store().find(snapshot).learner for _, snapshot in newest] == ["a", "b"]
-    assert matches.Matches(run).lower_bound == min(newest)
+    assert matches.Matches(run).lower_bound(run.settings) == min(newest)
 
 
 def test_an_ended_run_is_resumed_with_another_score_only(cartpole: Make, tmp_path: Path) -> None:
@@ -85,6 +85,19 @@ def test_an_ended_run_is_resumed_with_another_score_only(cartpole: Make, tmp_pat
     resumed = twin_graph("resume", "run", "--set=train.until_score=null", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert "finished at 1,200 agent steps\n" in resumed.stderr
+    assert Run(run.folder).outcome() == ("finished", "")
+
+
+def test_a_score_by_other_rules_does_not_count(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", settings(cartpole))
+    attempt(run)
+    score = run.settings.train.until_score
+    assert score is not None
+    assert matches.Matches(run).reached(score, run.settings)
+    shorter = config.change(run.settings, [("evaluate.max_steps", 4)])
+    run.change_settings(shorter)
+    assert not matches.Matches(Run(run.folder)).reached(score, shorter)
+    attempt(run)
     assert Run(run.folder).outcome() == ("finished", "")
 
 

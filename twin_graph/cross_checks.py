@@ -108,7 +108,7 @@ def _check_rollouts(settings: "Settings") -> None:
 
 
 def check_that_it_learns(settings: "Settings") -> None:
-    """Raises `UsageError` if no update would become due until the end."""
+    """Raises `UsageError` if no update would become due until the end, or many at a learning rate of 0."""
     train, workers = settings.train, settings.workers.count
     own = settings.of_worker(0).train if workers else train
     first = max(1, workers) * (own.start_steps + own.every_steps)
@@ -116,6 +116,12 @@ def check_that_it_learns(settings: "Settings") -> None:
         raise UsageError(
             f"this run would never learn: the first update is due after {first:,} agent steps and train.steps="
             f"{train.steps:,}; raise --steps, or lower train.start_steps={train.start_steps:,}"
+        )
+    updates = (train.steps - train.start_steps) // train.every_steps * settings.updates_per_minibatch
+    if train.learning_rate_schedule == "linear" and not train.learning_rate_at(updates - 1):
+        raise UsageError(
+            f"this run would learn nothing after {train.learning_rate_updates:,} of {updates:,} updates, when the "
+            f"learning rate is at 0: set train.learning_rate_updates={updates}, or train.learning_rate_end"
         )
 
 

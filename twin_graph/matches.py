@@ -39,19 +39,19 @@ class Matches:
         )
         self.played = targets.matches(self._records)
 
-    @property
-    def lower_bound(self) -> tuple[float, str]:
+    def lower_bound(self, settings: Settings) -> tuple[float, str]:
         """The lower end of the newest score's 95% interval, and whose it is; of two learners, the smaller one.
 
-        Minus infinity before the first.
+        Minus infinity before the first by the rules of these settings.
         """
-        newest = [line for line in self._records if line["scheduled"] and line["snapshot"] == line["challenger"]]
+        scores = [line for line in self._records if line["scheduled"] and line["snapshot"] == line["challenger"]]
+        newest = [line for line in scores if _rules(self._run.settings_of(line["attempt"])) == _rules(settings)]
         now = [line for line in newest if line["played_at"] == newest[-1]["played_at"]]
         return min(((line["interval_95"][0], line["snapshot"]) for line in now), default=(-math.inf, ""))
 
-    def reached(self, score: float) -> str:
-        """How the newest score reached `train.until_score`, in words for people; empty if it did not."""
-        bound, snapshot = self.lower_bound
+    def reached(self, score: float, settings: Settings) -> str:
+        """How the newest score by these settings reached `train.until_score`, for people; empty if it did not."""
+        bound, snapshot = self.lower_bound(settings)
         return f"train.until_score={score:g} with {snapshot}, lower bound {bound:.2f}" if bound >= score else ""
 
     def complete(self, agent_steps: int, settings: Settings) -> bool:
@@ -64,3 +64,9 @@ class Matches:
         """Counters at the newest; zero before the first."""
         at = [line["played_at"] for line in self._records if line["scheduled"]]
         return max(map(Counters.model_validate, at), key=lambda c: c.agent_steps, default=Counters.zero())
+
+
+def _rules(settings: Settings) -> tuple[object, ...]:
+    """What a score depends on."""
+    evaluate = settings.evaluate
+    return settings.env, evaluate.epsilon, evaluate.max_steps, evaluate.against

@@ -178,6 +178,11 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
     q_tm1 = tf.identity(network(x.s_tm1, x.dropout_seed), name="q_tm1")
     activations = tuple(tf.get_collection(plain_layers.ACTIVATIONS))
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
+    if fixed := sorted(v.op.name for v in tf.global_variables() if all(v is not other for other in trainables)):
+        raise UsageError(
+            f"network={spec.network} makes {', '.join(fixed)} with trainable=False, and no snapshot would hold that; "
+            "use a constant"
+        )
     no_dropout = tf.constant(_NO_DROPOUT)
     with tf.variable_scope("frozen", custom_getter=_local):
         q_acting = network(x.s_tm1, no_dropout)
@@ -194,10 +199,7 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
 
     td_error, loss, gradients = td_learning(fed, q_tm1)
     if idle := [variable.op.name for variable, g in zip(trainables, gradients, strict=True) if g is None]:
-        raise UsageError(
-            f"network={spec.network}: the loss does not depend on {', '.join(idle)}; leave these out, or make them "
-            "with trainable=False"
-        )
+        raise UsageError(f"network={spec.network}: the loss does not depend on {', '.join(idle)}; leave these out")
     accumulate_op, clear = None, None
     if train.accumulate > 1:
         with tf.variable_scope("accumulated"):

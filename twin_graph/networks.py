@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from twin_graph import named
 from twin_graph.envs import EnvSpec
-from twin_graph.errors import UsageError, foreign_error
+from twin_graph.errors import ForeignError, UsageError, foreign_error
 from twin_graph.graph_mode import tf
 from twin_graph.layers import (
     Start,
@@ -227,13 +227,17 @@ def _is_image(env: EnvSpec) -> bool:
     return len(env.network_shape) == 3 or (len(env.network_shape) == 2 and env.observation_dtype == "uint8")
 
 
+def _has_channels_last(env: EnvSpec) -> bool:
+    return len(env.network_shape) == 3 and env.stack == 1
+
+
 NETWORKS = {
     "nature": Network(nature, "images [stack, H, W] or [H, W, channels]", _is_image),
     "dopamine": Network(dopamine, "images [stack, H, W] or [H, W, channels]", _is_image),
     "pooled80": Network(pooled80, "images [stack, 80, 80]", lambda env: env.network_shape[1:] == (80, 80)),
-    "minatar": Network(minatar, "images [H, W, channels]", lambda env: len(env.network_shape) == 3, channels_last=True),
-    "board": Network(board, "boards [H, W, channels]", lambda env: len(env.network_shape) == 3, channels_last=True),
-    "blob": Network(blob, "images [H, W, channels]", lambda env: len(env.network_shape) == 3, channels_last=True),
+    "minatar": Network(minatar, "images [H, W, channels]", _has_channels_last, channels_last=True),
+    "board": Network(board, "boards [H, W, channels]", _has_channels_last, channels_last=True),
+    "blob": Network(blob, "images [H, W, channels]", _has_channels_last, channels_last=True),
     "mlp": Network(mlp, "numbers", lambda env: True),  # noqa: ARG005
 }
 
@@ -271,8 +275,13 @@ def _of_seen(name: str, observation: Tensor, n_actions: int, build: Build) -> Te
     if isinstance(network, Network):
         return network.function(observation, n_actions, build)
     try:
-        q = tf.cast(network(observation, n_actions, build), tf.float32)
+        q = tf.convert_to_tensor(network(observation, n_actions, build))
         q.shape.assert_is_compatible_with([None, n_actions])
     except Exception as error:
         raise foreign_error(f"network={name}", error) from error
+    if q.dtype != tf.float32:
+        raise ForeignError(
+            f"network={name} must return float32, not {q.dtype.name}, which cannot tell nearly equal actions apart: "
+            "end it with last_layer"
+        )
     return q

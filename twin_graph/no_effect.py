@@ -11,7 +11,12 @@ _USED_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
         lambda s: s.network in ("nature", "dopamine", "minatar", "board") or ":" in s.network,
         "with network=nature, dopamine, minatar or board",
     ),
-    ("train.chunk_steps", "twin.compiled"): (lambda s: not s.workers.count, "with workers.count=0"),
+    ("train.chunk_steps", "twin.compiled", "twin.overlap"): (lambda s: not s.workers.count, "with workers.count=0"),
+    ("workers.servers", "workers.restarts", "workers.pin", "workers.gpu_memory_fraction"): (
+        lambda s: s.workers.count > 0,
+        "with workers.count=1 or more",
+    ),
+    ("evaluate.every_steps",): (lambda s: s.evaluate.episodes > 0, "with evaluate.episodes=1 or more"),
     ("twin.overlap",): (lambda s: s.train.chunk_steps > 0, "with train.chunk_steps=1 or more"),
     ("model.dueling",): (lambda s: s.network != "blob", "with another network than blob"),
     ("train.clip_delta",): (lambda s: s.loss == "dqn3", "with loss=dqn3"),
@@ -37,9 +42,18 @@ _USED_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
         "with replay.prioritized=true",
     ),
     ("mutual.",): (lambda s: s.mode == "mutual", "with mode=mutual"),
+    ("mutual.turn_updates",): (
+        lambda s: "alternate" in (s.mutual.act, s.mutual.learn),
+        "with mutual.act=alternate or mutual.learn=alternate",
+    ),
     ("opponent.epsilon", "opponent.refresh_"): (
         lambda s: s.opponent.policy is not None,
         "in games of two players, with opponent.policy",
+    ),
+    ("opponent.epsilon",): (lambda s: s.opponent.policy != "random", "with another opponent.policy than random"),
+    ("opponent.refresh_",): (
+        lambda s: s.opponent.policy not in ("random", "self"),
+        "with another opponent.policy than random or self",
     ),
 }
 

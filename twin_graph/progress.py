@@ -136,7 +136,7 @@ class Progress:
     def reached(self) -> str:
         """How the newest evaluation reached `train.until_score`, in words for people; empty if it did not."""
         until = self.keeper.settings.train.until_score
-        return "" if until is None else self.keeper.matches.reached(until)
+        return "" if until is None else self.keeper.matches.reached(until, self.keeper.settings)
 
     def metrics(self) -> dict[str, Any]:
         """Everything that is logged; rates and times are those since the last call."""

@@ -63,7 +63,7 @@ class EnvSettings(_Section):
         None, "which of the game's actions the agent may take, by number, for example [0, 2, 3]; null for all (Atari)"
     )
     kwargs: dict[str, JsonValue] = _setting(
-        {}, "arguments of the environment, each set as env.kwargs.NAME=VALUE (Gymnasium, not Atari)"
+        {}, "arguments of the environment, each set as env.kwargs.NAME=VALUE (not Atari)"
     )
     vectorization: Literal["sync", "async"] = _setting(
         "sync",

@@ -168,6 +168,9 @@ def make(
     """
     if not settings.id:
         raise UsageError("no environment: give one with --env, for example --env ALE/Breakout-v5")
+    module, _, inside = settings.id.rpartition(":")
+    if module == "ale_py" or (module and inside.startswith("ALE/")):
+        raise UsageError(f"env.id={settings.id} would be an Atari game without its protocol; write ALE/Pong-v5")
     namespace = settings.id.partition("/")[0] + "/"
     if namespace in KINDS and settings.vectorization != "sync":
         raise UsageError(f"env.vectorization=async is for other environments; leave it out for {settings.id}")

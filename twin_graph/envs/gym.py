@@ -218,7 +218,7 @@ class _Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
         flat = spaces.flatten_space(self._space)
         bytes_ = flat.dtype in (np.uint8, np.bool_)
         low, high, dtype = (0, 255, np.uint8) if bytes_ else (-np.inf, np.inf, np.float32)
-        self._dtype, self._scale = np.dtype(dtype), 255 if flat.dtype == np.bool_ else 1
+        self._dtype, self._scale = np.dtype(dtype), 255 if _are_flags(flat) else 1
         self.observation_space = spaces.Box(low, high, (spaces.flatdim(self._space) + n_actions,), dtype)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -264,6 +264,12 @@ def _seen(observations: spaces.Space[Any]) -> spaces.Space[Any]:
     return observations
 
 
+def _are_flags(observations: spaces.Space[Any]) -> bool:
+    """Whether they are booleans, or bytes of 0 and 1: divided by 255 as brightness is, these would hardly be seen."""
+    is_small = isinstance(observations, spaces.Box) and observations.dtype == np.uint8 and observations.high.max() <= 1
+    return observations.dtype == np.bool_ or is_small
+
+
 def _make_one(settings: EnvSettings, declared: "_Declared", time_limit: int | None, index: int, **options: Any) -> Any:
     # Ctrl-C reaches every process, and the trainer is the one that answers it. It makes an environment, too.
     if settings.vectorization == "async" and multiprocessing.parent_process():
@@ -275,9 +281,9 @@ def _make_one(settings: EnvSettings, declared: "_Declared", time_limit: int | No
         return _Guarded(_Masked(env, name, int(declared.actions.n)), name)
     if declared.flattened:
         env = FlattenObservation(env)
-    if env.observation_space.dtype == np.bool_:  # booleans become bytes of brightness, 0 or 255
+    if _are_flags(env.observation_space):  # they become bytes of brightness, 0 or 255
         bytes_ = spaces.Box(0, 255, env.observation_space.shape, np.uint8)
-        env = TransformObservation(env, lambda seen: seen * np.uint8(255), bytes_)
+        env = TransformObservation(env, lambda seen: np.asarray(seen * np.uint8(255), np.uint8), bytes_)
     return _Guarded(env, name)
 
 
