@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -35,6 +36,7 @@ class TrainingDisplay:
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._interval = _PANEL_SECONDS if self._live else LINE_SECONDS
         self._start = self._shown = time.monotonic()
+        self._of: object = None  # the newest progress; `reproduce` has several, one after the other
         self._evaluation: object = None
         self._notices = 0  # that have been shown
 
@@ -50,6 +52,8 @@ class TrainingDisplay:
     def show(self, progress: Any) -> None:
         """Called after every vector step; costs nothing most of the time."""
         now = time.monotonic()
+        if progress is not self._of:
+            self._of, self._evaluation, self._notices = progress, None, 0
         for notice in progress.notices[self._notices :]:
             self._console.print(notice, soft_wrap=True, markup=False)
         self._notices = len(progress.notices)
@@ -153,9 +157,9 @@ def _panel(progress: Any, elapsed: float, *, verbose: bool) -> Group:
     workers = Table.grid(padding=(0, 2))
     for worker, restarts in progress.workers:
         again = f", restarted {counted(restarts, 'time')}" if restarts else ""
-        workers.add_row(worker.name, worker_line(worker.model_dump()) + again)
+        workers.add_row(worker.name, escape(worker_line(worker.model_dump()) + again))
     phases = f"[dim]{_phases(progress)}[/]" if verbose else ""
-    return Group(bar, facts, workers, phases, f"[yellow]{progress.note}[/]")
+    return Group(bar, facts, workers, phases, f"[yellow]{escape(progress.note)}[/]")
 
 
 def _phases(progress: Any) -> str:

@@ -64,7 +64,7 @@ def status(run: str, as_json: bool) -> None:
     if facts := [f"{names[name]} {telemetry[name]:.3g}" for name in names if name in telemetry]:
         table.add_row("target's distance", ", ".join(facts))
     for worker in summary["workers"]:
-        table.add_row(worker["name"], worker_line(worker))
+        table.add_row(worker["name"], escape(worker_line(worker)))
     for request in summary["requests"]:
         table.add_row("requested", request["words"])
     if point := summary["resume_point"]:

@@ -421,5 +421,7 @@ def test_a_reference_may_name_another_run(run: Run) -> None:
     assert owner.folder == run.folder
     assert snapshot == run.store().snapshots[-2]
     assert locate(run, "@update:50")[1] == run.resolve("@update:50")
+    assert locate(run, "online/@update:50")[1] == run.resolve("@update:50")
+    assert locate(run, f"{run.folder}:online/@update:50")[1] == run.resolve("@update:50")
     owner, snapshot = locate(Run(run.folder), f"{run.folder}:@update:50")
     assert (owner.folder, snapshot) == (run.folder, run.resolve("@update:50"))

@@ -101,6 +101,15 @@ def lines_while_training(run: Run, *, verbose: bool = False) -> list[str]:
     return said.getvalue().splitlines()
 
 
+def test_lines_of_a_run_that_was_trained_in_parts_are_shown_while_it_is_reproduced(here: Path) -> None:
+    train = "train", "cartpole", "--steps=1200", "--run-dir=parts", "--set=evaluate.every_steps=300"
+    for part in (train, ("resume", "parts", "--steps=1500")):
+        assert twin_graph(*part, cwd=here).returncode == 0
+    done = twin_graph("reproduce", "parts", "--from=start", cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("score of") == 5
+
+
 @pytest.mark.parametrize(("verbose", "most"), [(False, 120), (True, 600)])
 def test_lines_of_progress_are_short_and_tell_the_rest_if_asked(
     cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verbose: bool, most: int

@@ -269,6 +269,17 @@ def test_a_run_that_would_never_learn_is_refused_before_it_begins(cartpole: Cart
     assert not made.ledger.path.exists()
 
 
+def test_what_was_trained_elsewhere_since_is_gone_on_with(cartpole: Cartpole, tmp_path: Path) -> None:
+    run = notebook.create(tmp_path / "run", cartpole(train__steps=300)).train()
+    elsewhere = twin_graph.find(run.folder)
+    elsewhere.change_settings(config.change(elsewhere.settings, [("train.steps", 400), ("train.n_step", 2)]))
+    elsewhere.train()
+    run.train(steps=500)
+    now = twin_graph.find(run.folder)
+    assert [now.settings_of(attempt).train.n_step for attempt in (1, 2, 3)] == [3, 2, 2]
+    assert now.settings.train.steps == 500
+
+
 def test_to_train_a_complete_run_again_changes_nothing(cartpole: Any, trained: Any) -> None:
     run = twin_graph.find(trained(cartpole(train__steps=300, evaluate__episodes=0)).folder)
     before = (run.folder / "ledger.jsonl").read_bytes()

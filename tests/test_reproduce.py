@@ -126,6 +126,15 @@ def test_a_fork_recurs_with_the_stretch_of_its_parent(
         again(moved, tmp_path / "from the start")
 
 
+def test_a_fork_from_where_its_parent_was_stopped_recurs_from_the_start(cartpole: Make, tmp_path: Path) -> None:
+    """The stop is in the parent's past, and not in the fork's."""
+    parent = create(tmp_path / "parent", cartpole(resume__keep="all"))
+    attempt(parent, signal_at=(signal.SIGINT, 640))
+    assert parent.outcome()[0] == "stopped"
+    attempt(made := forked(parent, tmp_path / "fork", seed=2))
+    assert again(made, tmp_path / "again").difference is None
+
+
 def test_the_real_emulator_and_network_recur(pong: Make, trained: Callable[[Settings], Run], tmp_path: Path) -> None:
     run = trained(pong(loss="mse", train__steps=240, resume__keep="all"))
     assert again(run, tmp_path / "again", begin="1").difference is None

@@ -133,12 +133,14 @@ class NotebookRun(Run):
         from twin_graph.envs.gym import check_version
         from twin_graph.matches import Matches
 
-        settings = self.settings
-        if settings.workers.count:
-            raise UsageError(f"{self.folder} is trained by workers: use `twin-graph resume`")
-        if steps is not None:
-            settings = config.change(settings, [("train.steps", steps)])
         with self.lock("train"):
+            now = Run(self.folder)  # somebody may have resumed it with other settings since
+            self.description, self.settings = now.description, now.settings
+            settings = self.settings
+            if settings.workers.count:
+                raise UsageError(f"{self.folder} is trained by workers: use `twin-graph resume`")
+            if steps is not None:
+                settings = config.change(settings, [("train.steps", steps)])
             point = newest_point(self).point if self.points().folders() else None
             made = point.counters.agent_steps if point else 0
             check_length(settings, made)

@@ -432,8 +432,8 @@ def folders_of_runs(folder: Path) -> list[Path]:
 
 def locate(run: Run, reference: str) -> tuple[Run, Commit]:
     """The snapshot that a reference means, and whose it is: `RUN:REF` is another run's."""
-    match = re.fullmatch(r"(?!@update:)(.+?):(@update:[\d,]+|[^:]+)", reference)
-    owner, inside = (find(match[1]), match[2]) if match else (run, reference)
+    match = re.fullmatch(r"(?!([^/:]+/)?@update:)(.+?):(([^/:]+/)?@update:[\d,]+|[^:]+)", reference)
+    owner, inside = (find(match[2]), match[3]) if match else (run, reference)
     return owner, owner.resolve(inside)
 
 
