@@ -184,6 +184,15 @@ def test_what_was_committed_after_the_oldest_point_is_kept(run: Run, ten: list[C
     assert removed(run) == [0, 1, 2]
 
 
+def test_what_a_point_knew_is_kept_though_another_was_committed_after_the_same_update(
+    run: Run, ten: list[Commit]
+) -> None:
+    """As after a swap into the online twin, which makes the point first."""
+    commit_point(run, 900, [ten[9]])
+    commit(run, 900)
+    assert removed(run, "ensemble(2)") == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
 def test_of_two_learners_each_keeps_every_so_many_of_its_own(tmp_path: Path) -> None:
     run = create(tmp_path / "run", config.load("cartpole", [("mode", "mutual")]))
     made = [commit(run, 100 * (number // 2), lineage="ab"[number % 2]) for number in range(20)]

@@ -1,6 +1,7 @@
 """Which snapshots' weight files may be removed."""
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 
@@ -55,9 +56,13 @@ def removable(
     turns = Turns(run.settings)
     for learner in turns.learners:
         history = History.of(store, turns.source(learner), then, played)
-        for role, policy in policies.items() if history.snapshots else ():
+        histories, newest = [history], history.snapshots[-2:]
+        # After a swap into the online twin another is committed at the same update, and the point knows only the first.
+        if len(newest) == 2 and newest[0].updates == newest[1].updates == then:
+            histories.append(history._replace(snapshots=history.snapshots[:-1]))
+        for known, (role, policy) in itertools.product(histories, policies.items() if history.snapshots else ()):
             random = lots(run.settings.seed, role, learner, then)
-            kept |= {s.id for s in policy.choose(history, random).candidates}
+            kept |= {s.id for s in policy.choose(known, random).candidates}
     return [s.id for s in [*available, *store.abandoned] if s.id not in kept and store.has_weights(s.id)]
 
 
