@@ -79,6 +79,11 @@ def evaluations(run: Run) -> Iterator[tuple[int, dict[str, Any]]]:
             yield round(line["played_at"]["agent_steps"] / WINDOW) * WINDOW, line
 
 
+def colour(source: str) -> str:
+    """The colour of a curve; all runs of a user's own have the same."""
+    return COLOURS.get(source, "#cc79a7")
+
+
 def draw(curves: dict[str, Curve], games: dict[str, Games], path: Path) -> None:
     """The curves, and the evaluations of our runs with their intervals."""
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
@@ -87,18 +92,14 @@ def draw(curves: dict[str, Curve], games: dict[str, Games], path: Path) -> None:
     for source, curve in curves.items():
         steps = sorted(step for step in curve if step <= end)
         width = 2.5 if source in games else 1.5
-        axes.plot(
-            steps, [curve[step] for step in steps], color=COLOURS.get(source, "#cc79a7"), linewidth=width, label=source
-        )
+        axes.plot(steps, [curve[step] for step in steps], color=colour(source), linewidth=width, label=source)
     for source, of in games.items():
         played = list(of.values())
         means = [line["mean"] for line in played]
         low, high = zip(*(line["interval_95"] for line in played), strict=True)
         bars = [[m - x for m, x in zip(means, low, strict=True)], [x - m for m, x in zip(means, high, strict=True)]]
         label = f"{source}, evaluated (95%)"
-        axes.errorbar(
-            list(of), means, bars, fmt="o", markersize=4, linewidth=1, color=COLOURS.get(source, "#cc79a7"), label=label
-        )
+        axes.errorbar(list(of), means, bars, fmt="o", markersize=4, linewidth=1, color=colour(source), label=label)
     axes.xaxis.set_major_formatter(lambda step, _: f"{step / 1e6:g}")
     axes.set_xlabel("million agent steps")
     axes.set_ylabel("mean return; lines in training")

@@ -387,10 +387,19 @@ def test_the_list_of_commands_is_that_of_the_modules() -> None:
         ("twin-graph log cart", "cartpole-seed1-1"),
         ("twin-graph train pong --set train.ba", "train.batch_size="),
         ("twin-graph show cartpole-seed1-1 la", "latest"),
-        ("twin-graph diff cartpole-seed1-1 latest 000001", "000001-"),
     ],
 )
 def test_shell_completion(trained: Path, words: str, completion: str) -> None:
+    assert f"plain,{completion}" in completions(trained, words)
+
+
+def test_shell_completion_of_a_second_snapshot(trained: Path) -> None:
+    ids = [snapshot.id for snapshot in Run(trained / "checkpoints" / "cartpole-seed1-1").store().available]
+    shown = completions(trained, "twin-graph diff cartpole-seed1-1 latest 0")
+    assert shown == [f"plain,{snapshot}" for snapshot in reversed(ids)]
+
+
+def completions(cwd: Path, words: str) -> list[str]:
     environment = {
         **os.environ,
         "_TWIN_GRAPH_COMPLETE": "bash_complete",
@@ -398,8 +407,8 @@ def test_shell_completion(trained: Path, words: str, completion: str) -> None:
         "COMP_CWORD": str(len(words.split()) - 1),
     }
     script = Path(sys.executable).with_name("twin-graph")
-    done = subprocess.run([script], cwd=trained, env=environment, capture_output=True, text=True, check=False)
-    assert [line for line in done.stdout.splitlines() if line.startswith(f"plain,{completion}")]
+    done = subprocess.run([script], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    return done.stdout.splitlines()
 
 
 def test_what_commands_have_done_as_json(trained: Path, tmp_path: Path) -> None:
