@@ -8,11 +8,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
 from commands import Command, twin_graph
-from test_resume import end
+from test_fork import forked
+from test_resume import attempt, end
 
 from twin_graph.errors import UsageError
 from twin_graph.experiments import clock, plan, results, statistics, tables
@@ -206,6 +208,28 @@ def test_predictions_are_the_depths_of_the_ledger(
             for event in run.ledger.events()
         ]
         assert clock.predicted(read._replace(services=list(results._services(run, events, 250)))) == {}
+
+
+@pytest.mark.parametrize("changes", [{"train__n_step": 1}, {"target__policy": "ensemble(2, min)"}])
+def test_what_a_fork_learns_otherwise_changes_no_depth_of_its_past(
+    cartpole: Callable[..., Settings], trained: Callable[[Settings], Run], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    parent = trained(cartpole(target__policy="ensemble(2, mean)", save__every_updates=30, resume__keep="all"))
+    run = forked(parent, tmp_path / "fork", "1", **changes)
+    attempt(run)
+    point = plan.OriginPoint(1, run.description["forked_from"]["updates"], 504, "", parent.settings)
+    planned = plan.PlannedRun("run", "", "CartPole-v1", 1, (), run.settings, point)
+    services = list(results._services(run, run.ledger.events(), 250))
+    evaluated = {snapshot.counters.agent_steps: snapshot.updates for snapshot in run.store().snapshots}
+    empty = results._nothing(results.State(planned, "done", 0))
+    depths = Depths(run)
+    depths.catch_up()
+    wanted = {snapshot.counters.agent_steps: [depths.of(snapshot.id)] for snapshot in run.store().snapshots}
+    assert clock.depths(empty._replace(services=services, updates=250, evaluated=evaluated)) == wanted
+    # Another policy chooses at once; otherwise the target of the past serves on.
+    serving = any(service.first <= point.updates < service.last for service in services)
+    assert serving == ("target__policy" not in changes)
+
 
 
 def test_ten_thousand_targets_without_an_evaluation_between_are_not_too_many(

@@ -8,8 +8,8 @@ import pytest
 from twin_graph.settings import Settings
 from twin_graph.snapshots import report
 from twin_graph.snapshots.depth import Depths, learnt_from, mean_depth, value_of
-from twin_graph.snapshots.ledger import Commit, Counters, Swap, utc_now
-from twin_graph.snapshots.run import Run, create
+from twin_graph.snapshots.ledger import Commit, Counters, Start, Swap, utc_now
+from twin_graph.snapshots.run import LEDGER, Run, create
 
 Make = Callable[..., Settings]
 
@@ -25,7 +25,7 @@ class Story:
     def commit(self, name: str, updates: int, *, learner: str = "online", imported: bool = False) -> None:
         counters = Counters(agent_steps=updates, updates=updates, frames=updates, episodes=0)
         commit = Commit(
-            attempt=1,
+            attempt=self.run.ledger.attempt,
             time=utc_now(),
             number=None if imported else self._number,
             lineage="import" if imported else learner,
@@ -41,8 +41,9 @@ class Story:
 
     def restore(self, names: Sequence[str], after: int, *, learner: str = "online", into: str = "target") -> None:
         counters = Counters(agent_steps=after, updates=after, frames=after, episodes=0)
-        fields = {"attempt": 1, "time": utc_now(), "into": into, "learner": learner, "snapshots": names}
+        fields = {"attempt": self.run.ledger.attempt, "time": utc_now(), "into": into, "learner": learner}
         fields |= {
+            "snapshots": names,
             "policy": "latest",
             "candidates": names,
             "reason": "",
@@ -50,6 +51,14 @@ class Story:
             "counters": counters,
         }
         self.run.ledger.append(Swap.model_validate(fields))
+
+    def resume(self, after: int, settings: Settings) -> None:
+        self.run.change_settings(settings)
+        [start] = self.run.ledger.events(Start)
+        counters = Counters(agent_steps=after, updates=after, frames=after, episodes=0)
+        sizes = {**start.found_bytes, LEDGER: (self.run.folder / LEDGER).stat().st_size}
+        resumed = {"attempt": 2, "resumed_from": 0, "counters": counters, "known_bytes": sizes, "found_bytes": sizes}
+        self.run.ledger.append(start.model_copy(update=resumed))
 
     def depths(self, *names: str) -> list[float | None]:
         depths = Depths(self.run)
@@ -102,6 +111,21 @@ def test_a_generation_adds_n_steps_and_a_late_target_none(cartpole: Make, tmp_pa
     story.commit("s4", 250)
     mean = learnt_from([6, 3], n_steps=[3], discount=0.99, combine="mean")
     assert story.depths("s0", "s1", "s1b", "s2", "s3", "s4", "unknown") == [0, 3, 3, 6, 3, pytest.approx(mean), None]
+
+
+def test_what_is_learnt_after_a_resume_goes_by_its_settings(cartpole: Make, tmp_path: Path) -> None:
+    """Until then the target was served by others, though it stays the same."""
+    story = Story(tmp_path / "run", cartpole(train__n_step=3))
+    story.commit("s0", 0)
+    story.restore(["s0"], 0)
+    story.commit("s1", 50)
+    story.restore(["s1"], 50)
+    story.resume(75, cartpole(train__n_step=1))
+    story.commit("s2", 75)
+    story.commit("s3", 80)
+    story.restore(["s2"], 100)
+    story.commit("s4", 150)
+    assert story.depths("s1", "s2", "s3", "s4") == [3, 6, 4, 7]
 
 
 def test_swaps_into_the_online_twin_and_imports(cartpole: Make, tmp_path: Path) -> None:

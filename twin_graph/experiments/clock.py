@@ -74,11 +74,12 @@ def depths(run: Result) -> dict[int, list[float]]:
     recorded = sum(service.last - service.first + 1 for service in run.services)
     if not run.services or settings.store.shared or recorded < run.updates * len(learners):  # a target was imported
         return {}
-    several = any(len(service.committed) > 1 for service in run.services)
-    combine = combined_by(settings.target.policy) if several else "mean"
-    if combine is None:
+    several, point = any(len(service.committed) > 1 for service in run.services), run.planned.point
+    first, last = (point.settings, point.updates) if point else (settings, 0)  # what the run from which it is forked did
+    before, since = (_Learning.by(each, several) for each in (first, settings))
+    if before is None or since is None:
         return {}
-    of = {learner: _Depths(learner, run.services, settings, combine) for learner in learners}
+    of = {learner: _Depths(learner, run.services, before, since, last) for learner in learners}
     for name, other in zip(learners, learners[::-1], strict=True):
         of[name].source = of[other]
     for service in sorted(run.services, key=lambda service: service.first):  # in order, or one asks for all before it
@@ -87,22 +88,38 @@ def depths(run: Result) -> dict[int, list[float]]:
     return {step: [of[name].of(updates) for name in learners] for step, updates in run.evaluated.items()}
 
 
-class _Depths:
-    """The depths of a learner's snapshots, by the updates after which they were committed."""
+class _Learning(NamedTuple):
+    """What settings say of learning from targets; see `twin_graph.snapshots.depth.learnt_from`."""
 
-    def __init__(self, learner: str, services: Sequence[Service], settings: Settings, combine: str) -> None:
+    n_steps: Sequence[int]
+    discount: float
+    combine: str
+
+    @classmethod
+    def by(cls, settings: Settings, several: bool) -> "_Learning | None":
+        """None if they combine several snapshots as nobody here knows."""
+        combine = combined_by(settings.target.policy) if several else "mean"
+        return cls(settings.train.return_lengths, settings.train.discount, combine) if combine else None
+
+
+class _Depths:
+    """The depths of a learner's snapshots, by the updates after which they were committed: until update `last`, it
+    learnt as `before` says."""
+
+    def __init__(
+        self, learner: str, services: Sequence[Service], before: _Learning, since: _Learning, last: int
+    ) -> None:
         self._services = [service for service in services if service.learner == learner]
-        self._train = settings.train
-        self._combine = combine
+        self._before, self._since, self._last = before, since, last
         self._known = {0: 0.0}
         self.source = self
 
     def of(self, updates: int) -> float:
         served = [service for service in self._services if service.first <= updates]
         if updates not in self._known:
-            lengths, discount = self._train.return_lengths, self._train.discount
             below = [self.source.of(committed) for committed in served[-1].committed]
-            self._known[updates] = learnt_from(below, n_steps=lengths, discount=discount, combine=self._combine)
+            learning = self._before if updates <= self._last else self._since
+            self._known[updates] = learnt_from(below, **learning._asdict())
         return self._known[updates]
 
 

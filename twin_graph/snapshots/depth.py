@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from twin_graph.settings import Settings
-from twin_graph.snapshots.ledger import Commit, Place, Swap
+from twin_graph.snapshots.ledger import Commit, Place, Start, Swap
 from twin_graph.snapshots.run import Run
 
 
@@ -64,18 +64,21 @@ class Depths:
         self._settings: dict[int, Settings] = {}
         self._snapshots: dict[str, float | None] = {}
         self._online: dict[str, float | None] = {}  # by learner
+        self._targets: dict[str, tuple[str, ...]] = {}  # the same
         self._learning: dict[str, tuple[int, float | None]] = {}  # the depth it has from an update on
 
     def catch_up(self) -> None:
         """Sees what the ledger has recorded since."""
-        place, events = self._run.ledger.follow(self._place, Commit, Swap)
+        place, events = self._run.ledger.follow(self._place, Start, Commit, Swap)
         if place.fold != self._place.fold:
             self._forget()
         self._place = place
         for event, holds in events:
             if not holds:
                 continue
-            if isinstance(event, Swap):
+            if isinstance(event, Start):
+                self._see_start(event)
+            elif isinstance(event, Swap):
                 if not event.worker:  # a worker's own target follows that of the run
                     self._see_swap(event)
             elif isinstance(event, Commit) and event.number is not None:
@@ -93,23 +96,28 @@ class Depths:
         first, depth = self._learning.get(learner, (1, 0.0))
         return depth if updates >= first else self._online.get(learner, 0.0)
 
+    def _see_start(self, start: Start) -> None:
+        if start.counters:  # resumed, maybe with other settings, by which it learns from the targets that it has
+            for learner in self._targets:
+                self._learn(learner, start.counters.updates + 1, start.attempt)
+
     def _see_swap(self, swap: Swap) -> None:
         if swap.into == "opponent":  # an opponent supplies no target values
             return
-        learner, depths = swap.learner, [self._snapshots.get(snapshot) for snapshot in swap.snapshots]
-        self._online[learner] = self._now(learner, swap.first_update - 1)
+        if swap.into == "target":
+            self._targets[swap.learner] = swap.snapshots
+        self._learn(swap.learner, swap.first_update, swap.attempt)
         if swap.into == "online":
-            self._online[learner] = depths[0]
-            self._learning[learner] = swap.first_update, self.of_targets(learner)
-        else:
-            self._learning[learner] = swap.first_update, self._learnt_from(swap, depths)
+            self._online[swap.learner] = self.of(swap.snapshots[0])
 
-    def _learnt_from(self, swap: Swap, depths: Sequence[float | None]) -> float | None:
-        settings = self._settings.get(swap.attempt) or self._settings.setdefault(
-            swap.attempt, self._run.settings_of(swap.attempt)
-        )
-        train, known = settings.train, [depth for depth in depths if depth is not None]
-        if len(known) < len(depths) or not train.target_q:
+    def _learn(self, learner: str, first_update: int, attempt: int) -> None:
+        self._online[learner] = self._now(learner, first_update - 1)
+        self._learning[learner] = first_update, self._learnt_from(self._targets.get(learner, ()), attempt)
+
+    def _learnt_from(self, snapshots: Sequence[str], attempt: int) -> float | None:
+        settings = self._settings.get(attempt) or self._settings.setdefault(attempt, self._run.settings_of(attempt))
+        train, known = settings.train, [depth for name in snapshots if (depth := self.of(name)) is not None]
+        if not known or len(known) < len(snapshots) or not train.target_q:
             return None
         combine = combined_by(settings.target.policy) if len(known) > 1 else "mean"
         if combine is None:
