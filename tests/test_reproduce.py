@@ -135,6 +135,46 @@ def test_a_fork_from_where_its_parent_was_stopped_recurs_from_the_start(cartpole
     assert again(made, tmp_path / "again").difference is None
 
 
+def interrupted_while_playing(run: Run) -> None:
+    """Trains on until the next evaluation is being played, and stops then."""
+    for progress in progress_of(run):
+        if progress.note.startswith("evaluating"):
+            progress.stop.set()
+
+
+def test_a_stop_while_an_evaluation_was_played_again_recurs(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(resume__keep="all"))
+    interrupted_while_playing(run)
+    begin = run.points().newest()
+    interrupted_while_playing(run)
+    assert Run(run.folder).state() == "stopped"
+    assert run.points().newest() == begin  # nothing was done that a new one would keep
+    assert again(run, tmp_path / "stopped").difference is None
+    attempt(run)
+    found = again(run, tmp_path / "again")
+    assert found.difference is None
+    assert found.evaluations == 2
+
+
+def test_what_a_killed_run_had_still_to_do_is_no_difference(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__every_steps=400))
+    for progress in progress_of(run):
+        if progress.note.startswith("evaluating"):
+            break
+    assert progress.updates % run.settings.target.refresh_every_updates == 0  # one is due after that evaluation
+    assert again(run, tmp_path / "again").difference is None
+
+
+def test_a_swap_that_a_parent_lost_does_not_recur_in_its_fork(cartpole: Make, tmp_path: Path) -> None:
+    parent = create(tmp_path / "parent", cartpole(loss="mse", resume__keep="all", resume__every_steps=300))
+    asked(parent, 840, {800: lambda: control.ask(parent.control, "swap", parent.resolve("000001").id)})
+    asked(parent, 700, {640: lambda: control.ask(parent.control, "point")})
+    attempt(made := forked(parent, tmp_path / "fork"))
+    begin = made.description["forked_from"]["point"]
+    assert made.description["forked_from"]["agent_steps"] == 640
+    assert again(made, tmp_path / "again", begin=str(begin)).difference is None
+
+
 def test_the_real_emulator_and_network_recur(pong: Make, trained: Callable[[Settings], Run], tmp_path: Path) -> None:
     run = trained(pong(loss="mse", train__steps=240, resume__keep="all"))
     assert again(run, tmp_path / "again", begin="1").difference is None

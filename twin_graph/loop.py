@@ -82,7 +82,8 @@ def loop(
             stepper.settle()
             keeper.commit_point(progress.returns)
     requests.carry_out()
-    if done or progress.reached or progress.ended_by:
+    is_stopped = progress.stop.is_set() and keeper.at_point  # workers may have begun
+    if done or is_stopped or progress.reached or progress.ended_by:
         yield
         return
     stepper.begin()

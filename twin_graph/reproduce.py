@@ -130,13 +130,13 @@ def reproduce(
     _check(run, point)
     parts = list(_parts(run, point, last))
     scratch = _scratch(run, point, folder, parts[0].settings)
-    before = _Held.of(scratch)
-    recorded = _Held.of(run).since(before, last)
+    before, held = _Held.of(scratch), _Held.of(run)
+    recorded = held.since(before, last)
     if not recorded.commits:
         raise UsageError(f"{run.folder} has recorded no snapshot in that stretch: there is nothing to compare")
     _record_inputs(run, scratch)
     first = point.counters.updates + 1 if point else 1
-    comparison = _Comparison(run, scratch, before, recorded)
+    comparison = _Comparison(run, scratch, before, recorded, goes_on=recorded != held.since(before, None))
     with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
         for part in parts:
             if scratch.settings != part.settings:
@@ -288,11 +288,12 @@ class _Comparison:
       run, scratch: these.
       before: what the scratch had from the start.
       recorded: what the run recorded since, to be found again.
+      goes_on: whether the run recorded more after that.
     """
 
-    def __init__(self, run: Run, scratch: Run, before: _Held, recorded: _Held) -> None:
+    def __init__(self, run: Run, scratch: Run, before: _Held, recorded: _Held, *, goes_on: bool) -> None:
         self._store = run.store()
-        self._scratch, self._before, self._recorded = scratch, before, recorded
+        self._scratch, self._before, self._recorded, self._goes_on = scratch, before, recorded, goes_on
         played = [line["played_at"]["updates"] for line in recorded.evaluations]
         swapped = [swap.counters.updates for swap in recorded.swaps]
         self.last = max([recorded.commits[-1].updates, *played[-1:], *swapped[-1:]])
@@ -362,7 +363,10 @@ class _Comparison:
             self._evaluations += 1
 
     def _compare_swaps(self, made: list[Swap]) -> int:
-        for n, (ours, theirs) in enumerate(itertools.zip_longest(made, self._recorded.swaps)):
+        recorded = self._recorded.swaps
+        while not self._goes_on and len(made) > len(recorded) and made[-1].counters.updates == self.last:
+            made = made[:-1]  # the run would have made it, had it not been killed before
+        for n, (ours, theirs) in enumerate(itertools.zip_longest(made, recorded)):
             a, b = ((s.first_update, s.learner, s.into, s.snapshots) if s else None for s in (ours, theirs))
             if a != b:
                 after = (theirs or ours).counters.updates

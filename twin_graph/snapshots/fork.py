@@ -56,9 +56,6 @@ def fork(parent: Run, point: PointState, folder: Path, settings: Settings, chang
         if change:
             changed, state = change(temporary / POINTS / parent.points().path(point.number).name, point)
         ledger, now = Ledger(temporary / LEDGER), utc_now()
-        for before in parent.ledger.events(Fork):
-            if before.point == point.number:  # the parent is a fork itself, and has made no point since
-                ledger.append(before)
         ledger.append(
             Fork(
                 attempt=point.attempt,
@@ -124,6 +121,9 @@ def copy_past(parent: Run, point: PointState, folder: Path) -> tuple[str, ...]:
         if size := point.known_bytes[name]:
             with (parent.folder / name).open("rb") as file:
                 write_new(folder / name, file.read(size))
+    for made in parent.ledger.events(Fork):
+        if made.point == point.number:  # the parent was forked there itself; its records of then do not say so
+            Ledger(folder / LEDGER).append(made)
     for path in workers.update_logs(parent.folder, upto=point.attempt):
         make_folder(folder / workers.FOLDER)
         write_new(folder / workers.FOLDER / path.name, path.read_bytes())
