@@ -37,7 +37,7 @@ from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.ledger import BY_REQUEST, Swap
 from twin_graph.snapshots.points import PointState, PointStore
 from twin_graph.snapshots.run import Run, create
-from twin_graph.snapshots.verify import verify
+from twin_graph.snapshots.verify import _Verifier, verify
 
 Make = Callable[..., Settings]
 
@@ -698,6 +698,27 @@ def test_what_a_death_left_unfinished_is_named_as_that_and_the_next_resume_remov
         assert not asking.exists()
         assert not filming.exists()
     assert verify(run).leftover == []
+
+
+def test_what_a_run_writes_while_it_is_verified_belongs_to_it(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0))
+    (run.folder / "notes.txt").write_text("")
+    points = _Verifier.points
+    with contextlib.closing(progress_of(run)) as progresses:
+        next(progresses)
+        begun = len(run.store().snapshots)
+
+        def points_and_more(verifier: _Verifier) -> None:
+            points(verifier)
+            while len(run.points().folders()) < 2:
+                next(progresses)
+
+        monkeypatch.setattr(_Verifier, "points", points_and_more)
+        found = verify(run)
+    assert len(run.store().snapshots) > begun
+    assert found.unknown == [str(run.folder / "notes.txt")]
 
 
 def test_steps_are_looked_after_also_while_an_interrupted_evaluation_is_played_again(

@@ -52,6 +52,8 @@ def verify(run: Run) -> Findings:
 class _Verifier:
     def __init__(self, run: Run) -> None:
         self._run = run
+        # Before anything else is looked at: what a run writes meanwhile is no stranger's.
+        self._there = [Path(folder, name) for folder, _, names in os.walk(run.folder) for name in names]
         self.damage: list[str] = []
         self.leftover: list[str] = []
         self.unknown: list[str] = []
@@ -171,10 +173,9 @@ class _Verifier:
         if (holder := run.control / "holder.json").exists():
             self.known.add(holder)
             self._try(read_file, holder)
-        there = (Path(folder, name) for folder, _, names in os.walk(run.folder) for name in names)
         ours = {*self.known, *self.unchecked, run.control / "lock"}
         self.unknown += sorted(
-            str(p) for p in there if p.is_file() and p not in ours and not {p, *p.parents} & {*unfinished}
+            str(p) for p in self._there if p.is_file() and p not in ours and not {p, *p.parents} & {*unfinished}
         )
 
 
