@@ -161,7 +161,6 @@ class Worker:
                 "first_update": applied.update + 1,
                 "time": utc_now(),
                 "attempt": self._run.attempt,
-                "hold": False,
                 "request": None,
             }
             self._run.ledger.append(swap.model_copy(update=own))
