@@ -175,6 +175,23 @@ def test_a_swap_that_a_parent_lost_does_not_recur_in_its_fork(cartpole: Make, tm
     assert again(made, tmp_path / "again", begin=str(begin)).difference is None
 
 
+def test_a_fork_from_where_a_stop_left_an_evaluation_out_recurs(cartpole: Make, tmp_path: Path) -> None:
+    """Its parent was stopped where the schedule made a point, too, and so the fork played what was due there."""
+    settings = cartpole(resume__every_steps=600, evaluate__every_steps=600, resume__keep="all")
+    attempt(parent := create(tmp_path / "parent", settings), signal_at=(signal.SIGINT, 600))
+    assert not list(parent.evaluation_lines())
+    attempt(made := forked(parent, tmp_path / "fork", seed=2))
+    assert again(made, tmp_path / "again").difference is None
+
+
+def test_a_fork_with_another_seed_from_the_beginning_recurs_with_the_first_weights_of_its_parent(
+    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path
+) -> None:
+    parent = trained(cartpole(resume__keep="all"))
+    attempt(made := forked(parent, tmp_path / "fork", at="0", seed=2))
+    assert again(made, tmp_path / "again").difference is None
+
+
 def test_the_real_emulator_and_network_recur(pong: Make, trained: Callable[[Settings], Run], tmp_path: Path) -> None:
     run = trained(pong(loss="mse", train__steps=240, resume__keep="all"))
     assert again(run, tmp_path / "again", begin="1").difference is None

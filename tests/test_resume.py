@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -34,7 +35,7 @@ from twin_graph.progress import Progress
 from twin_graph.settings import Settings
 from twin_graph.snapshots import control, report, swaps
 from twin_graph.snapshots.control import Answer
-from twin_graph.snapshots.ledger import BY_REQUEST, Swap
+from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Start, Swap
 from twin_graph.snapshots.points import PointState, PointStore
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.verify import _Verifier, verify
@@ -698,6 +699,22 @@ def test_what_a_death_left_unfinished_is_named_as_that_and_the_next_resume_remov
         assert not asking.exists()
         assert not filming.exists()
     assert verify(run).leftover == []
+
+
+def test_a_run_that_goes_back_to_a_point_that_was_mended_is_whole(cartpole: Make, tmp_path: Path) -> None:
+    """Meanwhile another attempt committed the same weights after more agent steps."""
+    settings = cartpole(train__chunk_steps=64, save__every_updates=8, resume__keep="all", evaluate__episodes=0)
+    attempt(run := create(tmp_path / "run", settings), signal_at=(signal.SIGINT, 640))
+    [*_, before, newest] = run.points().folders()
+    (newest / "online.index").rename(tmp_path / "aside")
+    attempt(run, 700)
+    (tmp_path / "aside").rename(newest / "online.index")
+    attempt(run)
+    starts = run.ledger.with_abandoned(Start)
+    assert [start.resumed_from for start, _ in starts] == [None, int(before.name), int(newest.name)]
+    committed = Counter(snapshot.id for snapshot, _ in run.ledger.with_abandoned(Commit))
+    assert max(committed.values()) == 2
+    assert verify(run).damage == verify(run).unknown == []
 
 
 def test_what_a_run_writes_while_it_is_verified_belongs_to_it(

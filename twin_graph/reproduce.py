@@ -209,7 +209,8 @@ def _parts(run: Run, point: PointState | None, last: int | None) -> Iterator[_Pa
     here = run.points().newest()
     merged: _Part | None = None
     for (attempt, begin), (_, until) in itertools.zip_longest(begins, begins[1:], fillvalue=(0, None)):
-        if until == begin:  # resumed from there, and nothing of it holds
+        began = begin or point  # otherwise the first weights are of it, and a fork may have another seed
+        if until == begin and began:  # resumed from there, and nothing of it holds
             continue
         # A tracker would take the repetition for another run.
         settings, end = config.replace(run.settings_of(attempt), [("log.to", "tensorboard")]), ends.get(attempt)
@@ -227,10 +228,8 @@ def _parts(run: Run, point: PointState | None, last: int | None) -> Iterator[_Pa
         # A callback that ended the run is not here to end it again; a score that was reached is.
         by_callback = end and newest and newest < settings.train.steps and not end.reason.startswith("reached")
         is_stop = end and (end.reason == INTERRUPTED or (end.state == "finished" and by_callback))
-        if not end and made and newest and newest == until and newest < settings.train.steps:
-            # Of a run that was forked from the point at which it was stopped, no end is in the fork's past.
-            is_stop = not (made.request or _is_scheduled(settings, made))
-        part = _Part(attempt, settings, newest if is_stop and until in (None, newest) else None, until)
+        ends_there = is_stop and until in (None, newest) and until != begin
+        part = _Part(attempt, settings, newest if ends_there else None, until)
         if merged and (merged.stop is not None or merged.settings != part.settings):
             yield merged
         merged = part

@@ -22,7 +22,7 @@ from twin_graph.snapshots.files import (
     share,
     write_new,
 )
-from twin_graph.snapshots.ledger import Fork, Ledger, Prune, utc_now
+from twin_graph.snapshots.ledger import End, Fork, Ledger, Point, Prune, utc_now
 from twin_graph.snapshots.points import SEGMENTS, PointState
 from twin_graph.snapshots.run import LEDGER, POINTS, RECORDS, Run, check_new_folder, making
 from twin_graph.snapshots.store import MANIFEST, Snapshots
@@ -121,9 +121,16 @@ def copy_past(parent: Run, point: PointState, folder: Path) -> tuple[str, ...]:
         if size := point.known_bytes[name]:
             with (parent.folder / name).open("rb") as file:
                 write_new(folder / name, file.read(size))
-    for made in parent.ledger.events(Fork):
-        if made.point == point.number:  # the parent was forked there itself; its records of then do not say so
-            Ledger(folder / LEDGER).append(made)
+    # What the records of then do not say: that an end made the point, and that the parent was forked from it itself.
+    ledger = Ledger(folder / LEDGER)
+    made = [other.number for other, _ in parent.ledger.with_abandoned(Point) if other.attempt == point.attempt]
+    if made[-1:] in ([], [point.number]):  # runs of older versions have none in the ledger
+        for end, _ in parent.ledger.with_abandoned(End):
+            if end.attempt == point.attempt:
+                ledger.append(end)
+    for before in parent.ledger.events(Fork):
+        if before.point == point.number:
+            ledger.append(before)
     for path in workers.update_logs(parent.folder, upto=point.attempt):
         make_folder(folder / workers.FOLDER)
         write_new(folder / workers.FOLDER / path.name, path.read_bytes())

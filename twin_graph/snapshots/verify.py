@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,23 +99,24 @@ class _Verifier:
             self.known.update(self._run.store_folder.rglob("*"))
             return
         with store.reading():
-            snapshots = [*store.snapshots, *store.imports, *store.abandoned]
-            for snapshot in snapshots:
-                self._snapshot(store, snapshot)
-            committed = {snapshot.id for snapshot in snapshots}
+            committed: dict[str, list[Commit]] = {}
+            for snapshot, _ in self._run.ledger.with_abandoned(Commit):
+                committed.setdefault(snapshot.id, []).append(snapshot)
+            for records in committed.values():
+                self._snapshot(store, records)
             for folder in store.folder.glob("*"):
                 if folder.name not in committed and ID.fullmatch(folder.name):
                     self.known.update(folder.glob("*"))
                     if not self._is_running():  # or it has been committed since the ledger was read
                         self.unknown.append(f"{folder}: not in the ledger; a commit that a crash interrupted")
 
-    def _snapshot(self, store: SnapshotStore, snapshot: Commit) -> None:
-        folder = store.folder / snapshot.id
+    def _snapshot(self, store: SnapshotStore, records: Sequence[Commit]) -> None:
+        folder = store.folder / records[0].id
         self.known.add(folder / MANIFEST)
         try:
-            manifest = store.manifest(snapshot.id)
-            _check_same(folder, snapshot, manifest)
-            if store.has_weights(snapshot.id):
+            manifest = store.manifest(folder.name)
+            _check_recorded(folder, records, manifest)
+            if store.has_weights(folder.name):
                 self.known.update(folder / file.name for file in manifest.files)
                 for file in manifest.files:
                     file.check(folder)
@@ -179,7 +180,10 @@ class _Verifier:
         )
 
 
-def _check_same(folder: Path, snapshot: Commit, manifest: Manifest) -> None:
+def _check_recorded(folder: Path, records: Sequence[Commit], manifest: Manifest) -> None:
+    """Raises `DamagedError` unless one of a snapshot's records says the same: where several attempts committed it, the
+    manifest is that of the last."""
     for name in ("number", "lineage", "counters", "weights_sha256", "bytes"):
-        if getattr(snapshot, name) != getattr(manifest, name):
+        records = [record for record in records if getattr(record, name) == getattr(manifest, name)]
+        if not records:
             raise DamagedError(f"{folder / MANIFEST} is damaged: its {name} is not the ledger's")
