@@ -177,7 +177,7 @@ def test_a_swap_that_a_parent_lost_does_not_recur_in_its_fork(cartpole: Make, tm
 
 def test_a_fork_from_where_a_stop_left_an_evaluation_out_recurs(cartpole: Make, tmp_path: Path) -> None:
     """Its parent was stopped where the schedule made a point, too, and so the fork played what was due there."""
-    settings = cartpole(resume__every_steps=600, evaluate__every_steps=600, resume__keep="all")
+    settings = cartpole(resume__every_steps=600, evaluate__every_steps=600, evaluate__episodes=8, resume__keep="all")
     attempt(parent := create(tmp_path / "parent", settings), signal_at=(signal.SIGINT, 600))
     assert not list(parent.evaluation_lines())
     attempt(made := forked(parent, tmp_path / "fork", seed=2))
