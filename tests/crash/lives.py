@@ -81,7 +81,7 @@ POLICIES = (
     "ensemble(2, min)",
     "ensemble(3, mean)",
     "pinned(0)",
-    "random",
+    "rollback(0.05)",
     "average(2)",
 )
 #: What may change when a run is resumed or forked.
@@ -199,26 +199,32 @@ class Life:
             self._is_swapped |= into == "online"
         self.story.append(f"  asks for {kind} into {learner}'s {into}")
 
-    def _changed(self) -> list[tuple[str, Any]]:
-        names = self._random.sample(sorted(CHANGES), self._random.randrange(1, 4))
-        return [(name, self._random.choice(CHANGES[name])) for name in names]
+    def _changed(self, settings: Settings, seed: int | None = None) -> Settings:
+        """Other settings, if they fit together."""
+        names = self._random.sample(sorted(CHANGES), self._random.randrange(4))
+        changes = [(name, self._random.choice(CHANGES[name])) for name in names]
+        self.story.append(f"  changes {changes}")
+        try:
+            return config.change(settings, changes, seed=seed)
+        except UsageError as refusal:
+            self.story.append(f"  refused: {refusal}")
+            return config.change(settings, [], seed=seed)
 
     def _change(self) -> None:
-        run, changes = Run(self._run.folder), self._changed()
-        run.change_settings(config.change(run.settings, changes))
-        self.story.append(f"changes {changes}")
+        self.story.append("is to be resumed with other settings")
+        run = Run(self._run.folder)
+        run.change_settings(self._changed(run.settings))
 
     def _fork(self) -> None:
         parent = Run(self._run.folder)
         point = self._random.choice(self._points(parent))
         state = point_at(parent, str(point))
         seed = self._random.choice([None, self._random.randrange(1_000)])
-        changes = self._changed() if self._random.random() < 0.5 else []
         self._forks += 1
-        settings = config.change(parent.settings_from(state), changes, seed=seed)
+        self.story.append(f"forks at point {point} ({state.counters}) with seed {seed}")
+        settings = self._changed(parent.settings_from(state), seed)
         self._run = fork(parent, state, self._folder / f"fork{self._forks}", settings)
         self._learnt = {update: of for update, of in self._learnt.items() if update <= state.counters.updates}
-        self.story.append(f"forks at point {point} ({state.counters}) with {changes}, seed {seed}")
 
     def _fall_back(self) -> None:
         """Its newest point is damaged for a time, in which it goes on from the one before."""
