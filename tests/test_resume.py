@@ -717,6 +717,19 @@ def test_a_run_that_goes_back_to_a_point_that_was_mended_is_whole(cartpole: Make
     assert verify(run).damage == verify(run).unknown == []
 
 
+def test_the_last_evaluation_is_played_once_though_its_point_was_damaged_for_a_time(
+    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path
+) -> None:
+    run = trained(cartpole(resume__keep="all"))
+    evaluated = [line["played_at"]["agent_steps"] for line in run.evaluation_lines()]
+    [*_, newest] = run.points().folders()
+    (newest / "online.index").rename(tmp_path / "aside")
+    attempt(run, 1)
+    (tmp_path / "aside").rename(newest / "online.index")
+    attempt(run)
+    assert [line["played_at"]["agent_steps"] for line in Run(run.folder).evaluation_lines()] == evaluated
+
+
 def test_what_a_run_writes_while_it_is_verified_belongs_to_it(
     cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,11 +72,12 @@ def loop(
             yield
             stepper.meanwhile()
 
-    since = progress.counters
+    since, played = progress.counters, keeper.matches.last
     done = progress.agent_steps >= progress.total_steps
+    is_unplayed = done and played.agent_steps < progress.agent_steps
     if keeper.checkpoints.newest is None:
         keeper.commit_point()
-    elif done or evaluation.due(since=keeper.matches.last, now=progress.counters):  # it was interrupted
+    elif is_unplayed or evaluation.due(since=played, now=progress.counters):  # it was interrupted
         yield from play_newest()
         if progress.evaluation:  # otherwise, the next resume would go back to before it
             stepper.settle()
