@@ -16,7 +16,7 @@ from test_fork import VARIANTS, contents, forked
 from test_resume import attempt, progress_of
 
 from twin_graph import config, envs, nudge, training
-from twin_graph.checkpoint import point_at
+from twin_graph.checkpoint import newest_point, point_at
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.exchange import import_checkpoint
 from twin_graph.graph_mode import tf
@@ -190,6 +190,23 @@ def test_a_fork_with_another_seed_from_the_beginning_recurs_with_the_first_weigh
     parent = trained(cartpole(resume__keep="all"))
     attempt(made := forked(parent, tmp_path / "fork", at="0", seed=2))
     assert again(made, tmp_path / "again").difference is None
+
+
+def test_what_an_attempt_did_without_a_step_recurs_by_its_own_settings(cartpole: Make, tmp_path: Path) -> None:
+    """It played what a stop had left out, and was killed; then others went on."""
+    run = create(tmp_path / "run", cartpole(resume__keep="all"))
+    interrupted_while_playing(run)
+    left_out = newest_point(run).point
+    with contextlib.closing(progress_of(run)) as progresses:
+        for progress in progresses:
+            if progress.keeper.checkpoints.newest != left_out:
+                break
+    assert newest_point(run).point.counters == left_out.counters
+    changed = Run(run.folder)
+    changed.change_settings(config.change(changed.settings, [("evaluate.episodes", 4)]))
+    attempt(run)
+    assert [len(line["returns"]) for line in Run(run.folder).evaluation_lines()] == [2, 4]
+    assert again(run, tmp_path / "again").difference is None
 
 
 def test_the_real_emulator_and_network_recur(pong: Make, trained: Callable[[Settings], Run], tmp_path: Path) -> None:

@@ -163,7 +163,12 @@ def _train(
             stopped = True
             progress.stop.set()
         newest = progress.keeper.checkpoints.newest
-        if part.until is not None and newest and newest.counters.agent_steps >= part.until:
+        if (
+            part.until is not None
+            and newest
+            and newest.attempt == progress.keeper.run.attempt  # not the one from which it began
+            and newest.counters.agent_steps >= part.until
+        ):
             break
     return False
 
@@ -202,15 +207,15 @@ def _parts(run: Run, point: PointState | None, last: int | None) -> Iterator[_Pa
     known = point.known_bytes[LEDGER] if point else 0
     starts = run.ledger.events(Start)[len([s for s, holds in run.ledger.with_abandoned(Start, upto=known) if holds]) :]
     ends = {end.attempt: end for end, _ in run.ledger.with_abandoned(End)}
-    points = [made for made, _ in run.ledger.with_abandoned(Point)]
+    points, held = [made for made, _ in run.ledger.with_abandoned(Point)], run.ledger.events(Point)
     begins = [(start.attempt, start.counters.agent_steps if start.counters else 0) for start in starts]
     if point:
         begins.insert(0, (point.attempt, point.counters.agent_steps))
     here = run.points().newest()
     merged: _Part | None = None
     for (attempt, begin), (_, until) in itertools.zip_longest(begins, begins[1:], fillvalue=(0, None)):
-        began = begin or point  # otherwise the first weights are of it, and a fork may have another seed
-        if until == begin and began:  # resumed from there, and nothing of it holds
+        # One that made no step has made a point if it made the first weights, or played an evaluation that was left out.
+        if until == begin and attempt not in {made.attempt for made in held if made.counters.agent_steps == until}:
             continue
         # A tracker would take the repetition for another run.
         settings, end = config.replace(run.settings_of(attempt), [("log.to", "tensorboard")]), ends.get(attempt)

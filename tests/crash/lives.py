@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import click
 from rich.console import Console
 
-from twin_graph import config, cpu, envs, training
+from twin_graph import config, cpu, envs, targets, training
 from twin_graph.checkpoint import newest_point, point_at
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.learners import Learners, Trained
@@ -126,7 +126,7 @@ class Life:
         self._run = create(folder / "run", config.load("cartpole", {**SMALL, **kind}))
         self.story = [f"begins with {kind}"]
         self.seen: Counter[str] = Counter()
-        self._learnt: dict[int, Learnt] = {}
+        self._learnt: dict[tuple[int, int], Learnt] = {}  # by attempt and update
         self._forks = 0
         self._is_swapped = False  # into the online twin
 
@@ -199,21 +199,23 @@ class Life:
             self._is_swapped |= into == "online"
         self.story.append(f"  asks for {kind} into {learner}'s {into}")
 
-    def _changed(self, settings: Settings, seed: int | None = None) -> Settings:
-        """Other settings, if they fit together."""
+    def _changed(self, settings: Settings, updates: int, seed: int | None = None) -> Settings:
+        """Other settings to go on with after so many updates, if they are accepted."""
         names = self._random.sample(sorted(CHANGES), self._random.randrange(4))
         changes = [(name, self._random.choice(CHANGES[name])) for name in names]
         self.story.append(f"  changes {changes}")
         try:
-            return config.change(settings, changes, seed=seed)
+            changed = config.change(settings, changes, seed=seed)
+            targets.check_present(changed, self._run.store(), updates)
         except UsageError as refusal:
             self.story.append(f"  refused: {refusal}")
             return config.change(settings, [], seed=seed)
+        return changed
 
     def _change(self) -> None:
         self.story.append("is to be resumed with other settings")
         run = Run(self._run.folder)
-        run.change_settings(self._changed(run.settings))
+        run.change_settings(self._changed(run.settings, newest_point(run).point.counters.updates))
 
     def _fork(self) -> None:
         parent = Run(self._run.folder)
@@ -222,9 +224,9 @@ class Life:
         seed = self._random.choice([None, self._random.randrange(1_000)])
         self._forks += 1
         self.story.append(f"forks at point {point} ({state.counters}) with seed {seed}")
-        settings = self._changed(parent.settings_from(state), seed)
+        settings = self._changed(parent.settings_from(state), state.counters.updates, seed)
         self._run = fork(parent, state, self._folder / f"fork{self._forks}", settings)
-        self._learnt = {update: of for update, of in self._learnt.items() if update <= state.counters.updates}
+        self._learnt = {by: learnt for by, learnt in self._learnt.items() if by[0] <= state.attempt}
 
     def _fall_back(self) -> None:
         """Its newest point is damaged for a time, in which it goes on from the one before."""
@@ -241,12 +243,12 @@ class Life:
 
     @contextlib.contextmanager
     def _traced(self) -> Iterator[None]:
-        train, settings = Learners.train, self._run.settings
+        train, settings, attempt = Learners.train, self._run.settings, self._run.ledger.attempt + 1
 
         def traced(learners: Learners, prepared: Prepared) -> Trained:
             by_name = dict(zip((learner.name for learner in learners), prepared.snapshots, strict=True))
             for update in prepared.updates:
-                self._learnt[update + 1] = Learnt(by_name[learners._turns.learns(update)], settings)
+                self._learnt[attempt, update + 1] = Learnt(by_name[learners._turns.learns(update)], settings)
             return train(learners, prepared)
 
         Learners.train = traced  # type: ignore[method-assign]
@@ -267,11 +269,14 @@ class Life:
         updates = report.status(run)["updates"]
         for update in self._random.sample(range(1, updates + 1), min(updates, 10)):
             told = tuple(snapshot["id"] for snapshot in report.explain(run, update)["snapshots"])
-            if told != self._learnt[update].snapshots:
-                raise Broken(f"explain {update}: {told}, and it was {self._learnt[update].snapshots}")
+            if told != (was := self._of(run, update).snapshots):
+                raise Broken(f"explain {update}: {told}, and it was {was}")
             self.seen["updates explained"] += 1
         if not self._is_swapped and run.settings.mode == "plain":
             self._look_at_depths(run)
+
+    def _of(self, run: Run, update: int) -> Learnt:
+        return self._learnt[run.attempt_of(update - 1), update]
 
     def _look_at_depths(self, run: Run) -> None:
         depths, known = Depths(run), dict[str, float]()
@@ -279,7 +284,7 @@ class Life:
         for snapshot in run.store().snapshots:
             known[snapshot.id] = 0.0
             if snapshot.updates:
-                of, settings = self._learnt[snapshot.updates]
+                of, settings = self._of(run, snapshot.updates)
                 if any(one not in known for one in of):  # a mean of others, which is no snapshot of the run's own
                     return
                 combine = combined_by(settings.target.policy) if len(of) > 1 else "mean"
