@@ -207,7 +207,8 @@ def _parts(run: Run, point: PointState | None, last: int | None) -> Iterator[_Pa
     known = point.known_bytes[LEDGER] if point else 0
     starts = run.ledger.events(Start)[len([s for s, holds in run.ledger.with_abandoned(Start, upto=known) if holds]) :]
     ends = {end.attempt: end for end, _ in run.ledger.with_abandoned(End)}
-    points, held = [made for made, _ in run.ledger.with_abandoned(Point)], run.ledger.events(Point)
+    points = [made for made, _ in run.ledger.with_abandoned(Point)]
+    new = [made for made in run.ledger.events(Point) if point is None or made.number > point.number]
     begins = [(start.attempt, start.counters.agent_steps if start.counters else 0) for start in starts]
     if point:
         begins.insert(0, (point.attempt, point.counters.agent_steps))
@@ -215,7 +216,7 @@ def _parts(run: Run, point: PointState | None, last: int | None) -> Iterator[_Pa
     merged: _Part | None = None
     for (attempt, begin), (_, until) in itertools.zip_longest(begins, begins[1:], fillvalue=(0, None)):
         # One that made no step has made a point if it made the first weights, or played an evaluation that was left out.
-        if until == begin and attempt not in {made.attempt for made in held if made.counters.agent_steps == until}:
+        if until == begin and attempt not in {made.attempt for made in new if made.counters.agent_steps == until}:
             continue
         # A tracker would take the repetition for another run.
         settings, end = config.replace(run.settings_of(attempt), [("log.to", "tensorboard")]), ends.get(attempt)
