@@ -1,6 +1,5 @@
 """`tests/crash/kill.py` in short: trainings that are killed lose nothing, and end as if they had not been."""
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -8,26 +7,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
+import kill
 import psutil
-import pytest
-
-KILL = Path(__file__).parent / "crash" / "kill.py"
 
 
-@pytest.fixture(scope="module")
-def kill() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kill", KILL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["kill"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_training_that_is_killed_loses_nothing_and_ends_with_equal_weights(kill: ModuleType) -> None:
+def test_a_training_that_is_killed_loses_nothing_and_ends_with_equal_weights() -> None:
     with kill.Server(jobs=2) as server:
         tally = kill.Harness(server, ["fork"] * 3 + ["fresh"] + ["fork"] * 3, seed=1).run()
     assert tally.problems == []
@@ -39,7 +24,7 @@ def test_a_training_that_is_killed_loses_nothing_and_ends_with_equal_weights(kil
 
 def test_a_harness_that_is_killed_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     harness = subprocess.Popen(
-        [sys.executable, str(KILL), "--fresh", "0", "--network", "0", "--jobs", "1"],
+        [sys.executable, kill.__file__, "--fresh", "0", "--network", "0", "--jobs", "1"],
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stderr=subprocess.DEVNULL,
     )

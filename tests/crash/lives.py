@@ -180,7 +180,7 @@ class Life:
         """Nothing is written after the moment in which a process is killed."""
         then = self._folder / "then"
         shutil.copytree(self._run.folder, then)
-        progresses.close()  # type: ignore[attr-defined]
+        progresses.close()
         shutil.rmtree(self._run.folder)
         then.rename(self._run.folder)
 
@@ -192,7 +192,7 @@ class Life:
         if run.settings.opponent.policy and into == "target" and self._random.random() < 0.5:
             into = "opponent"
         if kind in ("undo", "point"):
-            control.ask(run.control, kind)  # type: ignore[arg-type]
+            control.ask(run.control, kind)
         elif store.available:
             snapshot = self._random.choice(store.available).id
             control.ask(run.control, "swap", snapshot, into, learner=learner, hold=kind == "hold")
@@ -251,11 +251,11 @@ class Life:
                 self._learnt[attempt, update + 1] = Learnt(by_name[learners._turns.learns(update)], settings)
             return train(learners, prepared)
 
-        Learners.train = traced  # type: ignore[method-assign]
+        Learners.train = traced
         try:
             yield
         finally:
-            Learners.train = train  # type: ignore[method-assign]
+            Learners.train = train
 
     @staticmethod
     def _points(run: Run) -> list[int]:

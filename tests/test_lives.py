@@ -1,0 +1,15 @@
+"""`tests/crash/lives.py` in short: what happens to runs is what their records say, and recurs."""
+
+import random
+from pathlib import Path
+
+import pytest
+from lives import Life
+
+
+@pytest.mark.parametrize("number", [3, 13, 319])  # of those in which something was found
+def test_the_records_of_a_life_say_what_happened(tmp_path: Path, number: int) -> None:
+    life = Life(tmp_path, random.Random(number))
+    life.live()
+    assert life.seen["updates explained"] > 0
+    assert life.seen["reproduced"] > 0
