@@ -3,8 +3,8 @@
     python tests/crash/lives.py [--lives 100] [--seed 1] [--json tests/crash/results/lives.json]
 
 A life is a small run of a random kind to which everything happens that may: it is killed or stopped anywhere, also in
-an evaluation; people swap targets, undo that, ask for resume points and change settings; it falls back to an older
-point; it is forked, and goes on as the fork. Meanwhile this program sees which snapshots really gave each update its
+an evaluation; people swap targets, undo that, ask for resume points, change settings and import weights; it falls back
+to an older point; it is forked, and goes on as the fork. Meanwhile this program sees which snapshots really gave each update its
 targets. After every attempt `verify` must find the run whole, `explain` must name those snapshots, and the depths of
 snapshots must be those that follow from them. At its end, and now and then before, `reproduce` must find no difference,
 from the beginning and from resume points.
@@ -30,6 +30,7 @@ from rich.console import Console
 from twin_graph import config, cpu, envs, targets, training
 from twin_graph.checkpoint import newest_point, point_at
 from twin_graph.errors import TwinGraphError, UsageError
+from twin_graph.exchange import import_checkpoint
 from twin_graph.learners import Learners, Trained
 from twin_graph.matches import Matches
 from twin_graph.prepared import Prepared
@@ -89,7 +90,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "train.n_step": (1, 3, 5),
     "train.learning_rate": (1e-3, 3e-3),
     "train.discount": (0.9, 0.99),
-    "train.steps": (1_200, 1_500),
+    "train.steps": (1_500,),
     "train.minto": (False, True),
     "target.policy": POLICIES,
     "target.refresh_every_updates": (10, 20, 30),
@@ -137,7 +138,7 @@ class Life:
             if self._run.points().newest() is None:
                 continue
             self._look()
-            happens: list[Callable[[], None]] = [self._change, self._fork, self._request, self._fall_back]
+            happens: list[Callable[[], None]] = [self._change, self._fork, self._request, self._fall_back, self._import]
             for event in self._random.sample(happens, self._random.randrange(3)):
                 event()
             if self._random.random() < 0.2:
@@ -238,6 +239,16 @@ class Life:
             self._attempt("kill")
             if learner.parent.exists():
                 (self._folder / "aside").rename(learner)
+
+    def _import(self) -> None:
+        """What it was once, as weights from outside, which people may swap in later."""
+        run = Run(self._run.folder)
+        snapshot = self._random.choice(run.store().available).id
+        prefix = run.store().prefix(snapshot)
+        outside = Path(shutil.copytree(prefix.parent, self._folder / "outside"))
+        imported = import_checkpoint(run, outside / prefix.name, {}).snapshot
+        shutil.rmtree(outside)
+        self.story.append(f"imports {snapshot} as {imported.id}")
 
     # What the records say of it
 
