@@ -4,10 +4,10 @@
 
 A life is a small run of a random kind to which everything happens that may: it is killed or stopped anywhere, also in
 an evaluation; people swap targets, undo that, ask for resume points, change settings and import weights; it falls back
-to an older point; it is forked, and goes on as the fork. Meanwhile this program sees which snapshots really gave each update its
-targets. After every attempt `verify` must find the run whole, `explain` must name those snapshots, and the depths of
-snapshots must be those that follow from them. At its end, and now and then before, `reproduce` must find no difference,
-from the beginning and from resume points.
+to an older point; it is forked, and goes on as the fork. Meanwhile this program sees which snapshots really gave each
+update its targets. After every attempt `verify` must find the run whole, `explain` must name those snapshots, and the
+depths of snapshots must be those that follow from them. At its end, and now and then before, `reproduce` must find no
+difference, from the beginning and from resume points.
 """
 
 import contextlib
