@@ -231,7 +231,6 @@ def test_what_a_fork_learns_otherwise_changes_no_depth_of_its_past(
     assert serving == ("target__policy" not in changes)
 
 
-
 def test_ten_thousand_targets_without_an_evaluation_between_are_not_too_many(
     cartpole: Callable[..., Settings],
 ) -> None:

@@ -215,27 +215,21 @@ def _parts(run: Run, point: PointState | None, last: int | None) -> Iterator[_Pa
     here = run.points().newest()
     merged: _Part | None = None
     for (attempt, begin), (_, until) in itertools.zip_longest(begins, begins[1:], fillvalue=(0, None)):
-        # One that made no step has made a point if it made the first weights, or played an evaluation that was left out.
+        # An attempt without a step made a point if it made the first weights, or played what a stop had left out.
         if until == begin and attempt not in {made.attempt for made in new if made.counters.agent_steps == until}:
             continue
         # A tracker would take the repetition for another run.
-        settings, end = config.replace(run.settings_of(attempt), [("log.to", "tensorboard")]), ends.get(attempt)
+        settings = config.replace(run.settings_of(attempt), [("log.to", "tensorboard")])
         made = max((p for p in points if p.attempt == attempt), key=lambda p: p.counters.agent_steps, default=None)
         # Runs of older versions have no points in the ledger.
         otherwise = here.counters.agent_steps if here and until is None else until
-        newest = made.counters.agent_steps if made else otherwise
-        failed = end is not None and end.state == "failed" and newest == until
-        matters = made is not None and (last is None or last > made.counters.updates)
-        if failed and made and matters and not (made.request or _is_scheduled(settings, made)):
-            raise UsageError(
-                f"attempt {attempt} failed at agent step {newest:,}, which ended all episodes there and does not "
-                f"recur: reproduce what was before, --to @update:{made.counters.updates}, or what followed, with --from"
-            )
-        # A callback that ended the run is not here to end it again; a score that was reached is.
-        by_callback = end and newest and newest < settings.train.steps and not end.reason.startswith("reached")
-        is_stop = end and (end.reason == INTERRUPTED or (end.state == "finished" and by_callback))
-        ends_there = is_stop and until in (None, newest) and until != begin
-        part = _Part(attempt, settings, newest if ends_there else None, until)
+        newest, end = made.counters.agent_steps if made else otherwise, ends.get(attempt)
+        stop = None
+        if end and until in (None, newest) and until != begin:
+            if until is not None and made and (last is None or last > made.counters.updates):
+                _check_recurs(end, settings, made)
+            stop = newest if _is_stop(end, settings, newest) else None
+        part = _Part(attempt, settings, stop, until)
         if merged and (merged.stop is not None or merged.settings != part.settings):
             yield merged
         merged = part
@@ -243,11 +237,23 @@ def _parts(run: Run, point: PointState | None, last: int | None) -> Iterator[_Pa
     yield merged
 
 
-def _is_scheduled(settings: Settings, point: Point) -> bool:
-    """Whether the schedule made a resume point, rather than the end of an attempt, as far as one can tell."""
-    return point.counters.agent_steps % settings.resume.every_steps < max(
-        settings.train.chunk_steps, settings.env.count
-    )
+def _is_stop(end: End, settings: Settings, agent_steps: int | None) -> bool:
+    """Whether a person ended an attempt, or a callback, which is not here to end it again; a score that was reached
+    is."""
+    is_short = bool(agent_steps and agent_steps < settings.train.steps)
+    by_callback = end.state == "finished" and is_short and not end.reason.startswith("reached")
+    return end.reason == INTERRUPTED or by_callback
+
+
+def _check_recurs(end: End, settings: Settings, newest: Point) -> None:
+    """Raises `UsageError` if an error made an attempt's newest point, as far as one can tell."""
+    steps, resume = newest.counters.agent_steps, settings.resume
+    is_scheduled = steps % resume.every_steps < max(settings.train.chunk_steps, settings.env.count)
+    if end.state == "failed" and not (newest.request or is_scheduled):
+        raise UsageError(
+            f"attempt {end.attempt} failed at agent step {steps:,}, which ended all episodes there and does not recur: "
+            f"reproduce what was before, --to @update:{newest.counters.updates}, or what followed, with --from"
+        )
 
 
 def _scratch(run: Run, point: PointState | None, folder: Path, settings: Settings) -> Run:

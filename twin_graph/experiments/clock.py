@@ -75,7 +75,9 @@ def depths(run: Result) -> dict[int, list[float]]:
     if not run.services or settings.store.shared or recorded < run.updates * len(learners):  # a target was imported
         return {}
     several, point = any(len(service.committed) > 1 for service in run.services), run.planned.point
-    first, last = (point.settings, point.updates) if point else (settings, 0)  # what the run from which it is forked did
+    first, last = (
+        (point.settings, point.updates) if point else (settings, 0)
+    )  # what the run from which it is forked did
     before, since = (_Learning.by(each, several) for each in (first, settings))
     if before is None or since is None:
         return {}
