@@ -75,12 +75,11 @@ def depths(run: Result) -> dict[int, list[float]]:
     if not run.services or settings.store.shared or recorded < run.updates * len(learners):  # a target was imported
         return {}
     several, point = any(len(service.committed) > 1 for service in run.services), run.planned.point
-    first, last = (
-        (point.settings, point.updates) if point else (settings, 0)
-    )  # what the run from which it is forked did
-    before, since = (_Learning.by(each, several) for each in (first, settings))
+    since = _Learning.by(settings, several)
+    before = _Learning.by(point.settings, several) if point else since
     if before is None or since is None:
         return {}
+    last = point.updates if point else 0  # of the run from which it is forked
     of = {learner: _Depths(learner, run.services, before, since, last) for learner in learners}
     for name, other in zip(learners, learners[::-1], strict=True):
         of[name].source = of[other]
