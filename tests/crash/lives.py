@@ -42,6 +42,7 @@ from twin_graph.snapshots.depth import Depths, combined_by, learnt_from
 from twin_graph.snapshots.fork import fork
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.verify import verify
+from twin_graph.view.records import Records, _Known, rounded
 
 SMALL = {
     "env.count": 2,
@@ -130,6 +131,7 @@ class Life:
         self._learnt: dict[tuple[int, int], Learnt] = {}  # by attempt and update
         self._forks = 0
         self._is_swapped = False  # into the online twin
+        self._shown: dict[Path, _Known] = {}  # as the page follows runs
 
     def live(self) -> None:
         """All of it. Raises `Broken`, and whatever the program raises that it should not."""
@@ -166,6 +168,8 @@ class Life:
             contextlib.closing(training.train(run, env, point)) as progresses,
         ):
             for progress in progresses:
+                if self._random.random() < 0.02:
+                    self._page().timeline()
                 while asks and progress.agent_steps >= asks[0]:
                     asks.pop(0)
                     self._request()
@@ -285,6 +289,30 @@ class Life:
             self.seen["updates explained"] += 1
         if not self._is_swapped and run.settings.mode == "plain":
             self._look_at_depths(run)
+        self._look_at_page(run)
+
+    def _page(self) -> Records:
+        shown = self._shown.setdefault(self._run.folder, _Known(self._run.folder))
+        shown.look()
+        return shown.records()
+
+    def _look_at_page(self, run: Run) -> None:
+        """What has followed the run all along shows what is read of it anew."""
+        followed, anew = self._page(), Records(run)
+        if _shown(followed.summary()) != _shown(anew.summary()):
+            raise Broken(f"page: {followed.summary()}, and it is {anew.summary()}")
+        for what in (
+            lambda records: records.timeline(),
+            lambda records: records.timeline("opponent") if run.settings.opponent.policy else None,
+            lambda records: records.curves(),
+            lambda records: records.episodes(),
+            lambda records: records.evaluations(0, 1_000),
+            lambda records: records.ledger(0, 10_000, abandoned=True),
+            lambda records: [records.snapshot(snapshot.id) for snapshot in run.store().snapshots[::5]],
+        ):
+            if _shown(what(followed)) != _shown(what(anew)):
+                raise Broken(f"page: {_shown(what(followed))}, and it is {_shown(what(anew))}")
+            self.seen["page"] += 1
 
     def _of(self, run: Run, update: int) -> Learnt:
         return self._learnt[run.attempt_of(update - 1), update]
@@ -324,6 +352,10 @@ class Life:
                     raise Broken(f"reproduce from {begin}: {difference}")
                 self.seen["reproduced"] += 1
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _shown(what: object) -> str:
+    return json.dumps(rounded(what))
 
 
 @click.command()
