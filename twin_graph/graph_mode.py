@@ -9,9 +9,32 @@ import ctypes
 import gc
 import importlib.util
 import os
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Lets SIGINT and SIGTERM wait for a second or two.
+
+    Since Python 3.13, an exception that a handler raises within TensorFlow's C++ aborts the process. To block the
+    signals does not help: threads of other libraries take them.
+    """
+    if threading.current_thread() is not threading.main_thread():  # no handler runs in another one
+        yield
+        return
+    came: list[int] = []
+    before = {n: signal.signal(n, lambda number, _: came.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 @contextlib.contextmanager
@@ -90,7 +113,7 @@ if hasattr(_libc, "mallopt"):
     _libc.mallopt(_M_TOP_PAD, 256 << 20)
     _libc.mallopt(_M_MMAP_THRESHOLD, 256 << 20)
 
-with _stderr_held_back(), _garbage_left():
+with _signals_held_back(), _stderr_held_back(), _garbage_left():
     with _keras_left_for_later():
         import tensorflow
     from tensorflow.core.protobuf.config_pb2 import CallableOptions as CallableOptions
