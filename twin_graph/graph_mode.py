@@ -20,7 +20,7 @@ from collections.abc import Iterator
 def _signals_held_back() -> Iterator[None]:
     """Lets SIGINT and SIGTERM wait for a second or two.
 
-    Since Python 3.13, an exception that a handler raises within TensorFlow's C++ aborts the process. To block the
+    Since Python 3.12, an exception that a handler raises within TensorFlow's C++ aborts the process. To block the
     signals does not help: threads of other libraries take them.
     """
     if threading.current_thread() is not threading.main_thread():  # no handler runs in another one
