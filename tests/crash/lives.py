@@ -73,6 +73,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"mode": "mutual", "mutual.learn": "both", "mutual.act": "alternate"},
     {"env.id": "OpenSpiel/tic_tac_toe", "opponent.policy": "window(3)", "opponent.refresh_every_updates": 15},
     {"save.keep_last": 3, "save.keep_every": 0},
+    {"train.until_score": 15.0},
 )
 POLICIES = (
     "latest",
@@ -99,6 +100,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "resume.every_steps": (100, 160, 300),
     "evaluate.every_steps": (120, 240, 400),
     "evaluate.episodes": (2, 3),
+    "train.until_score": (None, 12.0, 30.0),
     "train.chunk_steps": (0, 32),
 }
 
@@ -157,7 +159,9 @@ class Life:
         run = self._run = Run(self._run.folder)
         point = newest_point(run).point if run.points().folders() else None
         begin = point.counters.agent_steps if point else 0
-        if Matches(run).complete(begin, run.settings):  # as the command line refuses it
+        matches, until = Matches(run), run.settings.train.until_score
+        is_reached = until is not None and run.state() == "finished" and matches.reached(until, run.settings)
+        if is_reached or matches.complete(begin, run.settings):  # as the command line refuses it
             return
         last = self._random.randrange(begin, run.settings.train.steps + 40)
         asks = sorted(self._random.randrange(begin, last + 1) for _ in range(self._random.choice([0, 0, 1, 2, 3])))
