@@ -114,7 +114,7 @@ def test_a_generation_adds_n_steps_and_a_late_target_none(cartpole: Make, tmp_pa
 
 
 def test_what_is_learnt_after_a_resume_goes_by_its_settings(cartpole: Make, tmp_path: Path) -> None:
-    """Until then the target was served by others, though it stays the same."""
+    """From the resume on, the same target is learnt from by the new ones."""
     story = Story(tmp_path / "run", cartpole(train__n_step=3))
     story.commit("s0", 0)
     story.restore(["s0"], 0)

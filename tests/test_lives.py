@@ -7,9 +7,8 @@ import pytest
 from lives import Life
 
 
-@pytest.mark.parametrize("number", [3, 13, 319])  # of those in which something was found
+@pytest.mark.parametrize("number", [1, 2, 8])
 def test_the_records_of_a_life_say_what_happened(tmp_path: Path, number: int) -> None:
     life = Life(tmp_path, random.Random(number))
     life.live()
-    assert life.seen["updates explained"] > 0
-    assert life.seen["reproduced"] > 0
+    assert all(life.seen[what] > 0 for what in ("updates explained", "depths", "page", "reproduced"))

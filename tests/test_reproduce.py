@@ -20,11 +20,13 @@ from twin_graph.checkpoint import newest_point, point_at
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.exchange import import_checkpoint
 from twin_graph.graph_mode import tf
+from twin_graph.keeper import Keeper
 from twin_graph.reproduce import Reproduction, reproduce
 from twin_graph.settings import Settings
 from twin_graph.snapshots import control
 from twin_graph.snapshots.files import append_line, checked, read_file, read_lines
 from twin_graph.snapshots.fork import fork
+from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import FileRecord
 from twin_graph.snapshots.verify import verify
@@ -154,6 +156,28 @@ def test_a_stop_while_an_evaluation_was_played_again_recurs(cartpole: Make, tmp_
     found = again(run, tmp_path / "again")
     assert found.difference is None
     assert found.evaluations == 2
+
+
+def test_a_stop_before_the_first_step_after_a_kill_recurs(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the evaluation that the killed attempt had played there."""
+    settings = cartpole(resume__every_steps=600, evaluate__every_steps=600, resume__keep="all")
+    run, restore = create(tmp_path / "run", settings), Keeper._restore
+    attempt(run, 640)
+    assert [line["played_at"]["agent_steps"] for line in run.evaluation_lines()] == [600]
+
+    def stopped_while_restoring(keeper: Keeper, point: PointState) -> None:
+        restore(keeper, point)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Keeper, "_restore", stopped_while_restoring)
+        attempt(run)
+    assert Run(run.folder).outcome() == ("stopped", "interrupted")
+    assert newest_point(run).point.counters.agent_steps == 600
+    found = again(run, tmp_path / "again")
+    assert (found.difference, found.evaluations) == (None, 1)
 
 
 def test_what_a_killed_run_had_still_to_do_is_no_difference(cartpole: Make, tmp_path: Path) -> None:

@@ -20,21 +20,24 @@ from collections.abc import Iterator
 def _signals_held_back() -> Iterator[None]:
     """Lets SIGINT and SIGTERM wait for a second or two.
 
-    Since Python 3.12, an exception that a handler raises within TensorFlow's C++ aborts the process. To block the
+    Since Python 3.12, an exception that a handler raises within TensorFlow's C++ aborts the process. Blocking the
     signals does not help: threads of other libraries take them.
     """
     if threading.current_thread() is not threading.main_thread():  # no handler runs in another one
         yield
         return
     came: list[int] = []
-    before = {n: signal.signal(n, lambda number, _: came.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
+    # One that was set from C is None here, and could not be set again.
+    before = {n: handler for n in (signal.SIGINT, signal.SIGTERM) if (handler := signal.getsignal(n)) is not None}
+    for number in before:
+        signal.signal(number, lambda number, _: came.append(number))
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
+        for missed in dict.fromkeys(came):
+            signal.raise_signal(missed)
 
 
 @contextlib.contextmanager

@@ -83,7 +83,7 @@ def loop(
             stepper.settle()
             keeper.commit_point(progress.returns)
     requests.carry_out()
-    is_stopped = progress.stop.is_set() and keeper.at_point  # workers may have begun
+    is_stopped = progress.stop.is_set() and not settings.workers.count  # workers have begun by now
     if done or is_stopped or progress.reached or progress.ended_by:
         yield
         return

@@ -136,7 +136,7 @@ def reproduce(
         raise UsageError(f"{run.folder} has recorded no snapshot in that stretch: there is nothing to compare")
     _record_inputs(run, scratch)
     first = point.counters.updates + 1 if point else 1
-    comparison = _Comparison(run, scratch, before, recorded, goes_on=recorded != held.since(before, None))
+    comparison = _Comparison(run, scratch, before, recorded, is_last=recorded == held.since(before, None))
     with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
         for part in parts:
             if scratch.settings != part.settings:
@@ -299,12 +299,14 @@ class _Comparison:
       run, scratch: these.
       before: what the scratch had from the start.
       recorded: what the run recorded since, to be found again.
-      goes_on: whether the run recorded more after that.
+      is_last: whether the run recorded no more after that.
     """
 
-    def __init__(self, run: Run, scratch: Run, before: _Held, recorded: _Held, *, goes_on: bool) -> None:
+    def __init__(self, run: Run, scratch: Run, before: _Held, recorded: _Held, *, is_last: bool) -> None:
         self._store = run.store()
-        self._scratch, self._before, self._recorded, self._goes_on = scratch, before, recorded, goes_on
+        self._scratch, self._before, self._recorded = scratch, before, recorded
+        state, reason = run.outcome()
+        self._is_broken_off = is_last and state != "finished" and reason != INTERRUPTED
         played = [line["played_at"]["updates"] for line in recorded.evaluations]
         swapped = [swap.counters.updates for swap in recorded.swaps]
         self.last = max([recorded.commits[-1].updates, *played[-1:], *swapped[-1:]])
@@ -329,12 +331,12 @@ class _Comparison:
         return over or self.difference is not None
 
     def has_played(self, part: _Part) -> bool:
-        """Whether the evaluations are made that an attempt recorded just before it was stopped."""
+        """Whether the evaluations are made that were recorded where an attempt was stopped, by it or one before."""
 
         def count(lines: Iterable[dict[str, Any]]) -> int:
             return sum(line["played_at"]["agent_steps"] == part.stop for line in lines)
 
-        then = [line for line in self._recorded.evaluations if line["attempt"] == part.attempt]
+        then = [line for line in self._recorded.evaluations if line["attempt"] <= part.attempt]
         return count(_Held.of(self._scratch).since(self._before, None).evaluations) >= count(then)
 
     def result(self, first: int) -> Reproduction:
@@ -375,7 +377,7 @@ class _Comparison:
 
     def _compare_swaps(self, made: list[Swap]) -> int:
         recorded = self._recorded.swaps
-        while not self._goes_on and len(made) > len(recorded) and made[-1].counters.updates == self.last:
+        while self._is_broken_off and len(made) > len(recorded) and made[-1].counters.updates == self.last:
             made = made[:-1]  # the run would have made it, had it not been killed before
         for n, (ours, theirs) in enumerate(itertools.zip_longest(made, recorded)):
             a, b = ((s.first_update, s.learner, s.into, s.snapshots) if s else None for s in (ours, theirs))

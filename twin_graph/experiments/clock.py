@@ -68,7 +68,10 @@ def predicted(run: Result) -> Curve:
 
 def depths(run: Result) -> dict[int, list[float]]:
     """How many agent steps deep the snapshot of each evaluation is, of two learners both; see
-    `twin_graph.snapshots.depth`. Empty where the records do not say."""
+    `twin_graph.snapshots.depth`. Empty where the records do not say.
+
+    Of a fork, the past counts by the settings with which its parent went on from that point.
+    """
     settings = run.planned.settings
     learners = mutual.Turns(settings).learners
     recorded = sum(service.last - service.first + 1 for service in run.services)
@@ -105,7 +108,7 @@ class _Learning(NamedTuple):
 
 class _Depths:
     """The depths of a learner's snapshots, by the updates after which they were committed: until update `last`, it
-    learnt as `before` says."""
+    learnt as `before` says, and then as `since` says."""
 
     def __init__(
         self, learner: str, services: Sequence[Service], before: _Learning, since: _Learning, last: int

@@ -64,7 +64,7 @@ class Depths:
         self._settings: dict[int, Settings] = {}
         self._snapshots: dict[str, float | None] = {}
         self._online: dict[str, float | None] = {}  # by learner
-        self._targets: dict[str, tuple[str, ...]] = {}  # the same
+        self._targets: dict[str, tuple[str, ...]] = {}  # by learner, the ids of its target's snapshots
         self._learning: dict[str, tuple[int, float | None]] = {}  # the depth it has from an update on
 
     def catch_up(self) -> None:

@@ -121,10 +121,10 @@ def copy_past(parent: Run, point: PointState, folder: Path) -> tuple[str, ...]:
         if size := point.known_bytes[name]:
             with (parent.folder / name).open("rb") as file:
                 write_new(folder / name, file.read(size))
-    # What the records of then do not say: that an end made the point, and that the parent was forked from it itself.
+    # What the records of then do not say: how the attempt ended there, and that the parent is itself a fork from there.
     ledger = Ledger(folder / LEDGER)
     made = [other.number for other, _ in parent.ledger.with_abandoned(Point) if other.attempt == point.attempt]
-    if made[-1:] in ([], [point.number]):  # runs of older versions have none in the ledger
+    if made[-1:] == [point.number]:
         for end, _ in parent.ledger.with_abandoned(End):
             if end.attempt == point.attempt:
                 ledger.append(end)
