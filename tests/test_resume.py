@@ -726,6 +726,9 @@ def test_the_last_evaluation_is_played_once_though_its_point_was_damaged_for_a_t
     (newest / "online.index").rename(tmp_path / "aside")
     attempt(run, 1)
     (tmp_path / "aside").rename(newest / "online.index")
+    told = report.status(Run(run.folder))
+    assert told["agent_steps"] < run.settings.train.steps  # the point is whole again, and abandoned
+    assert told["resume_point"]["number"] == int(newest.name) - 1
     attempt(run)
     assert [line["played_at"]["agent_steps"] for line in Run(run.folder).evaluation_lines()] == evaluated
 

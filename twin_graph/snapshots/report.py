@@ -10,7 +10,7 @@ from twin_graph.settings import Settings
 from twin_graph.snapshots import control
 from twin_graph.snapshots import workers as worker_records
 from twin_graph.snapshots.depth import Depths
-from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Swap, is_target_of
+from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Point, Swap, is_target_of
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run, folders_of_runs
 from twin_graph.snapshots.store import SnapshotStore
@@ -34,7 +34,7 @@ def _without_effect(settings: Settings) -> list[str]:
 
 def _status(run: Run, store: SnapshotStore, scores: Mapping[str, float]) -> dict[str, Any]:
     metrics = run.newest_metrics()
-    point = run.points().newest()
+    point = _newest_point(run)
     targets, opponent, known = _newest_swaps(run)
     known += [snapshot.counters for snapshot in [*store.snapshots[-1:], *store.imports]]
     if point:
@@ -101,6 +101,13 @@ def _newest_swaps(run: Run) -> tuple[list[Swap], Swap | None, list[Counters]]:
         if committed and len(newest) == len(mutual.Turns(run.settings).learners) and (opponent or not has_opponent):
             break
     return sorted(newest.values(), key=lambda swap: swap.learner), opponent, counters
+
+
+def _newest_point(run: Run) -> PointState | None:
+    """The newest resume point that is not abandoned, as one is from which a run could not be resumed for a time."""
+    points = run.points()
+    held = (points.readable(made.number) for made in run.ledger.newest_first(Point))
+    return next(filter(None, held), None) or points.newest()  # runs of older versions have none in the ledger
 
 
 def _opponent(swap: Swap, counters: Mapping[str, int]) -> dict[str, Any]:
