@@ -514,7 +514,7 @@ def test_a_killed_worker_is_started_again_and_the_steps_are_exact(tmp_path: Path
 def test_a_worker_that_died_too_often_is_given_up_and_that_is_said(tmp_path: Path) -> None:
     run = tmp_path / "run"
     chosen = (*TINY, "--set=workers.restarts=0")
-    trainer = Command("train", "cartpole", "--workers=2", "--steps=2000", f"--run-dir={run}", *chosen, cwd=tmp_path)
+    trainer = Command("train", "cartpole", "--workers=2", "--steps=4000", f"--run-dir={run}", *chosen, cwd=tmp_path)
     try:
         wait_until(lambda: working(run, attempt=1))
         os.kill(children(run, "worker:1")[0], signal.SIGKILL)
@@ -524,7 +524,7 @@ def test_a_worker_that_died_too_often_is_given_up_and_that_is_said(tmp_path: Pat
     assert trainer.returncode == 0, said
     assert re.search(r"worker-1: given up: ended \(signal 9\).*workers.restarts.*worker-1.log", said)
     status = report.status(Run(run))
-    assert (status["state"], status["agent_steps"]) == ("finished", 2_000)
+    assert (status["state"], status["agent_steps"]) == ("finished", 4_000)
     assert [worker["state"] for worker in status["workers"]] == ["done", "given up"]
 
 
