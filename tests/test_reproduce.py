@@ -13,7 +13,7 @@ import pytest
 from commands import twin_graph
 from gymnasium.envs.classic_control import CartPoleEnv
 from test_fork import VARIANTS, contents, forked
-from test_resume import attempt, progress_of
+from test_resume import attempt, progress_of, stop_while_playing
 
 from twin_graph import config, envs, nudge, training
 from twin_graph.checkpoint import newest_point, point_at
@@ -137,18 +137,11 @@ def test_a_fork_from_where_its_parent_was_stopped_recurs_from_the_start(cartpole
     assert again(made, tmp_path / "again").difference is None
 
 
-def interrupted_while_playing(run: Run) -> None:
-    """Trains on until the next evaluation is being played, and stops then."""
-    for progress in progress_of(run):
-        if progress.note.startswith("evaluating"):
-            progress.stop.set()
-
-
 def test_a_stop_while_an_evaluation_was_played_again_recurs(cartpole: Make, tmp_path: Path) -> None:
     run = create(tmp_path / "run", cartpole(resume__keep="all"))
-    interrupted_while_playing(run)
+    stop_while_playing(run)
     begin = run.points().newest()
-    interrupted_while_playing(run)
+    stop_while_playing(run)
     assert Run(run.folder).state() == "stopped"
     assert run.points().newest() == begin  # nothing was done that a new one would keep
     assert again(run, tmp_path / "stopped").difference is None
@@ -219,7 +212,7 @@ def test_a_fork_with_another_seed_from_the_beginning_recurs_with_the_first_weigh
 def test_what_an_attempt_did_without_a_step_recurs_by_its_own_settings(cartpole: Make, tmp_path: Path) -> None:
     """It played what a stop had left out, and was killed; then others went on."""
     run = create(tmp_path / "run", cartpole(resume__keep="all"))
-    interrupted_while_playing(run)
+    stop_while_playing(run)
     left_out = newest_point(run).point
     with contextlib.closing(progress_of(run)) as progresses:
         for progress in progresses:

@@ -85,6 +85,13 @@ def attempt(run: Run, cut_off: int | None = None, signal_at: tuple[int, int] | N
     return held
 
 
+def stop_while_playing(run: Run) -> None:
+    """Trains on until the next evaluation is being played, and stops then."""
+    for progress in progress_of(run):
+        if progress.note.startswith("evaluating"):
+            progress.stop.set()
+
+
 def end(run: Run) -> tuple[str, list[str], list[list[float]]]:
     """What two trainings must agree on: weights, snapshots, scores."""
     state = run.points().newest()
@@ -759,9 +766,7 @@ def test_steps_are_looked_after_also_while_an_interrupted_evaluation_is_played_a
 ) -> None:
     """As a chief has to, whose workers have begun to train."""
     run = create(tmp_path / "run", cartpole())
-    for progress in progress_of(run):
-        if progress.note.startswith("evaluating"):
-            progress.stop.set()
+    stop_while_playing(run)
     assert not list(run.evaluation_lines())
     looked: list[str] = []
     monkeypatch.setattr(StepByStep, "meanwhile", lambda _: looked.append("looked at"))
@@ -781,9 +786,7 @@ def test_what_falls_due_while_an_interrupted_evaluation_is_played_again_is_done_
 ) -> None:
     """As with workers, who go on."""
     run = create(tmp_path / "run", cartpole(evaluate__every_steps=200))
-    for progress in progress_of(run):
-        if progress.note.startswith("evaluating"):
-            progress.stop.set()
+    stop_while_playing(run)
     interrupted = newest_point(run).point.counters.agent_steps
     every = run.settings.evaluate.every_steps
 
