@@ -2,7 +2,6 @@
 
 import contextlib
 import shlex
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -15,6 +14,7 @@ from twin_graph.cross_checks import check_that_it_learns
 from twin_graph.errors import UsageError
 from twin_graph.no_effect import without_effect
 from twin_graph.settings import EVALUATION_MAX_STEPS
+from twin_graph.signals import on_signal
 from twin_graph.snapshots.files import remove_folder
 from twin_graph.snapshots.run import Run, check_new_folder, create, free_folder
 from twin_graph.snapshots.workers import GIVEN_UP
@@ -157,15 +157,12 @@ def starting_up(before: str) -> Iterator[None]:
         signalled = True
         raise KeyboardInterrupt
 
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        with on_signal(interrupt):
+            yield
     except BaseException:  # the interrupt, or what a library that is being imported makes of it
         if not signalled:
             raise
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
     if signalled:  # also where such a library swallowed it
         say(f"interrupted before {before}")
         raise click.exceptions.Exit(INTERRUPTED)

@@ -12,8 +12,9 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
+
+from twin_graph.signals import on_signal
 
 
 @contextlib.contextmanager
@@ -23,19 +24,11 @@ def _signals_held_back() -> Iterator[None]:
     Since Python 3.12, an exception that a handler raises within TensorFlow's C++ aborts the process. Blocking the
     signals does not help: threads of other libraries take them.
     """
-    if threading.current_thread() is not threading.main_thread():  # no handler runs in another one
-        yield
-        return
     came: list[int] = []
-    # One that was set from C is None here, and could not be set again.
-    before = {n: handler for n in (signal.SIGINT, signal.SIGTERM) if (handler := signal.getsignal(n)) is not None}
-    for number in before:
-        signal.signal(number, lambda number, _: came.append(number))
     try:
-        yield
+        with on_signal(lambda number, _: came.append(number)):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         for missed in dict.fromkeys(came):
             signal.raise_signal(missed)
 

@@ -2,10 +2,8 @@
 
 import contextlib
 import functools
-import signal
 import threading
 from collections.abc import Callable, Generator, Iterator
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from twin_graph.progress import Progress
 from twin_graph.requests import Requests
 from twin_graph.scheduled import evaluate_newest
 from twin_graph.settings import Settings
+from twin_graph.signals import on_signal
 from twin_graph.snapshots.ledger import INTERRUPTED
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
@@ -145,16 +144,5 @@ def stop_requests() -> Iterator[threading.Event]:
     """Turns the first SIGINT or SIGTERM into a request; a second SIGINT interrupts at once, as usual."""
     requested = threading.Event()
 
-    def request(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        requested.set()
-        signal.signal(number, previous[number])
-
-    if threading.current_thread() is not threading.main_thread():
-        yield requested  # Python lets only the main thread handle signals
-        return
-    previous: dict[int, Any] = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with on_signal(lambda number, frame: requested.set(), once=True):  # noqa: ARG005
         yield requested
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -36,6 +36,7 @@ from twin_graph.experiments import plan as plans
 from twin_graph.experiments.plan import Pairs, Plan, PlannedRun
 from twin_graph.experiments.trial import Trial
 from twin_graph.matches import Matches
+from twin_graph.signals import on_signal
 from twin_graph.snapshots.files import append_line, checked, make_folder, read_file, read_lines, write_file
 from twin_graph.snapshots.ledger import Commit, Point, utc_now
 from twin_graph.snapshots.run import RUNS, Run, check_new_folder
@@ -425,7 +426,7 @@ class Runner:
         Raises:
           OSError: a record could not be written; the runs were asked to save and stop.
         """
-        with self._interruptible():
+        with on_signal(self._request_stop):
             try:
                 while self._jobs or (self._waiting and not self.stop.is_set()):
                     while self._waiting and len(self._jobs) < self._slots and not self.stop.is_set():
@@ -501,19 +502,9 @@ class Runner:
         said = [line for line in lines[-20:] if line.startswith("Error: ")] or lines[-1:]
         return said[-1].removeprefix("Error: ")
 
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        def request(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-            self.stop.set()
-            self._signals += 1
-
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        previous: dict[int, Any] = {number: signal.signal(number, request) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    def _request_stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.stop.set()
+        self._signals += 1
 
     def _pass_on_signals(self) -> None:
         """Passes each signal that we get on to every run: the first makes it save and end, a second ends it at once."""

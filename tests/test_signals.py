@@ -1,0 +1,65 @@
+"""SIGINT and SIGTERM while somebody wants to know of them."""
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from twin_graph.signals import on_signal
+
+BOTH = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def before() -> Iterator[list[int]]:
+    """The signals that came to the handlers of before."""
+    came: list[int] = []
+    restore = {number: signal.signal(number, lambda number, _: came.append(number)) for number in BOTH}
+    yield came
+    for number, handler in restore.items():
+        signal.signal(number, handler)
+
+
+def test_each_signal_calls_the_handler_until_the_end(before: list[int]) -> None:
+    seen: list[int] = []
+    with on_signal(lambda number, _: seen.append(number)):
+        for number in (*BOTH, *BOTH):
+            signal.raise_signal(number)
+    for number in BOTH:
+        signal.raise_signal(number)
+    assert seen == [*BOTH, *BOTH]
+    assert before == [*BOTH]
+
+
+def test_the_second_of_a_signal_does_what_it_did_before(before: list[int]) -> None:
+    seen: list[int] = []
+    with on_signal(lambda number, _: seen.append(number), once=True):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+    assert seen == [signal.SIGINT, signal.SIGTERM]
+    assert before == [signal.SIGINT]
+
+
+def test_handlers_of_before_are_back_after_an_exception(before: list[int]) -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), on_signal(interrupt):
+        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
+    assert before == [signal.SIGTERM]
+
+
+def test_nothing_changes_in_another_thread(before: list[int]) -> None:
+    handlers: list[object] = []
+
+    def elsewhere() -> None:
+        with on_signal(lambda number, _: None):
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.getsignal(signal.SIGINT)]
