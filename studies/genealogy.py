@@ -22,7 +22,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from twin_graph.experiments import clock, statistics, tables
+from twin_graph.experiments import statistics, tables
 from twin_graph.experiments.results import Result
 from twin_graph.experiments.statistics import Estimate, Norm
 
@@ -64,7 +64,7 @@ def score(run: Result) -> float:
 
 def depth(run: Result) -> float:
     """How many agent steps deep a run's last snapshots were."""
-    return run.newest({step: fmean(of) for step, of in clock.depths(run).items()})
+    return run.newest({step: fmean(of) for step, of in run.depths.items()})
 
 
 def expected(run: Result) -> float:

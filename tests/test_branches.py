@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from twin_graph.experiments.runner import Experiment, Runner
 from twin_graph.experiments.trial import Trial
 from twin_graph.settings import Settings
 from twin_graph.snapshots.depth import Depths, value_of
-from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Swap
 from twin_graph.snapshots.run import Run
 
 ROOT = Path(__file__).parents[1]
@@ -180,71 +178,42 @@ def test_ordinary_files_need_a_preset_and_seeds() -> None:
 
 
 def test_predictions_are_the_depths_of_the_ledger(
-    cartpole: Callable[..., Settings], trained: Callable[[Settings], Run], tmp_path: Path
+    cartpole: Callable[..., Settings], tmp_path: Path, trained: Callable[[Settings], Run]
 ) -> None:
+    """Also of what an experiment's run cannot say by itself: what a fork learnt, by the settings of then."""
     for mode, policy in (("plain", "ensemble(3, mean)"), ("plain", "lag(60)"), ("mutual", "latest")):
-        settings = cartpole(mode=mode, target__policy=policy, train__n_step=3, save__every_updates=25)
-        run = trained(settings)
-        depths = Depths(run)
-        depths.catch_up()
-        lines = [line for line in run.evaluation_lines() if line["snapshot"] == line["challenger"]]
-        wanted: dict[int, list[float]] = {}
-        for line in lines:
-            depth = depths.of(line["snapshot"])
-            assert depth == line["depth_agent_steps"]
-            assert depth is not None
-            wanted.setdefault(line["played_at"]["agent_steps"], []).append(value_of(depth, 0.99))
-        planned = plan.PlannedRun("run", "", "CartPole-v1", 1, (), settings)
-        services = list(results._services(run, run.ledger.events(), 250))
-        empty = results._nothing(results.State(planned, "done", 0))
-        evaluated = {line["played_at"]["agent_steps"]: line["updates"] for line in lines}
-        read = empty._replace(services=services, updates=250, evaluated=evaluated)
-        assert clock.predicted(read) == pytest.approx({step: fmean(values) for step, values in wanted.items()})
-        # An import has another past.
-        imported = {"lineage": IMPORT, "number": None, "counters": Counters.zero()}
-        [one, *_] = run.ledger.events(Swap)[3].snapshots
-        events = [
-            event.model_copy(update=imported) if isinstance(event, Commit) and event.id == one else event
-            for event in run.ledger.events()
-        ]
-        assert clock.predicted(read._replace(services=list(results._services(run, events, 250)))) == {}
-
-
-@pytest.mark.parametrize("changes", [{"train__n_step": 1}, {"target__policy": "ensemble(2, min)"}])
-def test_what_a_fork_learns_otherwise_changes_no_depth_of_its_past(
-    cartpole: Callable[..., Settings], trained: Callable[[Settings], Run], tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    parent = trained(cartpole(target__policy="ensemble(2, mean)", save__every_updates=30, resume__keep="all"))
-    run = forked(parent, tmp_path / "fork", "1", **changes)
+        run = trained(cartpole(mode=mode, target__policy=policy, train__n_step=3, save__every_updates=25))
+        check_clock(run)
+    parent = trained(cartpole(save__every_updates=30, resume__keep="all"))
+    run = forked(parent, tmp_path / "fork", "1", train__n_step=1)
     attempt(run)
-    point = plan.OriginPoint(1, run.description["forked_from"]["updates"], 504, "", parent.settings)
-    planned = plan.PlannedRun("run", "", "CartPole-v1", 1, (), run.settings, point)
-    services = list(results._services(run, run.ledger.events(), 250))
-    evaluated = {snapshot.counters.agent_steps: snapshot.updates for snapshot in run.store().snapshots}
-    empty = results._nothing(results.State(planned, "done", 0))
+    check_clock(run)
+
+
+def check_clock(run: Run) -> None:
+    """What is predicted of a run of CartPole is the value of its snapshots' depths."""
+    planned = plan.PlannedRun("run", "", "CartPole-v1", 1, (), run.settings)
+    read = results._result(results.State(planned, "done", 0), run)
     depths = Depths(run)
     depths.catch_up()
-    wanted = {snapshot.counters.agent_steps: [depths.of(snapshot.id)] for snapshot in run.store().snapshots}
-    assert clock.depths(empty._replace(services=services, updates=250, evaluated=evaluated)) == wanted
-    # Another policy chooses at once; otherwise the target of the past serves on.
-    serving = any(service.first <= point.updates < service.last for service in services)
-    assert serving == ("target__policy" not in changes)
+    wanted: dict[int, list[float]] = {}
+    for line in run.evaluation_lines():
+        depth = depths.of(line["snapshot"])
+        assert depth is not None
+        wanted.setdefault(line["played_at"]["agent_steps"], []).append(depth)
+    assert read.depths == {step: tuple(of) for step, of in wanted.items()}
+    assert clock.predicted(read) == pytest.approx({s: fmean(value_of(d, 0.99) for d in of) for s, of in wanted.items()})
 
 
-def test_ten_thousand_targets_without_an_evaluation_between_are_not_too_many(
-    cartpole: Callable[..., Settings],
+def test_nothing_is_predicted_where_the_depth_of_one_learner_is_not_known(
+    cartpole: Callable[..., Settings], trained: Callable[[Settings], Run]
 ) -> None:
-    planned = plan.PlannedRun("run", "", "CartPole-v1", 1, (), cartpole())
-    services = [results.Service(50 * i + 1, 50 * i + 50, (50 * i,), "online", by_hand=False) for i in range(10_000)]
-    done = results._nothing(results.State(planned, "done", 0))._replace(services=services, evaluated={1: 500_000})
-    assert clock.predicted(done)[1] == pytest.approx(100, abs=1e-6)  # all there is at a discount of 0.99
-
-
-def test_nothing_is_predicted_of_an_ensemble_whose_module_is_not_here(cartpole: Callable[..., Settings]) -> None:
-    planned = plan.PlannedRun("run", "", "CartPole-v1", 1, (), cartpole(target__policy="nowhere:spread"))
-    services = [results.Service(1, 50, (0, 0), "online", by_hand=False)]
-    done = results._nothing(results.State(planned, "done", 0))._replace(services=services, evaluated={1: 50})
-    assert clock.predicted(done) == {}
+    """As after an import into its target."""
+    first, second, *others = trained(cartpole(mode="mutual")).evaluation_lines()
+    del others[-1]["depth_agent_steps"]
+    known = (first["depth_agent_steps"], second["depth_agent_steps"])
+    assert others[-1]["played_at"]["agent_steps"] > first["played_at"]["agent_steps"]
+    assert results._depths([first, second, *others]) == {first["played_at"]["agent_steps"]: known}
 
 
 def test_truncated_returns_are_of_as_many_steps_as_the_depth(

@@ -56,7 +56,7 @@ class Service(NamedTuple):
 
 
 class Result(NamedTuple):
-    """One run; of one that is forked what came since, but for `services`, by which values are traced back.
+    """One run; of one that is forked what came since, but for `services`.
 
     Attributes:
       planned: which.
@@ -67,7 +67,8 @@ class Result(NamedTuple):
       games: how many games such a score is the mean of, at most.
       expected: what those snapshots expected of these games: mean of the largest Q of the first observations.
       realised: what these games returned: mean discounted return, of rewards as they are learnt from.
-      truncated: the same, of no more steps than the snapshot's depth; see `twin_graph.snapshots.depth`.
+      depths: how many agent steps deep those snapshots are, of two learners both; see `twin_graph.snapshots.depth`.
+      truncated: as `realised`, of no more steps than that.
       seconds: since training began, evaluations and resume points included, until this many agent steps.
       train_return: mean return of the newest training episodes, exploration included, by agent steps.
       q_distance, agreement: of the targets from their online twins, by agent steps.
@@ -88,6 +89,7 @@ class Result(NamedTuple):
     games: int
     expected: Curve
     realised: Curve
+    depths: dict[int, tuple[float, ...]]
     truncated: Curve
     seconds: Curve
     train_return: Curve
@@ -156,7 +158,9 @@ def read(experiment: Experiment) -> Iterator[Result]:
 
 
 def _nothing(state: State) -> Result:
-    return Result(state.planned, state.state, 0, 0, {}, {}, 0, {}, {}, {}, {}, {}, {}, {}, [], 0, 0, "", state.error)
+    return Result(
+        state.planned, state.state, 0, 0, {}, {}, 0, {}, {}, {}, {}, {}, {}, {}, {}, [], 0, 0, "", state.error
+    )
 
 
 def _result(state: State, run: Run) -> Result:
@@ -184,6 +188,7 @@ def _result(state: State, run: Run) -> Result:
         games=max((len(line["returns"]) for line in evaluations), default=0),
         expected=_by_step(evaluations, lambda line: line.get("q_start", ()) if comparable else ()),
         realised=_by_step(evaluations, lambda line: line.get("discounted", ()) if comparable else ()),
+        depths=_depths(evaluations),
         truncated=_by_step(evaluations, lambda line: line.get("truncated", ()) if comparable else ()),
         seconds=_seconds(metrics),
         train_return=_telemetry(metrics, "train_return"),
@@ -231,6 +236,16 @@ def _by_step(lines: Iterable[Mapping[str, Any]], values: Any) -> Curve:
     for line in lines:
         found.setdefault(line["played_at"]["agent_steps"], []).extend(values(line))
     return {step: fmean(numbers) for step, numbers in sorted(found.items()) if numbers and None not in numbers}
+
+
+def _depths(lines: Iterable[Mapping[str, Any]]) -> dict[int, tuple[float, ...]]:
+    """The depths of the snapshots evaluated at each agent step; none where one of them is not known."""
+    found: dict[int, list[float | None]] = {}
+    for line in lines:
+        found.setdefault(line["played_at"]["agent_steps"], []).append(line.get("depth_agent_steps"))
+    return {
+        step: tuple(known) for step, of in found.items() if len(known := [d for d in of if d is not None]) == len(of)
+    }
 
 
 def _seconds(metrics: Sequence[Mapping[str, Any]]) -> Curve:

@@ -27,6 +27,7 @@ from twin_graph.snapshots.files import checked, read_file
 
 PLAN = "plan.json"
 REPORT = "report"  # the folder of a report, in an experiment's
+_DEPTH = "depth_agent_steps"
 _TELEMETRY = ("seconds", "train_return", "q_distance", "agreement")
 
 
@@ -165,6 +166,7 @@ def _of_evaluations(run: Result) -> Iterator[dict[str, Any]]:
             "score": score,
             "expected": run.expected.get(step),
             "realised": run.realised.get(step),
+            _DEPTH: " ".join(map(str, run.depths.get(step, ()))),
             "truncated": run.truncated.get(step),
             "predicted": can.get(step),
         }
@@ -205,6 +207,7 @@ def _result(
         games=int(row["games"]),
         expected=_curve(curves, "expected"),
         realised=_curve(curves, "realised"),
+        depths={step: tuple(map(float, of.split())) for step, of in _column(curves, _DEPTH)},
         truncated=_curve(curves, "truncated"),
         seconds=_curve(telemetry, "seconds"),
         train_return=_curve(telemetry, "train_return"),
@@ -225,7 +228,12 @@ def _service(line: Mapping[str, str]) -> Service:
 
 
 def _curve(lines: Iterable[Mapping[str, str]], name: str) -> Curve:
-    return {int(line["agent_steps"]): float(line[name]) for line in lines if line.get(name)}  # older ones lack some
+    return {step: float(value) for step, value in _column(lines, name)}
+
+
+def _column(lines: Iterable[Mapping[str, str]], name: str) -> Iterator[tuple[int, str]]:
+    """What a column says at agent steps; older tables lack some."""
+    return ((int(line["agent_steps"]), value) for line in lines if (value := line.get(name)))
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
