@@ -56,6 +56,11 @@ def commit(run: Run, updates: int, *, health: Health | None = None, lineage: str
     )
 
 
+def commit_each(run: Run, numbers: Iterable[int]) -> list[Commit]:
+    """Snapshots of these numbers, committed each 100 updates."""
+    return [commit(run, 100 * number) for number in numbers]
+
+
 def commit_point(run: Run, updates: int, target: Sequence[Commit]) -> PointState:
     points = run.points()
     state = PointState(
@@ -125,8 +130,14 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def ten(run: Run) -> list[Commit]:
-    """Its snapshots 0 to 9, committed each 100 updates."""
-    return [commit(run, 100 * number) for number in range(10)]
+    """Its snapshots 0 to 9."""
+    return commit_each(run, range(10))
+
+
+@pytest.fixture
+def seven(run: Run) -> list[Commit]:
+    """Its snapshots 0 to 6; 7, 8 and 9 are for later."""
+    return commit_each(run, range(7))
 
 
 @pytest.mark.parametrize(
@@ -178,9 +189,11 @@ def test_the_target_of_the_oldest_point_is_kept_and_all_that_were_the_target_sin
     assert removed(run) == [0, 1, 4, 7, 8]
 
 
-def test_what_was_committed_after_the_oldest_point_is_kept(run: Run, ten: list[Commit]) -> None:
-    commit_point(run, 350, [ten[3]])
-    commit_point(run, 950, [ten[9]])
+def test_what_was_committed_after_the_oldest_point_is_kept(run: Run) -> None:
+    early = commit_each(run, range(4))
+    commit_point(run, 350, [early[3]])
+    late = commit_each(run, range(4, 10))
+    commit_point(run, 950, [late[5]])
     assert removed(run) == [0, 1, 2]
 
 
@@ -252,11 +265,12 @@ def test_scores_under_another_protocol_choose_no_best(run: Run, ten: list[Commit
     ],
 )
 def test_what_the_policy_could_choose_from_the_oldest_point_on_is_kept(
-    run: Run, ten: list[Commit], policy: str, kept: set[int]
+    run: Run, seven: list[Commit], policy: str, kept: set[int]
 ) -> None:
     """At 650 updates snapshot 6 was the newest; 7, 8 and 9 came later."""
-    commit_point(run, 650, [ten[7]])
-    commit_point(run, 950, [ten[9]])
+    commit_point(run, 650, [])
+    commit_each(run, range(7, 10))
+    commit_point(run, 950, [])
     assert set(range(10)) - set(removed(run, policy)) == kept | {7, 8, 9}
 
 
@@ -272,13 +286,14 @@ def test_the_healthy_snapshot_that_rollback_went_back_to_is_kept(run: Run) -> No
 
 
 def test_the_best_of_the_oldest_point_is_kept_though_others_have_higher_means_or_beat_it_later(
-    run: Run, ten: list[Commit]
+    run: Run, seven: list[Commit]
 ) -> None:
-    play(run, 100, {ten[1]: [5.0] * 10})
-    play(run, 300, {ten[1]: [5.0] * 10, ten[3]: [9.0] * 10})  # 3 is the best
-    play(run, 500, {ten[3]: [9.0] * 10, ten[5]: [8.0] * 9 + [100.0]})  # by luck; has the highest mean
-    commit_point(run, 650, [ten[6]])
-    play(run, 700, {ten[3]: [9.0] * 10, ten[7]: [400.0] * 10})
+    play(run, 100, {seven[1]: [5.0] * 10})
+    play(run, 300, {seven[1]: [5.0] * 10, seven[3]: [9.0] * 10})  # 3 is the best
+    play(run, 500, {seven[3]: [9.0] * 10, seven[5]: [8.0] * 9 + [100.0]})  # by luck; has the highest mean
+    commit_point(run, 650, [seven[6]])
+    late = commit_each(run, range(7, 10))
+    play(run, 700, {seven[3]: [9.0] * 10, late[0]: [400.0] * 10})
     assert removed(run, "best") == [0, 1, 2, 4, 5]
     assert removed(run, "best(mean)") == [0, 1, 2, 3, 4]
     assert removed(run) == [0, 1, 2, 3, 4, 5]
@@ -293,14 +308,15 @@ def test_the_best_of_the_oldest_point_is_kept_though_the_protocol_changed_since(
 
 
 def test_swaps_by_hand_since_the_oldest_point_are_kept_and_what_undoing_one_would_want_always(
-    run: Run, ten: list[Commit]
+    run: Run, seven: list[Commit]
 ) -> None:
-    swap(run, ten[1], 150, [ten[0], ten[2]], request="request-1")
-    swap(run, ten[3], 300, [ten[1]])
-    commit_point(run, 650, [ten[6]])
-    swap(run, ten[4], 650, [ten[6]], request="request-2")
+    swap(run, seven[1], 150, [seven[0], seven[2]], request="request-1")
+    swap(run, seven[3], 300, [seven[1]])
+    commit_point(run, 650, [seven[6]])
+    swap(run, seven[4], 650, [seven[6]], request="request-2")
+    late = commit_each(run, range(7, 10))
     assert removed(run) == [1, 3, 5]
-    last = commit_point(run, 950, [ten[9]])
+    last = commit_point(run, 950, [late[2]])
     run.points().retain([last], 2)
     assert removed(run) == [1, 3, 4, 5, 7, 8]  # 0, 2 and 6 are what those two replaced
 
@@ -325,9 +341,9 @@ def test_imports_are_never_removed(run: Run, ten: list[Commit]) -> None:
 def resumed(run: Run) -> list[Commit]:
     """Snapshots 0 to 7 of a run that crashed at update 750, and went on from a point at 350: 4 to 7 are abandoned."""
     run.record_start()
-    early = [commit(run, 100 * number) for number in range(4)]
+    early = commit_each(run, range(4))
     point = commit_point(run, 350, [early[3]])
-    late = [commit(run, 100 * number) for number in range(4, 8)]
+    late = commit_each(run, range(4, 8))
     run.record_start(point)
     return [*early, *late]
 

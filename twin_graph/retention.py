@@ -1,7 +1,6 @@
 """Which snapshots' weight files may be removed."""
 
 import contextlib
-import itertools
 from collections import Counter
 from collections.abc import Mapping
 
@@ -33,37 +32,30 @@ def removable(
       save: the retention settings.
     """
     then = oldest.counters.updates
-    kept = set(store.pins) | set(oldest.snapshots) | {request.snapshot for request in control.pending(run.control)}
+    beyond = run.ledger.beyond(oldest.known_bytes[run.ledger.path.name])
+    later = {event.id for event in beyond if isinstance(event, Commit)}
+    kept = later.union(*(event.snapshots for event in beyond if isinstance(event, Swap)))
+    kept |= set(store.pins) | set(oldest.snapshots) | {request.snapshot for request in control.pending(run.control)}
     kept |= _newest_of_each(store, save.keep_last)
     if save.keep_every:
         kept |= _every(store, save.keep_every)
     if best := store.best(run.scores()):
         kept.add(best.id)
-    for swap in run.ledger.newest_first(Swap):
-        if swap.first_update <= then and not swap.worker:  # as all earlier ones did, except those by workers
-            break
-        if swap.first_update > then:
-            kept.update(swap.snapshots)
     for swap, holds in run.ledger.with_abandoned(Swap, text=BY_REQUEST):
         if not holds:  # it is repeated when the run gets there
             kept.update(swap.snapshots)
         kept.update(swap.previous)  # `swap --undo` may want these
 
-    available = store.available
-    kept |= {snapshot.id for snapshot in available if snapshot.updates > then}
     evaluations = [line for line in run.evaluation_lines() if line["scheduled"]]
     played = matches(line for line in evaluations if line["played_at"]["updates"] <= then)
     turns = Turns(run.settings)
     for learner in turns.learners:
         history = History.of(store, turns.source(learner), then, played)
-        histories, newest = [history], history.snapshots[-2:]
-        # After a swap into the online twin another is committed at the same update, and the point knows only the first.
-        if len(newest) == 2 and newest[0].updates == newest[1].updates == then:
-            histories.append(history._replace(snapshots=history.snapshots[:-1]))
-        for known, (role, policy) in itertools.product(histories, policies.items() if history.snapshots else ()):
-            random = lots(run.settings.seed, role, learner, then)
-            kept |= {s.id for s in policy.choose(known, random).candidates}
-    return [s.id for s in [*available, *store.abandoned] if s.id not in kept and store.has_weights(s.id)]
+        known = [snapshot for snapshot in history.snapshots if snapshot.id not in later]
+        for role, policy in policies.items() if known else ():
+            choice = policy.choose(history._replace(snapshots=known), lots(run.settings.seed, role, learner, then))
+            kept |= {snapshot.id for snapshot in choice.candidates}
+    return [s.id for s in [*store.available, *store.abandoned] if s.id not in kept and store.has_weights(s.id)]
 
 
 def _newest_of_each(store: SnapshotStore, count: int) -> set[str]:
