@@ -139,6 +139,16 @@ def test_a_game_cut_by_its_time_limit_is_not_terminal() -> None:
     assert not np.array_equal(steps[19].s_t, steps[19].s_next)
 
 
+@pytest.mark.parametrize(("limit", "cuts"), [(-1, []), (90, [89, 179, 269])])
+def test_a_limit_that_is_given_replaces_the_registered_one(limit: int, cuts: list[int]) -> None:
+    """MountainCar is registered with 200 steps, and random actions do not get it out of the valley in so few."""
+    env = envs.make(EnvSettings(id="MountainCar-v0", kwargs={"max_episode_steps": limit}), count=1)
+    _, steps = play(env, 300, SEEDS[:1])
+    env.close()
+    assert [i for i, step in enumerate(steps) if step.last_t.any()] == cuts
+    assert (env.endless, env.protocol["time limit, steps"]) == (not cuts, limit if cuts else "none")
+
+
 def test_the_final_observation_of_an_episode_is_kept_apart_from_the_next_ones_first() -> None:
     """CartPole ends when the pole leans beyond 0.2095 rad or the cart leaves +-2.4, and starts within +-0.05."""
     env = envs.make(EnvSettings(id="CartPole-v1"), count=3)

@@ -274,7 +274,8 @@ def _make_one(settings: EnvSettings, declared: "_Declared", time_limit: int | No
     # Ctrl-C reaches every process, and the trainer is the one that answers it. It makes an environment, too.
     if settings.vectorization == "async" and multiprocessing.parent_process():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    env = _make(settings, max_episode_steps=time_limit, **options)
+    # Gymnasium takes None for the registered limit, and -1 for no limit.
+    env = _make(settings, **options, max_episode_steps=-1 if time_limit is None else time_limit)
     name = f"{settings.id}, environment {index}"
     if declared.masked:
         assert isinstance(declared.actions, spaces.Discrete)
