@@ -49,7 +49,9 @@ def cluster(file: Path, task: str, listen: str | None, insecure_network: bool) -
         address = described.ps[index]
         listening = f", listening on {address}"
         host = address.rpartition(":")[0]
-        if address in described.beyond_this_machine and (listen != host or not insecure_network):
+        if listen and listen != host:
+            raise UsageError(f"{task} is at {address} in {file}: leave out --listen {listen}, or change the address")
+        if address in described.beyond_this_machine and not (listen and insecure_network):
             raise UsageError(
                 f"{task} is at {address}, beyond this machine: give --listen {host} --insecure-network. {WARNING}"
             )

@@ -15,14 +15,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from twin_graph import cpu, outputs
-from twin_graph.errors import TwinGraphError, UsageError
+from twin_graph.errors import INTERRUPTED_EXIT_CODE, TwinGraphError, UsageError
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments import runner, trial
 from twin_graph.experiments.runner import EXPERIMENTS, Begin, Experiment, Runner, State, begin_here
 from twin_graph.words import command, counted, size
 
 from .display import LINE_SECONDS, Meter, clock
-from .main import INTERRUPTED
 from .params import Count, json_option, print_json, say, stderr, stdout
 
 _RETRIES = 1  # of a run that fails
@@ -96,7 +95,7 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
     if not dry_run:
         place: AbstractContextManager[Begin] = contextlib.nullcontext(begin_here)
         if executor == "ray":
-            threads = max(run.settings.twin.threads for run in found.plan.runs)
+            threads = max(run.settings.twin.threads * max(1, run.settings.workers.count) for run in found.plan.runs)
             place = on_ray.cluster(found.lock_file, threads, found.trial.memory)
         with place as begin, found.lock(), ExperimentDisplay(found) as display:
             found.write()
@@ -120,7 +119,7 @@ def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, int
     say(f"{sum(state.state == 'done' for state in states)} of {counted(len(states), 'run')} done, in {found.folder}")
     if interrupted:
         say(f"interrupted; continue with: {again}")
-        raise click.exceptions.Exit(INTERRUPTED)
+        raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE)
     failed = [state for state in states if state.state in ("failed", "damaged")]
     for state in failed:
         say(f"failed: {state.planned.name}: {state.error}  (more in {found.log(state.planned)})")

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import click
 
-from twin_graph.errors import TwinGraphError, place
+from twin_graph.errors import INTERRUPTED_EXIT_CODE, TwinGraphError, place
 
 from .params import ReaderGoneError
 
-INTERRUPTED = 130
 _SAYS_ENOUGH = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 
 # Command -> module that defines it, and what the list says of it. A module is imported when its command runs, so that
@@ -119,7 +118,7 @@ def main() -> None:
         _flush()
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
-        code = INTERRUPTED
+        code = INTERRUPTED_EXIT_CODE
     except (ReaderGoneError, SystemExit) as error:
         # click itself exits with 1 where stdout is closed, and leaves a stand-in for it.
         if isinstance(error, SystemExit) and sys.stdout is given:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from twin_graph import config
 from twin_graph.errors import TwinGraphError
+from twin_graph.snapshots.files import finite
 from twin_graph.snapshots.run import RUNS, find, folders_of_runs
 
 #: For people: progress and logs.
@@ -42,6 +43,16 @@ class Count(click.IntRange):
         return super().convert(value, param, ctx)
 
 
+class Number(click.FloatRange):
+    """A number in a range, which NaN is not, though it is neither below nor above."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return number
+
+
 class _Results(Console):
     def on_broken_pipe(self) -> None:
         raise ReaderGoneError
@@ -64,15 +75,7 @@ def protocol_line(protocol: Mapping[str, Any]) -> str:
 
 def print_json(document: Any) -> None:
     """The one JSON document of a command run with `--json`; numbers that JSON lacks, such as NaN, become null."""
-    click.echo(json.dumps(_finite(document), indent=1, ensure_ascii=False, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+    click.echo(json.dumps(finite(document), indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001

@@ -9,7 +9,7 @@ from twin_graph.snapshots.files import make_folder
 from twin_graph.snapshots.run import find, locate
 
 from .display import Meter
-from .params import ANY_REF_HELP, Count, json_option, print_json, ref_argument, run_argument, say, stdout
+from .params import ANY_REF_HELP, Count, Number, json_option, print_json, ref_argument, run_argument, say, stdout
 
 #: Scale and pictures per second.
 _SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
@@ -23,13 +23,13 @@ _SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="File to write, .mp4 or .gif.  [default: RUN-SNAPSHOT.mp4]"
 )
-@click.option("--speed", type=click.FloatRange(0.01, 100), default=1.0, show_default=True, help="2 is twice as fast.")
+@click.option("--speed", type=Number(0.01, 100), default=1.0, show_default=True, help="2 is twice as fast.")
 @click.option(
     "--scale",
-    type=click.FloatRange(0.5, 4),
+    type=Number(0.5, 4),
     help=f"Size of the picture; 1 is {film.HEIGHT} pixels high.  [default: 1.5; 1 for a GIF]",
 )
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="End the film after this long.")
+@click.option("--seconds", type=Number(min=0, min_open=True), help="End the film after this long.")
 @json_option
 def record(
     run: str,

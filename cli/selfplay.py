@@ -1,6 +1,7 @@
 """`twin-graph tournament` and `twin-graph play`: games of two players."""
 
 import contextlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,18 @@ from twin_graph.errors import UsageError
 from twin_graph.snapshots.run import find, locate
 
 from .display import Meter
-from .params import ANY_REF_HELP, Count, complete_run, json_option, print_json, ref_argument, run_argument, say, stdout
+from .params import (
+    ANY_REF_HELP,
+    Count,
+    Number,
+    complete_run,
+    json_option,
+    print_json,
+    ref_argument,
+    run_argument,
+    say,
+    stdout,
+)
 
 
 @click.command()
@@ -38,7 +50,7 @@ from .params import ANY_REF_HELP, Count, complete_run, json_option, print_json, 
     help="Games of each pair, half of them from each seat.",
 )
 @click.option("--opening", type=Count(min=0), default=2, show_default=True, help="Random moves at the start.")
-@click.option("--epsilon", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Share of random moves.")
+@click.option("--epsilon", type=Number(0, 1), default=0.0, show_default=True, help="Share of random moves.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Also draw who beat whom, to this PNG or SVG file.")
 @json_option
@@ -106,7 +118,7 @@ def _show(
     for heading in ("Elo", "95% interval", "points"):
         table.add_column(heading, justify="right")
     for one in document["players"]:
-        interval = f"{one['low']:.0f} to {one['high']:.0f}"
+        interval = "-" if math.isnan(one["low"]) else f"{one['low']:.0f} to {one['high']:.0f}"
         table.add_row(one["name"], f"{one['elo']:.0f}", interval, f"{shares[one['key']]:.1%}")
     stdout.print(table)
     for a, b, c in circles[:_SHOWN]:

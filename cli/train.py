@@ -11,7 +11,7 @@ import click
 
 from twin_graph import config
 from twin_graph.cross_checks import check_that_it_learns
-from twin_graph.errors import UsageError
+from twin_graph.errors import INTERRUPTED_EXIT_CODE, UsageError
 from twin_graph.no_effect import without_effect
 from twin_graph.settings import EVALUATION_MAX_STEPS
 from twin_graph.signals import on_signal
@@ -21,7 +21,6 @@ from twin_graph.snapshots.workers import GIVEN_UP
 from twin_graph.words import command
 
 from .display import TrainingDisplay
-from .main import INTERRUPTED
 from .params import (
     Count,
     complete_preset,
@@ -165,7 +164,7 @@ def starting_up(before: str) -> Iterator[None]:
             raise
     if signalled:  # also where such a library swallowed it
         say(f"interrupted before {before}")
-        raise click.exceptions.Exit(INTERRUPTED)
+        raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE)
 
 
 def _tuned(settings: config.Settings, env: Any, elsewhere: bool) -> config.Settings:
@@ -226,7 +225,7 @@ def show_training(run: Run, env: Any, point: Any, as_json: bool, cluster: Any, v
         raise
     _report(run.folder, progress, as_json)
     if progress.interrupted:
-        raise click.exceptions.Exit(INTERRUPTED)
+        raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE)
 
 
 def _report(folder: Path, progress: Any, as_json: bool) -> None:

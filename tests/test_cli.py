@@ -262,6 +262,8 @@ def test_evaluate_refuses_damaged_weights(trained: Path) -> None:
         (["explain", "cartpole-seed1-1", "--update", "9,000"], 2, "update 9,000: the records hold updates 1 to"),
         (["show", "cartpole-seed1-1", "@update:9,000x"], 2, "no snapshot '@update:9,000x'"),
         (["presets", "nope"], 2, "unknown preset 'nope'"),
+        (["record", "cartpole-seed1-1", "--speed", "nan"], 2, "nan is not in the range 0.01<=x<=100"),
+        (["tournament", "cartpole-seed1-1", "--epsilon", "nan"], 2, "nan is not in the range 0<=x<=1"),
     ],
 )
 def test_bad_input_gets_one_clear_line_and_the_right_code(

@@ -261,6 +261,7 @@ def test_a_server_hears_this_machine_alone_and_a_taken_port_is_said() -> None:
         ('run = "r"\nps = ["a"]\nworkers = 2', "ps.0: String should match"),
         ('run = "r"\nps = ["a:65536"]\nworkers = 2', "ps.0: a port is 1 to 65535"),
         ('run = "r"\nps = ["a:0"]\nworkers = 2', "ps.0: a port is 1 to 65535"),
+        ('run = "r"\nps = ["a:1", "b:1", "a:1"]\nworkers = 2', "ps: a:1 is given twice"),
         ('run = "\udcff"', "cluster.toml: 'utf-8' codec can't decode byte 0xff"),
         ('run = "r"\nps = ["a:1"]\nworkers = 0', "workers: .* greater than or equal to 1"),
         ('run = "r"\nps = ["a:1"]\nworkers = 2\nworker = ["b:2"]', "worker: Extra inputs"),
@@ -271,6 +272,15 @@ def test_a_bad_description_gets_one_line(tmp_path: Path, text: str, message: str
     file.write_text(text, errors="surrogateescape")
     with pytest.raises(UsageError, match=message):
         Cluster.described(file)
+
+
+@pytest.mark.parametrize("listen", ["10.0.0.1", "localhost"])
+def test_a_server_listens_where_the_file_says_or_not_at_all(tmp_path: Path, listen: str) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text('run = "r"\nps = ["127.0.0.1:2222"]\nworkers = 1')
+    done = twin_graph("cluster", str(file), "--task", "ps:0", "--listen", listen, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"ps:0 is at 127.0.0.1:2222 in {file}: leave out --listen {listen}, or change the address" in done.stderr
 
 
 def test_tasks_have_names_that_must_be_there() -> None:
@@ -362,7 +372,7 @@ def test_why_a_task_ended_is_read_from_what_it_printed_last(tmp_path: Path) -> N
         with log.open("a") as output:
             output.write("Error: what is to be read\nand a last line\n")
         assert supervisor._why("ps-0", 1) == "what is to be read"
-        assert supervisor._why("ps-0", -9) == "signal 9"
+        assert supervisor._why("ps-0", -9) == "killed by SIGKILL"
 
 
 def test_a_worker_starts_to_learn_when_it_has_a_whole_transition_of_its_own(cartpole: Make) -> None:
@@ -522,7 +532,7 @@ def test_a_worker_that_died_too_often_is_given_up_and_that_is_said(tmp_path: Pat
     finally:
         trainer.kill()
     assert trainer.returncode == 0, said
-    assert re.search(r"worker-1: given up: ended \(signal 9\).*workers.restarts.*worker-1.log", said)
+    assert re.search(r"worker-1: given up: ended \(killed by SIGKILL\).*workers.restarts.*worker-1.log", said)
     status = report.status(Run(run))
     assert (status["state"], status["agent_steps"]) == ("finished", 4_000)
     assert [worker["state"] for worker in status["workers"]] == ["done", "given up"]
@@ -636,7 +646,7 @@ def test_a_lost_server_a_signal_and_a_killed_launcher_leave_no_process_and_a_run
         _, said = trainer.communicate(timeout=40)
         assert trainer.returncode == 1
         assert re.search(
-            r"Error: (parameter server 0 ended \(signal 9\)|a parameter server does not answer).*resume", said
+            r"Error: (parameter server 0 ended \(killed by SIGKILL\)|a parameter server does not answer).*resume", said
         )
         wait_until(lambda: not children(run), 10)
 

@@ -524,6 +524,92 @@ def test_a_run_that_fails_is_tried_again_recorded_and_does_not_stop_the_others(t
     assert Run(folder / "own-fragile,seed=1").state() == "finished"
 
 
+class Pretended:
+    """In place of a run's process: after some looks it ends with a code, and has left behind what `leave` makes.
+
+    Attributes:
+      signals: that it was sent.
+    """
+
+    def __init__(self, code: int = 0, leave: Callable[[], object] = lambda: None) -> None:
+        self.signals: list[int] = []
+        self._looks, self._code, self._leave = 3, code, leave
+
+    def poll(self) -> int | None:
+        self._looks -= 1
+        if self._looks == 0:
+            self._leave()
+        return self._code if self._looks <= 0 else None
+
+    def wait(self) -> int:
+        return self._code
+
+    def send_signal(self, sig: int) -> None:
+        self.signals.append(sig)
+
+
+def pretend(
+    folder: Path, begin: Callable[[str, Path], Pretended], *, jobs: int, retries: int = 0
+) -> dict[str, tuple[str, str]]:
+    """The states and errors of an experiment's runs after it was run with such processes."""
+    experiment = Experiment.open(folder)
+
+    def start(arguments: list[str], log: Path, threads: int) -> Pretended:
+        return begin(next(name for name in RUNS if any(name in argument for argument in arguments)), log)
+
+    training = runner.Runner(experiment, jobs=jobs, retries=retries, show=lambda _: None, begin=start)
+    return {state.planned.name: (state.state, state.error) for state in training.run()}
+
+
+def test_a_folder_that_holds_something_else_stops_no_other_run(finished: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(finished, tmp_path / "tiny", ignore=shutil.ignore_patterns("report", *RUNS[:2]))
+    (folder / RUNS[1]).mkdir()
+    (folder / RUNS[1] / "notes.txt").touch()
+    process = Pretended(leave=lambda: shutil.copytree(finished / RUNS[0], folder / RUNS[0]))
+    states = pretend(folder, lambda name, log: process, jobs=2)
+    assert not process.signals
+    assert [states[name][0] for name in RUNS] == ["done", "failed", "done", "done"]
+    assert "holds something other than a run" in states[RUNS[1]][1]
+
+
+def test_what_was_trained_or_changed_while_it_waited_is_not_begun(finished: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(finished, tmp_path / "tiny", ignore=shutil.ignore_patterns("report", *RUNS[:3]))
+    begun = []
+
+    def leave() -> None:
+        for name in RUNS[:3]:
+            shutil.copytree(finished / name, folder / name)
+        changed = Run(folder / RUNS[2])
+        changed.change_settings(config.change(changed.settings, [("train.learning_rate", 0.5)]))
+
+    def begin(name: str, log: Path) -> Pretended:
+        begun.append(name)
+        return Pretended(leave=leave)
+
+    states = pretend(folder, begin, jobs=1)
+    assert begun == [RUNS[0]]
+    assert [states[name][0] for name in RUNS] == ["done", "done", "failed", "done"]
+    assert "train.learning_rate" in states[RUNS[2]][1]
+
+
+def test_a_run_failed_for_what_its_last_process_said(finished: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(finished, tmp_path / "tiny", ignore=shutil.ignore_patterns("report", *RUNS))
+    tries = {RUNS[0]: [(1, "Error: too little memory\n"), (1, "killed\n")], RUNS[1]: [(130, "next: log\n")] * 2}
+    tries |= {name: [(1, "Error: once\n"), (-9, "")] for name in RUNS[2:]}
+
+    def begin(name: str, log: Path) -> Pretended:
+        code, words = tries[name].pop(0)
+        with log.open("a") as output:
+            output.write(words)
+        return Pretended(code)
+
+    states = pretend(folder, begin, jobs=1, retries=1)
+    assert [states[name] for name in RUNS] == [
+        *(("failed", "exit code 1: killed"), ("failed", "interrupted")),
+        *[("failed", "killed by SIGKILL")] * 2,
+    ]
+
+
 # The report
 
 
@@ -640,6 +726,10 @@ def test_only_a_stop_that_commits_a_resume_point_counts_as_one(
         stops.append(results._stops(run.ledger.with_abandoned(), 1_200))
     assert stops == [1, 2]
     assert results._stops(run.ledger.with_abandoned(), 500) == 1
+    points = [event.counters.agent_steps for event in run.ledger.events(ledger.Point)]
+    stopped = next(steps for steps in points if steps % 200 >= 8)  # not by the schedule
+    # Nothing follows a point at the end, as after a stop while the last games are played.
+    assert [results._stops(run.ledger.with_abandoned(), end) for end in (stopped, stopped + 1)] == [0, 1]
 
 
 def test_the_age_of_targets_is_what_explain_says(finished: Path) -> None:
@@ -783,6 +873,21 @@ def test_nothing_is_compared_with_runs_that_failed(monkeypatch: pytest.MonkeyPat
     assert all(math.isnan(condition.p) for condition in conditions)
 
 
+def test_pairs_are_of_runs_that_are_both_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six of seven seeds are done of each, and five of both: too few to show anything."""
+    monkeypatch.setattr(statistics, "RESAMPLES", 20)
+    planned = plan.parse(changed("[1, 2]", str(list(range(1, 8)))))
+    norms = {"CartPole-v1": statistics.Norm(0, 500, 475, "")}
+    missing = {("latest", 1), ("lag(40)", 2)}
+    done = [
+        run._replace(state="failed") if (run.planned.condition, run.planned.seed) in missing else run
+        for run in made_up(planned, lambda condition, seed: 50.0 * len(condition) + seed)
+    ]
+    conditions = statistics.analyse(planned, done, norms, lambda *_: None)
+    found = " ".join(pages._findings(pages._Data(planned, done, norms, conditions)))
+    assert "5 seeds can show no difference in 1 comparison" in found
+
+
 def test_figures_of_targets_are_left_out_where_there_are_none() -> None:
     planned, norms = plan.parse(FILE), {"CartPole-v1": statistics.Norm(0, 500, 475, "")}
     done = made_up(planned, lambda condition, seed: 100.0)
@@ -847,6 +952,9 @@ def test_time_is_known_between_what_was_logged_and_nowhere_else(finished: Path) 
     logged = first._replace(seconds={100: 10.0, 300: 20.0})
     assert [logged.seconds_at(step) for step in (50, 100, 150, 300)] == [5, 10, 12.5, 20]
     assert math.isnan(first._replace(seconds={}).seconds_at(300))
+    point = plan.OriginPoint(1, 0, 100, "", first.planned.settings)
+    forked = first._replace(planned=first.planned._replace(point=point), seconds={300: 10.0})
+    assert [forked.seconds_at(step) for step in (100, 200, 300)] == [0, 5, 10]
     assert statistics.typical([3.0, math.inf, 4.0]) == 4
     assert math.isnan(statistics.typical([3.0, math.nan, 4.0]))
 
@@ -867,7 +975,9 @@ def sentence_on(p: list[float], seeds: list[int]) -> str:
     """What a report finds on conditions with these p values, and so many runs each."""
     score = statistics.Estimate(1.0, 0.0, 2.0)
     of_each = {"name": "latest", "iqm": score, "difference": score}
-    conditions = [SimpleNamespace(**of_each, p=p, scores=np.ones((n, 1))) for p, n in zip(p, seeds, strict=True)]
+    conditions = [
+        SimpleNamespace(**of_each, p=p, pairs=n, scores=np.ones((n, 1))) for p, n in zip(p, seeds, strict=True)
+    ]
     data = SimpleNamespace(conditions=conditions, unit="return", estimate=lambda estimate: estimate)
     *_, found = pages._findings(data)  # type: ignore[arg-type]
     return found
@@ -877,6 +987,11 @@ def test_threads_are_shared_by_all_workers_of_all_jobs(monkeypatch: pytest.Monke
     monkeypatch.setattr("twin_graph.experiments.runner.os.sched_getaffinity", lambda _: range(16))
     alone = changed('preset = "cartpole"', 'preset = "pong"')
     assert dict(runner._fixed(plan.parse(alone), 2))["twin.threads"] == 8
+    named = alone.replace("[factors]", "[factors.kind]").replace(
+        'target.policy = ["latest", "lag(40)"]', "one = {twin.threads = 1}\nrest = {train.double = true}"
+    )
+    fixed = runner._fixed(plan.parse(named), 2)
+    assert [run.settings.twin.threads for run in plan.parse(named, fixed=fixed).runs] == [1, 8, 1, 8]
     shared = alone.replace("train.batch_size = 16", "train.batch_size = 16\nworkers.count = 4")
     assert dict(runner._fixed(plan.parse(shared), 2))["twin.threads"] == 2
 
@@ -940,6 +1055,17 @@ def test_runs_whose_folders_are_gone_are_kept_in_the_tables(finished: Path, tmp_
     assert f"taken from here/report: {'; '.join(names[:-1])} and {names[-1]}." in told
     for name in TABLES:
         assert table(tmp_path / "here", name) == table(finished, name)
+
+
+def test_a_report_loses_no_run_that_the_last_one_had(finished: Path, tmp_path: Path) -> None:
+    """One that was begun here, and taken from elsewhere where it is done."""
+    folder = shutil.copytree(finished, tmp_path / "tiny", ignore=shutil.ignore_patterns("resume", "snapshots"))
+    _, _, before = tables.found(folder)
+    shutil.rmtree(folder / RUNS[0])
+    attempt(create(folder / RUNS[0], before[0].planned.settings), 300)
+    assert runner.look(Experiment.open(folder))[0].state == "cut"
+    _, _, after = tables.found(folder)
+    assert after[0] == before[0]._replace(taken_from=str(folder / "report"))
 
 
 def test_runs_that_were_trained_elsewhere_are_added(finished: Path, tmp_path: Path) -> None:

@@ -135,6 +135,12 @@ def test_ratings_are_those_of_the_model() -> None:
     assert tournament.rate(NAMES[:2], [of("random", "a", 0, 0)])[1].elo == pytest.approx(0, abs=1e-6)
 
 
+def test_one_opening_says_nothing_of_another() -> None:
+    [_, rating] = tournament.rate(NAMES[:2], [Pairing("random", "a", [-1.0, -1.0])])
+    assert rating.elo > 0
+    assert np.isnan([rating.low, rating.high]).all()
+
+
 def test_each_rating_expects_as_many_points_as_were_made() -> None:
     """That is the maximum of the likelihood; a tenth of a win of credit for each against each is part of the games."""
     scores = {("random", "a"): (10, 90), ("random", "b"): (2, 98), ("random", "c"): (0, 100)}

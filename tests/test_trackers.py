@@ -193,6 +193,15 @@ def test_one_line_says_what_to_install(
         trackers.check(cartpole(log__to=name))
 
 
+def test_a_folder_of_its_name_is_no_tracker(cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B keeps its files in one, in the working directory, where Python looks for modules too."""
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(UsageError, match=r"log\.to=wandb needs wandb"):
+        trackers.check(cartpole(log__to="wandb"))
+
+
 def test_without_an_account_one_line_says_how(tmp_path: Path) -> None:
     """In a process of its own: the client remembers how it was first used."""
     known = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}

@@ -4,6 +4,9 @@ import sysconfig
 import traceback
 from types import FrameType
 
+#: Exit code of a command that a person interrupted.
+INTERRUPTED_EXIT_CODE = 130
+
 
 class TwinGraphError(Exception):
     """What went wrong and what to do about it, in one line."""

@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import inspect
 import itertools
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -83,7 +84,8 @@ class Pairing(NamedTuple):
 
 
 class Rating(NamedTuple):
-    """Elo, as points above `random` if it plays, else above the mean; with its 95% bootstrap interval over openings."""
+    """Elo, as points above `random` if it plays, else above the mean; with its 95% bootstrap interval over openings,
+    NaN where there is only one."""
 
     elo: float
     low: float
@@ -309,6 +311,8 @@ def rate(who: Sequence[Contestant], pairings: Sequence[Pairing], seed: int = 0) 
         chosen = random.integers(0, openings, openings)
         resampled.append(elo([score.reshape(-1, 2)[chosen].ravel() for score in points]))
     low, high = np.percentile(resampled, [2.5, 97.5], axis=0)
+    if openings == 1:  # each sample is the same one
+        low, high = np.full((2, len(who)), math.nan)
     return [Rating(float(value), float(a), float(b)) for value, a, b in zip(elo(points), low, high, strict=True)]
 
 

@@ -194,7 +194,10 @@ CLIENTS: dict[str, Any] = {"wandb": WeightsAndBiases, "mlflow": MLflow}
 def check(settings: Settings) -> None:
     """Raises `UsageError` if what `log.to` asks for is not installed."""
     name = settings.log.to
-    if name in CLIENTS and importlib.util.find_spec(name) is None:
+    if name not in CLIENTS:
+        return
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin is None:  # a folder of this name, as W&B makes for its own files
         raise UsageError(f"log.to={name} needs {name}: pip install 'twin-graph[{name}]'")
 
 

@@ -20,6 +20,12 @@ def _with_a_port(address: str) -> str:
     return address
 
 
+def _each_once(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    if repeated := next((one for one in addresses if addresses.count(one) > 1), ""):
+        raise ValueError(f"{repeated} is given twice")
+    return addresses
+
+
 Address = Annotated[str, Field(pattern=r"^[^:\s]+:\d{1,5}$"), pydantic.AfterValidator(_with_a_port)]
 LOOPBACK = "127.0.0.1"
 
@@ -34,7 +40,7 @@ class Cluster(Record):
     """
 
     run: Path
-    ps: tuple[Address, ...] = Field(min_length=1)
+    ps: Annotated[tuple[Address, ...], pydantic.AfterValidator(_each_once)] = Field(min_length=1)
     workers: int = Field(ge=1)
 
     @classmethod

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from twin_graph import ended
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.errors import TwinGraphError
 from twin_graph.snapshots.workers import name_of
@@ -102,12 +103,8 @@ class Supervisor:
         return given_up
 
     def _why(self, name: str, code: int) -> str:
-        if code < 0:
-            return f"signal {-code}"
         log = self._log(name)
-        lines = log.read_bytes()[self._printed[log] :].decode(errors="replace").splitlines()
-        said = next((line for line in reversed(lines) if line.startswith("Error: ")), "")
-        return said.removeprefix("Error: ") or ": ".join([f"exit code {code}", *lines[-1:]])
+        return ended.why(code, log, self._printed[log])
 
     def _log(self, name: str) -> Path:
         return self._file.parent / f"{name}.log"

@@ -235,7 +235,7 @@ def _findings(data: _Data) -> Iterator[str]:
     compared = (
         f"{len(others)} comparison{'s' if len(others) > 1 else ''} with {first.name}, in pairs of runs that began alike"
     )
-    pairs = min(len(first.scores), max(len(condition.scores) for condition in others))
+    pairs = max(condition.pairs for condition in others)
     if len(others) * 2 / 2**pairs >= statistics.LEVEL:  # 2 of the 2**n signs give the smallest p
         yield f"{pairs} seeds can show no difference in {compared}: corrected, no p could be below {statistics.LEVEL}."
     elif differ:

@@ -134,7 +134,7 @@ class Result(NamedTuple):
         """Seconds of training until this many agent steps, between those that were logged; NaN where none were."""
         if not self.seconds:
             return math.nan
-        logged = self.seconds if self.planned.point else {0: 0.0, **self.seconds}
+        logged = {self.planned.span[0]: 0.0, **self.seconds}
         steps = sorted(logged)
         return float(np.interp(agent_steps, steps, [logged[step] for step in steps]))
 
@@ -196,7 +196,7 @@ def _result(state: State, run: Run) -> Result:
         agreement=_telemetry(metrics, "target/greedy_agreement"),
         services=list(_services(run, events, newest["updates"])),
         attempts=max(1, sum(isinstance(event, Start) for event, _ in own)),
-        stops=_stops(own, end),
+        stops=_stops(own, state.planned.settings.train.steps),
         processor=run.description["cpu"]["model"],
         error=state.error,
     )
@@ -221,10 +221,10 @@ def _when_due(
 
 
 def _stops(events: Sequence[tuple[Event, bool]], end: int) -> int:
-    """How often it ended unfinished right after a resume point that holds, of at most `end` agent steps."""
+    """How often it ended unfinished right after a resume point that holds, of fewer than `end` agent steps."""
     acts = [(event, holds) for event, holds in events if not isinstance(event, Pin | Prune)]
     return sum(
-        isinstance(point, Point) and holds and point.counters.agent_steps <= end
+        isinstance(point, Point) and holds and point.counters.agent_steps < end
         for (point, holds), (event, _) in itertools.pairwise(acts)
         if isinstance(event, End) and event.state != "finished"
     )

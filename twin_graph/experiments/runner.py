@@ -30,8 +30,8 @@ from typing import Any, NamedTuple, Protocol
 import filelock
 import psutil
 
-from twin_graph import config
-from twin_graph.errors import DamagedError, InUseError, TwinGraphError, UsageError
+from twin_graph import config, ended
+from twin_graph.errors import INTERRUPTED_EXIT_CODE, DamagedError, InUseError, TwinGraphError, UsageError
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments.plan import Pairs, Plan, PlannedRun
 from twin_graph.experiments.trial import Trial
@@ -254,12 +254,14 @@ def _fixed(plan: Plan, jobs: int) -> Pairs:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     processes = jobs * max(1, *(run.settings.workers.count for run in plan.runs))
     chosen = {"twin.threads": max(1, cores // processes), "twin.precision": "fp32"}
-    named = {key for run in plan.runs for key, _ in run.overrides}
-    twin = plan.runs[0].settings.twin
     if plan.origin:  # the runs keep what was fixed for the one that they are forked from
         return ()
-    left_open = {"twin.threads": twin.threads == 0, "twin.precision": twin.precision == "auto"}
-    return tuple((key, value) for key, value in chosen.items() if left_open[key] and key not in named)
+    twins = [run.settings.twin for run in plan.runs]
+    left_open = {
+        "twin.threads": any(twin.threads == 0 for twin in twins),
+        "twin.precision": any(twin.precision == "auto" for twin in twins),
+    }
+    return tuple((key, value) for key, value in chosen.items() if left_open[key])  # what the file names goes before
 
 
 def _check_same(begun: Plan, wanted: Plan, folder: Path) -> None:
@@ -347,7 +349,7 @@ class Process(Protocol):
         """Does nothing if it has ended."""
 
 
-#: Starts `twin-graph` with these arguments, its output appended to a file, on this many threads.
+#: Starts `twin-graph` with these arguments, its output appended to a file, on this many threads in all.
 Begin = Callable[[list[str], Path, int], Process]
 
 
@@ -365,12 +367,21 @@ def begin_here(arguments: list[str], log: Path, threads: int) -> Process:  # noq
 
 
 class _Job(NamedTuple):
-    """A run that is training; if `process` is None, in a process that somebody else started."""
+    """A run that is training.
+
+    Attributes:
+      planned: which.
+      process: None if somebody else started it.
+      command: of `twin-graph`.
+      started: by the monotonic clock.
+      printed: bytes that its log had before.
+    """
 
     planned: PlannedRun
     process: Process | None
     command: str
     started: float
+    printed: int
 
 
 def _trainer(folder: Path) -> psutil.Process | None:
@@ -430,7 +441,7 @@ class Runner:
             try:
                 while self._jobs or (self._waiting and not self.stop.is_set()):
                     while self._waiting and len(self._jobs) < self._slots and not self.stop.is_set():
-                        self._jobs.append(self._start(self._waiting.popleft()))
+                        self._start(self._waiting.popleft())
                     self._pass_on_signals()
                     self._jobs = [job for job in self._jobs if not self._ended(job)]
                     self._show(self)
@@ -443,20 +454,30 @@ class Runner:
                         job.process.wait()
         return list(self.states.values())
 
-    def _start(self, planned: PlannedRun) -> _Job:
+    def _start(self, planned: PlannedRun) -> None:
+        """Starts a run, or waits for the process that trains it; not one that is done by now, or cannot be trained."""
         state = self._note(planned)
+        if state.state in ("done", "damaged", "failed"):
+            return
         folder = self.experiment.run_folder(planned)
         if state.state == "running" or _trainer(folder):
             self.states[planned.name] = state._replace(state="running")
-            return _Job(planned, None, "", time.monotonic())
-        _remove_unstarted(folder)
+            self._jobs.append(_Job(planned, None, "", time.monotonic(), 0))
+            return
+        try:
+            _remove_unstarted(folder)
+        except TwinGraphError as error:
+            self.states[planned.name] = state._replace(state="failed", error=str(error))
+            return
         command = self.experiment.command(planned)
         log = self.experiment.log(planned)
         with log.open("a", encoding="utf-8") as file:
             file.write(f"--- {utc_now()} twin-graph {' '.join(command)}\n")
-        process = self._begin(command, log, planned.settings.twin.threads)
+            printed = file.tell()
+        settings = planned.settings
+        process = self._begin(command, log, settings.twin.threads * max(1, settings.workers.count))
         self.states[planned.name] = state._replace(state="running", error="")
-        return _Job(planned, process, command[0], time.monotonic())
+        self._jobs.append(_Job(planned, process, command[0], time.monotonic(), printed))
 
     def _ended(self, job: _Job) -> bool:
         """Whether a job is over; if so, notes what to do about its run."""
@@ -475,7 +496,10 @@ class Runner:
             self.states[planned.name] = state._replace(state="running", error="")
             return False
         is_forked = job.command == "fork" and code == 0
-        error = "" if state.state == "done" or is_forked or self.stop.is_set() else self._error(planned, code)
+        is_fine = state.state == "done" or is_forked or self.stop.is_set()
+        log = self.experiment.log(planned)
+        why = "interrupted" if code == INTERRUPTED_EXIT_CODE else ended.why(code, log, job.printed)
+        error = "" if is_fine else state.error or why
         # Another process began or resumed it before this one could; this one's own training may still be dying.
         if (state.state == "running" and code >= 0) or code == InUseError.exit_code:
             self._waiting.appendleft(planned)
@@ -491,16 +515,12 @@ class Runner:
         return True
 
     def _note(self, planned: PlannedRun, *, goes_on: bool = False) -> State:
-        state = self.states[planned.name] = _look(self.experiment, planned, goes_on=goes_on)
+        try:
+            state = _look(self.experiment, planned, goes_on=goes_on)
+        except UsageError as error:  # somebody has changed its settings since
+            state = State(planned, "failed", 0, str(error))
+        self.states[planned.name] = state
         return state
-
-    def _error(self, planned: PlannedRun, code: int) -> str:
-        """One line on how a process failed, from what it said last."""
-        if code < 0:
-            return f"killed by {signal.Signals(-code).name}"
-        lines = self.experiment.log(planned).read_text(encoding="utf-8", errors="replace").splitlines()
-        said = [line for line in lines[-20:] if line.startswith("Error: ")] or lines[-1:]
-        return said[-1].removeprefix("Error: ")
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.stop.set()

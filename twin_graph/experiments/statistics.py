@@ -88,6 +88,7 @@ class Condition(NamedTuple):
       improvement: probability that a run of it scores higher than one of the first condition; None for that itself.
       difference: mean of its scores less those of the first condition's runs that began alike: with the same seed, from
         the same point. Normalised if there are several environments. None for the first condition itself.
+      pairs: how many there are of these.
       p: how likely so large a difference is by chance, corrected for the number of conditions; NaN if there is none,
         and of the control for chaos, which is no hypothesis.
       profile: share of runs above each of `PROFILE_AT`.
@@ -104,6 +105,7 @@ class Condition(NamedTuple):
     optimality_gap: Estimate
     improvement: Estimate | None
     difference: Estimate | None
+    pairs: int
     p: float
     profile: Band | None
     curve: Band | None
@@ -170,6 +172,7 @@ def _condition(
         optimality_gap=gap,
         improvement=improvement(scores, first.scores) if first else None,
         difference=mean(pairs) if first else None,
+        pairs=len(pairs),
         p=math.nan if name.endswith(NUDGED) else p_of(pairs),
         profile=profile(scores),
         curve=curve([[_normalised(run, norm) for run in row] for row in rows], iqm_by_step),

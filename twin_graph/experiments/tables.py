@@ -27,6 +27,7 @@ from twin_graph.snapshots.files import checked, read_file
 
 PLAN = "plan.json"
 REPORT = "report"  # the folder of a report, in an experiment's
+_NOT_DONE = "waiting", "cut", "running"
 _DEPTH = "depth_agent_steps"
 _TELEMETRY = ("seconds", "train_return", "q_distance", "agreement")
 
@@ -72,25 +73,20 @@ def read(folder: Path) -> tuple[Plan, plans.Pairs, list[Result]]:
 def found(folder: Path) -> tuple[Plan, plans.Pairs, list[Result]]:
     """What `read` returns, of an experiment in a folder, or of a folder of tables.
 
-    An experiment's runs whose folders are gone are taken from the tables of its last report.
+    An experiment's runs that are not done are taken from the tables of its last report, if they were done there.
     """
     if (folder / PLAN).exists():
         return read(folder)
     experiment = Experiment.open(folder)
     runs, last_report = list(read_runs(experiment)), folder / REPORT
-    if (last_report / PLAN).exists() and any(result.state == "waiting" for result in runs):
+    if (last_report / PLAN).exists() and any(result.state in _NOT_DONE for result in runs):
         _, _, written = read(last_report)
-        runs = filled_in(runs, written, last_report, ("waiting",))
+        runs = filled_in(runs, written, last_report)
     return experiment.plan, experiment.fixed, runs
 
 
-def filled_in(
-    runs: Sequence[Result],
-    elsewhere: Iterable[Result],
-    where: Path,
-    states: Sequence[str] = ("waiting", "cut", "running"),
-) -> list[Result]:
-    """These results, with those of runs in these states taken from elsewhere, if they are done there.
+def filled_in(runs: Sequence[Result], elsewhere: Iterable[Result], where: Path) -> list[Result]:
+    """These results, with those of runs that are not done taken from elsewhere, if they are done there.
 
     A run that failed here, or is damaged, stays as it is: a report has to say so.
 
@@ -101,7 +97,7 @@ def filled_in(
 
     def filled(result: Result) -> Result:
         planned, other = result.planned, done.get(result.planned.name)
-        if result.state not in states or other is None:
+        if result.state not in _NOT_DONE or other is None:
             return result
         for key, ours, theirs in config.differences(planned.settings, other.planned.settings):
             raise UsageError(f"{planned.name} is of another experiment in {where}: {key} is {theirs}, not {ours}")

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -226,7 +226,7 @@ def remove_folder(folder: Path) -> None:
 
 def checked(record: dict[str, Any], *, indent: int | None = None) -> bytes:
     """A JSON object that ends with the CRC-32 of everything before it; NaN and infinity are written as null."""
-    text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False, indent=indent).encode()
+    text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False, indent=indent).encode()
     head = text[:-1] + b", " if indent is None else text[:-2] + b",\n" + b" " * indent
     return head + _sum(head) + (b"}" if indent is None else b"\n}\n")
 
@@ -415,9 +415,10 @@ def _end_of_whole_lines(descriptor: int) -> int:
     return end
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+def finite(value: Any) -> Any:
+    """The same for JSON, which has no NaN and no infinity: None in their places."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

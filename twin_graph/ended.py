@@ -1,0 +1,19 @@
+"""Why a process that this one started has ended."""
+
+import signal
+from pathlib import Path
+
+
+def why(code: int, log: Path, since: int) -> str:
+    """One line for people: the signal, or what the process said last.
+
+    Args:
+      code: its exit code, negative if a signal killed it.
+      log: a file to which it appended what it printed.
+      since: how many bytes were in it before: others may have failed otherwise.
+    """
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    lines = log.read_bytes()[since:].decode(errors="replace").splitlines()
+    said = next((line for line in reversed(lines) if line.startswith("Error: ")), "")
+    return said.removeprefix("Error: ") or ": ".join([f"exit code {code}", *lines[-1:]])
