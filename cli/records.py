@@ -187,6 +187,8 @@ def show(run: str, ref: str, as_json: bool) -> None:
         table.add_row("made by", escape(f"{details['run']}, from which this run was forked"))
     if origin := manifest["origin"]:
         table.add_row("origin", escape(_origin(origin)))
+    if details["abandoned"]:
+        table.add_row("abandoned", "the run went back to a resume point before it")
     for name, value in manifest["counters"].items() if not origin else ():
         table.add_row(name.replace("_", " "), f"{value:,}")
     if (depth := details["depth_agent_steps"]) is not None:

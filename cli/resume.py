@@ -66,13 +66,10 @@ def resume(
             point, damage = newest_point(found)
             for reason in damage:
                 say(f"skipped: {reason}")
-            steps_made, matches = point.counters.agent_steps, Matches(found)
+            steps_made = point.counters.agent_steps
             check_length(settings, steps_made)
-            if matches.complete(steps_made, settings):
-                raise UsageError(f"{found.folder} is complete at {steps_made:,} agent steps; give more with --steps")
-            until = settings.train.until_score
-            if until is not None and found.state() == "finished" and (reached := matches.reached(until, settings)):
-                raise UsageError(f"{found.folder} has reached {reached}; give a higher one, or null, with --set")
+            if why := Matches(found).nothing_left(steps_made, settings):
+                raise UsageError(why)
             targets.check_present(settings, found.store(), point.counters.updates)
             env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
             resources.check(resources.measure(settings, env, found.folder, elsewhere=elsewhere_of(described)))

@@ -40,11 +40,12 @@ from twin_graph.model import ModelSpec
 from twin_graph.replay import Batch
 from twin_graph.settings import Settings
 from twin_graph.snapshots import report
+from twin_graph.snapshots.files import checked
 from twin_graph.snapshots.ledger import End, Point, Swap
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import Variable
 from twin_graph.snapshots.verify import verify
-from twin_graph.snapshots.workers import FOLDER, own_status, write_status
+from twin_graph.snapshots.workers import FOLDER, own_status, statuses, write_status
 from twin_graph.tally import Tally
 from twin_graph.twin import Twin, session_config, weights_sha256
 
@@ -281,6 +282,15 @@ def test_a_server_listens_where_the_file_says_or_not_at_all(tmp_path: Path, list
     done = twin_graph("cluster", str(file), "--task", "ps:0", "--listen", listen, cwd=tmp_path)
     assert done.returncode == 2
     assert f"ps:0 is at 127.0.0.1:2222 in {file}: leave out --listen {listen}, or change the address" in done.stderr
+
+
+def test_a_status_that_another_version_wrote_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir()
+    status = own_status(0, 1, "training")
+    write_status(tmp_path, status)
+    other = {**status.model_dump(mode="json"), "name": "worker-1", "mood": "good"}
+    (tmp_path / FOLDER / "worker-1.json").write_bytes(checked(other))
+    assert statuses(tmp_path, 1) == [status]
 
 
 def test_tasks_have_names_that_must_be_there() -> None:

@@ -210,6 +210,25 @@ def test_an_export_overwrites_nothing(run: Run, tmp_path: Path, form: str, there
     assert [(path.name, path.read_text()) for path in folder.iterdir()] == [(there, "mine")]
 
 
+@pytest.mark.parametrize(("form", "there"), [("savedmodel", "n/mine"), ("npz", "n.npz")])
+def test_an_export_overwrites_nothing_that_was_not_there_when_it_began(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Format, there: str
+) -> None:
+    ends, write = FORMATS[form]
+    folder = tmp_path / "out"
+    folder.mkdir()
+
+    def meanwhile(twin: Twin, path: Path) -> None:
+        write(twin, path)
+        (folder / there).parent.mkdir(exist_ok=True)
+        (folder / there).write_text("mine")
+
+    monkeypatch.setitem(FORMATS, form, (ends, meanwhile))
+    with pytest.raises(UsageError, match=r"n(\.npz)? exists already; choose another path"):
+        export(run, run.store().newest, form, folder / "n")
+    assert [(path, path.read_text()) for path in folder.rglob("*") if path.is_file()] == [(folder / there, "mine")]
+
+
 def test_an_export_says_where_it_is_and_needs_a_name(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "[x]"
     done = twin_graph("export", str(run.folder), "latest", str(path), "--format", "npz", cwd=tmp_path)

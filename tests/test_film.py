@@ -227,6 +227,17 @@ def test_where_ffmpeg_fails_one_line_says_so_and_nothing_is_left(
     assert list(tmp_path.iterdir()) == [broken]
 
 
+def test_a_film_overwrites_nothing_that_was_not_there_when_it_began(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    with film.Film(path, ("cartpole", "random"), scale=0.5, seconds=0.1) as made:
+        for _ in play(_random_q(2), config.load("cartpole"), episodes=1, seed=5, counter=7, watch=made.watch):
+            pass
+        path.write_text("mine")
+        with pytest.raises(UsageError, match=r"a\.mp4 exists already; choose another path"):
+            made.finish()
+    assert [(one, one.read_text()) for one in tmp_path.iterdir()] == [(path, "mine")]
+
+
 @pytest.mark.parametrize("name", ["run:best.mp4", "run:best.gif", "a%d.gif"])
 def test_a_film_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)

@@ -16,10 +16,11 @@ from nbclient import NotebookClient
 
 import twin_graph
 from twin_graph import config, envs, notebook, training
-from twin_graph.errors import ForeignError, TwinGraphError, UsageError
+from twin_graph.errors import DamagedError, ForeignError, TwinGraphError, UsageError
 from twin_graph.evaluation import Evaluation
 from twin_graph.progress import Progress
 from twin_graph.snapshots import report
+from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run
 from twin_graph.view.records import Records
 
@@ -99,6 +100,16 @@ def test_q_values_are_those_of_the_snapshot_that_is_asked_for(run: notebook.Note
     policy = run.policy(names[0])  # another's weights stay as they are
     run.q_values(names[1], observations)
     np.testing.assert_array_equal(policy.q_values(observations), first)
+
+
+def test_a_policy_outlives_a_reference_to_nothing_that_is_there(run: notebook.NotebookRun) -> None:
+    observations = np.zeros((1, 4), np.float32)
+    first, *_, last = run.store().snapshots
+    q = run.q_values(first.id, observations)
+    run.store().prefix(last.id).with_suffix(".index").unlink()
+    with pytest.raises(DamagedError):
+        run.q_values(last.id, observations)
+    np.testing.assert_array_equal(run.q_values(first.id, observations), q)
 
 
 def test_images_are_bytes_and_emulator_numbers_are_told(
@@ -278,6 +289,37 @@ def test_what_was_trained_elsewhere_since_is_gone_on_with(cartpole: Cartpole, tm
     now = twin_graph.find(run.folder)
     assert [now.settings_of(attempt).train.n_step for attempt in (1, 2, 3)] == [3, 2, 2]
     assert now.settings.train.steps == 500
+
+
+def test_to_train_a_run_again_that_reached_its_score_changes_nothing(cartpole: Cartpole, tmp_path: Path) -> None:
+    run = twin_graph.create(tmp_path / "run", cartpole(train__until_score=1.0)).train()
+    assert run.outcome()[1].startswith("reached train.until_score")
+    before = run.ledger.path.read_bytes()
+    assert twin_graph.find(run.folder).train().ledger.path.read_bytes() == before
+
+
+def test_where_the_newest_point_is_damaged_it_is_said(
+    cartpole: Cartpole, trained: Callable[[config.Settings], Run]
+) -> None:
+    run = twin_graph.find(trained(cartpole(resume__every_steps=200)).folder)
+    newest = run.points().newest()
+    assert newest is not None
+    next(run.points().path(newest.number).glob("*.index")).unlink()
+    with pytest.warns(UserWarning, match="^skipped: "):
+        run.train()
+
+
+def test_a_target_that_was_replaced_before_it_served_has_no_row(
+    cartpole: Cartpole, trained: Callable[[config.Settings], Run]
+) -> None:
+    run = twin_graph.find(trained(cartpole()).folder)
+    before = run.targets()
+    last = run.ledger.events(Swap)[-1]
+    run.ledger.append(last.model_copy(update={"reason": "again"}))
+    after = run.targets()
+    assert len(after) == len(before)
+    assert after.reason.iloc[-1] == "again"
+    assert (after.last_update.dropna() >= after.first_update[after.last_update.notna()]).all()
 
 
 def test_to_train_a_complete_run_again_changes_nothing(cartpole: Any, trained: Any) -> None:

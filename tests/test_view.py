@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 from commands import Command, twin_graph
+from starlette.responses import PlainTextResponse
 
 from twin_graph import notebook
 from twin_graph.errors import DamagedError, UsageError
@@ -28,6 +29,7 @@ from twin_graph.snapshots.files import checked
 from twin_graph.snapshots.ledger import End, Swap, utc_now
 from twin_graph.snapshots.run import Run
 from twin_graph.view.records import Library, Records, rounded
+from twin_graph.view.server import Guard
 
 TINY = [
     "--set=train.start_steps=200",
@@ -272,6 +274,47 @@ def test_the_picture_says_under_the_cursor_and_at_a_click_which_snapshot_served(
         f"{served['age_updates']} updates at update {update}",
         f"{served['depth_agent_steps']:g} agent steps at update {update}",
     ]
+
+
+@needs_browser
+def test_what_a_person_opened_or_hid_stays_so_while_runs_change(work: Path, tmp_path: Path, browser: Any) -> None:
+    folders = [Path(shutil.copytree(run_folder(work), tmp_path / "checkpoints" / name)) for name in "ab"]
+    evaluations = folders[0] / "evaluations.jsonl"
+    lines = evaluations.read_bytes()
+    evaluations.unlink()
+    key = "[...document.querySelectorAll('.panel .legend button')].find(key => key.textContent.startsWith('{}'))"
+    pressed = f"{key}?.getAttribute('aria-pressed')"
+    with serving(cwd=tmp_path) as server:
+        numbers = [server.number(name) for name in "ab"]
+        look(browser, f"{server.address}#/compare/{','.join(map(str, numbers))}")
+        wait(browser, key.format("b"))
+        browser.execute_script(f"{key.format('b')}.click()")
+        evaluations.write_bytes(lines)
+        wait(browser, f"{pressed.format('a')} == 'true'")
+        assert browser.execute_script(f"return {pressed.format('b')}") == "false"
+
+        look(browser, f"{server.address}#/run/{numbers[0]}")
+        row = "document.querySelectorAll('.evaluations tbody tr')"
+        wait(browser, f"{row}.length")
+        browser.execute_script(f"{row}[0].querySelector('[aria-expanded]').click()")
+        assert wait(browser, f"!{row}[1].hidden")
+        shown = browser.execute_script(f"return {row}.length")
+        assert twin_graph("evaluate", str(folders[0]), "--episodes", "2", cwd=tmp_path).returncode == 0
+        wait(browser, f"{row}.length > {shown}")
+        hidden = browser.execute_script(f"return [...{row}].filter((_, i) => i % 2).map(row => row.hidden)")
+        assert hidden[:3] == [True, False, True]
+
+        ledger = (folders[0] / "ledger.jsonl").read_bytes()
+        (folders[0] / "ledger.jsonl").write_bytes(ledger + b"no record\n")
+        wait(browser, "document.querySelector('.lead').textContent.includes('ledger.jsonl is damaged: line ')")
+        (folders[0] / "ledger.jsonl").write_bytes(ledger)
+        wait(browser, "document.querySelector('.facts dd')")
+        assert "is damaged" not in browser.find_element("css selector", ".lead").text
+
+        (folders[0] / "metrics.jsonl").write_bytes(b"no record\n" + (folders[0] / "metrics.jsonl").read_bytes())
+        look(browser, f"{server.address}#/compare/{','.join(map(str, numbers))}")
+        wait(browser, key.format("b"))
+        assert "a: " in browser.find_element("css selector", ".panel .note:not([hidden])").text
 
 
 @needs_browser
@@ -664,6 +707,58 @@ def test_a_ledger_that_is_damaged_while_its_run_trains_is_no_matter_for_the_othe
         ledger.write("no record\n")
     _, [damaged] = library.changes(version)
     assert damaged["state"] == "damaged"
+
+
+def test_a_run_that_nobody_expected_is_no_matter_for_the_others(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "other"):
+        shutil.copytree(run_folder(work), tmp_path / name)
+    summary = Records.summary
+
+    def fails_for_one(self: Records) -> dict[str, Any]:
+        return summary(self) if self.run.name == "other" else {}[self.run.name]
+
+    monkeypatch.setattr(Records, "summary", fails_for_one)
+    library = Library([], tmp_path)
+    _, found = library.changes(-1)
+    assert [run["state"] for run in found] == ["damaged", "finished"]
+    assert found[0]["reason"].startswith("KeyError: 'one' (")
+    assert library.is_read
+
+
+def test_users_may_log_what_is_no_number(work: Path, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(run_folder(work), tmp_path / "run"))
+    run.record_metrics({"agent_steps": 10**9, "agent_steps_per_second": 1.0, "loss": [0.5, 0.25], "updates": "many"})
+    metrics = Records(Run(run.folder)).curves()["metrics"]
+    assert metrics["agent_steps"][-1] == 10**9
+    assert math.isnan(metrics["loss"][-1])
+
+
+def test_an_abandoned_snapshot_can_be_looked_at(work: Path, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(run_folder(work), tmp_path / "run"))
+    points = run.points().folders()
+    assert len(points) > 1
+    lost = run.store().newest
+    shutil.rmtree(points[-1])
+    earlier = run.points().newest()
+    assert earlier is not None
+    run.record_start(earlier)
+    assert lost in run.store().abandoned
+    assert Records(Run(run.folder)).snapshot(lost.id)["abandoned"]
+    told = twin_graph("show", str(run.folder), lost.id, cwd=tmp_path)
+    assert re.search("abandoned +the run went back to a resume point before it", told.stdout)
+    assert twin_graph("show", str(run.folder), lost.id[:-1], cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("port", "host", "admits"), [(80, "127.0.0.1", True), (80, "evil", False), (81, "127.0.0.1", False)]
+)
+def test_browsers_leave_out_port_80(port: int, host: str, admits: bool) -> None:
+    guard = Guard(PlainTextResponse(), token="t", port=port)
+    for name in ("host", "origin"):
+        headers = {"host": b"127.0.0.1:%d" % port, name: host.encode() if name == "host" else f"http://{host}".encode()}
+        assert guard._admits({"path": "/t/", "headers": [(n.encode(), v) for n, v in headers.items()]}) == admits
 
 
 def test_view_needs_no_tensorflow(work: Path) -> None:

@@ -17,7 +17,7 @@ from twin_graph.config import nearest
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
-from twin_graph.snapshots.files import fsync, remove_leftovers
+from twin_graph.snapshots.files import fsync, publish, remove_leftovers
 from twin_graph.snapshots.ledger import IMPORT, Commit, Counters
 from twin_graph.snapshots.run import Run, check_no_pattern
 from twin_graph.snapshots.store import SnapshotStore
@@ -131,7 +131,7 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
             made = temporary / target.name
             for file in made.rglob("*") if made.is_dir() else [made]:
                 fsync(file)
-            made.rename(target)
+            publish(made, target)
         fsync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

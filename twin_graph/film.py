@@ -18,7 +18,7 @@ from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.errors import UsageError
 from twin_graph.legal import ILLEGAL, legal_only
 from twin_graph.settings import Settings
-from twin_graph.snapshots.files import fsync, remove_leftovers
+from twin_graph.snapshots.files import fsync, publish, remove_leftovers
 
 HEIGHT = 420  # pixels, at scale 1: twice that of Atari's screen
 KINDS = ".mp4", ".gif"
@@ -433,7 +433,7 @@ class _Writer:
         except (RuntimeError, subprocess.CalledProcessError) as error:
             raise self._failed() from error
         fsync(made)
-        made.rename(self._path)
+        publish(made, self._path)
         fsync(self._path.absolute().parent)
 
     def close(self) -> None:

@@ -59,6 +59,15 @@ class Matches:
         evaluated = not settings.evaluate.episodes or self.last.agent_steps >= agent_steps
         return agent_steps >= settings.train.steps and evaluated
 
+    def nothing_left(self, agent_steps: int, settings: Settings) -> str:
+        """Why a run of these settings, resumed after so many agent steps, would not train; empty if it would."""
+        if self.complete(agent_steps, settings):
+            return f"{self._run.folder} is complete at {agent_steps:,} agent steps; give more with --steps"
+        until = settings.train.until_score
+        if until is not None and self._run.state() == "finished" and (reached := self.reached(until, settings)):
+            return f"{self._run.folder} has reached {reached}; give a higher one, or null, with --set"
+        return ""
+
     @property
     def last(self) -> Counters:
         """Counters at the newest; zero before the first."""

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
 from pathlib import Path
@@ -72,9 +73,9 @@ class NotebookRun(Run):
         store, after = self.store(), dict[tuple[str, str], int]()
         rows: list[dict[str, Any]] = []
         for swap in self.ledger.newest_first(Swap):
-            if swap.into != "target":
-                continue
             whose = swap.learner, swap.worker
+            if swap.into != "target" or after.get(whose) == swap.first_update - 1:  # replaced before it served
+                continue
             for snapshot in reversed(swap.snapshots):
                 behind = store.find(snapshot)
                 rows.append(
@@ -98,7 +99,7 @@ class NotebookRun(Run):
 
     def snapshots(self) -> "pd.DataFrame":
         """The snapshots, oldest first, a row for each: what `twin-graph log` lists."""
-        return _frame(reversed(report.log(self)), ["id", "parent", *_COUNTERS, "score", "marks"])
+        return _frame(reversed(report.log(self)), ["id", "parent", *_COUNTERS, "score", "marks"]).convert_dtypes()
 
     def policy(self, ref: str = "latest") -> "Policy":
         """The snapshot that a reference means, to act with; `RUN:REF` is another run's."""
@@ -124,7 +125,8 @@ class NotebookRun(Run):
         In Jupyter its table is shown meanwhile.
 
         Args:
-          steps: another length of the run, in agent steps, not below what it has made. A complete run stays as it is.
+          steps: another length of the run, in agent steps, not below what it has made. A run that is complete, or has
+            reached `train.until_score`, stays as it is.
           on_episode, on_evaluation: called as `on_episode(score, progress)` and `on_evaluation(evaluation, progress)`;
             to return False ends the run. See `twin_graph.training.train`.
         """
@@ -141,10 +143,12 @@ class NotebookRun(Run):
                 raise UsageError(f"{self.folder} is trained by workers: use `twin-graph resume`")
             if steps is not None:
                 settings = config.change(settings, [("train.steps", steps)])
-            point = newest_point(self).point if self.points().folders() else None
+            point, damage = newest_point(self) if self.points().folders() else (None, ())
+            for reason in damage:
+                warnings.warn(f"skipped: {reason}", stacklevel=2)
             made = point.counters.agent_steps if point else 0
             check_length(settings, made)
-            if Matches(self).complete(made, settings):
+            if Matches(self).nothing_left(made, settings):
                 return self  # as where a cell is run twice
             if point:
                 targets.check_present(settings, self.store(), point.counters.updates)
@@ -166,6 +170,7 @@ class NotebookRun(Run):
         if kept is None or (kept.run.folder, kept.snapshot.id) != (owner.folder, snapshot.id):
             if kept:
                 kept.close()
+                self._kept = None  # the next one may not be there
             self._kept = kept = Policy(owner, snapshot)
         return kept
 

@@ -4,6 +4,7 @@ Every write, fsync, rename and removal of a run's records goes through this modu
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from twin_graph.errors import DamagedError
+from twin_graph.errors import DamagedError, UsageError
 
 _Result = TypeVar("_Result")
 _TEMPORARY = ".tmp-"
@@ -83,6 +84,30 @@ def commit_folder(destination: Path, fill: Callable[[Path], _Result]) -> _Result
             remove_folder(destination)
         raise
     return result
+
+
+def publish(made: Path, path: Path) -> None:
+    """Gives a whole file or folder its name. Raises `UsageError` if something has got that name meanwhile, OSError."""
+    try:
+        if made.is_dir():
+            made.rename(path)
+        else:
+            _link(made, path)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise UsageError(f"{path} exists already; choose another path") from None
+        raise
+
+
+def _link(made: Path, path: Path) -> None:
+    try:
+        os.link(made, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a disk without links
+        made.rename(path)
+    else:
+        made.unlink()
 
 
 def share(source: Path, destination: Path) -> None:

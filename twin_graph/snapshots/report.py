@@ -10,7 +10,7 @@ from twin_graph.settings import Settings
 from twin_graph.snapshots import control
 from twin_graph.snapshots import workers as worker_records
 from twin_graph.snapshots.depth import Depths
-from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Point, Swap, is_target_of
+from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Point, Swap, is_import, is_target_of
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run, folders_of_runs
 from twin_graph.snapshots.store import SnapshotStore
@@ -132,7 +132,7 @@ def runs(folder: Path) -> list[dict[str, Any]]:
     for one in folders_of_runs(folder):
         try:
             summaries.append(status(Run(one)))
-        except DamagedError as error:
+        except (DamagedError, OSError) as error:  # another user's, for example
             summaries.append({"run": one.name, "state": "damaged", "reason": str(error)})
         except UsageError:  # it was removed just now
             continue
@@ -184,7 +184,7 @@ def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[
             "attempt": snapshot.attempt,
             "run": makers[snapshot.attempt],
             "time": snapshot.time,
-            **snapshot.counters.model_dump(),
+            **{name: None if is_import(snapshot.id) else n for name, n in snapshot.counters.model_dump().items()},
             "score": scores.get(snapshot.id),
             "depth_agent_steps": depths.of(snapshot.id),
             "bytes": snapshot.bytes,
@@ -197,15 +197,20 @@ def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[
 
 
 def show(run: Run, reference: str) -> dict[str, Any]:
-    """One snapshot: its manifest, its evaluations, and the ledger's lines on when it became the target."""
+    """One snapshot: its manifest, its evaluations, and the ledger's lines on when it became the target.
+
+    By its whole id also one that was abandoned.
+    """
     store = run.store()
-    snapshot = store.resolve(reference, run.scores())
+    abandoned = next((snapshot for snapshot in store.abandoned if snapshot.id == reference), None)
+    snapshot = abandoned or store.resolve(reference, run.scores())
     return {
         "run": run.maker_of(snapshot.attempt),
         "depth_agent_steps": _depths(run).of(snapshot.id),
         "manifest": store.manifest(snapshot.id).model_dump(mode="json"),
         "has_weights": store.has_weights(snapshot.id),
         "pinned": snapshot.id in store.pins,
+        "abandoned": abandoned is not None,
         "evaluations": [line for line in run.evaluation_lines() if line["snapshot"] == snapshot.id],
         "swaps": [
             swap.model_dump(mode="json")

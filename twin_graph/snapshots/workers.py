@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from twin_graph.errors import DamagedError
-from twin_graph.snapshots.files import checked, read_file
+from twin_graph.snapshots.files import checked
 from twin_graph.snapshots.ledger import Record
 
 FOLDER = "workers"
@@ -86,7 +86,7 @@ def statuses(run: Path, attempt: int) -> list[WorkerStatus]:
     found = []
     for path in sorted((run / FOLDER).glob("worker-*.json")):
         try:
-            status = WorkerStatus.model_validate(read_file(path))
+            status = WorkerStatus.from_file(path)
         except DamagedError:
             continue
         if status.attempt == attempt:

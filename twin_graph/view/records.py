@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from twin_graph import config, mutual
-from twin_graph.errors import DamagedError, TwinGraphError, UsageError
+from twin_graph.errors import DamagedError, TwinGraphError, UsageError, place
 from twin_graph.snapshots import report
 from twin_graph.snapshots.depth import Depths
 from twin_graph.snapshots.files import GrowingLines
@@ -120,7 +120,7 @@ class _Columns:
                         self._columns[name] = array("d", [math.nan]) * row
                 for name, column in self._columns.items():
                     value = record.get(name)
-                    column.append(math.nan if value is None else value)
+                    column.append(value if isinstance(value, float | int) else math.nan)  # users log what they like
 
 
 class Records:
@@ -289,6 +289,7 @@ class Records:
             "depth_agent_steps": details["depth_agent_steps"],
             "has_weights": details["has_weights"],
             "pinned": details["pinned"],
+            "abandoned": details["abandoned"],
             "variables": [{"name": v["name"], "shape": v["shape"]} for v in manifest["variables"]],
             "evaluations": [
                 {key: line[key] for key in ("mean", "interval_95", "returns", "scheduled")}
@@ -389,6 +390,8 @@ class _Known:
                 self._records = None  # a list of runs needs no more of it
         except (TwinGraphError, OSError) as error:
             self._fail("damaged", str(error))
+        except Exception as error:  # others are shown all the same
+            self._fail("damaged", f"{type(error).__name__}: {error} ({place(error)})")
         return True
 
     def _may_have_ended(self) -> bool:

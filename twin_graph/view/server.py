@@ -62,7 +62,10 @@ class Guard:
     def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
         self._app = app
         self._token = token.encode()
-        self._hosts = {f"{name}:{port}".encode() for name in (ADDRESS, "localhost")}
+        names = (ADDRESS, "localhost")
+        self._hosts = {f"{name}:{port}".encode() for name in names}
+        if port == 80:  # browsers leave it out
+            self._hosts |= {name.encode() for name in names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:

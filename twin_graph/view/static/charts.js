@@ -57,7 +57,7 @@ export class Plot {
     this.host = host;
     this.what = what;
     this.data = null;
-    this.hidden = new Set();
+    this.hidden = new Set(); // names of series, whose places change with the data
     this.values = [];
     this.keys = h("div", { class: "legend" });
     this.place = h("div", { class: "plot", role: "img", "aria-label": what.label });
@@ -140,9 +140,9 @@ export class Plot {
       ],
       series: [
         {},
-        ...what.series.map((one, i) => ({
+        ...what.series.map((one) => ({
           label: one.name,
-          show: !this.hidden.has(i),
+          show: !this.hidden.has(one.name),
           stroke: one.colour && colour(one.colour),
           width: one.width ?? 1.75,
           dash: one.dash,
@@ -206,7 +206,7 @@ export class Plot {
         {
           type: "button",
           class: "key",
-          "aria-pressed": String(!this.hidden.has(i)),
+          "aria-pressed": String(!this.hidden.has(one.name)),
           onclick: (event) => this.toggle(i, event.currentTarget),
         },
         swatch,
@@ -223,10 +223,11 @@ export class Plot {
 
   /** Shows or hides a series, with those that belong to it: the edges of its interval. */
   toggle(i, key) {
-    const isHidden = !this.hidden.has(i);
-    for (const one of [i, ...(this.what.series[i].with ?? [])]) {
-      if (isHidden) this.hidden.add(one);
-      else this.hidden.delete(one);
+    const { series } = this.what;
+    const isHidden = !this.hidden.has(series[i].name);
+    for (const one of [i, ...(series[i].with ?? [])]) {
+      if (isHidden) this.hidden.add(series[one].name);
+      else this.hidden.delete(series[one].name);
       this.plot.setSeries(one + 1, { show: !isHidden });
     }
     key.setAttribute("aria-pressed", String(!isHidden));

@@ -22,6 +22,7 @@ function inWords(value) {
 
 export function compareView(library, indexes) {
   const curves = new Map();
+  const failed = new Map(); // what the server says of runs whose curves cannot be read
   const plots = new Map();
   const name = (index) => library.runs.get(index)?.run ?? NONE;
   const facts = h("tbody");
@@ -134,12 +135,13 @@ export function compareView(library, indexes) {
     for (const index of wanted) {
       try {
         curves.set(index, await get(`runs/${index}/curves`));
-        scores.note.hidden = true;
+        failed.delete(index);
       } catch (error) {
-        scores.note.hidden = false;
-        put(scores.note, `${name(index)}: ${error.message}`);
+        failed.set(index, `${name(index)}: ${error.message}`);
       }
     }
+    scores.note.hidden = !failed.size;
+    put(scores.note, [...failed.values()].join("; "));
     draw();
   }, 2000);
 

@@ -20,6 +20,8 @@ export function evaluationsPart(run) {
   let plot = null;
   let columns = null;
   let range = [0, 1];
+  let written = ""; // the rows that are there
+  const opened = new Set(); // rows whose games are shown
   part.body.append(
     host,
     h(
@@ -61,24 +63,32 @@ export function evaluationsPart(run) {
   async function readRows() {
     const page = await get(`runs/${run.index}/evaluations`, { offset: pages.offset(), count: EVALUATIONS });
     pages.tell(page.total);
+    const content = JSON.stringify([page.rows, range]);
+    if (content === written) return; // a button that has the focus keeps it
+    written = content;
     put(
       body,
       page.rows.flatMap((row) => {
-        const each = h("tr", { class: "each", hidden: true }, h("td", { colspan: 7 }));
+        const key = `${row.time} ${row.snapshot}`;
+        const each = h("tr", { class: "each" }, h("td", { colspan: 7 }));
         const more = h(
           "button",
           {
             type: "button",
             class: "snapshot",
-            "aria-expanded": "false",
             onclick: () => {
-              each.hidden = !each.hidden;
-              more.setAttribute("aria-expanded", String(!each.hidden));
-              if (!each.hidden) put(each.firstChild, games(row));
+              if (!opened.delete(key)) opened.add(key);
+              tell();
             },
           },
           strip(row.returns),
         );
+        function tell() {
+          each.hidden = !opened.has(key);
+          more.setAttribute("aria-expanded", String(!each.hidden));
+          if (!each.hidden) put(each.firstChild, games(row));
+        }
+        tell();
         return [
           h(
             "tr",

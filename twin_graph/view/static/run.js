@@ -23,13 +23,9 @@ export function runView(library, index) {
   const title = h("h1");
   const lead = h("p", { class: "lead" });
   const element = h("div", null, title, lead, facts);
-  if (summary().state === "damaged") {
-    title.textContent = summary().run;
-    put(lead, state(summary()), ` ${summary().reason}`);
-    return { element };
-  }
   const open = (snapshot) => showSnapshot(index, snapshot);
   const later = []; // what is read again when the run has changed
+  let isBegun = false;
   const run = { index, summary, open, about: null };
   const contents = h("nav", { class: "contents", "aria-label": "Sections" });
   const rest = h("div", null, h("p", { class: "note" }, "Reading ..."));
@@ -39,6 +35,11 @@ export function runView(library, index) {
     const now = summary();
     title.textContent = now.run;
     if (now.state === "reading") return;
+    if (now.state === "damaged") {
+      put(lead, state(now), h("span", null, now.reason));
+      put(facts);
+      return;
+    }
     const policy = run.about?.has_target === false ? "no target" : run.about && `policy ${run.about.policy}`;
     put(
       lead,
@@ -69,9 +70,12 @@ export function runView(library, index) {
   }
 
   async function begin() {
+    if (isBegun) return;
+    isBegun = true;
     try {
       run.about = await get(`runs/${index}/about`);
     } catch (error) {
+      isBegun = false; // until the run has changed
       put(rest, h("p", { class: "note bad" }, error.message));
       return;
     }
@@ -137,10 +141,11 @@ export function runView(library, index) {
         location.hash = "#/";
         return;
       }
-      if (changed.has(index) && summary().state !== "damaged") {
-        tell();
-        later.forEach((read) => read());
-      }
+      if (!changed.has(index)) return;
+      tell();
+      if (summary().state === "damaged") return;
+      begin();
+      later.forEach((read) => read());
     },
     close: () => closing.forEach((close) => close()),
   };

@@ -38,6 +38,7 @@ function facts(index, one, id) {
     one.origin && (one.origin.startsWith("mean of ") ? ["is the", one.origin] : ["imported from", one.origin]),
     ["committed (UTC)", `${when(one.time)}, attempt ${one.attempt}`],
     ["made by", one.run],
+    one.abandoned && ["abandoned", "the run went back to a resume point before it"],
     [
       "weights",
       `${one.has_weights ? `${count(one.bytes)} bytes` : "removed by retention"}${one.pinned ? ", pinned" : ""}`,
