@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from twin_graph.settings import Settings
-from twin_graph.snapshots.ledger import Commit, Place, Start, Swap
+from twin_graph.snapshots.ledger import Commit, Follower, Start, Swap
 from twin_graph.snapshots.run import Run
 
 
@@ -57,7 +57,7 @@ class Depths:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._place = Place()
+        self._followed: Follower[Start | Commit | Swap] = Follower(run.ledger, Start, Commit, Swap)
         self._forget()
 
     def _forget(self) -> None:
@@ -69,10 +69,9 @@ class Depths:
 
     def catch_up(self) -> None:
         """Sees what the ledger has recorded since."""
-        place, events = self._run.ledger.follow(self._place, Start, Commit, Swap)
-        if place.fold != self._place.fold:
+        is_anew, events = self._followed.new()
+        if is_anew:
             self._forget()
-        self._place = place
         for event, holds in events:
             if not holds:
                 continue

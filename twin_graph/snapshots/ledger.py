@@ -9,7 +9,7 @@ import datetime
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, overload
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar, overload
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -256,18 +256,6 @@ _KINDS: dict[bytes, type[Event]] = {
 _E = TypeVar("_E", bound=_Event)
 
 
-class Place(NamedTuple):
-    """How far somebody has followed a ledger.
-
-    Attributes:
-      fold: changes whenever lines that held before no longer do.
-      lines: how many had been read.
-    """
-
-    fold: int = 0
-    lines: int = 0
-
-
 class _Entry:
     """A line of the ledger; it becomes an event when somebody asks for its kind."""
 
@@ -363,17 +351,13 @@ class Ledger:
         backwards = zip(reversed(self._entries), reversed(self._holds), strict=True)
         return (event for event, holds in self._read(backwards, kinds) if holds)
 
-    def follow(self, place: Place, *kinds: type[_E]) -> tuple[Place, list[tuple[_E, bool]]]:
-        """What `with_abandoned` would give now and did not at that place; all of it if the present place has another
-        fold, since some of what held then holds no longer.
-
-        Returns:
-          The present place, and the events.
-        """
+    def since(self, fold: int | None, seen: int, kinds: Sequence[type[_E]]) -> tuple[int, int, list[tuple[_E, bool]]]:
+        """For `Follower`: the present fold, which changes when what held before no longer does, the number of lines,
+        and what `with_abandoned` gives beyond the first `seen` of them; if the fold has changed, all of it."""
         self._folded()
-        first = place.lines if place.fold == self._folds else 0
+        first = seen if fold == self._folds else 0
         new = zip(self._entries[first:], self._holds[first:], strict=True)
-        return Place(self._folds, len(self._entries)), list(self._read(new, kinds))
+        return self._folds, len(self._entries), list(self._read(new, kinds))
 
     def check(self, *, upto: int) -> None:
         """Reads every event. Raises `DamagedError` if one that holds is not what was written."""
@@ -447,6 +431,34 @@ class Ledger:
             if entry.line.record is None:
                 raise DamagedError(f"{line} is not what was written") from None
             raise DamagedError(f"{line}: {first_problem(error)}") from None
+
+
+class Follower(Generic[_E]):
+    """What a ledger has recorded since somebody looked last.
+
+    Args:
+      ledger: which.
+      kinds: only these events; all if there is none.
+      upto: only the first `upto` bytes, each time all of them.
+    """
+
+    def __init__(self, ledger: Ledger, *kinds: type[_E], upto: int | None = None) -> None:
+        self._ledger, self._kinds, self._upto = ledger, kinds, upto
+        self._fold: int | None = None  # of the ledger, when somebody looked last
+        self._seen = 0  # lines, by then
+
+    def new(self) -> tuple[bool, list[tuple[_E, bool]]]:
+        """What is new, and whether each holds.
+
+        Returns:
+          Whether that is everything, since some of what held at the last look holds no longer, or it is the first; and
+          the events in order.
+        """
+        if self._upto is not None:
+            return True, self._ledger.with_abandoned(*self._kinds, upto=self._upto)
+        fold, lines, events = self._ledger.since(self._fold, self._seen, self._kinds)
+        is_anew, self._fold, self._seen = fold != self._fold, fold, lines
+        return is_anew, events
 
 
 def is_target_of(swap: Swap, learner: str, worker: str = "") -> bool:

@@ -32,10 +32,10 @@ from twin_graph.snapshots.ledger import (
     ONLY_LEARNER,
     Commit,
     Counters,
+    Follower,
     Health,
     Ledger,
     Pin,
-    Place,
     Prune,
     Record,
     SnapshotRecord,
@@ -149,19 +149,14 @@ class Snapshots:
     def __init__(self, folder: Path, ledger: Ledger, *, upto: int | None = None) -> None:
         self.folder = folder
         self._ledger = ledger
-        self._upto = upto
-        self._place: Place | None = None
+        self._followed: Follower[Commit | Pin | Prune] = Follower(ledger, Commit, Pin, Prune, upto=upto)
         self.reload()
 
     def reload(self) -> None:
         """Reads what others have recorded since; what was read before costs nothing."""
-        if self._upto is not None:
-            place, events = None, self._ledger.with_abandoned(Commit, Pin, Prune, upto=self._upto)
-        else:
-            place, events = self._ledger.follow(self._place or Place(), Commit, Pin, Prune)
-        if self._place is None or place is None or place.fold != self._place.fold:
+        is_anew, events = self._followed.new()
+        if is_anew:
             self._forget()
-        self._place = place
         for event, holds in events:
             if isinstance(event, Commit):
                 self._see_commit(event, holds)

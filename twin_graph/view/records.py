@@ -22,9 +22,9 @@ from twin_graph.snapshots.ledger import (
     Commit,
     End,
     Event,
+    Follower,
     Fork,
     Pin,
-    Place,
     Point,
     Prune,
     Start,
@@ -130,7 +130,7 @@ class Records:
         self.run = run
         self._depths = Depths(run)
         self._columns = _Columns(run)
-        self._place = Place()
+        self._followed: Follower[Event] = Follower(run.ledger)
         self._updates = 0
         self._forget_ledger()
 
@@ -329,11 +329,9 @@ class Records:
     def _catch_up(self) -> None:
         """Sees what the ledger has recorded since."""
         self._depths.catch_up()
-        followed: tuple[Place, list[tuple[Event, bool]]] = self.run.ledger.follow(self._place)
-        place, events = followed
-        if place.fold != self._place.fold:
+        is_anew, events = self._followed.new()
+        if is_anew:
             self._forget_ledger()
-        self._place = place
         for event, holds in events:
             self._rows.append(_row(event, holds))
             if isinstance(event, Commit) and (holds or event.id not in self._commits):
