@@ -49,7 +49,13 @@ from .params import (
     show_default=True,
     help="Games of each pair, half of them from each seat.",
 )
-@click.option("--opening", type=Count(min=0), default=2, show_default=True, help="Random moves at the start.")
+@click.option(
+    "--opening",
+    type=Count(min=0),
+    default=2,
+    show_default=True,
+    help="Random moves at the start. Games that they end give each side as many points.",
+)
 @click.option("--epsilon", type=Number(0, 1), default=0.0, show_default=True, help="Share of random moves.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Also draw who beat whom, to this PNG or SVG file.")

@@ -55,6 +55,13 @@ class Service(NamedTuple):
         return (first + last) / 2 - 1 - fmean(self.committed), max(0, last - first + 1)
 
 
+#: Attributes of a `Result` by agent steps.
+_CURVES = (
+    *("scores", "evaluated", "expected", "realised", "depths", "truncated"),
+    *("seconds", "train_return", "q_distance", "agreement"),
+)
+
+
 class Result(NamedTuple):
     """One run; of one that is forked what came since, but for `services`.
 
@@ -158,9 +165,9 @@ def read(experiment: Experiment) -> Iterator[Result]:
 
 
 def _nothing(state: State) -> Result:
-    return Result(
-        state.planned, state.state, 0, 0, {}, {}, 0, {}, {}, {}, {}, {}, {}, {}, {}, [], 0, 0, "", state.error
-    )
+    nothing: dict[str, Any] = {name: {} for name in _CURVES}
+    nothing |= dict.fromkeys(("agent_steps", "updates", "games", "attempts", "stops"), 0)
+    return Result(state.planned, state.state, services=[], processor="", error=state.error, **nothing)
 
 
 def _result(state: State, run: Run) -> Result:
