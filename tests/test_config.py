@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from twin_graph import config, no_effect
+from twin_graph.cross_checks import check_that_it_learns
 from twin_graph.errors import UsageError
 from twin_graph.losses import LOSSES
 from twin_graph.networks import NETWORKS
@@ -59,6 +60,10 @@ def test_arguments_of_an_environment_are_set_one_by_one_and_kept() -> None:
     settings = load("env.kwargs.size=8", "env.kwargs.name=hard", "env.kwargs.size=9")
     assert settings.env.kwargs == {"size": 9, "name": "hard"}
     assert config.validate(settings.model_dump()) == settings
+    with pytest.raises(UsageError, match=r"^env\.kwargs\.size\.x=1: env\.kwargs\.size is 8, which has no parts$"):
+        load("env.kwargs.size=8", "env.kwargs.size.x=1")
+    with pytest.raises(UsageError, match=r"^env\.kwargs\.x=1: env\.kwargs is 3, which has no parts$"):
+        load("env.kwargs=3", "env.kwargs.x=1")
     with pytest.raises(UsageError, match=r"env\.kwargs\.size cannot change in a run that has started"):
         config.change(settings, [("env.kwargs.size", 3)])
 
@@ -94,6 +99,10 @@ def test_the_last_assignment_wins() -> None:
         ("model.hidden_units=[]", "model.hidden_units="),
         ("replay.capacity_steps=500", "replay.capacity_steps=500 is too small"),
         ("train.start_steps=8", "train.start_steps=8 is too small"),
+        ("train.until_score=nan", "train.until_score=nan: must be a finite number (score)"),
+        ("train.gradient_clip_norm=inf", "train.gradient_clip_norm=inf: must be a finite number"),
+        ("env.kwargs.wind=inf", "=inf: must be a finite number"),
+        ("twin.threads=100000", "twin.threads=100000: must be at most 1024 (threads)"),
         ("batch_size", "write it as key=value"),
         ("=3", "write it as key=value"),
     ],
@@ -181,11 +190,30 @@ def test_without_episodes_no_evaluation_is_ever_due() -> None:
 
 
 def test_workers_make_no_chunks_and_nothing_is_compiled() -> None:
-    chosen = {"train.chunk_steps": "8", "twin.compiled": "true"}
+    chosen = {"train.chunk_steps": "8", "twin.compiled": "true", "twin.check": "true"}
     assignments = [f"{key}={value}" for key, value in chosen.items()]
     told = list(no_effect.without_effect(load(*assignments, "workers.count=2", preset="cartpole"), chosen))
     assert told == [f"{key} has no effect here: it is used only with workers.count=0" for key in chosen]
     assert not list(no_effect.without_effect(load(*assignments, preset="cartpole"), chosen))
+
+
+def test_one_reason_is_enough() -> None:
+    settings = load("workers.count=2", "train.chunk_steps=0", preset="cartpole")
+    assert len(list(no_effect.without_effect(settings, ["twin.overlap"]))) == 1
+
+
+def test_only_games_of_images_wait_for_a_stack_of_them() -> None:
+    short = "train.n_step=1", "train.start_steps=40"
+    assert load(*short, "env.count=8", preset="cartpole").fewest_start_steps == 24
+    with pytest.raises(UsageError, match="8 environments need 48 agent steps before one n-step transition"):
+        load(*short, "env.count=8", preset="pong")
+
+
+def test_a_rate_that_is_zero_for_the_last_of_the_rounded_steps_is_refused() -> None:
+    linear = "train.learning_rate_schedule=linear", "train.learning_rate_end=0", "train.learning_rate_updates=49500"
+    check_that_it_learns(load(*linear, "train.steps=100000", preset="cartpole"))
+    with pytest.raises(UsageError, match=r"learn nothing after 49,500 of 49,50[1-9] updates"):
+        check_that_it_learns(load(*linear, "train.steps=100001", preset="cartpole"))
 
 
 def test_all_settings_that_may_change_nothing_exist() -> None:

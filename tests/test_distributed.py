@@ -309,7 +309,7 @@ def test_tasks_have_names_that_must_be_there() -> None:
         ({"mode": "mutual"}, "mode=mutual trains in one process"),
         ({"act__with": "target"}, "act.with=target"),
         ({"twin__precision": "bf16"}, "bf16 does not work with workers"),
-        ({"replay__capacity_steps": 240}, "too small for 4 workers"),
+        ({"replay__capacity_steps": 208}, "too small for 4 workers"),
     ],
 )
 def test_what_workers_cannot_do_is_refused(cartpole: Make, changes: dict[str, Any], reason: str) -> None:
@@ -387,7 +387,7 @@ def test_why_a_task_ended_is_read_from_what_it_printed_last(tmp_path: Path) -> N
 
 def test_a_worker_starts_to_learn_when_it_has_a_whole_transition_of_its_own(cartpole: Make) -> None:
     settings = cartpole(workers__count=8, train__n_step=20, train__start_steps=250)
-    assert settings.of_worker(0).train.start_steps == settings.fewest_start_steps == 200
+    assert settings.of_worker(0).train.start_steps == settings.fewest_start_steps == 8 * (20 + 2)
 
 
 def test_a_worker_whose_clock_is_wrong_counts_as_silent_when_it_says_nothing_new(

@@ -279,7 +279,7 @@ def test_an_export_holds_the_mask_too(cartpole: Make, train: Callable[[Settings]
 def test_a_game_of_two_needs_an_opponent_and_others_none(cartpole: Make) -> None:
     with pytest.raises(UsageError, match=r"has two players: choose the other with --set opponent\.policy=latest"):
         ModelSpec.of(cartpole(), EnvSpec((4,), 2, players=2))
-    with pytest.raises(UsageError, match="CartPole-v1 has one player; leave it out"):
+    with pytest.raises(UsageError, match=r"CartPole-v1 has one player; use --set opponent\.policy=null"):
         ModelSpec.of(cartpole(opponent__policy="self"), EnvSpec((4,), 2))
 
 

@@ -26,6 +26,10 @@ WRONG = """
 def of_another_shape(td_error, n_actions):
     return td_error[:, None] * [[1.0, 2.0]]
 
+def of_nothing(td_error, n_actions):
+    import tensorflow.compat.v1 as tf
+    return tf.ones_like(td_error)
+
 def that_fails(observation, n_actions, build):
     raise RuntimeError("no idea")
 
@@ -111,7 +115,7 @@ def test_log_cosh_is_what_it_says() -> None:
     [
         ({"loss": "wrong:of_another_shape"}, ForeignError, r"loss=wrong:of_another_shape: ValueError: .*incompatible"),
         ({"network": "wrong:one_value"}, ForeignError, r"network=wrong:one_value: ValueError: .*incompatible"),
-        ({"network": "wrong:that_fails"}, ForeignError, r"no idea \(.*wrong\.py:6, in that_fails\)"),
+        ({"network": "wrong:that_fails"}, ForeignError, r"no idea \(.*wrong\.py:10, in that_fails\)"),
         ({"network": "wrong:not_there"}, UsageError, "network=wrong:not_there: .*no attribute 'not_there'"),
         ({"loss": "nowhere:mine"}, UsageError, "loss=nowhere:mine: .*; modules are looked for in"),
         ({"train__optimizer": "wrong:WRONG"}, UsageError, "train.optimizer=wrong:WRONG: .*no attribute"),
@@ -121,6 +125,11 @@ def test_log_cosh_is_what_it_says() -> None:
             {"network": "wrong:with_a_layer_too_many"},
             UsageError,
             "^network=wrong:with_a_layer_too_many: the loss does not depend on aux/bias, aux/weights; leave",
+        ),
+        (
+            {"loss": "wrong:of_nothing"},
+            UsageError,
+            "^loss=wrong:of_nothing depends on nothing that network=mlp computes$",
         ),
         (
             {"network": "wrong:with_a_fixed_variable"},

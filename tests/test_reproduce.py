@@ -21,11 +21,12 @@ from twin_graph.errors import ForeignError, UsageError
 from twin_graph.exchange import import_checkpoint
 from twin_graph.graph_mode import tf
 from twin_graph.keeper import Keeper
-from twin_graph.reproduce import Reproduction, reproduce
+from twin_graph.reproduce import Reproduction, _check_recurs, reproduce
 from twin_graph.settings import Settings
 from twin_graph.snapshots import control
 from twin_graph.snapshots.files import append_line, checked, read_file, read_lines
 from twin_graph.snapshots.fork import fork
+from twin_graph.snapshots.ledger import Counters, End, Point, utc_now
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import FileRecord
@@ -377,3 +378,14 @@ def test_the_command_reports_what_recurred_and_leaves_nothing(
     backwards = twin_graph("reproduce", "run", "--from", "2", "--to", "1", cwd=folder)
     assert backwards.returncode == 2
     assert "--to 1 is after update 76, and --from 2 is after update 200: no update is between" in backwards.stderr
+
+
+def test_a_point_at_the_end_of_a_chunk_that_passes_its_multiple_recurs(cartpole: Callable[..., Settings]) -> None:
+    """With 24 environments, chunks of 64 agent steps end at 72, 144, 192 and so on: up to 23 beyond a multiple."""
+    settings = cartpole(env__count=24, train__chunk_steps=64, train__start_steps=1_000, resume__every_steps=50_000)
+    for steps, recurs in ((50_064, True), (50_088, False)):
+        counters = Counters.zero().model_copy(update={"agent_steps": steps})
+        point = Point(attempt=1, time=utc_now(), number=1, counters=counters, weights_sha256="0" * 64)
+        end = End(attempt=1, time=utc_now(), state="failed", reason="")
+        with contextlib.nullcontext() if recurs else pytest.raises(UsageError, match="does not recur"):
+            _check_recurs(end, settings, point)

@@ -724,6 +724,23 @@ def test_a_run_that_goes_back_to_a_point_that_was_mended_is_whole(cartpole: Make
     assert verify(run).damage == verify(run).unknown == []
 
 
+def test_where_all_points_are_kept_a_new_one_reads_no_old_one(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    readable = PointStore.readable
+
+    def noted(self: PointStore, number: int) -> PointState | None:
+        read.append(number)
+        return readable(self, number)
+
+    monkeypatch.setattr(PointStore, "readable", noted)
+    run = create(tmp_path / "run", cartpole(resume__keep="all", resume__every_steps=100, evaluate__episodes=0))
+    attempt(run)
+    assert len(run.points().folders()) > 8
+    assert not read
+
+
 def test_the_last_evaluation_is_played_once_though_its_point_was_damaged_for_a_time(
     cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path
 ) -> None:

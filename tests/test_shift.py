@@ -110,5 +110,7 @@ def test_minibatches_are_moved_alike_sampled_together_or_one_by_one(pong: Make) 
 
 
 def test_what_is_no_image_is_refused_before_a_run_begins(cartpole: Make, train: Callable[[Settings], Run]) -> None:
-    with pytest.raises(UsageError, match=r"random_shift=4 moves images, and CartPole-v1 gives .* \[4\]; leave it out"):
+    with pytest.raises(
+        UsageError, match=r"random_shift=4 moves images, and CartPole-v1 gives .* \[4\]; use --set train"
+    ):
         train(cartpole(train__random_shift=4))

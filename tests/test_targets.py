@@ -545,6 +545,10 @@ def older(history: History, random: np.random.Generator, back: Annotated[int, Fi
     return Choice(chosen, history.snapshots[-1 - back :], f"{back} back")
 
 
+def of_an_array(history: History, random: np.random.Generator, back: np.ndarray) -> Choice:
+    return Choice(history.snapshots, history.snapshots, f"{back} back")
+
+
 def nothing(history: History, random: np.random.Generator) -> None:
     return None
 
@@ -621,6 +625,7 @@ def test_a_policy_of_ones_own_is_named_by_module_and_function(mine: str) -> None
         ("older(x)", "back=x: must be a whole number"),
         ("newer", "has no attribute 'newer'"),
         ("without_annotation(2)", "the parameter back needs a type annotation"),
+        ("of_an_array(2)", "the annotation of back is not one that a text can be read as, such as int, float or str"),
     ],
 )
 def test_parameters_of_ones_own_policy_are_checked(mine: str, text: str, message: str) -> None:

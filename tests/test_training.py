@@ -27,7 +27,7 @@ from twin_graph.loop import StepByStep, Stepper
 from twin_graph.model import ModelSpec
 from twin_graph.progress import Progress
 from twin_graph.replay import Transition
-from twin_graph.settings import Settings
+from twin_graph.settings import EnvSettings, Settings
 from twin_graph.snapshots import report
 from twin_graph.snapshots.ledger import End, Point, Swap
 from twin_graph.snapshots.points import PointState
@@ -604,14 +604,48 @@ def test_the_needs_of_a_training_are_measured_and_checked(pong: Make, tmp_path: 
         for elsewhere in (False, True)
     ]
     env.close()
-    assert by_workers[0].memory > needed.replay + 17 * resources.PROCESS_BYTES
-    assert by_workers[1].memory < 2 * resources.PROCESS_BYTES
     # 84 x 84 bytes a frame, plus action, reward, two flags and age.
-    assert needed.replay == 1_000_000 * (84 * 84 + 18)
+    replay = 1_000_000 * (84 * 84 + 18)
+    assert by_workers[0].memory > replay + 17 * resources.PROCESS_BYTES
+    assert by_workers[1].memory < 2 * resources.PROCESS_BYTES
     resources.check(needed)
-    with pytest.raises(TwinGraphError, match=r"too little memory: .* 8\.4 GB .* lower replay\.capacity_steps"):
+    said = r"memory: .* 8\.4 GB, 7\.1 GB of it for the replay, and 8\.0 GB are free; lower replay\.capacity_steps$"
+    with pytest.raises(TwinGraphError, match=said):
         resources.check(needed._replace(memory_free=8_000_000_000))
-    with pytest.raises(TwinGraphError, match="too little disk"):
+    with pytest.raises(
+        TwinGraphError, match=r"too little disk: .* of it for resume points, .*; lower resume\.keep, or choose"
+    ):
+        resources.check(needed._replace(disk_free=1_000))
+
+
+def test_a_large_network_and_a_large_minibatch_need_what_was_measured(cartpole: Make, pong: Make) -> None:
+    """3.4 GB, resident after an update, with hidden layers of 8,192 units; 0.7 GB more by 2,048 images at a time."""
+    with contextlib.closing(envs.make(EnvSettings(id="CartPole-v1"), count=1)) as env:
+        needed = resources.measure(cartpole(model__hidden_units=[8192, 8192]), env, Path())
+    assert 3.4e9 < needed.memory < 2 * 3.4e9
+    with pytest.raises(TwinGraphError, match=r"GB of it for the network, and 3\.0 GB .*; choose a smaller"):
+        resources.check(needed._replace(memory_free=3_000_000_000))
+    sizes = [pong(train__batch_size=size, train__chunk_steps=0) for size in (32, 2_048)]
+    with contextlib.closing(envs.make(sizes[0].env, count=1)) as env:
+        small, large = (resources.measure(one, env, Path()).memory for one in sizes)
+    assert 0.7e9 < large - small < 2 * 0.7e9
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"resume__keep": "all"}, "for resume points, .* set resume.keep=2"),
+        ({"resume__keep": "all", "resume__every_steps": 10_000}, "for snapshots, .* set resume.keep=2"),
+        ({"resume__keep": 500, "resume__every_steps": 10}, "for resume points, .* lower resume.keep"),
+        ({"save__keep_last": 10**6}, "for snapshots, .* lower save.keep_last"),
+        ({"log__every_steps": 1}, "for what is logged, .* raise log.every_steps"),
+    ],
+)
+def test_what_takes_most_room_is_named(cartpole: Make, changes: dict[str, Any], said: str) -> None:
+    settings = cartpole(train__steps=1_000_000, model__hidden_units=[512, 512], **changes)
+    with contextlib.closing(envs.make(settings.env, count=1)) as env:
+        needed = resources.measure(settings, env, Path())
+    with pytest.raises(TwinGraphError, match=f"too little disk: .* {said}"):
         resources.check(needed._replace(disk_free=1_000))
 
 

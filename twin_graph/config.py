@@ -150,8 +150,10 @@ def _changed(tree: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> dict
     for key, value in overrides:
         *sections, name = key.split(".")
         at = tree
-        for section in sections:
+        for i, section in enumerate(sections, 1):
             at = at.setdefault(section, {})
+            if not isinstance(at, dict):
+                raise UsageError(f"{key}={value}: {'.'.join(sections[:i])} is {at}, which has no parts")
         at[name] = value
     return tree
 

@@ -117,7 +117,8 @@ def check_that_it_learns(settings: "Settings") -> None:
             f"this run would never learn: the first update is due after {first:,} agent steps and train.steps="
             f"{train.steps:,}; raise --steps, or lower train.start_steps={train.start_steps:,}"
         )
-    updates = (train.steps - train.start_steps) // train.every_steps * settings.updates_per_minibatch
+    minibatches = (settings.vector_steps * settings.env.count - train.start_steps) // train.every_steps
+    updates = minibatches * settings.updates_per_minibatch
     if train.learning_rate_schedule == "linear" and not train.learning_rate_at(updates - 1):
         raise UsageError(
             f"this run would learn nothing after {train.learning_rate_updates:,} of {updates:,} updates, when the "

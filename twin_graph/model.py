@@ -43,20 +43,21 @@ class ModelSpec:
             raise UsageError(f"{settings.env.id} has two players: choose the other with --set opponent.policy=latest")
         if env.players == 1 and settings.opponent.policy is not None:
             raise UsageError(
-                f"opponent.policy={settings.opponent.policy}: {settings.env.id} has one player; leave it out"
+                f"opponent.policy={settings.opponent.policy}: {settings.env.id} has one player; use "
+                "--set opponent.policy=null"
             )
         if shift := settings.train.random_shift:
             shape = env.observation_shape
             if len(shape) != 3:
                 raise UsageError(
                     f"train.random_shift={shift} moves images, and {settings.env.id} gives observations of shape "
-                    f"{list(shape)}; leave it out"
+                    f"{list(shape)}; use --set train.random_shift=0"
                 )
             channels = networks.channels_axis(settings.network, env)
             if channels is None:
                 raise UsageError(
                     f"train.random_shift={shift} moves images, and network={settings.network} does not say which axis "
-                    f"of {list(shape)} has their channels; leave it out, or choose a network of images"
+                    f"of {list(shape)} has their channels; use --set train.random_shift=0, or another network"
                 )
             side = min(size for axis, size in enumerate(shape) if axis != channels)
             if shift >= side:
@@ -199,6 +200,8 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
 
     td_error, loss, gradients = td_learning(fed, q_tm1)
     if idle := [variable.op.name for variable, g in zip(trainables, gradients, strict=True) if g is None]:
+        if len(idle) == len(trainables):
+            raise UsageError(f"loss={spec.loss} depends on nothing that network={spec.network} computes")
         raise UsageError(f"network={spec.network}: the loss does not depend on {', '.join(idle)}; leave these out")
     accumulate_op, clear = None, None
     if train.accumulate > 1:

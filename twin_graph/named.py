@@ -84,4 +84,9 @@ def call(setting: str, text: str, table: Mapping[str, T], *, skip: int) -> tuple
         except pydantic.ValidationError as error:
             wrong = what_is_wrong(error.errors()[0])
             raise UsageError(f"{setting}={text}: {parameter.name}={value}: {wrong}; it takes {usage}") from None
+        except pydantic.errors.PydanticUserError:
+            raise UsageError(
+                f"{setting}={text}: the annotation of {parameter.name} is not one that a text can be read as, such as "
+                "int, float or str"
+            ) from None
     return function, arguments

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from twin_graph.settings import Settings
+from twin_graph.settings import PIXEL_GAMES, Settings
 
 #: Settings, or beginnings of their names, used only where a condition holds, with that condition in words.
 _USED_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
@@ -11,7 +11,10 @@ _USED_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
         lambda s: s.network in ("nature", "dopamine", "minatar", "board") or ":" in s.network,
         "with network=nature, dopamine, minatar or board",
     ),
-    ("train.chunk_steps", "twin.compiled", "twin.overlap"): (lambda s: not s.workers.count, "with workers.count=0"),
+    ("train.chunk_steps", "twin.compiled", "twin.overlap", "twin.check"): (
+        lambda s: not s.workers.count,
+        "with workers.count=0",
+    ),
     ("workers.servers", "workers.restarts", "workers.pin", "workers.gpu_memory_fraction"): (
         lambda s: s.workers.count > 0,
         "with workers.count=1 or more",
@@ -59,7 +62,7 @@ _USED_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
 
 #: Settings, or beginnings of their names, that only environments of some namespaces look at.
 _USED_ONLY_IN = {
-    ("ALE/", "TwoPlayer/"): (
+    PIXEL_GAMES: (
         *("env.frame_skip", "env.sticky", "env.noop_max", "env.clip_rewards", "env.max_frames", "env.image_"),
         *("env.stack", "env.actions"),
     ),
@@ -74,9 +77,13 @@ def without_effect(settings: Settings, keys: Iterable[str]) -> Iterator[str]:
     Not an error: an experiment sets what only some of its conditions use.
     """
     for key in dict.fromkeys(keys):
-        for prefixes, (holds, words) in _USED_ONLY.items():
-            if key.startswith(prefixes) and not holds(settings):
-                yield f"{key} has no effect here: it is used only {words}"
-        for namespaces, prefixes in _USED_ONLY_IN.items():
-            if key.startswith(prefixes) and not settings.env.id.startswith(namespaces):
-                yield f"{key} has no effect here: it is used only in {' and '.join(namespaces)} environments"
+        conditions = [
+            words for prefixes, (holds, words) in _USED_ONLY.items() if key.startswith(prefixes) and not holds(settings)
+        ]
+        conditions += [
+            f"in {' and '.join(namespaces)} environments"
+            for namespaces, prefixes in _USED_ONLY_IN.items()
+            if key.startswith(prefixes) and not settings.env.id.startswith(namespaces)
+        ]
+        if conditions:
+            yield f"{key} has no effect here: it is used only {conditions[0]}"

@@ -248,7 +248,8 @@ def _is_stop(end: End, settings: Settings, agent_steps: int | None) -> bool:
 def _check_recurs(end: End, settings: Settings, newest: Point) -> None:
     """Raises `UsageError` if an error made an attempt's newest point, as far as one can tell."""
     steps, resume = newest.counters.agent_steps, settings.resume
-    is_scheduled = steps % resume.every_steps < max(settings.train.chunk_steps, settings.env.count)
+    # A chunk ends at the first vector step that is not short of its multiple.
+    is_scheduled = steps % resume.every_steps < settings.train.chunk_steps + settings.env.count
     if end.state == "failed" and not (newest.request or is_scheduled):
         raise UsageError(
             f"attempt {end.attempt} failed at agent step {steps:,}, which ended all episodes there and does not recur: "

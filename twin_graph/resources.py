@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from twin_graph.checkpoint import SEGMENT_BYTES
 from twin_graph.envs import VectorEnv
 from twin_graph.errors import TwinGraphError
 from twin_graph.graph_mode import tf
-from twin_graph.model import ModelSpec, build_model
+from twin_graph.model import Model, ModelSpec, build_model
 from twin_graph.replay import Replay
 from twin_graph.settings import Settings
 from twin_graph.snapshots.run import POINTS, SNAPSHOTS
@@ -24,48 +25,121 @@ _TWIN_BYTES = 100_000_000  # one more member of an ensemble
 _MANIFEST_AND_LEDGER_BYTES = 8_000
 _METRICS_BYTES = 3_000  # a line of metrics.jsonl and its event
 _VARIABLE_BYTES = 1_000  # of such an event, with log.variables
+_FEWER_POINTS = "set resume.keep=2"  # where all are kept, and with them all that was committed since the first
 _EPISODE_STEPS = 10  # agent steps: where snapshots are committed by episodes, few are shorter on average
 
 
-class Needs(NamedTuple):
-    """What a run needs and what is free now, in bytes; `members` counts the target twins of each learner."""
+class Need(NamedTuple):
+    """Bytes for one purpose, and what makes them fewer, for people."""
 
-    replay: int
-    memory: int
+    purpose: str
+    bytes: int
+    remedy: str
+
+    def words(self) -> str:
+        """For people, after the sum."""
+        return f"{size(self.bytes)} of it for {self.purpose}"
+
+
+class Needs(NamedTuple):
+    """What a run needs and what is free now, in bytes; `members` counts the target twins of each learner.
+
+    Attributes:
+      in_memory, on_disk: by purpose; on disk also what is there already.
+      there: of that.
+    """
+
+    in_memory: Sequence[Need]
     memory_free: int
-    disk: int
+    on_disk: Sequence[Need]
+    there: int
     disk_free: int
     members: int
+
+    @property
+    def memory(self) -> int:
+        return sum(need.bytes for need in self.in_memory)
+
+    @property
+    def disk(self) -> int:
+        return max(0, sum(need.bytes for need in self.on_disk) - self.there)
 
     def words(self) -> str:
         """For people."""
         return (
-            f"needs: memory {size(self.memory)} of {size(self.memory_free)} free, "
-            f"{size(self.replay)} of it for the replay; "
+            f"needs: memory {size(self.memory)} of {size(self.memory_free)} free, {_largest(self.in_memory).words()}; "
             f"disk {size(self.disk)} of {size(self.disk_free)} free"
             + (f"; {self.members} target twins, each evaluated at every update" if self.members > 1 else "")
         )
 
 
+def _largest(needs: Sequence[Need]) -> Need:
+    return max(needs, key=lambda need: need.bytes)
+
+
 def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool = False) -> Needs:
-    """What a run with these settings needs: memory, and disk beyond what its folder has already if there is one.
+    """What a run with these settings needs.
 
     Args:
       settings: of the run.
       env: its environments.
-      folder: of the run.
+      folder: of the run; what it has already counts.
       elsewhere: workers and servers, and the replay with them, are on other machines.
 
     Raises:
       UsageError: the network does not fit the environment's observations.
     """
-    policies = targets.roles(settings)
-    twins = sum(max(1, policy.members) for policy in policies.values())
     spec = ModelSpec.of(settings, env.spec)
     with tf.Graph().as_default():
         model = build_model(spec)
-    weights = sum(4 * variable.shape.num_elements() for variable in model.trainables)
-    train, save = settings.train, settings.save
+    shape, dtype = env.spec.observation_shape, env.spec.observation_dtype
+    capacity = 0 if elsewhere else settings.replay.capacity_steps
+    replay = Replay.bytes_needed(capacity, shape, dtype, env.spec.stack) if capacity else 0
+    workers = settings.workers
+    processes = 1 + (workers.count + workers.servers if workers.count and not elsewhere else 0)
+    files = (path for part in (SNAPSHOTS, POINTS) for path in (folder / part).rglob("*"))
+    existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
+    return Needs(
+        in_memory=list(_in_memory(settings, env, model, replay, processes)),
+        memory_free=cpu.memory_free(),
+        on_disk=list(_on_disk(settings, model, replay)),
+        there=sum(path.stat().st_size for path in files if path.is_file()),
+        disk_free=shutil.disk_usage(existing).free,
+        members=targets.roles(settings)["target"].members,
+    )
+
+
+def _weights(model: Model) -> int:
+    return sum(4 * variable.shape.num_elements() for variable in model.trainables)
+
+
+def _in_memory(settings: Settings, env: VectorEnv, model: Model, replay: int, processes: int) -> Iterator[Need]:
+    """What all processes on this machine need."""
+    train, shape = settings.train, env.spec.observation_shape
+    learners = len(mutual.Turns(settings).learners)
+    twins = learners * (1 + sum(max(1, policy.members) for policy in targets.roles(settings).values()))
+    yield Need("the replay", replay, "lower replay.capacity_steps")
+    yield Need(
+        "TensorFlow" if processes == 1 else "TensorFlow in each process",
+        processes * PROCESS_BYTES + (twins - 2) * _TWIN_BYTES,
+        "end other programs" if processes == 1 else "lower workers.count",
+    )
+    # In each twin, also that which evaluates: weights and Adam's two moments. In one: a frozen copy, and gradients.
+    copies = 3 * (twins + bool(settings.evaluate.episodes)) + 2
+    yield Need("the network", processes * copies * _weights(model), "choose a smaller network")
+    # Both observations of each transition, of the chunk that is trained and of the one that is prepared; and of a
+    # minibatch what the layers gave, with its gradient, and the observations in floats.
+    prepared = max(1, math.ceil(train.chunk_steps / train.every_steps)) * train.examples
+    observation = int(np.prod(shape)) * np.dtype(env.spec.observation_dtype).itemsize
+    # By layer: some work on a minibatch in parts.
+    activations = {tensor.op.name.partition("/")[0]: tensor.shape[1:].num_elements() for tensor in model.activations}
+    minibatch = train.batch_size * 4 * (2 * sum(activations.values()) + int(np.prod(shape)))
+    yield Need("minibatches", 2 * 2 * prepared * observation + minibatch, "lower train.batch_size")
+
+
+def _on_disk(settings: Settings, model: Model, replay: int) -> Iterator[Need]:
+    """What the run's folder needs at most."""
+    train, save, resume, weights = settings.train, settings.save, settings.resume, _weights(model)
     learners = len(mutual.Turns(settings).learners)
     minibatches = max(0, train.steps - train.start_steps) // train.every_steps
     updates = minibatches * settings.updates_per_minibatch
@@ -73,56 +147,36 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
     snapshots = learners * (units[settings.save_schedule.unit] // settings.save_schedule.every + 2)
     kept = min(snapshots, learners * save.keep_last + (snapshots // save.keep_every if save.keep_every else 0))
     # Between two resume points nothing is removed, and those kept are there while the next is being written.
-    points = min(settings.resume.keep or math.inf, train.steps // settings.resume.every_steps + 2)
-    prepared = max(1, math.ceil(train.chunk_steps / train.every_steps)) * train.batch_size * train.accumulate
-    children = settings.workers.count + settings.workers.servers if settings.workers.count and not elsewhere else 0
-    observation = int(np.prod(env.spec.observation_shape)) * np.dtype(env.spec.observation_dtype).itemsize
-    recent = int(points * settings.resume.every_steps * snapshots // train.steps)
+    points = min(resume.keep or math.inf, train.steps // resume.every_steps + 2)
+    recent = int(points * resume.every_steps * snapshots // train.steps)
+    fewer = "lower save.keep_last" + (", or set save.keep_every=0" if save.keep_every else "")
+    yield Need("snapshots", min(snapshots, kept + recent) * weights, fewer if resume.keep else _FEWER_POINTS)
+    fewer = "lower resume.keep" if resume.keep else _FEWER_POINTS
+    yield Need("resume points", int(points + 1) * 3 * learners * weights, fewer)
     capacity = settings.replay.capacity_steps
-    replay = 0
-    if not elsewhere:
-        replay = Replay.bytes_needed(capacity, env.spec.observation_shape, env.spec.observation_dtype, env.spec.stack)
-    stored = replay * min(capacity, train.steps) // capacity
-    between_points = replay * min(settings.resume.every_steps, train.steps) // capacity
+    stored, between_points = (replay * min(steps, train.steps) // capacity for steps in (capacity, resume.every_steps))
+    # Older points may need what the newest no longer does, and segments go as a whole.
+    older = int(min(replay * train.steps // capacity, (points - 1) * between_points + SEGMENT_BYTES))
+    fewer = "lower replay.capacity_steps" if resume.keep else _FEWER_POINTS
+    yield Need("the replay at resume points", stored + older + between_points, fewer)
+    records = snapshots * _MANIFEST_AND_LEDGER_BYTES
+    yield Need("records of snapshots", records, "commit fewer (save.every_updates)")
     shown = len(model.trainables) + len(model.activations)
-    logged = _METRICS_BYTES + (_VARIABLE_BYTES * shown if settings.log.variables else 0)
-    files = (path for part in (SNAPSHOTS, POINTS) for path in (folder / part).rglob("*"))
-    there = sum(path.stat().st_size for path in files if path.is_file())
-    disk = (
-        min(snapshots, kept + recent) * weights
-        + snapshots * _MANIFEST_AND_LEDGER_BYTES
-        + int(points + 1) * 3 * learners * weights
-        # Older points may need what the newest no longer does, and segments go as a whole.
-        + stored
-        + int(min(replay * train.steps // capacity, (points - 1) * between_points + SEGMENT_BYTES))
-        + between_points
-        + train.steps // settings.log.every_steps * logged
-    )
-    existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
-    return Needs(
-        replay=replay,
-        # Both observations of each transition, of the chunk that is trained and of the one that is prepared.
-        memory=replay
-        + (1 + children) * PROCESS_BYTES
-        + (learners * (twins + 1) - 2) * _TWIN_BYTES
-        + 2 * 2 * prepared * observation,
-        memory_free=cpu.memory_free(),
-        disk=max(0, disk - there),
-        disk_free=shutil.disk_usage(existing).free,
-        members=policies["target"].members,
-    )
+    line = _METRICS_BYTES + (_VARIABLE_BYTES * shown if settings.log.variables else 0)
+    yield Need("what is logged", train.steps // settings.log.every_steps * line, "raise log.every_steps")
 
 
 def check(needed: Needs) -> None:
-    """Raises `TwinGraphError` if memory or disk will not suffice."""
+    """Raises `TwinGraphError` if memory or disk will not suffice; it says what takes most of it."""
     if needed.memory > needed.memory_free:
+        most = _largest(needed.in_memory)
         raise TwinGraphError(
-            f"too little memory: this run needs about {size(needed.memory)} "
-            f"({size(needed.replay)} of it for the replay) and {size(needed.memory_free)} are free; "
-            "lower replay.capacity_steps"
+            f"too little memory: this run needs about {size(needed.memory)}, {most.words()}, and "
+            f"{size(needed.memory_free)} are free; {most.remedy}"
         )
     if needed.disk > needed.disk_free:
+        most = _largest(needed.on_disk)
         raise TwinGraphError(
-            f"too little disk: this run needs about {size(needed.disk)} for snapshots and resume points and "
-            f"{size(needed.disk_free)} are free; lower save.keep_last, or choose another --run-dir"
+            f"too little disk: this run needs about {size(needed.disk)}, {most.words()}, and "
+            f"{size(needed.disk_free)} are free; {most.remedy}, or choose another --run-dir"
         )

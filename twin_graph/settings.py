@@ -51,8 +51,15 @@ class Named:
 
 
 class _Section(BaseModel):
-    # Built when first used: commands that read records need few of them, and answer sooner.
-    model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True, defer_build=True)
+    # Built when first used: commands that read records need few of them, and answer sooner. JSON has neither NaN nor
+    # infinity, and a run is resumed with what its JSON says.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, serialize_by_alias=True, defer_build=True, allow_inf_nan=False
+    )
+
+
+#: Namespaces of games that are seen as stacks of `env.stack` images: Atari's, and Pong for two.
+PIXEL_GAMES = ("ALE/", "TwoPlayer/")
 
 
 class EnvSettings(_Section):
@@ -413,7 +420,9 @@ class EvaluateSettings(_Section):
 
 class TwinSettings(_Section):
     check: bool = _setting(False, "debug: check that the target holds exactly its snapshot at every update")
-    threads: int = _setting(0, "TensorFlow threads per twin; 0: measured at the start of the run", unit="threads", ge=0)
+    threads: int = _setting(
+        0, "TensorFlow threads per twin; 0: measured at the start of the run", unit="threads", ge=0, le=1024
+    )
     precision: Literal["auto", "fp32", "bf16"] = _setting(
         "auto",
         "number format of the network's products; auto chooses bf16 where the processor has it and it measures faster",
@@ -549,7 +558,8 @@ class Settings(_Section):
     @property
     def fewest_start_steps(self) -> int:
         """Agent steps after which there is a complete transition, with its stack of frames, of each environment."""
-        return self.env.count * (self.train.n_step + self.env.stack + 1)
+        stacked = self.env.stack if self.env.id.startswith(PIXEL_GAMES) else 1
+        return self.env.count * (self.train.n_step + stacked + 1)
 
     @property
     def vector_steps(self) -> int:

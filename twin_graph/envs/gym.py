@@ -52,7 +52,10 @@ class Gym:
     ) -> None:
         declared = _look_at(settings)
         if settings.actions is not None:
-            raise UsageError(f"env.actions chooses among the actions of an Atari game, which {settings.id} is not")
+            raise UsageError(
+                f"env.actions chooses among the actions of an Atari game, which {settings.id} is not; use "
+                "--set env.actions=null"
+            )
         _check_actions(settings.id, declared.actions)
         self._id = settings.id
         limits = [limit for limit in (declared.time_limit, max_steps) if limit is not None]

@@ -147,7 +147,7 @@ class PointStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._not_durable: list[Path] = []
-        self._is_tidy = False
+        self._first_kept: PointState | None = None  # where all are kept
 
     def folders(self) -> list[Path]:
         """The folders of points, oldest first."""
@@ -249,12 +249,13 @@ class PointStore:
         Returns:
           The oldest that is kept.
         """
+        if count is None and self._first_kept:  # nothing is to be removed but what a crash left, once
+            return self._first_kept
         kept = list(itertools.islice(chain, count))
-        if count is not None or not self._is_tidy:  # where all are kept, only once: what a crash left
-            self._is_tidy = True
-            with contextlib.suppress(BlockingIOError), lock_folder(self.folder, shared=False):
-                self._remove_all_but(kept)
-        return kept[-1]
+        with contextlib.suppress(BlockingIOError), lock_folder(self.folder, shared=False):
+            self._remove_all_but(kept)
+        self._first_kept = kept[-1]
+        return self._first_kept
 
     def _remove_all_but(self, kept: Sequence[PointState]) -> None:
         numbers = {state.number for state in kept}
