@@ -79,6 +79,9 @@ def test_policies_at_equal_depth_are_those_of_the_records() -> None:
     assert cartpole[3:] == ["+4 (-11 to +15)", "0.61, not corrected"]
     assert acrobot[3:] == ["+25 (+6 to +40)", "0.033, not corrected"]
     assert max(abs(float(less.split()[0])) for *_, less, _ in cells(residuals)) == 0.4
+    assert [row for row in cells(residuals)[:-2] if float(row[-1]) < 0.05] == [
+        ["CartPole-v1", "n_step=1, mean", "latest-640", "-0.1 (-0.2 to -0.1)", "0.031"]
+    ]
 
 
 def test_lunarlander_at_equal_depth_is_that_of_the_records() -> None:
@@ -93,6 +96,7 @@ def test_lunarlander_at_equal_depth_is_that_of_the_records() -> None:
     assert [share for share in of["n_step=3"] if share > 3] == [3.3, 3.8]
     assert {p for *_, p in cells(scores)[:-1]} == {"1"}
     assert max(abs(float(less.split()[0])) for *_, less, _ in cells(residuals)[:-1]) == 2.8
+    assert min(float(p) for *_, p in cells(residuals)[:-1]) >= 0.05
 
 
 def test_minatar_at_equal_depth_is_that_of_the_records() -> None:
