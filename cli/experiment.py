@@ -141,8 +141,8 @@ def report(folders: tuple[Path, ...], last: int | None, as_json: bool) -> None:
     """Compare the runs of the experiment in FOLDER, finished or not.
 
     FOLDER may also be a name under checkpoints/experiments/, or a folder with the tables of a report, which is then
-    drawn again from them. Runs that are not done in FOLDER are taken from the tables of its last report, and from MORE:
-    folders in which other runs of the same experiment were trained, on another machine for example. Writes
+    drawn again from them. Runs that are not done in FOLDER are taken from MORE, folders in which other runs of the
+    same experiment were trained, on another machine for example, and from the tables of its last report. Writes
     FOLDER/report/index.html, a single file that works offline, and the same as report.md, CSV files and PNG pictures.
     Needs an extra: pip install 'twin-graph[experiments]'.
 
@@ -161,10 +161,8 @@ def report(folders: tuple[Path, ...], last: int | None, as_json: bool) -> None:
 
     with Meter() as meter:
         meter.show("reading the runs", 0, 1)
-        plan, fixed, read = tables.found(folder)
+        plan, fixed, read = tables.found(folder, more)
         for other in more:
-            _, _, elsewhere = tables.found(other)
-            read = tables.filled_in(read, elsewhere, other)
             say(f"{counted(sum(result.taken_from == str(other) for result in read), 'run')} from {other}")
         if last is not None:
             plan = plan.scored_by(last)
@@ -217,7 +215,10 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
                 conditions.setdefault(f"{plan.name}: {run.planned.condition}{where}", []).append(pairs)
                 environments.setdefault(f"in all, {task}", []).append(pairs)
     if not conditions:
-        raise UsageError("no run in these tables has both predictions and observations")
+        raise UsageError(
+            "no run in these tables has both predictions and observations (older tables have no depths: where the runs "
+            "are still there, write the report again)"
+        )
     if plot:
         points = {name: list(itertools.chain(*of)) for name, of in conditions.items()}
         figures.against(points, "predicted by the ledger", "expected by the snapshot").savefig(plot, dpi=160)

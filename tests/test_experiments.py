@@ -608,6 +608,9 @@ def test_a_run_failed_for_what_its_last_process_said(finished: Path, tmp_path: P
         *(("failed", "exit code 1: killed"), ("failed", "interrupted")),
         *[("failed", "killed by SIGKILL")] * 2,
     ]
+    for code, said in ((1, "exit code 1"), (-40, "killed by signal 40")):  # somebody removed the logs
+        states = pretend(folder, lambda name, log, code=code: (log.unlink(), Pretended(code))[1], jobs=1)  # type: ignore[misc]
+        assert states == dict.fromkeys(RUNS, ("failed", said))
 
 
 # The report
@@ -1078,6 +1081,8 @@ def test_runs_that_were_trained_elsewhere_are_added(finished: Path, tmp_path: Pa
     assert f"{len(rest)} runs from there" in done.stderr
     for name in TABLES:
         assert table(tmp_path / "here", name) == table(finished, name)
+    again = twin_graph("experiment", "report", "here", "there", cwd=tmp_path)
+    assert f"{len(rest)} runs from there" in again.stderr  # not from the last report
     _, _, (ours, *_) = tables.found(tmp_path / "here")
     there = tmp_path / "there"
     begun = [ours._replace(state=state, scores={}) for state in ("waiting", "cut", "running", "failed", "damaged")]

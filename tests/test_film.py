@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from commands import twin_graph
 from imageio_ffmpeg import count_frames_and_secs, get_ffmpeg_exe, read_frames
+from test_resume import attempt
 
 from twin_graph import config, envs, film
 from twin_graph.errors import UsageError
 from twin_graph.evaluation import last, play
 from twin_graph.legal import ILLEGAL
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import Run, create
 
 
 def _random_q(actions: int) -> Callable[[np.ndarray], np.ndarray]:
@@ -248,6 +249,22 @@ def test_a_film_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         made.finish()
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert count_frames_and_secs(tmp_path / name)[0] > 1
+
+
+def test_a_film_that_somebody_records_meanwhile_ends_no_training(
+    cartpole: Callable[..., config.Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = film.Film.finish
+
+    def too_late(self: film.Film) -> None:
+        self.path.write_text("mine")
+        finish(self)
+
+    monkeypatch.setattr(film.Film, "finish", too_late)
+    run = create(tmp_path / "run", cartpole(evaluate__video=True, evaluate__epsilon=0.2))
+    attempt(run)
+    assert run.outcome() == ("finished", "")
+    assert {path.read_text() for path in run.videos.iterdir()} == {"mine"}
 
 
 def test_scheduled_evaluations_are_filmed(

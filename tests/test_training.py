@@ -609,7 +609,7 @@ def test_the_needs_of_a_training_are_measured_and_checked(pong: Make, tmp_path: 
     assert by_workers[0].memory > replay + 17 * resources.PROCESS_BYTES
     assert by_workers[1].memory < 2 * resources.PROCESS_BYTES
     resources.check(needed)
-    said = r"memory: .* 8\.4 GB, 7\.1 GB of it for the replay, and 8\.0 GB are free; lower replay\.capacity_steps$"
+    said = r"memory: .* 8\.4 GB, 7\.1 GB of it for the replay, and 8\.0 GB are free; lower replay\.capacity_steps"
     with pytest.raises(TwinGraphError, match=said):
         resources.check(needed._replace(memory_free=8_000_000_000))
     with pytest.raises(
@@ -625,10 +625,27 @@ def test_a_large_network_and_a_large_minibatch_need_what_was_measured(cartpole: 
     assert 3.4e9 < needed.memory < 2 * 3.4e9
     with pytest.raises(TwinGraphError, match=r"GB of it for the network, and 3\.0 GB .*; choose a smaller"):
         resources.check(needed._replace(memory_free=3_000_000_000))
-    sizes = [pong(train__batch_size=size, train__chunk_steps=0) for size in (32, 2_048)]
-    with contextlib.closing(envs.make(sizes[0].env, count=1)) as env:
-        small, large = (resources.measure(one, env, Path()).memory for one in sizes)
-    assert 0.7e9 < large - small < 2 * 0.7e9
+    kinds = [(workers, size) for workers in (0, 4) for size in (32, 2_048)]
+    with contextlib.closing(envs.make(pong().env, count=1)) as env:
+        alone, alone_large, small, large = (
+            resources.measure(
+                pong(workers__count=workers, train__batch_size=size, train__chunk_steps=0), env, Path()
+            ).memory
+            for workers, size in kinds
+        )
+    assert 0.7e9 < alone_large - alone < 2 * 0.7e9
+    assert large - small == 4 * (alone_large - alone)
+
+
+def test_what_alone_would_be_enough_is_advised(pong: Make) -> None:
+    with contextlib.closing(envs.make(pong().env, count=1)) as env:
+        needed = resources.measure(pong(replay__capacity_steps=100_000), env, Path())
+    for free, advice in (
+        (needed.memory - 10**8, "end other programs, or lower replay.capacity_steps"),
+        (1, "end other"),
+    ):
+        with pytest.raises(TwinGraphError, match=f"of it for TensorFlow, .* are free; {advice}"):
+            resources.check(needed._replace(memory_free=free))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ def why(code: int, log: Path, since: int) -> str:
       since: how many bytes were in it before: others may have failed otherwise.
     """
     if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    lines = log.read_bytes()[since:].decode(errors="replace").splitlines()
+        names = {one.value: one.name for one in signal.Signals}  # not all real-time signals have one
+        return f"killed by {names.get(-code, f'signal {-code}')}"
+    content = log.read_bytes() if log.exists() else b""  # somebody may tidy up
+    lines = content[since:].decode(errors="replace").splitlines()
     said = next((line for line in reversed(lines) if line.startswith("Error: ")), "")
     return said.removeprefix("Error: ") or ": ".join([f"exit code {code}", *lines[-1:]])

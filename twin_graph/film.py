@@ -159,7 +159,7 @@ class Film:
             self.full |= len(self.scores) == self._games
 
     def finish(self) -> None:
-        """Makes the film durable under its name. Raises `OSError`."""
+        """Makes the film durable under its name. Raises `OSError`, or `UsageError` if there is one by now."""
         assert self._writer is not None
         self._writer.finish()
 
@@ -422,7 +422,7 @@ class _Writer:
         self.pictures += 1
 
     def finish(self) -> None:
-        """Renames the film to its name, durably. Raises `OSError`."""
+        """Renames the film to its name, durably. Raises `OSError`, or `UsageError` if there is one by now."""
         from imageio_ffmpeg import count_frames_and_secs
 
         self._frames.close()

@@ -249,7 +249,7 @@ def _check_recurs(end: End, settings: Settings, newest: Point) -> None:
     """Raises `UsageError` if an error made an attempt's newest point, as far as one can tell."""
     steps, resume = newest.counters.agent_steps, settings.resume
     # A chunk ends at the first vector step that is not short of its multiple.
-    is_scheduled = steps % resume.every_steps < settings.train.chunk_steps + settings.env.count
+    is_scheduled = steps % resume.every_steps < max(1, settings.train.chunk_steps) + settings.env.count - 1
     if end.state == "failed" and not (newest.request or is_scheduled):
         raise UsageError(
             f"attempt {end.attempt} failed at agent step {steps:,}, which ended all episodes there and does not recur: "

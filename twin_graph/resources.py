@@ -119,11 +119,13 @@ def _in_memory(settings: Settings, env: VectorEnv, model: Model, replay: int, pr
     learners = len(mutual.Turns(settings).learners)
     twins = learners * (1 + sum(max(1, policy.members) for policy in targets.roles(settings).values()))
     yield Need("the replay", replay, "lower replay.capacity_steps")
+    trainers = settings.workers.count if processes > 1 else 1
     yield Need(
         "TensorFlow" if processes == 1 else "TensorFlow in each process",
-        processes * PROCESS_BYTES + (twins - 2) * _TWIN_BYTES,
+        processes * PROCESS_BYTES,
         "end other programs" if processes == 1 else "lower workers.count",
     )
+    yield Need("more targets", (twins - 2) * _TWIN_BYTES, "choose policies of fewer snapshots")
     # In each twin, also that which evaluates: weights and Adam's two moments. In one: a frozen copy, and gradients.
     copies = 3 * (twins + bool(settings.evaluate.episodes)) + 2
     yield Need("the network", processes * copies * _weights(model), "choose a smaller network")
@@ -134,7 +136,7 @@ def _in_memory(settings: Settings, env: VectorEnv, model: Model, replay: int, pr
     # By layer: some work on a minibatch in parts.
     activations = {tensor.op.name.partition("/")[0]: tensor.shape[1:].num_elements() for tensor in model.activations}
     minibatch = train.batch_size * 4 * (2 * sum(activations.values()) + int(np.prod(shape)))
-    yield Need("minibatches", 2 * 2 * prepared * observation + minibatch, "lower train.batch_size")
+    yield Need("minibatches", trainers * (2 * 2 * prepared * observation + minibatch), "lower train.batch_size")
 
 
 def _on_disk(settings: Settings, model: Model, replay: int) -> Iterator[Need]:
@@ -169,14 +171,20 @@ def _on_disk(settings: Settings, model: Model, replay: int) -> Iterator[Need]:
 def check(needed: Needs) -> None:
     """Raises `TwinGraphError` if memory or disk will not suffice; it says what takes most of it."""
     if needed.memory > needed.memory_free:
-        most = _largest(needed.in_memory)
         raise TwinGraphError(
-            f"too little memory: this run needs about {size(needed.memory)}, {most.words()}, and "
-            f"{size(needed.memory_free)} are free; {most.remedy}"
+            f"too little memory: this run needs about {size(needed.memory)}, {_largest(needed.in_memory).words()}, and "
+            f"{size(needed.memory_free)} are free; {_remedies(needed.in_memory, needed.memory - needed.memory_free)}"
         )
     if needed.disk > needed.disk_free:
-        most = _largest(needed.on_disk)
+        remedies = _remedies(needed.on_disk, needed.disk - needed.disk_free)
         raise TwinGraphError(
-            f"too little disk: this run needs about {size(needed.disk)}, {most.words()}, and "
-            f"{size(needed.disk_free)} are free; {most.remedy}, or choose another --run-dir"
+            f"too little disk: this run needs about {size(needed.disk)}, {_largest(needed.on_disk).words()}, and "
+            f"{size(needed.disk_free)} are free; {remedies}, or choose another --run-dir"
         )
+
+
+def _remedies(needs: Sequence[Need], missing: int) -> str:
+    """What alone could be enough, what helps most first; else what helps most."""
+    by_size = sorted(needs, key=lambda need: -need.bytes)
+    enough = [need.remedy for need in by_size if need.bytes > missing] or [by_size[0].remedy]
+    return ", or ".join(dict.fromkeys(enough))

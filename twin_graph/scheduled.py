@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from twin_graph.errors import DamagedError
+from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation import Evaluation, play
 from twin_graph.film import Film
 from twin_graph.progress import Progress
@@ -42,7 +42,8 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[None]:
                             progress.note = ""
                             return
                     if film:
-                        film.finish()
+                        with contextlib.suppress(UsageError):  # somebody has recorded one meanwhile
+                            film.finish()
                         keeper.show(film.path)
                 played.append((snapshot, newest, evaluation))
     progress.note = ""

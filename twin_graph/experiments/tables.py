@@ -70,19 +70,25 @@ def read(folder: Path) -> tuple[Plan, plans.Pairs, list[Result]]:
     return plan, fixed, results
 
 
-def found(folder: Path) -> tuple[Plan, plans.Pairs, list[Result]]:
+def found(folder: Path, more: Sequence[Path] = ()) -> tuple[Plan, plans.Pairs, list[Result]]:
     """What `read` returns, of an experiment in a folder, or of a folder of tables.
 
-    An experiment's runs that are not done are taken from the tables of its last report, if they were done there.
+    Runs that are not done are taken from `more` such folders, and then from the tables of the experiment's last report,
+    if they are done there.
     """
     if (folder / PLAN).exists():
-        return read(folder)
-    experiment = Experiment.open(folder)
-    runs, last_report = list(read_runs(experiment)), folder / REPORT
-    if (last_report / PLAN).exists() and any(result.state in _NOT_DONE for result in runs):
+        plan, fixed, runs = read(folder)
+    else:
+        experiment = Experiment.open(folder)
+        plan, fixed, runs = experiment.plan, experiment.fixed, list(read_runs(experiment))
+    for other in more:
+        _, _, elsewhere = found(other)
+        runs = filled_in(runs, elsewhere, other)
+    last_report = folder / REPORT
+    if not (folder / PLAN).exists() and (last_report / PLAN).exists() and any(r.state in _NOT_DONE for r in runs):
         _, _, written = read(last_report)
         runs = filled_in(runs, written, last_report)
-    return experiment.plan, experiment.fixed, runs
+    return plan, fixed, runs
 
 
 def filled_in(runs: Sequence[Result], elsewhere: Iterable[Result], where: Path) -> list[Result]:

@@ -6,6 +6,8 @@ import { brief, h, number } from "./dom.js";
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const plots = new Set();
 const QUIET = 0.72;
+/** What a series is known by: runs may have one name, and then have two colours. */
+const known = (series) => `${series.name} ${series.colour}`;
 dark.addEventListener("change", () => plots.forEach((plot) => plot.rebuild()));
 
 /** A colour of the style sheet, as it is now. */
@@ -57,7 +59,7 @@ export class Plot {
     this.host = host;
     this.what = what;
     this.data = null;
-    this.hidden = new Set(); // names of series, whose places change with the data
+    this.hidden = new Set(); // series, as they are known: their places change with the data
     this.values = [];
     this.keys = h("div", { class: "legend" });
     this.place = h("div", { class: "plot", role: "img", "aria-label": what.label });
@@ -142,7 +144,7 @@ export class Plot {
         {},
         ...what.series.map((one) => ({
           label: one.name,
-          show: !this.hidden.has(one.name),
+          show: !this.hidden.has(known(one)),
           stroke: one.colour && colour(one.colour),
           width: one.width ?? 1.75,
           dash: one.dash,
@@ -206,7 +208,7 @@ export class Plot {
         {
           type: "button",
           class: "key",
-          "aria-pressed": String(!this.hidden.has(one.name)),
+          "aria-pressed": String(!this.hidden.has(known(one))),
           onclick: (event) => this.toggle(i, event.currentTarget),
         },
         swatch,
@@ -224,10 +226,10 @@ export class Plot {
   /** Shows or hides a series, with those that belong to it: the edges of its interval. */
   toggle(i, key) {
     const { series } = this.what;
-    const isHidden = !this.hidden.has(series[i].name);
+    const isHidden = !this.hidden.has(known(series[i]));
     for (const one of [i, ...(series[i].with ?? [])]) {
-      if (isHidden) this.hidden.add(series[one].name);
-      else this.hidden.delete(series[one].name);
+      if (isHidden) this.hidden.add(known(series[one]));
+      else this.hidden.delete(known(series[one]));
       this.plot.setSeries(one + 1, { show: !isHidden });
     }
     key.setAttribute("aria-pressed", String(!isHidden));

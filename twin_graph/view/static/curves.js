@@ -37,8 +37,8 @@ export function learning(lines, others, x) {
     }
     add(
       [scores[x], scores.low, scores.high, scores.mean],
-      { name: `${name}, low`, hidden: true, width: 0 },
-      { name: `${name}, high`, hidden: true, width: 0 },
+      { name: `${name}, low`, colour, hidden: true, width: 0 },
+      { name: `${name}, high`, colour, hidden: true, width: 0 },
       { name, colour, width: 2, dots, format: score, with: [first, first + 1] },
     );
     bands.push([first + 2, first + 1, colour]);

@@ -38,6 +38,7 @@ export function runView(library, index) {
     if (now.state === "damaged") {
       put(lead, state(now), h("span", null, now.reason));
       put(facts);
+      if (!isBegun) put(rest);
       return;
     }
     const policy = run.about?.has_target === false ? "no target" : run.about && `policy ${run.about.policy}`;
@@ -70,7 +71,7 @@ export function runView(library, index) {
   }
 
   async function begin() {
-    if (isBegun) return;
+    if (isBegun || summary().state === "damaged") return;
     isBegun = true;
     try {
       run.about = await get(`runs/${index}/about`);
