@@ -95,7 +95,7 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
     if not dry_run:
         place: AbstractContextManager[Begin] = contextlib.nullcontext(begin_here)
         if executor == "ray":
-            threads = max(run.settings.twin.threads * max(1, run.settings.workers.count) for run in found.plan.runs)
+            threads = max(run.threads for run in found.plan.runs)
             place = on_ray.cluster(found.lock_file, threads, found.trial.memory)
         with place as begin, found.lock(), ExperimentDisplay(found) as display:
             found.write()

@@ -163,9 +163,7 @@ class Life:
         run = self._run = Run(self._run.folder)
         point = newest_point(run).point if run.points().folders() else None
         begin = point.counters.agent_steps if point else 0
-        matches, until = Matches(run), run.settings.train.until_score
-        is_reached = until is not None and run.state() == "finished" and matches.reached(until, run.settings)
-        if is_reached or matches.complete(begin, run.settings):  # as the command line refuses it
+        if Matches(run).nothing_left(begin, run.settings):  # as the command line refuses it
             return
         last = self._random.randrange(begin, run.settings.train.steps + 40)
         asks = sorted(self._random.randrange(begin, last + 1) for _ in range(self._random.choice([0, 0, 1, 2, 3])))

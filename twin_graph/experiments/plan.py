@@ -173,6 +173,11 @@ class PlannedRun(NamedTuple):
         begin, end = self.span
         return end - begin
 
+    @property
+    def threads(self) -> int:
+        """Of all its processes that train; 0 where they are left to be measured."""
+        return self.settings.twin.threads * max(1, self.settings.workers.count)
+
 
 class Plan(NamedTuple):
     """Everything that an experiment file says.

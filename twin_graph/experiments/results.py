@@ -238,21 +238,21 @@ def _stops(events: Sequence[tuple[Event, bool]], end: int) -> int:
 
 
 def _by_step(lines: Iterable[Mapping[str, Any]], values: Any) -> Curve:
-    """The mean of some numbers of the evaluations made at each agent step; none where one of them is not finite."""
+    """The mean of some numbers of the evaluations made at each agent step; see `_at_each_step`."""
+    return {step: fmean(numbers) for step, numbers in _at_each_step(lines, values).items()}
+
+
+def _at_each_step(lines: Iterable[Mapping[str, Any]], values: Any) -> dict[int, list[float]]:
+    """Some numbers of the evaluations made at each agent step; none where one of them is not known, or not finite."""
     found: dict[int, list[float]] = {}
     for line in lines:
         found.setdefault(line["played_at"]["agent_steps"], []).extend(values(line))
-    return {step: fmean(numbers) for step, numbers in sorted(found.items()) if numbers and None not in numbers}
+    return {step: numbers for step, numbers in sorted(found.items()) if numbers and None not in numbers}
 
 
 def _depths(lines: Iterable[Mapping[str, Any]]) -> dict[int, tuple[float, ...]]:
     """The depths of the snapshots evaluated at each agent step; none where one of them is not known."""
-    found: dict[int, list[float | None]] = {}
-    for line in lines:
-        found.setdefault(line["played_at"]["agent_steps"], []).append(line.get("depth_agent_steps"))
-    return {
-        step: tuple(known) for step, of in found.items() if len(known := [d for d in of if d is not None]) == len(of)
-    }
+    return {step: tuple(of) for step, of in _at_each_step(lines, lambda line: [line.get("depth_agent_steps")]).items()}
 
 
 def _seconds(metrics: Sequence[Mapping[str, Any]]) -> Curve:

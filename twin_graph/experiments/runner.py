@@ -474,8 +474,7 @@ class Runner:
         with log.open("a", encoding="utf-8") as file:
             file.write(f"--- {utc_now()} twin-graph {' '.join(command)}\n")
             printed = file.tell()
-        settings = planned.settings
-        process = self._begin(command, log, settings.twin.threads * max(1, settings.workers.count))
+        process = self._begin(command, log, planned.threads)
         self.states[planned.name] = state._replace(state="running", error="")
         self._jobs.append(_Job(planned, process, command[0], time.monotonic(), printed))
 
@@ -497,9 +496,7 @@ class Runner:
             return False
         is_forked = job.command == "fork" and code == 0
         is_fine = state.state == "done" or is_forked or self.stop.is_set()
-        log = self.experiment.log(planned)
-        why = "interrupted" if code == INTERRUPTED_EXIT_CODE else ended.why(code, log, job.printed)
-        error = "" if is_fine else state.error or why
+        error = "" if is_fine else state.error or self._why(job, code)
         # Another process began or resumed it before this one could; this one's own training may still be dying.
         if (state.state == "running" and code >= 0) or code == InUseError.exit_code:
             self._waiting.appendleft(planned)
@@ -521,6 +518,12 @@ class Runner:
             state = State(planned, "failed", 0, str(error))
         self.states[planned.name] = state
         return state
+
+    def _why(self, job: _Job, code: int) -> str:
+        """One line on how a process failed."""
+        if code == INTERRUPTED_EXIT_CODE:
+            return "interrupted"
+        return ended.why(code, self.experiment.log(job.planned), job.printed)
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.stop.set()

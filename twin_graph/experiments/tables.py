@@ -76,7 +76,8 @@ def found(folder: Path, more: Sequence[Path] = ()) -> tuple[Plan, plans.Pairs, l
     Runs that are not done are taken from `more` such folders, and then from the tables of the experiment's last report,
     if they are done there.
     """
-    if (folder / PLAN).exists():
+    is_tables = (folder / PLAN).exists()
+    if is_tables:
         plan, fixed, runs = read(folder)
     else:
         experiment = Experiment.open(folder)
@@ -85,7 +86,7 @@ def found(folder: Path, more: Sequence[Path] = ()) -> tuple[Plan, plans.Pairs, l
         _, _, elsewhere = found(other)
         runs = filled_in(runs, elsewhere, other)
     last_report = folder / REPORT
-    if not (folder / PLAN).exists() and (last_report / PLAN).exists() and any(r.state in _NOT_DONE for r in runs):
+    if not is_tables and (last_report / PLAN).exists() and any(run.state in _NOT_DONE for run in runs):
         _, _, written = read(last_report)
         runs = filled_in(runs, written, last_report)
     return plan, fixed, runs
