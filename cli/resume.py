@@ -59,7 +59,7 @@ def resume(
 
     with found.lock("resume"), contextlib.ExitStack() as open_:
         with starting_up("the run resumed; nothing was changed"):
-            from twin_graph import envs, resources, targets, training
+            from twin_graph import targets, training
             from twin_graph.checkpoint import newest_point
             from twin_graph.matches import Matches
 
@@ -71,9 +71,8 @@ def resume(
             if why := Matches(found).nothing_left(steps_made, settings):
                 raise UsageError(why)
             targets.check_present(settings, found.store(), point.counters.updates)
-            env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
-            resources.check(resources.measure(settings, env, found.folder, elsewhere=elsewhere_of(described)))
-            training.check(settings, env)
+            elsewhere = elsewhere_of(described)
+            env, _ = open_.enter_context(training.checked_environments(settings, found.folder, elsewhere=elsewhere))
         changes = list(config.differences(found.settings, settings))
         if changes:
             found.change_settings(settings)

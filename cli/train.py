@@ -118,15 +118,12 @@ def train(
 
     with contextlib.ExitStack() as open_:
         with starting_up("the run started; nothing was written"):
-            from twin_graph import envs, resources, training
+            from twin_graph import training
             from twin_graph.envs.gym import check_version
 
             check_version(settings.env.id)
-            env = open_.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
             elsewhere = elsewhere_of(described)
-            needed = resources.measure(settings, env, folder, elsewhere=elsewhere)
-            resources.check(needed)
-            training.check(settings, env)
+            env, needed = open_.enter_context(training.checked_environments(settings, folder, elsewhere=elsewhere))
             settings = _tuned(settings, env, elsewhere)
         folder = run_dir or free_folder(stem)  # another run may have taken the name that was free before
         run = create(folder, settings, env.protocol)

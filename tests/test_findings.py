@@ -1,11 +1,14 @@
 """The page of findings holds what its command prints."""
 
+import csv
 import hashlib
 import json
 import re
 import runpy
+import shutil
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from click.testing import CliRunner
@@ -184,6 +187,35 @@ def test_atari_beside_published_runs_is_what_the_records_say() -> None:
     said = " ".join(page("published").split())
     assert f"above {pong} of them in Pong, {breakout} in Breakout, {boxing} in Boxing and {krull} in Krull" in said
     assert "is 1.00 (0.65 to 1.73); that of the published runs is 0.69 (0.66 to 0.73)." in said
+
+
+def test_targets_on_atari_are_compared_in_pairs_of_equal_game_and_seed(tmp_path: Path) -> None:
+    """On the tables of another study, since its own runs are to come: all its seeds, and then one that lacks a run."""
+    for name in ("plan.json", "runs.csv", "curves.csv"):
+        shutil.copy(ROOT / "studies" / "results" / "genealogy-minatar" / name, tmp_path)
+    with (tmp_path / "runs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for first in (31, 32):
+        scores = {
+            (row["condition"], row["environment"], row["seed"]): float(row["normalised_score"])
+            for row in rows
+            if int(row["seed"]) >= first
+        }
+        less = [
+            score - scores["n_step=1, latest", game, seed]
+            for (condition, game, seed), score in scores.items()
+            if condition == "n_step=3, mean"
+        ]
+        printed = output_of("atari_100k_targets", str(tmp_path))
+        assert f"in {len(less)} pairs of equal game and seed" in printed
+        [line] = re.findall(r"^`n_step=3, mean`: (.*)", printed, re.MULTILINE)
+        assert line.startswith(f"{fmean(less):+.2f} (")
+        assert line.endswith(f"ahead in {sum(one > 0 for one in less)} of {len(less)}")
+        rows[0]["state"] = "failed"  # of seed 31
+        with (tmp_path / "runs.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 def test_spread_of_scores_is_that_of_the_records() -> None:

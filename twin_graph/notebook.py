@@ -130,7 +130,7 @@ class NotebookRun(Run):
           on_episode, on_evaluation: called as `on_episode(score, progress)` and `on_evaluation(evaluation, progress)`;
             to return False ends the run. See `twin_graph.training.train`.
         """
-        from twin_graph import envs, resources, targets, training
+        from twin_graph import targets, training
         from twin_graph.checkpoint import newest_point
         from twin_graph.envs.gym import check_version
         from twin_graph.matches import Matches
@@ -154,9 +154,7 @@ class NotebookRun(Run):
                 targets.check_present(settings, self.store(), point.counters.updates)
             else:
                 check_version(settings.env.id)
-            with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env, _shown(self) as show:
-                resources.check(resources.measure(settings, env, self.folder))
-                training.check(settings, env)
+            with training.checked_environments(settings, self.folder) as (env, _), _shown(self) as show:
                 if settings != self.settings:
                     self.change_settings(settings)
                 for _ in training.train(self, env, point, on_episode=on_episode, on_evaluation=on_evaluation):

@@ -4,11 +4,12 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from twin_graph import evaluation, trackers
+from twin_graph import envs, evaluation, resources, trackers
 from twin_graph.agent import Agent
 from twin_graph.cross_checks import check_rescaling, check_that_it_learns
 from twin_graph.envs import VectorEnv
@@ -36,6 +37,28 @@ def check(settings: Settings, env: VectorEnv) -> None:
     check_rescaling(settings, env.spec)
     evaluation.check(settings)
     trackers.check(settings)
+
+
+@contextlib.contextmanager
+def checked_environments(
+    settings: Settings, folder: Path, *, elsewhere: bool = False
+) -> Iterator[tuple[VectorEnv, resources.Needs]]:
+    """The environments of a run that can be trained here, closed at the end, and what it needs.
+
+    Args:
+      settings: of the run.
+      folder: of the run; it need not exist yet.
+      elsewhere: see `resources.measure`.
+
+    Raises:
+      UsageError: the run cannot be trained as its settings say.
+      TwinGraphError: memory or disk will not suffice.
+    """
+    with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
+        needed = resources.measure(settings, env, folder, elsewhere=elsewhere)
+        resources.check(needed)
+        check(settings, env)
+        yield env, needed
 
 
 def train(
