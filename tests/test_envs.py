@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -549,3 +549,102 @@ def test_environments_in_processes_of_their_own_give_the_same(train: Callable[..
     runs = [train(cartpole(train__steps=400, env__count=2, env__vectorization=how)) for how in ("sync", "async")]
     first, second = (run.store().newest.weights_sha256 for run in runs)
     assert first == second
+
+
+REUSING = """
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+class Reusing(gymnasium.Env):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    observation_space = spaces.Box(0, 255, (2,), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, first=0, number="uint8", render_mode=None):
+        self.first, self.seen, self.canvas = first, np.zeros(2, number), np.zeros((8, 8, 3), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.seen[:] = self.first
+        return self.seen, {"legal": np.arange(int(self.np_random.integers(1, 9)))}
+
+    def step(self, action):
+        self.seen[:] = self.seen + 1
+        return self.seen, 1.0, False, False, {"step": int(self.seen[0]) if action else {"action": 0}}
+
+    def render(self):
+        self.canvas[:] = self.seen[0]
+        return self.canvas
+
+gymnasium.register("Reusing-v0", Reusing, max_episode_steps=3)
+"""
+
+
+@pytest.fixture
+def reusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The id of an environment that gives the same array at every step, in `info` what cannot be stacked, and numbers
+    of another type than it declares if `number` says so."""
+    (tmp_path / "reusing.py").write_text(REUSING)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "reusing:Reusing-v0"
+    gymnasium.registry.pop("Reusing-v0", None)
+    sys.modules.pop("reusing", None)
+
+
+@pytest.mark.parametrize("number", ["uint8", "int64", "float32"])
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_what_an_environment_observes_is_not_what_it_writes_there_later(
+    reusing: str, vectorization: str, number: str
+) -> None:
+    settings = EnvSettings.model_validate(
+        {"id": reusing, "vectorization": vectorization, "kwargs": {"first": 40, "number": number}}
+    )
+    with contextlib.closing(envs.make(settings, count=2)) as env:
+        assert env.reset(SEEDS[:2]).tolist() == [[40, 40], [40, 40]]
+        steps = [env.step(np.array([0, 1])) for _ in range(3)]
+    assert [step.s_t[0, 0] for step in steps] == [41, 42, 43]
+    assert [step.s_next[0, 0] for step in steps] == [41, 42, 40]
+
+
+def test_what_an_environment_draws_is_not_what_it_draws_later(reusing: str) -> None:
+    with contextlib.closing(envs.make(EnvSettings(id=reusing), count=1, evaluation=True, screens=True)) as env:
+        env.reset(SEEDS[:1])
+        drawn = []
+        for _ in range(3):
+            env.step(np.array([0]))
+            drawn.append([int(screen.max()) for screen in env.screens()])
+    assert drawn == [[0, 1], [1, 2], [2, 3]]
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(("first", "number", "seen"), [(254, "int64", "256"), (0.5, "float32", "0.5")])
+def test_numbers_that_are_not_of_the_declared_type_are_told(
+    reusing: str, vectorization: str, first: float, number: str, seen: str
+) -> None:
+    kwargs = {"first": first, "number": number}
+    settings = EnvSettings.model_validate({"id": reusing, "vectorization": vectorization, "kwargs": kwargs})
+    env = envs.make(settings, count=2)
+    wrong = rf"Reusing-v0, environment \d, (reset|step): observed {seen}, and observation_space says uint8$"
+    with contextlib.closing(env), pytest.raises(ForeignError, match=wrong):
+        env.reset(SEEDS[:2])
+        for _ in range(2):
+            env.step(np.array([0, 0]))
+
+
+@pytest.mark.parametrize("old", ["Pong-v0", "Pong-v4", "Pong-v5", "Pong-ram-v4", "PongNoFrameskip-v4"])
+@pytest.mark.parametrize("registered", [True, False])
+def test_old_names_of_atari_games_are_refused_before_and_after_ale_py_was_imported(
+    monkeypatch: pytest.MonkeyPatch, old: str, registered: bool
+) -> None:
+    if not registered:
+        monkeypatch.delitem(gymnasium.registry, old, raising=False)
+    with pytest.raises(UsageError, match=f"^'{old}' is an old name: write ALE/Pong-v5"):
+        envs.make(EnvSettings(id=old), count=1)
+
+
+def test_a_name_of_ones_own_may_be_that_of_a_game(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(gymnasium.registry, "Pong-v4", raising=False)
+    gymnasium.register("Pong-v4", CartPoleEnv)
+    with contextlib.closing(envs.make(EnvSettings(id="Pong-v4"), count=1)) as env:
+        assert env.spec.observation_shape == (4,)

@@ -52,8 +52,20 @@ def in_bfloat16(observation, n_actions, build):
     from twin_graph.networks import dense, torch
     return dense("q", tf.cast(observation, tf.bfloat16), n_actions, torch)
 
+def of_keras(observation, n_actions, build):
+    import tensorflow as tf
+    return tf.keras.layers.Dense(n_actions)(observation)
+
+def a_constant(observation, n_actions, build):
+    import tensorflow.compat.v1 as tf
+    return tf.zeros([tf.shape(observation)[0], n_actions])
+
 def no_optimizer(learning_rate, train):
     return None
+
+def keras_optimizer(learning_rate, train):
+    import tensorflow as tf
+    return tf.keras.optimizers.Adam(1e-3)
 """
 
 
@@ -120,6 +132,13 @@ def test_log_cosh_is_what_it_says() -> None:
         ({"loss": "nowhere:mine"}, UsageError, "loss=nowhere:mine: .*; modules are looked for in"),
         ({"train__optimizer": "wrong:WRONG"}, UsageError, "train.optimizer=wrong:WRONG: .*no attribute"),
         ({"train__optimizer": "wrong:no_optimizer"}, ForeignError, "^train.optimizer=wrong:no_optimizer: AttributeErr"),
+        (
+            {"train__optimizer": "wrong:keras_optimizer"},
+            ForeignError,
+            "^train.optimizer=wrong:keras_optimizer: apply_gradients gave a .*, not an operation; make it one of",
+        ),
+        ({"network": "wrong:of_keras"}, UsageError, "^network=wrong:of_keras makes other variables each time that it"),
+        ({"network": "wrong:a_constant"}, UsageError, "^network=wrong:a_constant makes no variables, so there is not"),
         ({"loss": "half:loss"}, UsageError, r"^loss=half:loss: NameError: .*undefined.* \(.*half\.py:2, in <module>\)"),
         (
             {"network": "wrong:with_a_layer_too_many"},

@@ -179,6 +179,8 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
     q_tm1 = tf.identity(network(x.s_tm1, x.dropout_seed), name="q_tm1")
     activations = tuple(tf.get_collection(plain_layers.ACTIVATIONS))
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
+    if not trainables:
+        raise UsageError(f"network={spec.network} makes no variables, so there is nothing to learn")
     if fixed := sorted(v.op.name for v in tf.global_variables() if all(v is not other for other in trainables)):
         raise UsageError(
             f"network={spec.network} makes {', '.join(fixed)} with trainable=False, and no snapshot would hold that; "
@@ -187,6 +189,11 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
     no_dropout = tf.constant(_NO_DROPOUT)
     with tf.variable_scope("frozen", custom_getter=_local):
         q_acting = network(x.s_tm1, no_dropout)
+    if len(tf.trainable_variables()) > len(trainables):
+        raise UsageError(
+            f"network={spec.network} makes other variables each time that it is called, as Keras' layers do; take them "
+            "from tf.get_variable or twin_graph.layers"
+        )
     freeze = _freeze(trainables)
 
     def td_learning(

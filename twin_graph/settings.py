@@ -88,7 +88,7 @@ class EnvSettings(_Section):
         le=1,
     )
     noop_max: int = _setting(
-        30, "each game starts with up to this many no-op frames (Atari)", unit="frames", source=NATURE, ge=0
+        30, "each game starts with up to this many no-op frames (Atari)", unit="frames", source=NATURE, ge=0, le=10_000
     )
     fire_reset: bool = _setting(
         False, "press FIRE for a frame before each game, in training only (Atari)", source="off in 2015"
@@ -103,6 +103,7 @@ class EnvSettings(_Section):
         unit="frames",
         source="NoFrameskip-v4",
         ge=1,
+        le=2**31 - 1,
     )
     image_height: int = _setting(84, "height of the resized screen (Atari)", unit="pixels", source=NATURE, ge=8, le=210)
     image_width: int = _setting(84, "width of the resized screen (Atari)", unit="pixels", source=NATURE, ge=8, le=160)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 
 import ale_py
 import gymnasium
@@ -160,6 +161,13 @@ def actions_of(settings: EnvSettings, meanings: list[str]) -> np.ndarray:
         known = ", ".join(f"{i} {meaning}" for i, meaning in enumerate(meanings))
         raise UsageError(f"env.actions={chosen}: give two or more different actions of {settings.id}: {known}")
     return np.array(chosen)
+
+
+def present_name(environment_id: str) -> str:
+    """`ALE/Pong-v5` for `Pong-v4`, `PongNoFrameskip-v4` and the like; empty if it is no such name of a known game."""
+    old = re.fullmatch(r"(\w+?)(-ram)?(Deterministic|NoFrameskip)?-v\d+", environment_id)
+    name = f"ALE/{old[1]}-v5" if old else ""
+    return name if name in gymnasium.registry else ""
 
 
 def _rom(environment_id: str) -> str:

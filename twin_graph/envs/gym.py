@@ -140,39 +140,51 @@ class Gym:
 
 
 class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """One environment of a vector, whose errors say which it is and where they were raised."""
+    """One environment of a vector, whose errors say which it is and where they were raised.
+
+    Its observations are arrays of their own, of the declared type: it is reset before anybody copies the last one. It
+    has no `info`, which nobody reads and which Gymnasium cannot always stack over environments.
+    """
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
         super().__init__(env)
         self._name = name
-        self._declared_shape = self.observation_space.shape
+        assert isinstance(self.observation_space, spaces.Box)
+        self._declared: spaces.Box = self.observation_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         try:
-            observation, info = self.env.reset(seed=seed, options=options)
+            observation, _ = self.env.reset(seed=seed, options=options)
+            return self._as_declared("reset", observation), {}
         except ForeignError:
             raise
         except Exception as error:
             raise foreign_error(f"{self._name}, reset", error) from error
-        return self._of_declared_shape("reset", observation), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         try:
-            observation, reward, terminated, truncated, info = self.env.step(action)
+            observation, reward, terminated, truncated, _ = self.env.step(action)
             told = float(reward), bool(terminated), bool(truncated)
+            return self._as_declared("step", observation), *told, {}
         except ForeignError:
             raise
         except Exception as error:
             raise foreign_error(f"{self._name}, step", error) from error
-        return self._of_declared_shape("step", observation), *told, info
 
-    def _of_declared_shape(self, method: str, observation: Any) -> Any:
-        if np.shape(observation) != self._declared_shape:
+    def _as_declared(self, method: str, observation: Any) -> np.ndarray:
+        shape, dtype = self._declared.shape, self._declared.dtype
+        if np.shape(observation) != shape:
             raise ForeignError(
                 f"{self._name}, {method}: the observation has shape {list(np.shape(observation))}, and "
-                f"observation_space says {list(self._declared_shape or ())}"
+                f"observation_space says {list(shape)}"
             )
-        return observation
+        given = np.asarray(observation)
+        with np.errstate(invalid="ignore"):  # NaN as an integer is another number
+            own = np.array(given, dtype)
+        if given.dtype != dtype and not np.issubdtype(dtype, np.floating) and not np.array_equal(own, given):
+            wrong = given[own != given][0]
+            raise ForeignError(f"{self._name}, {method}: observed {wrong}, and observation_space says {dtype}")
+        return own
 
 
 class _Drawn(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -201,7 +213,7 @@ class _Drawn(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _draw(self) -> np.ndarray:
         try:
-            screen = np.asarray(self.env.render())
+            screen = np.array(self.env.render())  # some draw the next one into the same array
         except gymnasium.error.DependencyNotInstalled as error:
             raise UsageError(f"{self._name} cannot be drawn: {_first_sentence(error)}") from None
         except Exception as error:
@@ -338,15 +350,14 @@ def _action_names(environment: gymnasium.Env[Any, Any], environment_id: str) -> 
 
 def _look_at(settings: EnvSettings) -> _Declared:
     """Makes an environment to examine. Raises `UsageError`, one line on why it cannot be made or learnt."""
-    if settings.id.endswith(("NoFrameskip-v4", "Deterministic-v4")):
+    if present := _atari_name(settings.id):
         raise UsageError(
-            f"{settings.id!r} is an old name: Atari games are named ALE/Pong-v5 here, "
-            "and env.frame_skip and env.sticky say what the old names did"
+            f"{settings.id!r} is an old name: write {present}; env.frame_skip and env.sticky say what old names said"
         )
     try:
         environment = _make(settings)
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
-        hint = nearest(settings.id, gymnasium.registry)
+        hint = nearest(settings.id, [name for name in gymnasium.registry if not _atari_name(name)])
         raise UsageError(f"cannot make {settings.id!r}: {_first_sentence(error)}{hint}") from None
     except ModuleNotFoundError as error:
         where = f"modules are looked for in {Path.cwd()} and among the installed packages"
@@ -366,6 +377,16 @@ def _look_at(settings: EnvSettings) -> _Declared:
     _check_observations(settings.id, seen)
     seen_shape = (spaces.flatten_space(seen) if flattened else seen).shape or ()
     return _Declared(actions, seen, flattened, seen_shape, masked, time_limit, names, modes, per_second)
+
+
+def _atari_name(environment_id: str) -> str:
+    """The present name of an Atari game, if this is an old one, whether Gymnasium knows it by now or not; else empty."""
+    known = gymnasium.registry.get(environment_id)
+    if known and not str(known.entry_point).startswith("ale_py"):
+        return ""
+    from twin_graph.envs import atari
+
+    return atari.present_name(environment_id)
 
 
 def check_version(environment_id: str) -> None:
