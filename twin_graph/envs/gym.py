@@ -352,7 +352,7 @@ def _look_at(settings: EnvSettings) -> _Declared:
     """Makes an environment to examine. Raises `UsageError`, one line on why it cannot be made or learnt."""
     if present := _atari_name(settings.id):
         raise UsageError(
-            f"{settings.id!r} is an old name: write {present}; env.frame_skip and env.sticky say what old names said"
+            f"{settings.id!r} is an old name: write {present}; env.frame_skip and env.sticky do what it said"
         )
     try:
         environment = _make(settings)
@@ -380,7 +380,7 @@ def _look_at(settings: EnvSettings) -> _Declared:
 
 
 def _atari_name(environment_id: str) -> str:
-    """The present name of an Atari game, if this is an old one, whether Gymnasium knows it by now or not; else empty."""
+    """The present name of an Atari game, if this is an old one, registered or not; else empty."""
     known = gymnasium.registry.get(environment_id)
     if known and not str(known.entry_point).startswith("ale_py"):
         return ""
