@@ -11,7 +11,7 @@ import click
 
 from twin_graph import config
 from twin_graph.cross_checks import check_that_it_learns
-from twin_graph.errors import INTERRUPTED_EXIT_CODE, UsageError
+from twin_graph.errors import INTERRUPTED_EXIT_CODE, InUseError, UsageError
 from twin_graph.no_effect import without_effect
 from twin_graph.settings import EVALUATION_MAX_STEPS
 from twin_graph.signals import on_signal
@@ -114,7 +114,7 @@ def train(
         say(sentence)
     stem = f"{settings.preset}-seed{settings.seed}-"
     folder = run_dir or free_folder(stem)
-    check_new_folder(folder)
+    check_new_folder(folder, f"change `run` in {cluster}" if described else "choose another --run-dir")
 
     with contextlib.ExitStack() as open_:
         with starting_up("the run started; nothing was written"):
@@ -137,8 +137,8 @@ def train(
         say(needed.words())
         try:
             show_training(run, env, None, as_json, described, verbose)
-        except BaseException:
-            if not run.ledger.path.exists():  # it never began, and its name shall be free
+        except BaseException as error:
+            if not run.points().folders() and not isinstance(error, InUseError):  # it made no step: its name is free
                 remove_folder(run.folder)
             raise
 

@@ -8,7 +8,7 @@ import pytest
 from twin_graph.settings import Settings
 from twin_graph.snapshots import report
 from twin_graph.snapshots.depth import Depths, learnt_from, mean_depth, value_of
-from twin_graph.snapshots.ledger import Commit, Counters, Start, Swap, utc_now
+from twin_graph.snapshots.ledger import Commit, Counters, Ledger, Start, Swap, utc_now
 from twin_graph.snapshots.run import LEDGER, Run, create
 
 Make = Callable[..., Settings]
@@ -183,3 +183,22 @@ def test_records_show_the_depth_of_a_real_run(cartpole: Make, trained: Callable[
     [served] = report.explain(run, 120)["snapshots"]
     assert (served["id"], served["depth_agent_steps"]) == (run.resolve("000002").id, 6)
     assert [line["depth"] for line in run.metric_lines() if "depth" in line][-1] == 15
+
+
+def test_what_a_worker_records_after_the_run_was_resumed_without_it_does_not_hold(
+    cartpole: Make, tmp_path: Path
+) -> None:
+    """It has not seen yet that there is another chief, and may write until a server refuses its gradient."""
+    story = Story(tmp_path / "run", cartpole(workers__count=1))
+    story.commit("s0", 0)
+    story.restore(["s0"], 0)
+    ledger = story.run.ledger
+    [swap] = ledger.events(Swap)
+    story.resume(0, story.run.settings)
+    for attempt in (1, 2):
+        assert ledger.attempt == 2  # it has read what came before
+        ledger.append(swap.model_copy(update={"attempt": attempt, "worker": "worker-0"}))
+    for read in (ledger, Ledger(ledger.path)):
+        held = [(event.attempt, event.worker) for event in read.events(Swap)]
+        assert held == [(1, ""), (2, "worker-0")]
+        assert [holds for event, holds in read.with_abandoned(Swap)] == [True, False, True]

@@ -1,7 +1,6 @@
 """Asynchronous training on TensorFlow's own servers: what lies where, who counts what, and what faults leave."""
 
 import contextlib
-import functools
 import math
 import os
 import re
@@ -28,7 +27,7 @@ from twin_graph.cross_checks import check_rescaling, check_that_it_learns
 from twin_graph.distributed.chief import Chief
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.copy import Copy
-from twin_graph.distributed.shared import CHIEF, Counts, Shared, placement, start_server
+from twin_graph.distributed.shared import Counts, Shared, placement, start_server
 from twin_graph.distributed.supervisor import Supervisor
 from twin_graph.distributed.task import parse
 from twin_graph.distributed.worker import Worker
@@ -70,7 +69,7 @@ def test_what_lies_on_the_servers_is_what_a_twin_has_without_its_sums(optimizer:
     chosen = spec(optimizer=optimizer, accumulate=3, gradient_clip_norm=1.0)
     with Twin("online", chosen, threads=1) as twin, sharing(3, 1, twin, 9, tmp_path) as (chief, worker):
         values = {name: value + 1 for name, value in twin.all_variables().items()}
-        chief.begin(values, Counts(0, 0, 0), attempt=1)
+        list(chief.begin(values, Counts(0, 0, 0), attempt=1))
         shared = worker.pull()
         assert sorted(shared) == sorted(name for name in values if not name.startswith("accumulated/"))
         for name, value in shared.items():
@@ -126,7 +125,7 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
         cluster = Cluster.on_this_machine(tmp_path, workers=2, servers=2)
         processes = open_.enter_context(serving(cluster, tmp_path))
         chief, *shared = open_.enter_context(clients(cluster, twin, 9))
-        chief.begin(twin.all_variables(), Counts(vector_steps=3, updates=40, episodes=7), attempt=2)
+        list(chief.begin(twin.all_variables(), Counts(vector_steps=3, updates=40, episodes=7), attempt=2))
         assert [each.wait_for_chief(30) for each in shared] == [2, 2]
         workers = [Copy(*each) for each in zip(shared, own, strict=True)]
         workers[0].pull()
@@ -164,13 +163,12 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
         for name, value in chief.pull().items():
             np.testing.assert_array_equal(value, before[name])
 
-        claimed = [each.claim_step(2) for _ in range(4) for each in shared]
+        claimed = [each.claim_step() for _ in range(4) for each in shared]
         assert claimed == [3, 4, 5, 6, 7, 8, None, None]
         shared[1].count_episodes(2)
         assert chief.counts() == Counts(vector_steps=9, updates=43, episodes=9)
-        shared[0].put_tokens([0])
         assert [process.poll() for process in processes] == [None, None]
-        chief.put_tokens([1, CHIEF])  # the second worker died, say
+        chief.leave()
         assert [process.wait(20) for process in processes] == [0, 0]
 
 
@@ -178,26 +176,44 @@ def test_every_step_is_claimed_once_by_workers_that_claim_at_the_same_time(tmp_p
     chosen, steps = spec(), 2_000
     with Twin("online", chosen, threads=1) as twin, sharing(1, 2, twin, steps, tmp_path) as (chief, *workers):
         values = twin.all_variables()
-        chief.begin(values, Counts(0, 0, 0), attempt=1)
+        list(chief.begin(values, Counts(0, 0, 0), attempt=1))
+        for worker in workers:
+            assert worker.wait_for_chief(30) == 1
         with ThreadPoolExecutor(2) as threads:
-            claimed = list(
-                threads.map(lambda worker: list(iter(functools.partial(worker.claim_step, 1), None)), workers)
-            )
+            claimed = list(threads.map(lambda worker: list(iter(worker.claim_step, None)), workers))
         assert all(len(each) > steps / 10 for each in claimed)
         assert sorted([*claimed[0], *claimed[1]]) == list(range(steps))
 
-        chief.begin(values, Counts(0, 0, 0), attempt=2)
-        with pytest.raises(TwinGraphError, match="resumed without this task; start it again"):
-            workers[0].claim_step(1)
+
+def test_workers_of_an_earlier_attempt_change_nothing_any_more(tmp_path: Path) -> None:
+    with Twin("online", spec(), threads=1) as twin, sharing(2, 1, twin, 9, tmp_path) as (chief, worker):
+        values = twin.all_variables()
+        gradients = {name: np.ones_like(value) for name, value in twin.weights().items()}
+        list(chief.begin(values, Counts(0, 0, 0), attempt=1))
+        assert worker.wait_for_chief(30) == 1
+        assert worker.apply(gradients, 0.01) == 0
+        assert worker.claim_step() == 0
+        list(chief.begin(values, Counts(0, 0, 0), attempt=2))
+        for work in (
+            lambda: worker.claim_step(),
+            lambda: worker.count_episodes(3),
+            lambda: worker.apply(gradients, 0.01),
+        ):
+            with pytest.raises(TwinGraphError, match=r"^the run was resumed without this task; start it again$"):
+                work()
+        assert chief.counts() == Counts(0, 0, 0)
+        for name, value in chief.pull().items():  # on both servers
+            np.testing.assert_array_equal(value, values[name], err_msg=name)
 
 
 def test_workers_stop_when_the_chief_asks(tmp_path: Path) -> None:
     chosen = spec()
     with Twin("online", chosen, threads=1) as twin, sharing(1, 1, twin, 9, tmp_path) as (chief, worker):
-        chief.begin(twin.all_variables(), Counts(0, 0, 0), attempt=1)
-        assert worker.claim_step(1) == 0
+        list(chief.begin(twin.all_variables(), Counts(0, 0, 0), attempt=1))
+        assert worker.wait_for_chief(30) == 1
+        assert worker.claim_step() == 0
         chief.ask_to_stop()
-        assert worker.claim_step(1) is None
+        assert worker.claim_step() is None
         assert chief.counts().vector_steps == 1
 
 
@@ -401,6 +417,7 @@ def test_a_worker_whose_clock_is_wrong_counts_as_silent_when_it_says_nothing_new
     for clock in (said.time - 3_600, said.time + 3_600):
         write_status(tmp_path, said.model_copy(update={"time": clock}))
         assert chief._going() == {0}
+        assert chief._hear()[0].time == pytest.approx(time.time(), abs=10)  # as the display shows it
         now[0] += 29
         assert chief._going() == {0}
         now[0] += 2
@@ -421,6 +438,7 @@ def chief_of(settings: Settings, folder: Path) -> Iterator[tuple[Keeper, Chief, 
                 contextlib.closing(Shared(cluster, online, settings.vector_steps)) as client,
                 contextlib.closing(Chief(keeper, env, cluster, None)) as chief,
             ):
+                list(chief.start())
                 yield keeper, chief, client
     del kept
 
@@ -485,13 +503,13 @@ def steps_of(run: Path) -> int:
         return 0
 
 
-def working(run: Path, attempt: int) -> bool:
-    """Whether both workers have made steps in this attempt."""
+def working(run: Path, attempt: int, workers: int = 2) -> bool:
+    """Whether all workers have made steps in this attempt."""
     try:
         status = report.status(Run(run))
     except (UsageError, OSError):
         return False
-    return status["attempt"] == attempt and sum(worker["agent_steps"] > 300 for worker in status["workers"]) == 2
+    return status["attempt"] == attempt and sum(worker["agent_steps"] > 300 for worker in status["workers"]) == workers
 
 
 def test_a_killed_worker_is_started_again_and_the_steps_are_exact(tmp_path: Path) -> None:
@@ -546,6 +564,21 @@ def test_a_worker_that_died_too_often_is_given_up_and_that_is_said(tmp_path: Pat
     status = report.status(Run(run))
     assert (status["state"], status["agent_steps"]) == ("finished", 4_000)
     assert [worker["state"] for worker in status["workers"]] == ["done", "given up"]
+
+
+def test_where_no_worker_is_left_the_run_says_why_each_ended(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    chosen = (*TINY, "--set=workers.restarts=0")
+    trainer = Command("train", "cartpole", "--workers=1", "--steps=90000", f"--run-dir={run}", *chosen, cwd=tmp_path)
+    try:
+        wait_until(lambda: steps_of(run) > 300)
+        os.kill(children(run, "worker:0")[0], signal.SIGKILL)
+        _, said = trainer.communicate(timeout=60)
+    finally:
+        trainer.kill()
+    assert trainer.returncode == 1
+    assert re.search(r"Error: .*no worker is left: worker-0 ended \(killed by SIGKILL\), restarted 0 times", said)
+    assert [worker["state"] for worker in report.status(Run(run))["workers"]] == ["given up"]
 
 
 BRITTLE = """
@@ -656,8 +689,9 @@ def test_a_lost_server_a_signal_and_a_killed_launcher_leave_no_process_and_a_run
         _, said = trainer.communicate(timeout=40)
         assert trainer.returncode == 1
         assert re.search(
-            r"Error: (parameter server 0 ended \(killed by SIGKILL\)|a parameter server does not answer).*resume", said
+            r"Error: (parameter server 0 ended \(killed by SIGKILL\)|a parameter server does not ans)", said
         )
+        assert re.search(r"continue from resume point \d+, at [\d,]+ agent steps, with: twin-graph resume", said)
         wait_until(lambda: not children(run), 10)
 
         trainer = Command("resume", str(run), cwd=tmp_path)
@@ -704,14 +738,58 @@ def test_a_described_cluster_starts_in_any_order(tmp_path: Path) -> None:
     assert status["agent_steps"] == sum(worker["agent_steps"] for worker in status["workers"]) == 1_200
 
 
+def described(folder: Path) -> tuple[Path, Cluster]:
+    """A file that describes a cluster of one server and one worker on this machine."""
+    cluster = Cluster.on_this_machine(folder / "run", workers=1, servers=1)
+    file = folder / "cluster.toml"
+    file.write_text(f'run = "{cluster.run}"\nps = ["{cluster.ps[0]}"]\nworkers = 1\n')
+    return file, cluster
+
+
+def test_a_server_ends_with_its_chief_though_a_worker_died(tmp_path: Path) -> None:
+    file, _ = described(tmp_path)
+    server = Command("cluster", str(file), "--task=ps:0", cwd=tmp_path)
+    worker = Command("cluster", str(file), "--task=worker:0", cwd=tmp_path)
+    chief = Command("train", "cartpole", f"--cluster={file}", "--steps=90000", *TINY, cwd=tmp_path)
+    try:
+        wait_until(lambda: working(tmp_path / "run", attempt=1, workers=1))  # and has said so
+        worker.kill()
+        worker.wait(10)
+        chief.send_signal(signal.SIGINT)
+        _, said = chief.communicate(timeout=60)
+        assert chief.returncode == 130, said
+        assert server.wait(10) == 0
+    finally:
+        for process in (chief, worker, server):
+            process.kill()
+
+
+def test_who_waits_for_a_server_can_be_stopped_and_leaves_no_folder(tmp_path: Path) -> None:
+    file, _ = described(tmp_path)
+    chief = Command("train", "cartpole", f"--cluster={file}", *TINY, cwd=tmp_path)
+    worker = Command("cluster", str(file), "--task=worker:0", cwd=tmp_path)
+    try:
+        wait_until(lambda: (tmp_path / "run" / "ledger.jsonl").exists())
+        time.sleep(5)  # both have asked the server by now
+        for process in (worker, chief):
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=20)
+            assert (process.returncode, said.splitlines()[-1]) == (130, "interrupted")
+        assert not (tmp_path / "run").exists()
+        (tmp_path / "run").mkdir()
+        again = twin_graph("train", "cartpole", f"--cluster={file}", cwd=tmp_path)
+        assert again.stderr == f"Error: {tmp_path / 'run'} exists already; change `run` in {file}\n"
+    finally:
+        for process in (chief, worker):
+            process.kill()
+
+
 def test_ctrl_c_ends_a_server_that_a_person_started(tmp_path: Path) -> None:
-    loopback = Cluster.on_this_machine(tmp_path / "run", workers=1, servers=1)
-    file = tmp_path / "cluster.toml"
-    file.write_text(f'run = "{loopback.run}"\nps = ["{loopback.ps[0]}"]\nworkers = 1\n')
+    file, loopback = described(tmp_path)
     server = Command("cluster", str(file), "--task=ps:0", cwd=tmp_path)
     try:
         wait_until(lambda: connects(*loopback.ps[0].split(":")))
-        time.sleep(2)  # it waits for tokens now
+        time.sleep(2)  # it waits for the chief now
         server.send_signal(signal.SIGINT)
         assert server.wait(10) == -signal.SIGINT
     finally:

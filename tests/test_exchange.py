@@ -444,3 +444,17 @@ def test_a_reference_may_name_another_run(run: Run) -> None:
     assert locate(run, f"{run.folder}:online/@update:50")[1] == run.resolve("@update:50")
     owner, snapshot = locate(Run(run.folder), f"{run.folder}:@update:50")
     assert (owner.folder, snapshot) == (run.folder, run.resolve("@update:50"))
+
+
+@pytest.mark.parametrize("ending", ["", ".index", ".meta", ".data-00000-of-00001"])
+def test_a_checkpoint_goes_by_each_of_its_files(run: Run, tmp_path: Path, ending: str) -> None:
+    newest = run.store().newest
+    export(run, newest, "tf1", tmp_path / "net")
+    made = import_checkpoint(run, tmp_path / f"net{ending}", {})
+    assert made.snapshot.weights_sha256 == newest.weights_sha256
+
+
+def test_a_checkpoint_that_tensorflow_would_look_for_by_a_pattern_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a[1]").mkdir()
+    with pytest.raises(UsageError, match=r"a\[1\]/net .*; move the checkpoint elsewhere$"):
+        import_checkpoint(run, tmp_path / "a[1]" / "net", {})

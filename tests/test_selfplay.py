@@ -226,6 +226,20 @@ def test_fixed_players_are_named_like_policies() -> None:
         boards_of(EnvSettings(id="OpenSpiel/connect_four"), 1).fixed_player("perfect")
 
 
+def test_the_full_name_of_a_player_is_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no text can be read as a parameter's default."""
+    (tmp_path / "deep.py").write_text(
+        "def player(game, spec, depth: int | None = None, width: int = 3):\n    return lambda turn: (depth, width)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    boards = boards_of(TICTACTOE, 1)
+    for name in ("deep:player", "deep:player(2)"):
+        whole = boards.full_name(name)
+        assert boards.full_name(whole) == whole
+        assert boards.fixed_player(whole)(None) == boards.fixed_player(name)(None)  # type: ignore[arg-type]
+    assert boards.fixed_player("deep:player")(None) == (None, 3)  # type: ignore[arg-type]
+
+
 def test_a_share_of_moves_is_random() -> None:
     boards = boards_of(TICTACTOE, 1)
     observations = np.repeat(boards.observe(np.array([0]), np.array([0])), 4_000, axis=0)

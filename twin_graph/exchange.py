@@ -222,15 +222,16 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
 
     Args:
       run: whose network it has to fit.
-      prefix: the checkpoint's path without `.index`; `.index` and `.meta` are taken off.
+      prefix: what was passed to `Saver.save`, or one of the files that it wrote.
       renamed: names in the checkpoint to names in the network; they win over variables that have these names already.
 
     Raises:
       UsageError: names, shapes or types do not fit; the message says how they could.
       InUseError: the run trains.
     """
-    if prefix.suffix in (".index", ".meta"):
+    if prefix.suffix in FORMATS["tf1"][0]:
         prefix = prefix.with_suffix("")
+    check_no_pattern(prefix, "move the checkpoint elsewhere")
     outside = _read(prefix)
     if unknown := [old for old in renamed if old not in outside]:
         raise UsageError(f"--map {unknown[0]}: not in {prefix}{nearest(unknown[0], outside)}; it has {_list(outside)}")

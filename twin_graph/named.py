@@ -77,6 +77,8 @@ def call(setting: str, text: str, table: Mapping[str, T], *, skip: int) -> tuple
         raise UsageError(f"{setting}={text}: it takes {usage}")
     arguments = {p.name: p.default for p in parameters}
     for parameter, value in zip(parameters, values, strict=False):
+        if value == str(parameter.default):  # as `usage` has it, also where no text can be read as it: None
+            continue
         if parameter.annotation is parameter.empty:
             raise UsageError(f"{setting}={text}: the parameter {parameter.name} needs a type annotation")
         try:

@@ -2,13 +2,13 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from twin_graph import errors
 from twin_graph.distributed.cluster import Cluster
-from twin_graph.distributed.shared import CHIEF, Counts, Shared, named
+from twin_graph.distributed.shared import Counts, Shared, named
 from twin_graph.distributed.supervisor import Supervisor
 from twin_graph.envs import VectorEnv
 from twin_graph.errors import TwinGraphError
@@ -28,6 +28,7 @@ from twin_graph.snapshots.workers import (
     GIVEN_UP,
     SILENT_SECONDS,
     WorkerStatus,
+    name_of,
     own_status,
     statuses,
     write_status,
@@ -63,26 +64,31 @@ class Chief(Stepper):
         self._taken: dict[tuple[str, int], int] = {}  # episodes of each worker's process whose returns were taken
         self._looked = 0.0
         self._heard: dict[int, tuple[float, float]] = {}  # of each worker: what its clock said last, and when by ours
-        self._lost = False
+        self._has_servers = False
         self._since = self._tally.counters
         self.supervisor = supervisor
-        online = self._learner.online
-        self._shared = Shared(cluster, online, keeper.settings.vector_steps)
-        try:
-            counts = Counts(self._tally.agent_steps // env.count, self._tally.updates, self._tally.episodes)
-            self._shared.begin(online.all_variables(), counts, attempt=self._run.attempt, between=self._supervise)
-        except BaseException:
-            self.close()
-            raise
+        self._shared = Shared(cluster, self._learner.online, keeper.settings.vector_steps)
+
+    def start(self) -> Iterator[None]:
+        """Lets the workers begin, once the servers answer; yields while they do not.
+
+        Raises:
+          TwinGraphError: they never do, or not as they should.
+        """
+        counts = Counts(self._tally.agent_steps // self._env.count, self._tally.updates, self._tally.episodes)
+        for _ in self._shared.begin(self._learner.online.all_variables(), counts, attempt=self._run.attempt):
+            self._supervise()
+            yield
+        self._has_servers = True
 
     def close(self) -> None:
-        """Lets servers go when the last worker does, of those that are left; nothing where a server is lost."""
-        if not self._lost:
-            going = self._going()
-            gone = [worker for worker in range(self._cluster.workers) if worker not in going]
+        """Lets the servers go once the workers have ended, or have had time to; nothing where one is lost."""
+        if self._has_servers:
+            self._has_servers = False
             with contextlib.suppress(tf.errors.OpError):
                 self._shared.ask_to_stop()
-                self._shared.put_tokens([*gone, CHIEF])
+            self._wait_for_workers(_WORKERS_STOP_SECONDS)
+            self._shared.leave()
         self._shared.close()
 
     def begin(self) -> None:
@@ -114,7 +120,10 @@ class Chief(Stepper):
     def end(self) -> None:
         with self._speaking():
             self._shared.ask_to_stop()
-        self._wait_for_workers()
+        all_made = self._tally.agent_steps >= self._keeper.settings.train.steps
+        self._wait_for_workers(_WORKERS_END_SECONDS if all_made else _WORKERS_STOP_SECONDS, self._supervise)
+        self._looked = 0.0
+        self._look_at_workers()
         self._renew()
 
     def _seen_at_random(self) -> np.ndarray:
@@ -178,14 +187,12 @@ class Chief(Stepper):
             returns += worker.returns[-new:] if new else ()
         return returns
 
-    def _wait_for_workers(self) -> None:
-        all_made = self._tally.agent_steps >= self._keeper.settings.train.steps
-        deadline = time.monotonic() + (_WORKERS_END_SECONDS if all_made else _WORKERS_STOP_SECONDS)
+    def _wait_for_workers(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Until they have ended, but not longer than this."""
+        deadline = time.monotonic() + seconds
         while self._going() and time.monotonic() < deadline:
-            self._supervise()
+            meanwhile()
             time.sleep(_TICK_SECONDS / 2)
-        self._looked = 0.0
-        self._look_at_workers()
 
     def _going(self) -> set[int]:
         """Workers that have not ended, and not fallen silent."""
@@ -195,11 +202,13 @@ class Chief(Stepper):
         return {index for index in training if time.monotonic() - self._heard[index][1] < SILENT_SECONDS}
 
     def _hear(self) -> list[WorkerStatus]:
-        """What workers say now; other machines' clocks are not compared with ours."""
-        found = statuses(self._run.folder, self._run.attempt)
-        for worker in found:
+        """What workers say now, at times of our clock, with which those of other machines are not compared."""
+        found = []
+        for worker in statuses(self._run.folder, self._run.attempt):
             if self._heard.get(worker.index, (None,))[0] != worker.time:
                 self._heard[worker.index] = worker.time, time.monotonic()
+            silent = time.monotonic() - self._heard[worker.index][1]
+            found.append(worker.model_copy(update={"time": time.time() - silent}))
         return found
 
     @contextlib.contextmanager
@@ -209,22 +218,22 @@ class Chief(Stepper):
             self._supervise()
             yield
         except tf.errors.OpError as error:
-            self._lost = True
+            self._has_servers = False
             self._supervise()  # the cause, which says more
-            raise TwinGraphError(
-                f"a parameter server does not answer ({named(error)}); "
-                "`twin-graph resume` continues from the last resume point"
-            ) from None
+            raise TwinGraphError(f"a parameter server does not answer ({named(error)})") from None
 
     def _supervise(self) -> None:
         if self.supervisor:
             try:
                 given_up = self.supervisor.look()
             except TwinGraphError:
-                self._lost = True
+                self._has_servers = False
                 raise
             for worker, why in given_up.items():
                 write_status(self._run.folder, own_status(worker, self._run.attempt, GIVEN_UP, why))
+            if given_up and not self.supervisor.has_workers:
+                every = "; ".join(f"{name_of(worker)} {why}" for worker, why in given_up.items())
+                raise TwinGraphError(f"no worker is left: {every}")
 
 
 def train(
@@ -245,4 +254,12 @@ def train(
         stop = open_.enter_context(stop_requests())
         spec = ModelSpec.of(run.settings, env.spec)
         keeper = open_.enter_context(Keeper(run, spec, Tally(env.spec.frames_per_step), None, point))
-        yield from run_to_its_end(Progress(keeper, env.count, stop), Chief(keeper, env, cluster, supervisor))
+        progress = Progress(keeper, env.count, stop)
+        chief = open_.enter_context(contextlib.closing(Chief(keeper, env, cluster, supervisor)))
+        progress.note = f"waiting for the parameter servers at {', '.join(cluster.ps)}"
+        for _ in chief.start():
+            yield progress
+            if stop.is_set():
+                raise KeyboardInterrupt
+        progress.note = ""
+        yield from run_to_its_end(progress, chief)

@@ -47,6 +47,7 @@ class Copy:
 
         Raises:
           DivergedError: the loss is NaN or infinite; nothing was applied.
+          TwinGraphError: a chief has begun another attempt; nothing was applied.
         """
         model = self.twin.model
         told = model.loss, model.q_mean, model.td_error

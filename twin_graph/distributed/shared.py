@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,13 +24,14 @@ from twin_graph.twin import Twin, setters, to_set
 
 _COUNTERS = ("vector_steps", "updates", "episodes", "stop", "attempt")
 _NO_LIMIT = 2**62
-_TOKENS = 100_000  # more than there can be
-CHIEF = -1
 _ANSWER_MILLISECONDS = 10_000
 _START_SECONDS = 600.0
 _TRY_SECONDS = 0.2
 _LINE = 300  # characters
 _REFUSED = "RunGraph (Worker) request was received twice"
+#: What a server raises that is not there, or not there yet.
+_NOT_THERE = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError)
+_ANOTHER_CHIEF = "the run was resumed without this task; start it again"
 
 
 class Counts(NamedTuple):
@@ -49,6 +51,8 @@ class Counts(NamedTuple):
 class ServerSession(tf.Session):  # type: ignore[misc]
     """A session with one server, which asks again if the server mistakes a request for an earlier one.
 
+    A Ctrl-C during a request is a KeyboardInterrupt, which TensorFlow makes a RuntimeError of.
+
     TensorFlow makes each step in a thread of its own, and numbers its requests by a generator of that thread, whose
     seed has 32 bits. A server that finds a number among its last 100,000 takes the request for one that came twice: it
     refuses one in 43,000, once it has seen that many, which ended a run of CartPole with four workers after three
@@ -67,6 +71,10 @@ class ServerSession(tf.Session):  # type: ignore[misc]
                 refusal = error.__context__ if isinstance(error, ValueError) else error
                 if not isinstance(refusal, tf.errors.AbortedError) or _REFUSED not in refusal.message:
                     raise
+            except RuntimeError as error:
+                if "KeyboardInterrupt" in str(error):
+                    raise KeyboardInterrupt from None
+                raise
 
     def close(self) -> None:
         """Nothing: the session ends with its server, and to say so to one that is gone would take 10 s."""
@@ -110,8 +118,8 @@ def _count_up(counter: Any, limit: int) -> Any:
 
 
 def done_queue() -> Any:
-    """A queue on a server for the numbers of those who are done with it: the workers', and `CHIEF`."""
-    return tf.FIFOQueue(_TOKENS, tf.int32, shapes=[[]], shared_name="done")
+    """A queue on a server, into which the chief puts something when it leaves."""
+    return tf.FIFOQueue(1, tf.bool, shapes=[[]], shared_name="done")
 
 
 class _Part:
@@ -126,12 +134,6 @@ class _Part:
             ]
             self.gradients = {v.name: tf.placeholder(v.dtype, v.shape) for v in trainables}
             self.learning_rate = tf.placeholder(tf.float32, [])
-            applied = tf.no_op()
-            if held:
-                optimizer = optimizers.Optimizer(spec.train)
-                applied = optimizer.apply(list(self.gradients.values()), held, self.learning_rate)
-            self.trainables = {v.op.name: v for v in held}
-            self.variables = {v.op.name: v for v in tf.global_variables()}
             self.counters = {
                 name: tf.get_variable(
                     f"counters/{name}",
@@ -144,19 +146,38 @@ class _Part:
                 )
                 for name in _COUNTERS
             }
+            self.attempt = tf.placeholder(tf.int64, [])
+            present = tf.debugging.assert_equal(self.counters["attempt"], self.attempt, message=_ANOTHER_CHIEF)
+            applied = present
+            if held:
+                with tf.control_dependencies([present]):
+                    gradients = [tf.identity(gradient) for gradient in self.gradients.values()]
+                applied = optimizers.Optimizer(spec.train).apply(gradients, held, self.learning_rate)
+            self.trainables = {v.op.name: v for v in held}
+            self.variables = {v.op.name: v for v in tf.global_variables()}
             self._setters = setters({**self.variables, **self.counters})
             self.is_begun = tf.raw_ops.VarIsInitializedOp(resource=self.counters["attempt"].handle)
-            self.claim = _count_up(self.counters["vector_steps"], vector_steps)
             with tf.control_dependencies([applied]):
                 self.update = _count_up(self.counters["updates"], _NO_LIMIT)
             self.ended = tf.placeholder(tf.int64, [])
-            self.count_episodes = self.counters["episodes"].assign_add(self.ended, read_value=False)
-            self.token = tf.placeholder(tf.int32, [])
-            self.put_token = done_queue().enqueue(self.token)
+            with tf.control_dependencies([present]):
+                self.stops = tf.identity(self.counters["stop"])
+                self.claim = _count_up(self.counters["vector_steps"], vector_steps)
+                self.count_episodes = self.counters["episodes"].assign_add(self.ended, read_value=False)
+            self.leave = done_queue().enqueue(True)
         graph.finalize()
         config = tf.ConfigProto(operation_timeout_in_ms=_ANSWER_MILLISECONDS)
         # Not `SessionCalls`: what these look up is given back at the end, which takes forever if the server is gone.
         self.run = ServerSession(f"grpc://{address}", graph=graph, config=config).run
+
+    def run_in(self, attempt: int, wanted: Any, fed: Mapping[Any, Any] = MappingProxyType({})) -> Any:
+        """As `run`, for workers. Raises `TwinGraphError` if the server is at another attempt of the run."""
+        try:
+            return self.run(wanted, {**fed, self.attempt: attempt})
+        except tf.errors.InvalidArgumentError as error:
+            if _ANOTHER_CHIEF not in error.message:
+                raise
+            raise TwinGraphError(_ANOTHER_CHIEF) from None
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Sets variables and counters by name."""
@@ -176,6 +197,7 @@ class Shared:
 
     def __init__(self, cluster: Cluster, twin: Twin, vector_steps: int) -> None:
         self._addresses = cluster.ps
+        self._attempt = 0  # of the run, as a worker found it
         placed = placement([Variable.of(v) for v in twin.model.trainables], len(cluster.ps))
         self._parts = [
             _Part(address, twin.spec, trainables, vector_steps)
@@ -194,54 +216,45 @@ class Shared:
         """By each server that holds something, at once."""
         return self._threads.map(work, self._holding) if self._threads else map(work, self._holding)
 
-    def begin(
-        self,
-        values: Mapping[str, np.ndarray],
-        counts: Counts,
-        *,
-        attempt: int,
-        between: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Sets everything, once the servers answer; workers wait for this.
+    def begin(self, values: Mapping[str, np.ndarray], counts: Counts, *, attempt: int) -> Iterator[None]:
+        """Sets everything, once the servers answer; workers wait for this. Yields while they do not.
 
         Args:
           values: of the shared variables, by name.
           counts: to begin with.
           attempt: of the run, from 1; workers of an earlier one end when they see it.
-          between: called before each try; may raise.
 
         Raises:
           TwinGraphError: no server answers, or not as one should.
         """
-
-        def set_all() -> bool:
-            between()
-            self._first.assign({"attempt": 0})  # no worker begins, and those that have begun claim no more steps
-            self.push(values)
-            for part in self._parts:
-                part.assign(counts._asdict() | {"stop": 0})
-            self._first.assign({"attempt": attempt})
-            return True
-
-        try:
-            done = _try_for(_START_SECONDS, set_all)
-        except tf.errors.OpError as error:
-            raise TwinGraphError(f"a parameter server cannot be used: {named(error)}") from None
-        if not done:
-            raise TwinGraphError(f"no parameter server answers at {', '.join(self._addresses)}")
+        for _ in _tries(_START_SECONDS):
+            try:
+                for part in self._parts:  # no worker begins, and those that have begun change nothing any more
+                    part.assign({"attempt": 0})
+                self.push(values)
+                for part in reversed(self._parts):  # workers wait for the first
+                    part.assign(counts._asdict() | {"stop": 0})
+                    part.assign({"attempt": attempt})
+                return
+            except _NOT_THERE:
+                yield
+            except tf.errors.OpError as error:
+                raise TwinGraphError(f"a parameter server cannot be used: {named(error)}") from None
+        raise TwinGraphError(f"no parameter server answers at {', '.join(self._addresses)}")
 
     def wait_for_chief(self, seconds: float) -> int:
-        """The run's attempt, when the chief has begun it; in whatever order processes were started.
+        """The run's attempt, when the chief has begun it, in whatever order processes were started. For workers, first.
 
         Raises:
           TwinGraphError: it has not.
         """
-        if not _try_for(seconds, lambda: bool(self._first.run(self._first.is_begun)) and self._attempt() > 0):
-            raise TwinGraphError(f"no chief in {seconds:.0f} s: has it been started?")
-        return self._attempt()
-
-    def _attempt(self) -> int:
-        return int(self._first.run(self._first.counters["attempt"]))
+        for _ in _tries(seconds):
+            with contextlib.suppress(*_NOT_THERE):
+                if self._first.run(self._first.is_begun):
+                    self._attempt = int(self._first.run(self._first.counters["attempt"]))
+                    if self._attempt:
+                        return self._attempt
+        raise TwinGraphError(f"no chief in {seconds:.0f} s: has it been started?")
 
     def push(self, values: Mapping[str, np.ndarray]) -> None:
         """Sets the shared variables."""
@@ -268,49 +281,41 @@ class Shared:
         """Workers end at their next vector step."""
         self._first.assign({"stop": 1})
 
-    def put_tokens(self, who: Sequence[int]) -> None:
-        """Says to every server that these will not use it any more."""
+    def leave(self) -> None:
+        """Ends the servers; one that is gone is passed over."""
         for part in self._parts:
-            for token in who:
-                part.run(part.put_token, {part.token: token})
+            with contextlib.suppress(tf.errors.OpError):
+                part.run(part.leave)
 
-    def claim_step(self, attempt: int) -> int | None:
+    def claim_step(self) -> int | None:
         """The number of a vector step that nobody else makes; None if all are made, or the chief wants an end.
 
-        Raises:
-          TwinGraphError: there is another chief, who began from a resume point.
+        As the two below, it raises `TwinGraphError` if a chief has begun another attempt than this worker's.
         """
-        counters = self._first.counters
-        stop, now = self._first.run([counters["stop"], counters["attempt"]])
-        if now != attempt:
-            raise TwinGraphError("the run was resumed without this task; start it again")
-        if stop:
+        if self._first.run_in(self._attempt, self._first.stops):
             return None
         try:
-            return int(self._first.run(self._first.claim))
+            return int(self._first.run_in(self._attempt, self._first.claim))
         except tf.errors.OutOfRangeError:
             return None
 
     def count_episodes(self, ended: int) -> None:
-        self._first.run(self._first.count_episodes, {self._first.ended: ended})
+        self._first.run_in(self._attempt, self._first.count_episodes, {self._first.ended: ended})
 
     def apply(self, gradients: Mapping[str, np.ndarray], learning_rate: float) -> int:
         """One optimizer step; returns its number in the run, from 0."""
 
         def apply_part(part: _Part) -> int:
             fed = {placeholder: gradients[name] for name, placeholder in part.gradients.items()}
-            return int(part.run(part.update, {**fed, part.learning_rate: learning_rate}))
+            return int(part.run_in(self._attempt, part.update, {**fed, part.learning_rate: learning_rate}))
 
         update, *_ = self._of_each(apply_part)
         return int(update)
 
 
-def _try_for(seconds: float, work: Callable[[], bool]) -> bool:
-    """Whether it was done, once servers that are not there yet are."""
+def _tries(seconds: float) -> Iterator[None]:
+    """Something to do again and again until it works, for so long."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        with contextlib.suppress(tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
-            if work():
-                return True
+        yield
         time.sleep(_TRY_SECONDS)
-    return False

@@ -76,13 +76,13 @@ class Supervisor:
         """Restarts workers that have died; returns those that died too often, once, and why.
 
         Raises:
-          TwinGraphError: a parameter server is gone, or no worker is left.
+          TwinGraphError: a parameter server is gone.
         """
         for i, server in enumerate(self._servers):
             if server.poll() is not None:
                 raise TwinGraphError(
                     f"parameter server {i} ended ({self._why(f'ps-{i}', server.returncode)}), and with it the newest "
-                    "updates; `twin-graph resume` continues from the last resume point"
+                    "updates"
                 )
         given_up = {}
         for i, worker in enumerate(self._workers):
@@ -96,11 +96,12 @@ class Supervisor:
                 why = self._why(name_of(i), worker.returncode)
                 restarted = f"restarted {counted(self._most, 'time')} (workers.restarts)"
                 given_up[i] = f"ended ({why}), {restarted}; see {self._log(name_of(i))}"
-        if all(worker is None for worker in self._workers):
-            raise TwinGraphError(
-                f"every worker died more than {counted(self._most, 'time')}; see {self._log(name_of(0))}"
-            )
         return given_up
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether any worker was not given up."""
+        return any(self._workers)
 
     def _why(self, name: str, code: int) -> str:
         log = self._log(name)

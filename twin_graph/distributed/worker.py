@@ -16,7 +16,6 @@ from twin_graph.distributed.copy import Applied, Copy
 from twin_graph.distributed.shared import Shared
 from twin_graph.envs import VectorEnv
 from twin_graph.errors import TwinGraphError
-from twin_graph.graph_mode import tf
 from twin_graph.holder import Holder
 from twin_graph.model import ModelSpec
 from twin_graph.prepared import feeds
@@ -91,11 +90,11 @@ class Worker:
           tf.errors.OpError: a parameter server is lost.
         """
         with ThreadPoolExecutor(1, "claims") as claims, ThreadPoolExecutor(1, "gradients") as gradients:
-            claim = claims.submit(self._shared.claim_step, self._run.attempt)
+            claim = claims.submit(self._shared.claim_step)
             applying: _Applying | None = None
             s_tm1 = None
             while (step := claim.result()) is not None:
-                claim = claims.submit(self._shared.claim_step, self._run.attempt)
+                claim = claims.submit(self._shared.claim_step)
                 if s_tm1 is None:
                     s_tm1 = self._env.reset(self._seeds(step))
                 s_tm1 = self._make(step, s_tm1)
@@ -224,8 +223,6 @@ def work(cluster: Cluster, index: int) -> None:
                 failed = own_status(index, run.attempt, "failed", str(error), type(error).__name__)
                 write_status(run.folder, failed)
                 raise
-            with contextlib.suppress(tf.errors.OpError):  # a server that is gone needs no token
-                shared.put_tokens([index])
 
 
 def _wait_for_run(cluster: Cluster) -> Run:

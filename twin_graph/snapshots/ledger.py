@@ -6,6 +6,7 @@ point: the lines there are *abandoned*, kept for people and never used by a poli
 
 import contextlib
 import datetime
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -285,6 +286,10 @@ class _Entry:
             self.event, self.line = event, Line(self.line.number, self.line.start, b"")
         return event
 
+    def is_late(self, attempt: int) -> bool:
+        """Whether a worker wrote it that had not seen yet that the run was resumed, in this attempt."""
+        return self.kind is Swap and self.attempt < attempt
+
     @property
     def outlives_resuming(self) -> bool:
         """Whether it holds even if the run resumes from before it: what a person did to the store, and forks."""
@@ -393,16 +398,17 @@ class Ledger:
             for entry in new:
                 if entry.kind is None:
                     self._event(entry)
-            self._holds += [True] * len(new)
+            self._holds += [not entry.is_late(self._attempt) for entry in new]
         return zip(self._entries, self._holds, strict=True)
 
     def _fold(self, entries: Sequence[_Entry]) -> list[bool]:
         found: list[bool] = []
+        attempts = list(itertools.accumulate((entry.attempt for entry in entries), max))
         abandoned_from: int | None = None  # going backwards: lines from there on are abandoned
-        for entry in reversed(entries):
+        for entry, attempt in zip(reversed(entries), reversed(attempts), strict=True):
             if abandoned_from is not None and entry.line.start < abandoned_from:
                 abandoned_from = None
-            abandoned = abandoned_from is not None
+            abandoned = abandoned_from is not None or entry.is_late(attempt)
             if not abandoned and entry.kind in (None, Start):
                 event = self._event(entry)
                 if event.known_bytes:

@@ -352,13 +352,13 @@ def check_no_pattern(path: Path, advice: str) -> None:
         raise UsageError(f"TensorFlow would take {' '.join(patterns)} in {path} for a pattern; {advice}")
 
 
-def check_new_folder(folder: Path) -> None:
+def check_new_folder(folder: Path, advice: str = "choose another --run-dir") -> None:
     """Raises `UsageError` if a run cannot be made here, or something exists already: nothing is ever overwritten."""
-    check_no_pattern(folder, "choose another --run-dir")
+    check_no_pattern(folder, advice)
     if not folder.name:
-        raise UsageError(f"{str(folder)!r} is no name for a new folder; choose another --run-dir")
+        raise UsageError(f"{str(folder)!r} is no name for a new folder; {advice}")
     if folder.exists() or folder.is_symlink():
-        raise UsageError(f"{folder} exists already; choose another --run-dir")
+        raise UsageError(f"{folder} exists already; {advice}")
 
 
 def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] = MappingProxyType({})) -> Run:
