@@ -1,5 +1,6 @@
 """Commands that look after the store: `verify`, `pin`, `unpin`, `prune`. None of them imports TensorFlow."""
 
+import functools
 from pathlib import Path
 
 import click
@@ -8,7 +9,7 @@ from twin_graph.errors import DamagedError
 from twin_graph.snapshots.run import find
 from twin_graph.words import counted, size
 
-from .params import REF_HELP, Count, json_option, print_json, ref_argument, run_argument, say, stdout
+from .params import REF_HELP, Count, json_option, print_json, ref_argument, run_argument, say, stderr, stdout
 
 
 @click.command()
@@ -30,18 +31,19 @@ def verify(run: str, as_json: bool) -> None:
     findings = check(found)
     if as_json:
         print_json(findings._asdict())
+    tell = functools.partial(say, console=stderr if as_json else stdout)
     for path in findings.leftover:
-        say(f"left by a process that died; the next `resume` removes it: {path}")
+        tell(f"left by a process that died; the next `resume` removes it: {path}")
     for path in findings.unknown:
-        say(f"unknown, left alone: {path}")
+        tell(f"unknown, left alone: {path}")
     if findings.unchecked:
         folders = sorted({Path(path).relative_to(found.folder).parts[0] for path in findings.unchecked})
         unchecked = counted(len(findings.unchecked), "file")
-        say(f"{unchecked} in {', '.join(folders)} not checked: no hashes of these are recorded")
+        tell(f"{unchecked} in {', '.join(folders)} not checked: no hashes of these are recorded")
     if findings.damage:
         for line in findings.damage:
-            say(f"damaged: {line}")
-        say(f"{len(findings.damage):,} damaged")
+            tell(f"damaged: {line}")
+        tell(f"{len(findings.damage):,} damaged")
         raise click.exceptions.Exit(DamagedError.exit_code)
     if not as_json:
         stdout.print(f"{counted(findings.files, 'file')}, {size(findings.bytes)}: all exactly as written")

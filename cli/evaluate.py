@@ -12,7 +12,7 @@ from .params import ANY_REF_HELP, Count, json_option, print_json, protocol_line,
 @click.command(epilog=ANY_REF_HELP)
 @run_argument
 @ref_argument(default="latest")
-@click.option("--episodes", type=Count(min=1), default=30, show_default=True, help="Games to play.")
+@click.option("--episodes", type=Count(min=1, max=100_000), default=30, show_default=True, help="Games to play.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
 @json_option
 def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> None:

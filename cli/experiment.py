@@ -1,6 +1,7 @@
 """`twin-graph experiment run` and `experiment report`."""
 
 import contextlib
+import functools
 import itertools
 import shutil
 import time
@@ -10,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import click
+from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -91,7 +93,7 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
         found = Experiment.prepare(plan, folder, jobs, trial.run)
     states = runner.look(found)
     _check_room(found, states, jobs if executor == "local" else 1)
-    _show_plan(found, states, jobs)
+    _show_plan(found, states, jobs, stdout if dry_run and not as_json else stderr)
     if not dry_run:
         place: AbstractContextManager[Begin] = contextlib.nullcontext(begin_here)
         if executor == "ray":
@@ -204,16 +206,21 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
     except ImportError as error:
         raise _extra_is_missing("the clock", "experiments", error) from None
     outputs.check_picture(plot)
+    too_short = 0
     conditions: dict[str, list[list[tuple[float, float]]]] = {}  # predictions and observations of each run
     environments: dict[str, list[list[tuple[float, float]]]] = {}
     for folder in map(_named, folders):
         plan, _, runs = tables.found(folder)
         for run in runs:
             pairs, task = library.pairs(run), run.planned.task
-            if pairs and library.served(run) >= served:
+            if pairs and library.served(run) < served:
+                too_short += 1
+            elif pairs:
                 where = f", {task}" if len(plan.tasks) > 1 else ""
                 conditions.setdefault(f"{plan.name}: {run.planned.condition}{where}", []).append(pairs)
                 environments.setdefault(f"in all, {task}", []).append(pairs)
+    if too_short and not conditions:
+        raise UsageError(f"in no run a target serves {served:,} updates or more: give less with --served")
     if not conditions:
         raise UsageError(
             "no run in these tables has both predictions and observations (older tables have no depths: where the runs "
@@ -264,8 +271,8 @@ def _check_room(found: Experiment, states: list[State], jobs: int) -> None:
         )
 
 
-def _show_plan(found: Experiment, states: list[State], jobs: int) -> None:
-    plan = found.plan
+def _show_plan(found: Experiment, states: list[State], jobs: int, console: Console) -> None:
+    plan, tell = found.plan, functools.partial(say, console=console)
     table = Table(box=None, pad_edge=False)
     kinds = ("waiting", "running", "cut", "failed", "damaged", "done")
     for heading in ("condition", "runs", *kinds):
@@ -273,20 +280,20 @@ def _show_plan(found: Experiment, states: list[State], jobs: int) -> None:
     for condition in plan.conditions:
         its = [state.state for state in states if state.planned.condition == condition]
         table.add_row(escape(condition), str(len(its)), *(str(its.count(kind) or "") for kind in kinds))
-    stderr.print(table)
+    console.print(table)
     seconds, how = found.seconds_left(states, jobs)
     left = [state for state in states if state.state not in ("done", "damaged")]
-    say(
+    tell(
         f"{plan.name}: {counted(len(plan.conditions), 'condition')}, {counted(len(states), 'run')} of {plan.steps:,} "
         "agent steps (preset "
         f"{plan.preset}), {len(states) - len(left)} done"
     )
     if found.fixed:
-        say("fixed for all runs: " + ", ".join(f"{key}={value}" for key, value in found.fixed))
+        tell("fixed for all runs: " + ", ".join(f"{key}={value}" for key, value in found.fixed))
     if left:
         at_a_time = f"{jobs} at a time" + (", if they do not slow each other down" if jobs > 1 else "")
-        say(f"time: about {clock(seconds)} for the rest, {at_a_time}  ({how})")
-        say(f"disk: {size(found.disk([state.planned for state in left]))} at most for the rest")
+        tell(f"time: about {clock(seconds)} for the rest, {at_a_time}  ({how})")
+        tell(f"disk: {size(found.disk([state.planned for state in left]))} at most for the rest")
 
 
 def _summary(found: Experiment, states: list[State], jobs: int) -> dict[str, Any]:

@@ -74,7 +74,14 @@ def fork(
             from twin_graph import nudge as nudging
 
             change = nudging.nudge
-        made = forks.fork(parent, point, run_dir or free_folder(f"{parent.name}-fork"), settings, change)
+        made = None
+        while made is None:
+            folder = run_dir or free_folder(f"{parent.name}-fork")
+            try:
+                made = forks.fork(parent, point, folder, settings, change)
+            except UsageError:
+                if run_dir or not folder.exists():  # else another fork has taken the name meanwhile
+                    raise
     changes = list(config.differences(before, settings))
     if as_json:
         changed = {key: after for key, _, after in changes}

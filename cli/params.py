@@ -1,7 +1,9 @@
 """Parameters that several commands share, with their shell completion."""
 
+import contextlib
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -10,14 +12,28 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 from rich.console import Console
+from rich.table import Table
 
 from twin_graph import config
 from twin_graph.errors import TwinGraphError
 from twin_graph.snapshots.files import finite
 from twin_graph.snapshots.run import RUNS, find, folders_of_runs
 
+
+class _People(Console):
+    """Whoever reads this may go away, and its disk may be full: that ends no training."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        with contextlib.suppress(OSError):
+            super().print(*objects, **options)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what is left in the buffer of Python's own stream
+
+
 #: For people: progress and logs.
-stderr = Console(stderr=True, highlight=False)
+stderr = _People(stderr=True, highlight=False)
 
 
 #: What `--help` says of the argument REF, where it names a snapshot of RUN, and where it may be another run's.
@@ -54,6 +70,12 @@ class Number(click.FloatRange):
 
 
 class _Results(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        for table in (one for one in objects if isinstance(one, Table)):
+            for column in table.columns:
+                column.overflow = "fold"  # what is copied, such as a name or a hash, is never cut
+        super().print(*objects, **options)
+
     def on_broken_pipe(self) -> None:
         raise ReaderGoneError
 
@@ -62,9 +84,9 @@ class _Results(Console):
 stdout = _Results(highlight=False, width=None if sys.stdout.isatty() else 1000)
 
 
-def say(text: str) -> None:
-    """Prints one line for people on stderr; never wrapped by us, so that paths and hashes can be copied."""
-    stderr.print(text, soft_wrap=True, markup=False)
+def say(text: str, console: Console = stderr) -> None:
+    """Prints one line for people, on stderr; never wrapped by us, so that paths and hashes can be copied."""
+    console.print(text, soft_wrap=True, markup=False)
 
 
 def protocol_line(protocol: Mapping[str, Any]) -> str:

@@ -74,8 +74,7 @@ def resume(
             elsewhere = elsewhere_of(described)
             env, _ = open_.enter_context(training.checked_environments(settings, found.folder, elsewhere=elsewhere))
         changes = list(config.differences(found.settings, settings))
-        if changes:
-            found.change_settings(settings)
+        open_.enter_context(found.trying(settings))
         say(f"{found.folder}: resume point {point.number} of {point.time[:19].replace('T', ' ')} UTC")
         for line in restored(found, point):
             say(f"  {line}")

@@ -127,20 +127,26 @@ def train(
             settings = _tuned(settings, env, elsewhere)
         folder = run_dir or free_folder(stem)  # another run may have taken the name that was free before
         run = create(folder, settings, env.protocol)
-        say(f"{folder}  (seed {settings.seed}; watch it with: {shlex.join(['tensorboard', '--logdir', str(folder)])})")
-        say(protocol_line(env.protocol))
-        if env.endless:
-            limit = settings.evaluate.max_steps or EVALUATION_MAX_STEPS
-            say(f"no time limit: evaluations cut games after {limit:,} agent steps (evaluate.max_steps)")
-        if settings.network == "mlp" and len(env.spec.observation_shape) == 3:
-            say("network=mlp flattens the image to a list of numbers; --set network=nature is made for images")
-        say(needed.words())
         try:
+            _introduce(run, env)
+            say(needed.words())
             show_training(run, env, None, as_json, described, verbose)
         except BaseException as error:
             if not run.points().folders() and not isinstance(error, InUseError):  # it made no step: its name is free
                 remove_folder(run.folder)
             raise
+
+
+def _introduce(run: Run, env: Any) -> None:
+    """What a person should know before it trains."""
+    settings, board = run.settings, shlex.join(["tensorboard", "--logdir", str(run.folder)])
+    say(f"{run.folder}  (seed {settings.seed}; watch it with: {board})")
+    say(protocol_line(env.protocol))
+    if env.endless:
+        limit = settings.evaluate.max_steps or EVALUATION_MAX_STEPS
+        say(f"no time limit: evaluations cut games after {limit:,} agent steps (evaluate.max_steps)")
+    if settings.network == "mlp" and len(env.spec.observation_shape) == 3:
+        say("network=mlp flattens the image to a list of numbers; --set network=nature is made for images")
 
 
 @contextlib.contextmanager

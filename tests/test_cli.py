@@ -1,6 +1,7 @@
 """The command line as a person uses it: real processes, exit codes, streams, signals."""
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -18,11 +19,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from commands import Command, twin_graph
+from rich.table import Table
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from twin_graph_cli.main import COMMANDS, cli
-from twin_graph_cli.params import print_json
+from twin_graph_cli.params import _Results, print_json
 
-from twin_graph import config
+from twin_graph import config, words
 from twin_graph.agent import Agent
 from twin_graph.envs import EnvSpec
 from twin_graph.snapshots.run import Run, create
@@ -550,3 +552,48 @@ def test_a_swap_by_hand_while_it_trains_names_the_update_and_explain_agrees(tmp_
     assert "undone: swap 000002-" in undone.stderr
     assert json.loads(undone.stdout)["done"]
     assert twin_graph("verify", "run", cwd=tmp_path).returncode == 0
+
+
+def shell(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A script for bash in which `$tg` is the program, in a process of its own."""
+    env = {**os.environ, "tg": f"{sys.executable} -m twin_graph_cli"}
+    return subprocess.run(["bash", "-c", script], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_training_does_not_need_somebody_who_reads(tmp_path: Path) -> None:
+    train = f"$tg train cartpole --steps=800 --set=resume.every_steps=400 {' '.join(TINY)}"
+    for name, onto in {"gone": "2> >(head -1 > /dev/null)", "full": "2> /dev/full", "closed": "2>&- >&- <&-"}.items():
+        done = shell(f"{train} --run-dir={name} {onto}", tmp_path)
+        assert done.returncode == 0, (name, done.stderr)
+        assert Run(tmp_path / name).state() == "finished"
+
+
+def test_closed_streams_are_no_error(trained: Path) -> None:
+    for command in ("status", "evaluate --episodes=1", "verify"):
+        done = shell(f"$tg {command} cartpole-seed1-1 >&- 2> said", trained)
+        assert done.returncode == 0
+        assert "Error" not in (trained / "said").read_text()
+    assert "mean return" in shell("$tg evaluate cartpole-seed1-1 --episodes=1 2>&-", trained).stdout
+
+
+def test_what_is_copied_from_a_table_is_never_cut() -> None:
+    table, name = Table(box=None, pad_edge=False), "connect-four-seed1-1-fork1"
+    table.add_column("run")
+    table.add_row(name)
+    console = _Results(width=10, file=io.StringIO())
+    console.print(table)
+    assert "".join(console.file.getvalue().split()) == f"run{name}"  # type: ignore[attr-defined]
+
+
+def test_commands_that_are_proposed_take_a_folder_for_a_folder() -> None:
+    assert words.command("log", Path("-x"), "--all") == "twin-graph log ./-x --all"
+    assert words.command("log", Path("checkpoints/a b")) == "twin-graph log 'checkpoints/a b'"
+
+
+def test_what_verify_finds_is_its_result(trained: Path) -> None:
+    shutil.copytree(trained / "checkpoints" / "cartpole-seed1-1", trained / "incomplete")
+    next((trained / "incomplete" / "snapshots").glob("000001-*/model.index")).write_bytes(b"")
+    found = twin_graph("verify", "incomplete", cwd=trained)
+    assert (found.returncode, found.stderr) == (3, "")
+    assert "damaged: " in found.stdout
+    assert "1 damaged" in found.stdout

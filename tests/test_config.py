@@ -85,6 +85,9 @@ def test_the_last_assignment_wins() -> None:
         ("batch_size=3", "did you mean 'train.batch_size'"),
         ("train=3", "unknown setting 'train'"),
         ("train.batch_size=0", "train.batch_size=0: must be at least 1 (transitions)"),
+        ("train.batch_size=true", "train.batch_size=true: must be a whole number (transitions)"),
+        ("train.discount=false", "train.discount=false: must be a number"),
+        ("train.until_score=true", "train.until_score=true: must be a number"),
         ("train.batch_size=many", "train.batch_size=many: must be a whole number (transitions)"),
         ("env.sticky=1.5", "env.sticky=1.5: must be at most 1"),
         (

@@ -458,3 +458,13 @@ def test_a_checkpoint_that_tensorflow_would_look_for_by_a_pattern_is_refused(run
     (tmp_path / "a[1]").mkdir()
     with pytest.raises(UsageError, match=r"a\[1\]/net .*; move the checkpoint elsewhere$"):
         import_checkpoint(run, tmp_path / "a[1]" / "net", {})
+
+
+def test_a_folder_of_a_checkpoints_name_is_not_taken_for_it(run: Run, tmp_path: Path) -> None:
+    """As TensorFlow's `load_checkpoint` does."""
+    first, newest = run.store().available[0], run.store().newest
+    export(run, newest, "tf1", tmp_path / "net")
+    (tmp_path / "net").mkdir()
+    export(run, first, "tf1", tmp_path / "net" / "other")
+    (tmp_path / "net" / "checkpoint").write_text('model_checkpoint_path: "other"\n')
+    assert import_checkpoint(run, tmp_path / "net", {}).snapshot.weights_sha256 == newest.weights_sha256

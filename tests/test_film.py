@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -289,3 +291,20 @@ def test_scheduled_evaluations_are_filmed(
     (run.videos / ".tmp-x.mp4-1").mkdir()
     left = json.loads(twin_graph("verify", str(run.folder), "--json", cwd=run.folder).stdout)["leftover"]
     assert left == [str(run.videos / ".tmp-x.mp4-1")]
+
+
+def test_a_drawn_game_leaves_signals_to_python() -> None:
+    """pygame's library would answer SIGTERM, where nobody else does, with nothing."""
+    script = """
+import re, signal
+from pathlib import Path
+import numpy as np
+from twin_graph import config, envs
+env = envs.make(config.load("cartpole").env, count=1, evaluation=True, screens=True)
+env.reset(np.array([1]))
+env.step(np.array([0]))
+caught = int(re.search("SigCgt:\\t(.*)", Path("/proc/self/status").read_text())[1], 16)
+assert not caught >> signal.SIGTERM - 1 & 1
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

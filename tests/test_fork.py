@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import twin_graph
+from commands import Command, twin_graph
 from test_resume import attempt, end
 
 from twin_graph import config, envs, nudge, resources, training
@@ -390,3 +390,12 @@ def test_the_command_forks_and_lists_the_tree(
     status = twin_graph("status", "parent-fork1", cwd=tmp_path).stdout
     assert "parent, resume point 1, update 76" in status
     assert read_file(folder / "parent-fork1" / "run.json")["settings"]["seed"] == 5
+
+
+def test_forks_that_are_made_at_once_take_different_names(trained: Callable[[Settings], Run], cartpole: Make) -> None:
+    run = trained(cartpole())
+    commands = [Command("fork", str(run.folder), cwd=run.folder.parent) for _ in range(4)]
+    said = [command.communicate(timeout=60)[1] for command in commands]
+    assert [command.returncode for command in commands] == [0] * 4, said
+    made = sorted(path.name for path in (run.folder.parent / "checkpoints").iterdir())
+    assert made == [f"{run.name}-fork{number}" for number in range(1, 5)]

@@ -315,6 +315,8 @@ def test_what_cannot_recur_is_said_at_once(cartpole: Make, trained: Callable[[Se
     run = trained(cartpole(resume__keep="all"))
     with pytest.raises(UsageError, match="no snapshot in that stretch"):
         again(run, tmp_path / "nothing", begin="3")
+    with pytest.raises(UsageError, match="no snapshot in that stretch"):
+        again(run, tmp_path / "no update", last=0)
     workers = create(tmp_path / "workers", config.replace(run.settings, [("workers.count", 2)]))
     with pytest.raises(UsageError, match="is asynchronous"):
         again(workers, tmp_path / "workers again")

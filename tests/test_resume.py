@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -815,3 +816,65 @@ def test_what_falls_due_while_an_interrupted_evaluation_is_played_again_is_done_
     for _ in progress_of(run):
         pass
     assert len(list(run.evaluation_lines())) == run.settings.train.steps // every
+
+
+def test_a_resume_point_that_is_gone_is_named(
+    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path
+) -> None:
+    """It was there, since something came after it; and the one before is taken."""
+    run = trained(cartpole())
+    newest = run.points().folders()[-1]
+    newest.rename(tmp_path / "aside")
+    point, damage = newest_point(run)
+    assert point.number == int(newest.name) - 1
+    assert damage == verify(run).damage == [f"{newest} is gone, which the ledger has"]
+    attempt(run)
+    assert newest_point(run).damage == verify(run).damage == []
+
+
+def test_a_resume_point_that_a_crash_kept_from_being_is_not_gone(
+    cartpole: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = create(tmp_path / "run", cartpole())
+    attempt(run, 840)
+    newest = run.points().folders()[-1]
+
+    def fail(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PointStore, "commit", fail)
+        with pytest.raises(OSError, match="full"):
+            attempt(run)
+    assert run.points().folders()[-1] == newest
+    assert newest_point(run).damage == verify(run).damage == []
+
+
+def test_settings_of_an_attempt_that_never_began_are_taken_back(
+    cartpole: Make, trained: Callable[[Settings], Run]
+) -> None:
+    run = trained(cartpole())
+    before, settings = (run.folder / "run.json").read_bytes(), run.settings
+    other = config.change(settings, [("train.steps", 9_000)])
+    with pytest.raises(RuntimeError), run.trying(other):
+        assert run.settings == Run(run.folder).settings == other
+        raise RuntimeError
+    assert (run.folder / "run.json").read_bytes() == before
+    assert run.settings == settings
+    with pytest.raises(RuntimeError), run.trying(other):
+        run.record_start()
+        raise RuntimeError
+    assert Run(run.folder).settings == other
+
+
+@pytest.mark.parametrize("name", ["a[1]", os.fsdecode(b"a\xff")])
+def test_a_run_that_was_moved_where_tensorflow_cannot_read_it_is_not_called_damaged(
+    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path, name: str
+) -> None:
+    run = Run(shutil.copytree(trained(cartpole()).folder, tmp_path / name))
+    before = (run.folder / "run.json").read_bytes()
+    for command in (["evaluate", str(run.folder), "--episodes=1"], ["resume", str(run.folder), "--steps=9000"]):
+        done = CliRunner().invoke(cli, command)
+        assert isinstance(done.exception, UsageError)
+        assert re.match(r"TensorFlow (would take|cannot read).*; rename the folder$", str(done.exception))
+    assert (run.folder / "run.json").read_bytes() == before

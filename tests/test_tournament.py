@@ -321,3 +321,11 @@ def test_weights_can_be_removed_while_a_person_plays(run: Run, monkeypatch: pyte
     result = CliRunner().invoke(selfplay.play, [str(run.folder)])
     assert result.exit_code == 0, result.output
     assert len(asked) >= 3
+
+
+def test_absurd_numbers_are_answered(run: Run) -> None:
+    assert len(tournament.contestants([run], 10**12, [])) == len(run.store().available)
+    rules = tournament.Rules(games=2, opening_moves=10**12, epsilon=0.0, seed=0)
+    who = tournament.contestants([run], 1, ["random"])
+    with pytest.raises(UsageError, match="every game is over; lower --opening"):
+        list(tournament.play([run], who, rules))

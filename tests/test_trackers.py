@@ -211,3 +211,9 @@ def test_without_an_account_one_line_says_how(tmp_path: Path) -> None:
     assert "Error: log.to=wandb: No API key configured" in told.stderr
     assert told.stderr.splitlines()[-1].endswith("WANDB_MODE=offline needs no account")
     assert list((tmp_path / "checkpoints").iterdir()) == []
+    tiny = ("--steps=800", "--set=train.start_steps=200", "--set=evaluate.episodes=0", "--run-dir=run")
+    assert twin_graph("train", "cartpole", *tiny, cwd=tmp_path, env=env).returncode == 0
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    refused = twin_graph("resume", "run", "--steps=1600", "--set", "log.to=wandb", cwd=tmp_path, env=env)
+    assert refused.returncode == 2
+    assert (tmp_path / "run" / "run.json").read_bytes() == before

@@ -169,7 +169,9 @@ def validate(tree: Mapping[str, Any]) -> Settings:
             raise UsageError(first["msg"].removeprefix("Value error, ")) from None
         if first["type"] == "extra_forbidden":
             raise UsageError(f"unknown setting {key!r}{nearest_setting(key)}") from None
-        value = "null" if first["input"] is None else first["input"]
+        value = first["input"]
+        if value is None or isinstance(value, bool):
+            value = json.dumps(value)
         choices = re.findall(r"'(\w+)'", first["ctx"]["expected"]) if first["type"] == "literal_error" else []
         unit = next((setting.unit for setting in describe(Settings()) if setting.key == key and setting.unit), "")
         raise UsageError(

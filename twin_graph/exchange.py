@@ -83,8 +83,9 @@ def _weights(store: SnapshotStore, snapshot: Commit) -> dict[str, np.ndarray]:
 
 def _read(prefix: Path) -> dict[str, np.ndarray]:
     """All variables of a Saver checkpoint. Raises `UsageError` if it is none."""
+    check_no_pattern(prefix, "move the checkpoint elsewhere")
     try:
-        reader = tf.train.load_checkpoint(str(prefix))
+        reader = tf.train.NewCheckpointReader(str(prefix))  # `load_checkpoint` would prefer a folder of this name
         return {name: np.asarray(reader.get_tensor(name)) for name in reader.get_variable_to_shape_map()}
     except (tf.errors.OpError, ValueError, RuntimeError):
         raise UsageError(
@@ -231,7 +232,6 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
     """
     if prefix.suffix in FORMATS["tf1"][0]:
         prefix = prefix.with_suffix("")
-    check_no_pattern(prefix, "move the checkpoint elsewhere")
     outside = _read(prefix)
     if unknown := [old for old in renamed if old not in outside]:
         raise UsageError(f"--map {unknown[0]}: not in {prefix}{nearest(unknown[0], outside)}; it has {_list(outside)}")

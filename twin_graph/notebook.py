@@ -154,9 +154,11 @@ class NotebookRun(Run):
                 targets.check_present(settings, self.store(), point.counters.updates)
             else:
                 check_version(settings.env.id)
-            with training.checked_environments(settings, self.folder) as (env, _), _shown(self) as show:
-                if settings != self.settings:
-                    self.change_settings(settings)
+            with (
+                training.checked_environments(settings, self.folder) as (env, _),
+                self.trying(settings),
+                _shown(self) as show,
+            ):
                 for _ in training.train(self, env, point, on_episode=on_episode, on_evaluation=on_evaluation):
                     show()
         return self

@@ -132,10 +132,10 @@ def reproduce(
     scratch = _scratch(run, point, folder, parts[0].settings)
     before, held = _Held.of(scratch), _Held.of(run)
     recorded = held.since(before, last)
-    if not recorded.commits:
+    first = point.counters.updates + 1 if point else 1
+    if all(commit.counters.updates < first for commit in recorded.commits):
         raise UsageError(f"{run.folder} has recorded no snapshot in that stretch: there is nothing to compare")
     _record_inputs(run, scratch)
-    first = point.counters.updates + 1 if point else 1
     comparison = _Comparison(run, scratch, before, recorded, is_last=recorded == held.since(before, None))
     with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
         for part in parts:

@@ -57,6 +57,14 @@ class _Section(BaseModel):
         extra="forbid", frozen=True, serialize_by_alias=True, defer_build=True, allow_inf_nan=False
     )
 
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        declared = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and declared in (int, float, int | None, float | None):
+            raise PydanticKnownError("float_type" if declared in (float, float | None) else "int_type")
+        return value
+
 
 #: Namespaces of games that are seen as stacks of `env.stack` images: Atari's, and Pong for two.
 PIXEL_GAMES = ("ALE/", "TwoPlayer/")

@@ -130,8 +130,11 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
         present = run.store().available
         if not present:
             raise UsageError(f"{run.folder} has no snapshot with weights")
-        for at in np.linspace(present[-1].updates, present[0].updates, snapshots)[::-1]:
-            one = min(present, key=lambda snapshot: abs(snapshot.updates - at))
+        chosen = present
+        if snapshots < len(present):
+            spaced = np.linspace(present[-1].updates, present[0].updates, snapshots)[::-1]
+            chosen = [min(present, key=lambda snapshot: abs(snapshot.updates - at)) for at in spaced]
+        for one in chosen:
             found.setdefault(one.weights_sha256, Contestant(f"{name}:{one.id}", one.weights_sha256, run, one))
     return [*found.values(), *(Contestant(name, name + _code_of(name)) for name in fixed_names)]
 
@@ -197,8 +200,9 @@ def match(boards: Boards, first: Player, second: Player, rules: Rules) -> list[f
     anybody = boards.fixed_player(ANCHOR)
     for _ in range(rules.opening_moves):
         going = games[boards.to_move != NOBODY]
-        if len(going):
-            gained[going] += play_turn(boards, going, anybody, [openings[game] for game in going])
+        if not len(going):
+            break
+        gained[going] += play_turn(boards, going, anybody, [openings[game] for game in going])
     if (boards.to_move == NOBODY).all():
         raise UsageError(f"after {counted(rules.opening_moves, 'random move')} every game is over; lower --opening")
     while (boards.to_move != NOBODY).any():

@@ -23,7 +23,7 @@ from twin_graph.settings import Settings
 from twin_graph.signals import on_signal
 from twin_graph.snapshots.ledger import INTERRUPTED
 from twin_graph.snapshots.points import PointState
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import Run, check_no_pattern
 from twin_graph.twin import Twin
 
 #: Called with the score of each training episode that ended, or with each scheduled evaluation; False ends the run.
@@ -54,6 +54,7 @@ def checked_environments(
       UsageError: the run cannot be trained as its settings say.
       TwinGraphError: memory or disk will not suffice.
     """
+    check_no_pattern(folder, "rename the folder")
     with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
         needed = resources.measure(settings, env, folder, elsewhere=elsewhere)
         resources.check(needed)

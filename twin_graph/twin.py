@@ -17,6 +17,7 @@ from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
 from twin_graph.session_calls import SessionCalls
 from twin_graph.snapshots.ledger import Commit
+from twin_graph.snapshots.run import check_no_pattern
 from twin_graph.snapshots.store import SnapshotStore, Variable
 
 
@@ -144,12 +145,14 @@ class Twin:
 
         Raises:
           DamagedError: the files are missing, damaged, or hold other variables.
+          UsageError: TensorFlow cannot read what is at such a path.
         """
+        check_no_pattern(prefix, "rename the folder")
         wanted = {v.name: list(v.shape) for v in self.variables if optimizer or v.name in self._trainable}
         try:
             # A resource variable takes whatever shape it is given: without this look, another network's weights
             # of the same names would be loaded without a word.
-            if tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map() != wanted:
+            if tf.train.NewCheckpointReader(str(prefix)).get_variable_to_shape_map() != wanted:
                 raise ValueError("other variables")
             (self._saver_of_all if optimizer else self._saver).restore(self.session, str(prefix))
         except (tf.errors.OpError, ValueError, RuntimeError) as error:

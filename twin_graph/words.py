@@ -1,6 +1,7 @@
 """How numbers, commands and wrong values are worded, in one place."""
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 _MUST_BE = {
@@ -38,7 +39,12 @@ def size(count: int) -> str:
 
 def command(*words: object) -> str:
     """A `twin-graph` command that can be pasted into a shell."""
-    return shlex.join(["twin-graph", *map(str, words)])
+    return shlex.join(["twin-graph", *(_path(word) if isinstance(word, Path) else str(word) for word in words)])
+
+
+def _path(path: Path) -> str:
+    """One that is not taken for an option."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def what_is_wrong(error: Any) -> str:

@@ -72,6 +72,7 @@ class Gym:
                 raise UsageError(f"{settings.id} cannot be drawn: it has no render mode rgb_array (it has {modes})")
             if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
                 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or pygame complains that it finds none
+            os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # or SIGTERM ends nothing
             self._drawn = _Drawn(one(0, render_mode="rgb_array"), settings.id)
             each[0] = lambda: self._drawn
         names = declared.action_names  # of an inner environment, perhaps, which has other actions than its wrapper

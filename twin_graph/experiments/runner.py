@@ -119,9 +119,9 @@ class Experiment:
             if len(grown.runs) > len(begun.plan.runs):
                 trial = measure([run.settings for run in _one_of_each(grown)])
             return cls(folder, grown, begun.fixed, trial)
-        if folder.exists() and any(path.name[0] != "." for path in folder.iterdir()):
+        if folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())):
             raise UsageError(f"{folder} holds something other than an experiment; choose another --out")
-        check_new_folder(folder / "run")  # says so if a run could not be made there
+        check_new_folder(folder / "run", "choose another --out")  # says so if a run could not be made there
         fixed = _fixed(plan, jobs)
         new = plans.parse(plan.text, fixed=fixed, origin=plan.origin)
         return cls(folder, new, fixed, measure([run.settings for run in _one_of_each(new)]))

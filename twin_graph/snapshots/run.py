@@ -13,6 +13,7 @@ checkpoints/<run>/
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -43,7 +44,18 @@ from twin_graph.snapshots.files import (
     whole_bytes,
     write_file,
 )
-from twin_graph.snapshots.ledger import Commit, Counters, End, Fork, Ledger, Start, utc_now
+from twin_graph.snapshots.ledger import (
+    IMPORT,
+    INTERRUPTED,
+    Commit,
+    Counters,
+    End,
+    Fork,
+    Ledger,
+    Point,
+    Start,
+    utc_now,
+)
 from twin_graph.snapshots.points import PointState, PointStore
 from twin_graph.snapshots.store import FORMAT, SnapshotStore
 
@@ -209,6 +221,34 @@ class Run:
         self.settings = settings
         write_file(self.folder / "run.json", checked(self.description, indent=1))
 
+    @contextlib.contextmanager
+    def trying(self, settings: Settings) -> Iterator[None]:
+        """Other settings for an attempt that begins inside; if none does, because something fails, those before."""
+        attempt, before, description = self.ledger.attempt, self.settings, self.description
+        if settings != before:
+            self.change_settings(settings)
+        try:
+            yield
+        except BaseException:
+            if self.settings != before and self.ledger.attempt == attempt:
+                self.settings, self.description = before, description
+                write_file(self.folder / "run.json", checked(description, indent=1))
+            raise
+
+    def lost_point(self) -> Path | None:
+        """The folder of the newest resume point, if it is gone. That it was there follows from what came after it: a
+        process may also have died between the ledger's line and the folder."""
+        followed = False
+        for event in self.ledger.newest_first(Commit, Point, End):
+            if isinstance(event, Point) and (followed or self.points().path(event.number).exists()):
+                folder = self.points().path(event.number)
+                return None if folder.exists() else folder
+            if isinstance(event, End):
+                followed = followed or event.state == "finished" or event.reason == INTERRUPTED
+            else:
+                followed = followed or not (isinstance(event, Commit) and event.lineage == IMPORT)
+        return None
+
     def settings_of(self, attempt: int) -> Settings:
         """The settings with which an attempt trained."""
         for past in self.description["past_settings"]:
@@ -348,6 +388,10 @@ def comparable(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, An
 
 def check_no_pattern(path: Path, advice: str) -> None:
     """Raises `UsageError` where TensorFlow would not find what is at this path."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"TensorFlow cannot read {str(path)!a}, which is not UTF-8; {advice}") from None
     if patterns := sorted(set(str(path.absolute())) & set("*?[]\\")):
         raise UsageError(f"TensorFlow would take {' '.join(patterns)} in {path} for a pattern; {advice}")
 
@@ -407,7 +451,9 @@ def making(folder: Path) -> Iterator[None]:
     """Raises `UsageError` where a folder cannot be made inside."""
     try:
         yield
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY):
+            raise
         raise UsageError(f"cannot make {folder}: {error.strerror}") from None
 
 

@@ -132,6 +132,9 @@ class _Verifier:
         with points.reading():
             for folder in points.folders():
                 self._point(points, folder)
+            with contextlib.suppress(DamagedError):  # of the ledger, named already
+                if lost := self._run.lost_point():
+                    self.damage.append(f"{lost} is gone, which the ledger has")
             # Segments that no point names yet: of a run that is training, or of one that was killed.
             self.known.update((points.folder / SEGMENTS).glob("*.npys"))
 
