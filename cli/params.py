@@ -1,6 +1,6 @@
 """Parameters that several commands share, with their shell completion."""
 
-import contextlib
+import errno
 import json
 import math
 import os
@@ -23,9 +23,12 @@ from twin_graph.snapshots.run import RUNS, find, folders_of_runs
 class _People(Console):
     """Whoever reads this may go away, and its disk may be full: that ends no training."""
 
-    def print(self, *objects: Any, **options: Any) -> None:
-        with contextlib.suppress(OSError):
-            super().print(*objects, **options)
+    def _check_buffer(self) -> None:  # where all writes, its bars' too
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            if error.errno == errno.EIO:  # the terminal is gone
+                self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

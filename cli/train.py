@@ -132,7 +132,7 @@ def train(
             say(needed.words())
             show_training(run, env, None, as_json, described, verbose)
         except BaseException as error:
-            if not run.points().folders() and not isinstance(error, InUseError):  # it made no step: its name is free
+            if not run.has_begun and not isinstance(error, InUseError):  # its name shall be free
                 remove_folder(run.folder)
             raise
 

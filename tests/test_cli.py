@@ -568,6 +568,20 @@ def test_training_does_not_need_somebody_who_reads(tmp_path: Path) -> None:
         assert Run(tmp_path / name).state() == "finished"
 
 
+def test_training_does_not_need_its_terminal(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    chosen = ("--steps=2000", "--json", *TINY)
+    command = [sys.executable, "-m", "twin_graph_cli", "train", "cartpole", *chosen]
+    env = {**os.environ, "TERM": "xterm-256color"}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stderr=theirs, stdout=subprocess.PIPE) as trainer:
+        os.close(theirs)
+        assert os.read(ours, 1)
+        os.close(ours)
+        out, _ = trainer.communicate(timeout=120)
+    assert trainer.returncode == 0
+    assert json.loads(out)["state"] == "finished"
+
+
 def test_closed_streams_are_no_error(trained: Path) -> None:
     for command in ("status", "evaluate --episodes=1", "verify"):
         done = shell(f"$tg {command} cartpole-seed1-1 >&- 2> said", trained)

@@ -648,3 +648,27 @@ def test_a_name_of_ones_own_may_be_that_of_a_game(monkeypatch: pytest.MonkeyPatc
     gymnasium.register("Pong-v4", CartPoleEnv)
     with contextlib.closing(envs.make(EnvSettings(id="Pong-v4"), count=1)) as env:
         assert env.spec.observation_shape == (4,)
+
+
+@pytest.mark.parametrize(("high", "info", "seen"), [(1, {}, "0.5"), (255, {"action_mask": np.ones(2)}, "300")])
+def test_flags_and_what_comes_with_a_mask_are_of_the_declared_type_too(
+    high: int, info: dict[str, Any], seen: str
+) -> None:
+    class Wrong(gymnasium.Env):  # type: ignore[type-arg]
+        observation_space = spaces.Box(0, high, (2,), np.uint8)
+        action_space = spaces.Discrete(2)
+
+        def reset(self, **_: object) -> tuple[np.ndarray, dict[str, Any]]:
+            return np.zeros(2, np.uint8), info
+
+        def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+            return np.array([float(seen), 0.0]), 0.0, False, False, info
+
+    gymnasium.register("WrongType-v0", Wrong)
+    with (
+        contextlib.closing(envs.make(EnvSettings(id="WrongType-v0"), count=2)) as env,
+        pytest.raises(ForeignError, match=f"WrongType-v0, environment 0.*: observed {seen}.*says uint8"),
+    ):
+        env.reset(SEEDS[:2])
+        env.step(np.array([0, 1]))
+    gymnasium.registry.pop("WrongType-v0")

@@ -468,3 +468,5 @@ def test_a_folder_of_a_checkpoints_name_is_not_taken_for_it(run: Run, tmp_path: 
     export(run, first, "tf1", tmp_path / "net" / "other")
     (tmp_path / "net" / "checkpoint").write_text('model_checkpoint_path: "other"\n')
     assert import_checkpoint(run, tmp_path / "net", {}).snapshot.weights_sha256 == newest.weights_sha256
+    (tmp_path / "net.index").unlink()
+    assert import_checkpoint(run, tmp_path / "net", {}).snapshot.weights_sha256 == first.weights_sha256

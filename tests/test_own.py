@@ -63,6 +63,17 @@ def a_constant(observation, n_actions, build):
 def no_optimizer(learning_rate, train):
     return None
 
+def that_counts(learning_rate, train):
+    import tensorflow.compat.v1 as tf
+
+    class Counting(tf.train.GradientDescentOptimizer):
+        def apply_gradients(self, *args, **options):
+            count = tf.get_variable("count", [], initializer=tf.zeros_initializer(), use_resource=True)
+            with tf.control_dependencies([super().apply_gradients(*args, **options)]):
+                return count.assign_add(1.0)
+
+    return Counting(learning_rate)
+
 def keras_optimizer(learning_rate, train):
     import tensorflow as tf
     return tf.keras.optimizers.Adam(1e-3)
@@ -135,7 +146,7 @@ def test_log_cosh_is_what_it_says() -> None:
         (
             {"train__optimizer": "wrong:keras_optimizer"},
             ForeignError,
-            "^train.optimizer=wrong:keras_optimizer: apply_gradients gave a .*, not an operation; make it one of",
+            "^train.optimizer=wrong:keras_optimizer: TypeError: Can not convert a Variable",
         ),
         ({"network": "wrong:of_keras"}, UsageError, "^network=wrong:of_keras makes other variables each time that it"),
         ({"network": "wrong:a_constant"}, UsageError, "^network=wrong:a_constant makes no variables, so there is not"),
@@ -167,6 +178,18 @@ def test_what_does_not_work_is_said_before_anything_is_written(
 ) -> None:
     with tf.Graph().as_default(), pytest.raises(error, match=message):
         build_model(ModelSpec.of(cartpole(**chosen), EnvSpec((4,), 2)))
+
+
+def test_an_optimizer_may_give_what_an_operation_can_wait_for(cartpole: Make) -> None:
+    with tf.Graph().as_default(), tf.Session() as session:
+        model = build_model(ModelSpec.of(cartpole(train__optimizer="wrong:that_counts"), EnvSpec((4,), 2)))
+        session.run(tf.global_variables_initializer())
+        batch = {"s_tm1": np.ones((2, 4)), "a_tm1": [0, 1], "r_t": [1, 1], "discount_t": [0, 0], "weight": [1, 1]}
+        batch |= {"q_target_t": np.zeros((2, 2)), "s_t": np.ones((2, 4))}
+        for _ in range(3):
+            session.run(model.train_op, {getattr(model, name): values for name, values in batch.items()})
+        [count] = (variable for variable in tf.global_variables() if variable.op.name.endswith("count"))
+        assert session.run(count) == 3
 
 
 def test_a_network_of_ones_own_is_a_twin_like_others(cartpole: Make, tmp_path: Path) -> None:

@@ -850,6 +850,21 @@ def test_a_resume_point_that_a_crash_kept_from_being_is_not_gone(
     assert newest_point(run).damage == verify(run).damage == []
 
 
+def test_a_run_has_begun_though_its_points_are_out_of_sight(
+    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path
+) -> None:
+    """`train` removes the folder of a run that has not."""
+    run = trained(cartpole())
+    run.points().folder.rename(tmp_path / "aside")
+    assert run.has_begun
+    new = create(tmp_path / "new", cartpole())
+    new.record_start()
+    assert not new.has_begun
+    with (run.folder / "ledger.jsonl").open("r+b") as file:
+        file.write(b"?")
+    assert Run(run.folder).has_begun
+
+
 def test_settings_of_an_attempt_that_never_began_are_taken_back(
     cartpole: Make, trained: Callable[[Settings], Run]
 ) -> None:

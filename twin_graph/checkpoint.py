@@ -224,7 +224,7 @@ def newest_point(run: Run) -> Found:
             raise UsageError(f"{run.folder} has no resume point, after {steps:,} agent steps: {why}")
         raise UsageError(f"{run.folder} ended before its first resume point; train a new run")
     lost = run.lost_point()
-    damage = [f"{lost} is gone, which the ledger has"] if lost else []
+    damage = [lost] if lost else []
     for folder in reversed(folders):
         try:
             point = _checked_point(run, folder)

@@ -89,7 +89,7 @@ def _read(prefix: Path) -> dict[str, np.ndarray]:
         return {name: np.asarray(reader.get_tensor(name)) for name in reader.get_variable_to_shape_map()}
     except (tf.errors.OpError, ValueError, RuntimeError):
         raise UsageError(
-            f"there is no TensorFlow Saver checkpoint {prefix}: give what was passed to Saver.save, without .index"
+            f"there is no TensorFlow Saver checkpoint {prefix}: give what was passed to Saver.save, or one of its files"
         ) from None
 
 
@@ -223,7 +223,7 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
 
     Args:
       run: whose network it has to fit.
-      prefix: what was passed to `Saver.save`, or one of the files that it wrote.
+      prefix: what was passed to `Saver.save`, or one of the files that it wrote, or their folder for the newest there.
       renamed: names in the checkpoint to names in the network; they win over variables that have these names already.
 
     Raises:
@@ -232,6 +232,8 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
     """
     if prefix.suffix in FORMATS["tf1"][0]:
         prefix = prefix.with_suffix("")
+    if prefix.is_dir() and not prefix.with_name(f"{prefix.name}.index").exists():
+        prefix = Path(tf.train.latest_checkpoint(str(prefix)) or prefix)
     outside = _read(prefix)
     if unknown := [old for old in renamed if old not in outside]:
         raise UsageError(f"--map {unknown[0]}: not in {prefix}{nearest(unknown[0], outside)}; it has {_list(outside)}")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from twin_graph import named
-from twin_graph.errors import ForeignError, foreign_error
+from twin_graph.errors import foreign_error
 from twin_graph.graph_mode import tf
 from twin_graph.settings import TrainSettings
 
@@ -123,14 +123,10 @@ class Optimizer:
         self._rate = learning_rate
         try:
             applied = self._made.apply_gradients(zip(gradients, variables, strict=True))
+            with tf.control_dependencies([applied]):  # which what Keras' optimizers give cannot be
+                return applied
         except Exception as error:
             raise foreign_error(self._name, error) from error
-        if not isinstance(applied, tf.Operation | tf.Tensor):
-            raise ForeignError(
-                f"{self._name}: apply_gradients gave a {type(applied).__name__}, not an operation; make it one of "
-                "tf.compat.v1.train, as Keras' optimizers do not work in graphs"
-            )
-        return applied
 
 
 def clip(gradients: Sequence[Tensor], train: TrainSettings) -> list[Tensor]:

@@ -64,7 +64,7 @@ class Chief(Stepper):
         self._taken: dict[tuple[str, int], int] = {}  # episodes of each worker's process whose returns were taken
         self._looked = 0.0
         self._heard: dict[int, tuple[float, float]] = {}  # of each worker: what its clock said last, and when by ours
-        self._has_servers = False
+        self._has_servers = self._has_waited = False
         self._since = self._tally.counters
         self.supervisor = supervisor
         self._shared = Shared(cluster, self._learner.online, keeper.settings.vector_steps)
@@ -83,13 +83,16 @@ class Chief(Stepper):
 
     def close(self) -> None:
         """Lets the servers go once the workers have ended, or have had time to; nothing where one is lost."""
-        if self._has_servers:
-            self._has_servers = False
-            with contextlib.suppress(tf.errors.OpError):
-                self._shared.ask_to_stop()
-            self._wait_for_workers(_WORKERS_STOP_SECONDS)
-            self._shared.leave()
-        self._shared.close()
+        try:
+            if self._has_servers and not self._has_waited:
+                with contextlib.suppress(tf.errors.OpError):
+                    self._shared.ask_to_stop()
+                self._wait_for_workers(_WORKERS_STOP_SECONDS)
+        finally:
+            if self._has_servers:
+                self._has_servers = False
+                self._shared.leave()
+            self._shared.close()
 
     def begin(self) -> None:
         if self._keeper.probe.observations is None:
@@ -188,7 +191,8 @@ class Chief(Stepper):
         return returns
 
     def _wait_for_workers(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Until they have ended, but not longer than this."""
+        """Until they have ended, but not longer than this, and once."""
+        self._has_waited = True
         deadline = time.monotonic() + seconds
         while self._going() and time.monotonic() < deadline:
             meanwhile()

@@ -150,9 +150,9 @@ class _Part:
             present = tf.debugging.assert_equal(self.counters["attempt"], self.attempt, message=_ANOTHER_CHIEF)
             applied = present
             if held:
+                optimizer = optimizers.Optimizer(spec.train)
                 with tf.control_dependencies([present]):
-                    gradients = [tf.identity(gradient) for gradient in self.gradients.values()]
-                applied = optimizers.Optimizer(spec.train).apply(gradients, held, self.learning_rate)
+                    applied = optimizer.apply(list(self.gradients.values()), held, self.learning_rate)
             self.trainables = {v.op.name: v for v in held}
             self.variables = {v.op.name: v for v in tf.global_variables()}
             self._setters = setters({**self.variables, **self.counters})

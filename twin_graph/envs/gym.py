@@ -156,7 +156,7 @@ class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         try:
             observation, _ = self.env.reset(seed=seed, options=options)
-            return self._as_declared("reset", observation), {}
+            return _as_declared(self._declared, observation, f"{self._name}, reset"), {}
         except ForeignError:
             raise
         except Exception as error:
@@ -166,26 +166,27 @@ class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             observation, reward, terminated, truncated, _ = self.env.step(action)
             told = float(reward), bool(terminated), bool(truncated)
-            return self._as_declared("step", observation), *told, {}
+            return _as_declared(self._declared, observation, f"{self._name}, step"), *told, {}
         except ForeignError:
             raise
         except Exception as error:
             raise foreign_error(f"{self._name}, step", error) from error
 
-    def _as_declared(self, method: str, observation: Any) -> np.ndarray:
-        shape, dtype = self._declared.shape, self._declared.dtype
-        if np.shape(observation) != shape:
-            raise ForeignError(
-                f"{self._name}, {method}: the observation has shape {list(np.shape(observation))}, and "
-                f"observation_space says {list(shape)}"
-            )
-        given = np.asarray(observation)
-        with np.errstate(invalid="ignore"):  # NaN as an integer is another number
-            own = np.array(given, dtype)
-        if given.dtype != dtype and not np.issubdtype(dtype, np.floating) and not np.array_equal(own, given):
-            wrong = given[own != given][0]
-            raise ForeignError(f"{self._name}, {method}: observed {wrong}, and observation_space says {dtype}")
-        return own
+
+def _as_declared(box: spaces.Box, observation: Any, where: str) -> np.ndarray:
+    """An observation in an array of its own, of the declared type. Raises `ForeignError` where that changes a number
+    (floats are rounded, as between float64 and float32), or the shape is another."""
+    if np.shape(observation) != box.shape:
+        raise ForeignError(
+            f"{where}: the observation has shape {list(np.shape(observation))}, and observation_space says "
+            f"{list(box.shape)}"
+        )
+    given = np.asarray(observation)
+    with np.errstate(invalid="ignore"):  # NaN as an integer is another number
+        own = np.array(given, box.dtype)
+    if given.dtype != box.dtype and not np.issubdtype(box.dtype, np.floating) and not np.array_equal(own, given):
+        raise ForeignError(f"{where}: observed {given[own != given][0]}, and observation_space says {box.dtype}")
+    return own
 
 
 class _Drawn(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -260,7 +261,10 @@ class _Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
         if not terminated and not legal.any():
             on = "was truncated, not terminated" if truncated else "goes on"
             raise ForeignError(f"{self._name}, {method}: {_MASK} forbids every action, and the episode {on}")
-        seen = np.asarray(spaces.flatten(self._space, observation["observation"] if of is observation else observation))
+        observed = observation["observation"] if of is observation else observation
+        if isinstance(self._space, spaces.Box):
+            observed = _as_declared(self._space, observed, f"{self._name}, {method}")
+        seen = np.asarray(spaces.flatten(self._space, observed))
         return np.concatenate([seen.astype(self._dtype) * self._dtype.type(self._scale), legal != 0], dtype=self._dtype)
 
 
@@ -299,8 +303,11 @@ def _make_one(settings: EnvSettings, declared: "_Declared", time_limit: int | No
     if declared.flattened:
         env = FlattenObservation(env)
     if _are_flags(env.observation_space):  # they become bytes of brightness, 0 or 255
-        bytes_ = spaces.Box(0, 255, env.observation_space.shape, np.uint8)
-        env = TransformObservation(env, lambda seen: np.asarray(seen * np.uint8(255), np.uint8), bytes_)
+        flags = env.observation_space
+        assert isinstance(flags, spaces.Box)
+        bytes_ = spaces.Box(0, 255, flags.shape, np.uint8)
+        bright, dark = np.uint8(255), np.uint8(0)
+        env = TransformObservation(env, lambda seen: np.where(_as_declared(flags, seen, name), bright, dark), bytes_)
     return _Guarded(env, name)
 
 

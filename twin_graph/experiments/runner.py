@@ -38,7 +38,7 @@ from twin_graph.experiments.trial import Trial
 from twin_graph.matches import Matches
 from twin_graph.signals import on_signal
 from twin_graph.snapshots.files import append_line, checked, make_folder, read_file, read_lines, write_file
-from twin_graph.snapshots.ledger import Commit, Point, utc_now
+from twin_graph.snapshots.ledger import Point, utc_now
 from twin_graph.snapshots.run import RUNS, Run, check_new_folder
 
 EXPERIMENTS = RUNS / "experiments"
@@ -545,10 +545,7 @@ def _remove_unstarted(folder: Path) -> None:
     if not folder.exists():
         return
     if (folder / "run.json").exists():
-        run = Run(folder)
-        # The ledger names a point before it is there, and so perhaps one that never was.
-        recorded: list[Commit | Point] = [*run.ledger.events(Commit), *run.ledger.events(Point)]
-        if run.points().folders() or any(event.counters.agent_steps for event in recorded):
+        if Run(folder).has_begun:
             return  # where its points are gone, `resume` says so
     elif any(path.name[0] != "." for path in folder.iterdir()):
         raise TwinGraphError(f"{folder} holds something other than a run; remove it, or choose another --out")

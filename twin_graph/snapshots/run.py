@@ -235,19 +235,33 @@ class Run:
                 write_file(self.folder / "run.json", checked(description, indent=1))
             raise
 
-    def lost_point(self) -> Path | None:
-        """The folder of the newest resume point, if it is gone. That it was there follows from what came after it: a
-        process may also have died between the ledger's line and the folder."""
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has a resume point, or had made a step when something was recorded; otherwise nothing is lost
+        with it. True where its records cannot be read."""
+        try:
+            # The ledger names a point before it is there, and so perhaps one that never was.
+            recorded: list[Commit | Point] = [*self.ledger.events(Commit), *self.ledger.events(Point)]
+        except DamagedError:
+            return True
+        return bool(self.points().folders()) or any(event.counters.agent_steps for event in recorded)
+
+    def lost_point(self) -> str:
+        """That the newest resume point is gone, in words; empty if it is not. That it was there follows from what came
+        after it: a process may also have died between the ledger's line and the folder."""
         followed = False
         for event in self.ledger.newest_first(Commit, Point, End):
-            if isinstance(event, Point) and (followed or self.points().path(event.number).exists()):
+            if isinstance(event, Point):
                 folder = self.points().path(event.number)
-                return None if folder.exists() else folder
+                if folder.exists():
+                    return ""
+                if followed:
+                    return f"{folder} is gone, which the ledger has"
             if isinstance(event, End):
                 followed = followed or event.state == "finished" or event.reason == INTERRUPTED
             else:
                 followed = followed or not (isinstance(event, Commit) and event.lineage == IMPORT)
-        return None
+        return ""
 
     def settings_of(self, attempt: int) -> Settings:
         """The settings with which an attempt trained."""

@@ -134,7 +134,7 @@ class _Verifier:
                 self._point(points, folder)
             with contextlib.suppress(DamagedError):  # of the ledger, named already
                 if lost := self._run.lost_point():
-                    self.damage.append(f"{lost} is gone, which the ledger has")
+                    self.damage.append(lost)
             # Segments that no point names yet: of a run that is training, or of one that was killed.
             self.known.update((points.folder / SEGMENTS).glob("*.npys"))
 
