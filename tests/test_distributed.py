@@ -772,7 +772,7 @@ def test_who_waits_for_a_server_can_be_stopped_and_leaves_no_folder(tmp_path: Pa
     worker = Command("cluster", str(file), "--task=worker:0", cwd=tmp_path)
     try:
         wait_until(lambda: (tmp_path / "run" / "ledger.jsonl").exists())
-        time.sleep(5)  # both have asked the server by now
+        time.sleep(2)  # both have asked for the server by now
         for process in (worker, chief):
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=20)

@@ -5,6 +5,7 @@ step. See `ServerSession` for why.
 """
 
 import contextlib
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -228,6 +229,9 @@ class Shared:
           TwinGraphError: no server answers, or not as one should.
         """
         for _ in _tries(_START_SECONDS):
+            if not all(map(_listens, self._addresses)):
+                yield
+                continue
             try:
                 for part in self._parts:  # no worker begins, and those that have begun change nothing any more
                     part.assign({"attempt": 0})
@@ -250,7 +254,7 @@ class Shared:
         """
         for _ in _tries(seconds):
             with contextlib.suppress(*_NOT_THERE):
-                if self._first.run(self._first.is_begun):
+                if _listens(self._addresses[0]) and self._first.run(self._first.is_begun):
                     self._attempt = int(self._first.run(self._first.counters["attempt"]))
                     if self._attempt:
                         return self._attempt
@@ -319,3 +323,11 @@ def _tries(seconds: float) -> Iterator[None]:
     while time.monotonic() < deadline:
         yield
         time.sleep(_TRY_SECONDS)
+
+
+def _listens(address: str) -> bool:
+    """Whether anybody does; a session would wait for that, and could not be interrupted meanwhile."""
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=1):
+        return True
+    return False
