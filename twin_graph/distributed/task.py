@@ -28,6 +28,7 @@ def run_task(cluster: Cluster, task: str) -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would first wait for the session's answer
             server.serve(cluster, index)
         else:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background tasks would ignore it
             worker.work(cluster, index)
     except tf.errors.OpError as error:
         errors = tf.errors
