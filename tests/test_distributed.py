@@ -718,11 +718,16 @@ def test_a_lost_server_a_signal_and_a_killed_launcher_leave_no_process_and_a_run
         trainer.kill()
 
 
+def described(folder: Path) -> tuple[Path, Cluster]:
+    """A file that describes a cluster of one server and one worker on this machine."""
+    cluster = Cluster.on_this_machine(folder / "run", workers=1, servers=1)
+    file = folder / "cluster.toml"
+    file.write_text(f'run = "{cluster.run}"\nps = ["{cluster.ps[0]}"]\nworkers = 1\n')
+    return file, cluster
+
+
 def test_a_described_cluster_starts_in_any_order(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    loopback = Cluster.on_this_machine(run, workers=1, servers=1)
-    file = tmp_path / "cluster.toml"
-    file.write_text(f'run = "{run}"\nps = ["{loopback.ps[0]}"]\nworkers = 1\n')
+    file, _ = described(tmp_path)
     tasks = [Command("cluster", str(file), "--task=worker:0", cwd=tmp_path)]
     time.sleep(2)
     trainer = Command("train", "cartpole", f"--cluster={file}", "--steps=1200", *TINY, cwd=tmp_path)
@@ -734,16 +739,8 @@ def test_a_described_cluster_starts_in_any_order(tmp_path: Path) -> None:
     finally:
         for process in (trainer, *tasks):
             process.kill()
-    status = report.status(Run(run))
+    status = report.status(Run(tmp_path / "run"))
     assert status["agent_steps"] == sum(worker["agent_steps"] for worker in status["workers"]) == 1_200
-
-
-def described(folder: Path) -> tuple[Path, Cluster]:
-    """A file that describes a cluster of one server and one worker on this machine."""
-    cluster = Cluster.on_this_machine(folder / "run", workers=1, servers=1)
-    file = folder / "cluster.toml"
-    file.write_text(f'run = "{cluster.run}"\nps = ["{cluster.ps[0]}"]\nworkers = 1\n')
-    return file, cluster
 
 
 def test_a_server_ends_with_its_chief_though_a_worker_died(tmp_path: Path) -> None:
