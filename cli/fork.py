@@ -9,7 +9,7 @@ from twin_graph.errors import UsageError
 from twin_graph.no_effect import without_effect
 from twin_graph.snapshots import control, swaps
 from twin_graph.snapshots import fork as forks
-from twin_graph.snapshots.run import find, free_folder
+from twin_graph.snapshots.run import find, make_in
 from twin_graph.words import command, counted
 
 from .params import json_option, print_json, run_argument, say, set_option
@@ -74,14 +74,9 @@ def fork(
             from twin_graph import nudge as nudging
 
             change = nudging.nudge
-        made = None
-        while made is None:
-            folder = run_dir or free_folder(f"{parent.name}-fork")
-            try:
-                made = forks.fork(parent, point, folder, settings, change)
-            except UsageError:
-                if run_dir or not folder.exists():  # else another fork has taken the name meanwhile
-                    raise
+        made = make_in(
+            run_dir, f"{parent.name}-fork", lambda folder: forks.fork(parent, point, folder, settings, change)
+        )
     changes = list(config.differences(before, settings))
     if as_json:
         changed = {key: after for key, _, after in changes}

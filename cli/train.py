@@ -16,7 +16,7 @@ from twin_graph.no_effect import without_effect
 from twin_graph.settings import EVALUATION_MAX_STEPS
 from twin_graph.signals import on_signal
 from twin_graph.snapshots.files import remove_folder
-from twin_graph.snapshots.run import Run, check_new_folder, create, free_folder
+from twin_graph.snapshots.run import Run, check_new_folder, create, free_folder, make_in
 from twin_graph.snapshots.workers import GIVEN_UP
 from twin_graph.words import command
 
@@ -125,8 +125,7 @@ def train(
             elsewhere = elsewhere_of(described)
             env, needed = open_.enter_context(training.checked_environments(settings, folder, elsewhere=elsewhere))
             settings = _tuned(settings, env, elsewhere)
-        folder = run_dir or free_folder(stem)  # another run may have taken the name that was free before
-        run = create(folder, settings, env.protocol)
+        run = make_in(run_dir, stem, lambda folder: create(folder, settings, env.protocol))
         try:
             _introduce(run, env)
             say(needed.words())

@@ -19,7 +19,7 @@ from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots import files
 from twin_graph.snapshots.files import append_line, checked, read_lines, unchecked
 from twin_graph.snapshots.ledger import Commit, Counters, End, Ledger, Start
-from twin_graph.snapshots.run import Run, create, find
+from twin_graph.snapshots.run import Run, create, find, make_in
 from twin_graph.snapshots.store import SnapshotStore, Variable
 
 
@@ -364,6 +364,22 @@ def test_a_run_that_cannot_be_written_leaves_no_folder(tmp_path: Path, monkeypat
         patched.setattr(files.os, "fsync", full)
         create(tmp_path / "run", config.load("cartpole"))
     assert not (tmp_path / "run").exists()
+
+
+def test_who_finds_a_name_taken_meanwhile_takes_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings, found_free = config.load("cartpole"), []
+
+    def make(folder: Path) -> Run:
+        if not found_free:
+            create(folder, settings)  # the other process
+        found_free.append(folder.name)
+        return create(folder, settings)
+
+    assert make_in(None, "mine-", make).name == "mine-2"
+    assert found_free == ["mine-1", "mine-2"]
+    with pytest.raises(UsageError, match="mine-1 exists already"):
+        make_in(Path("checkpoints/mine-1"), "mine-", make)
 
 
 @given(lines=st.lists(st.one_of(st.binary(), st.dictionaries(st.text(), st.integers()).map(checked)), max_size=5))

@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -477,6 +477,20 @@ def free_folder(stem: str) -> Path:
     while (folder := RUNS / f"{stem}{number}").exists():
         number += 1
     return folder
+
+
+def make_in(folder: Path | None, stem: str, make: Callable[[Path], Run]) -> Run:
+    """Makes a run in a folder, or, where none is given, under the first free name of this stem.
+
+    Two processes may find the same name free; the one that comes too late takes the next.
+    """
+    while True:
+        here = folder or free_folder(stem)
+        try:
+            return make(here)
+        except UsageError:
+            if folder or not here.exists():
+                raise
 
 
 def find(name: str) -> Run:
