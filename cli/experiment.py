@@ -286,8 +286,10 @@ def _show_plan(found: Experiment, states: list[State], jobs: int, console: Conso
     tell(
         f"{plan.name}: {counted(len(plan.conditions), 'condition')}, {counted(len(states), 'run')} of {plan.steps:,} "
         "agent steps (preset "
-        f"{plan.preset}), {len(states) - len(left)} done"
+        f"{plan.preset.preset}), {len(states) - len(left)} done"
     )
+    for sentence in plans.unused(plan):
+        tell(sentence)
     if found.fixed:
         tell("fixed for all runs: " + ", ".join(f"{key}={value}" for key, value in found.fixed))
     if left:
@@ -304,7 +306,7 @@ def _summary(found: Experiment, states: list[State], jobs: int) -> dict[str, Any
         "conditions": found.plan.conditions,
         "agent_steps": found.plan.steps,
         "seconds_left": round(seconds, 1),
-        "disk_bytes": found.disk([state.planned for state in states]),
+        "disk_bytes": found.disk([state.planned for state in states if state.state not in ("done", "damaged")]),
         "fixed": dict(found.fixed),
         "runs": [
             {
@@ -324,8 +326,7 @@ class ExperimentDisplay:
     """Shows a `Runner` on stderr: a bar for each run and for all of them on a terminal, plain lines elsewhere."""
 
     def __init__(self, found: Experiment) -> None:
-        self._steps = found.plan.steps
-        self._total = len(found.plan.runs) * self._steps
+        self._total = sum(run.length for run in found.plan.runs)
         columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%")
         self._bars = Progress(*columns, TimeRemainingColumn(), console=stderr, speed_estimate_period=300)
         self._in_all = self._bars.add_task("in all", total=self._total)
@@ -349,7 +350,7 @@ class ExperimentDisplay:
         states = list(training.states.values())
         for state in states:
             self._show_run(state)
-        steps = sum(state.agent_steps for state in states)
+        steps = sum(state.trained for state in states)
         self._bars.update(self._in_all, completed=steps)
         now = time.monotonic()
         if self._at_begin is None:
@@ -368,7 +369,7 @@ class ExperimentDisplay:
             say(f"{name}: {what}{f': {state.error}' if state.error else ''}")
         if state.state == "running":
             if name not in self._tasks:
-                self._tasks[name] = self._bars.add_task(escape(name), total=self._steps)
-            self._bars.update(self._tasks[name], completed=state.agent_steps)
+                self._tasks[name] = self._bars.add_task(escape(name), total=state.planned.length)
+            self._bars.update(self._tasks[name], completed=state.trained)
         elif name in self._tasks:
             self._bars.remove_task(self._tasks.pop(name))

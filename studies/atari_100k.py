@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from twin_graph.experiments import statistics, tables
+from twin_graph.experiments.results import of_whole_seeds
 from twin_graph.words import counted
 
 PUBLISHED = Path(__file__).parent / "data" / "drq-eps.csv"
@@ -72,8 +73,8 @@ def main(folder: Path, plot: Path | None) -> None:
         better = statistics.improvement(ours, theirs).words(".2f")
         print(f"| {game} | {' | '.join(cells)} | {better} |")
         scores[game] = ours, theirs
-    whole = {run.planned.seed for run in done} - {run.planned.seed for run in results if run.state != "done"}
-    of_whole = np.array([run.final for run in done if run.planned.seed in whole]).reshape(-1, len(plan.tasks))
+    whole = of_whole_seeds(results)
+    of_whole = np.column_stack([[run.final for run in whole if run.planned.task == game] for game in plan.tasks])
     for whose, matrix in (("ours", of_whole), ("published", np.hstack([theirs for _, theirs in scores.values()]))):
         columns = zip(plan.tasks, matrix.T, strict=True)
         normalised = np.column_stack([norm[game].normalised(column) for game, column in columns])

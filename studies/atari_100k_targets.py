@@ -1,6 +1,7 @@
 """The analysis of studies/atari-100k-targets.toml, as fixed before the runs: each policy less `latest`.
 
     python studies/atari_100k_targets.py [TABLES]
+    python studies/atari_100k_targets.py --power
 
 TABLES is the folder of the experiment's tables, `studies/results/atari-100k-targets` unless given. Only seeds count
 that are done in all games under all policies. Printed are:
@@ -8,8 +9,11 @@ that are done in all games under all policies. Printed are:
 1. for each game and policy the score, how old its targets were in updates, and how much more its last snapshots expect
    at the start of a game than their games return, in discounted clipped rewards (where a lost life ends what is
    expected, too much is understated; see docs/experiments.md);
-2. for each policy its normalised score less that of `latest`, over pairs of equal game and seed, corrected for the
-   number of policies, and in how many pairs it is ahead.
+2. for each policy its normalised score less that of `latest`, over pairs of equal game and seed, and in how many pairs
+   it is ahead; once all seeds are done, also p, corrected for the number of policies.
+
+With --power, instead: how often a study of this size would find a difference, if a policy changed every score by a
+given amount, and runs differed from each other as the published ones do.
 """
 
 from pathlib import Path
@@ -17,63 +21,80 @@ from statistics import fmean
 
 import click
 import numpy as np
+from atari_100k import published
 
+from twin_graph.experiments import plan as plans
 from twin_graph.experiments import statistics, tables
-from twin_graph.experiments.results import Result
+from twin_graph.experiments.results import Result, of_whole_seeds
+
+HERE = Path(__file__).parent
+FILE = HERE / "atari-100k-targets.toml"
+STUDIES = 1_000  # simulated for each amount
+AMOUNTS = 0.5, 1.0, 1.5  # in standard deviations of the published runs
 
 
 @click.command()
 @click.argument(
     "folder",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    default=Path(__file__).parent / "results" / "atari-100k-targets",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=HERE / "results" / "atari-100k-targets",
 )
-def main(folder: Path) -> None:
+@click.option("--power", is_flag=True, help="Print what a study of this size can find.")
+def main(folder: Path, power: bool) -> None:
     """Print the table of games, and the comparison over all games."""
+    if power:
+        print_power()
+        return
     plan, _, results = tables.read(folder)
-    norm = statistics.norms(plan, results)
-    whole = {run.planned.seed for run in results} - {run.planned.seed for run in results if run.state != "done"}
-    runs: dict[tuple[str, str], list[Result]] = {}  # of each condition and game, by seed
-    for run in sorted(results, key=lambda run: run.planned.seed):
-        if run.planned.seed in whole:
-            runs.setdefault((run.planned.condition, run.planned.task), []).append(run)
-    if not runs:
+    whole = of_whole_seeds(results)
+    seeds = list(dict.fromkeys(run.planned.seed for run in whole))
+    if not seeds:
         raise click.ClickException(f"{folder}: no seed is done in all games under all policies")
+    by_place = {(run.planned.condition, run.planned.seed, run.planned.task): run for run in whole}
+    rows = {
+        policy: [[by_place[policy, seed, task] for task in plan.tasks] for seed in seeds] for policy in plan.conditions
+    }
 
     print("| game | policy | score (95%) | target's age | expected too much |")
     print("|---|---|---|---|---|")
-    for task in plan.tasks:
+    for i, task in enumerate(plan.tasks):
         for policy in plan.conditions:
-            of = runs[policy, task]
-            score = statistics.mean(np.array([[run.final] for run in of])).words(".1f")
-            age = fmean(run.mean_age(1, run.updates) or 0.0 for run in of)
-            too_much = fmean(run.newest(run.overestimation) for run in of)
-            print(f"| {task} | `{policy}` | {score} | {age:,.0f} | {too_much:+.2f} |")
+            print(f"| {task} | `{policy}` | {_cells([row[i] for row in rows[policy]])} |")
 
     first, *others = plan.conditions
-    less = {policy: _less(runs, plan.tasks, policy, first, norm) for policy in others}
-    corrected = statistics.holm([statistics.p_of(pairs) for pairs in less.values()])
+    norm = statistics.norms(plan, results)
+    less = {policy: statistics.differences(rows[policy], rows[first], norm).reshape(-1, 1) for policy in others}
+    planned = {run.seed for run in plan.runs}
     print(f"\nNormalised scores less those of `{first}`, in {len(less[others[0]])} pairs of equal game and seed:")
+    corrected = statistics.holm([statistics.p_of(pairs) for pairs in less.values()])
     for (policy, pairs), p in zip(less.items(), corrected, strict=True):
-        ahead = int((pairs > 0).sum())
-        print(f"`{policy}`: {statistics.mean(pairs).words('+.2f')}, p = {p:.2g}, ahead in {ahead} of {len(pairs)}")
+        tested = f", p = {p:.2g}" if len(seeds) == len(planned) else ""
+        ahead = f"ahead in {int((pairs > 0).sum())} of {len(pairs)}"
+        print(f"`{policy}`: {statistics.mean(pairs).words('+.2f')}{tested}, {ahead}")
+    if len(seeds) < len(planned):
+        print(f"{len(seeds)} of {len(planned)} seeds: nothing is tested before all are done")
 
 
-def _less(
-    runs: dict[tuple[str, str], list[Result]],
-    tasks: list[str],
-    policy: str,
-    first: str,
-    norm: dict[str, statistics.Norm],
-) -> np.ndarray:
-    """Normalised scores of a policy less those of the first, `[pairs, 1]`."""
-    return np.array(
-        [
-            [norm[task].normalised(ours.final) - norm[task].normalised(theirs.final)]
-            for task in tasks
-            for ours, theirs in zip(runs[policy, task], runs[first, task], strict=True)
-        ]
-    )
+def _cells(runs: list[Result]) -> str:
+    """What is printed of a policy's runs of one game."""
+    score = statistics.mean(np.array([[run.final] for run in runs])).words(".1f")
+    age = fmean(run.mean_age(1, run.updates) or 0.0 for run in runs)
+    too_much = fmean(run.newest(run.overestimation) for run in runs)
+    return f"{score} | {age:,.0f} | {too_much:+.2f}"
+
+
+def print_power() -> None:
+    """Draws each run of a study from the published runs of its game, and tests as `main` does."""
+    plan, rng = plans.parse(FILE.read_text(encoding="utf-8")), np.random.default_rng(0)
+    norm, seeds = statistics.norms(plan, []), len({run.seed for run in plan.runs})
+    scores = [np.array([[norm[task].normalised(score)] for [score] in published()[task]]) for task in plan.tasks]
+    level = statistics.LEVEL / (len(plan.conditions) - 1)  # of the smallest p, corrected
+    for amount in AMOUNTS:
+        found = 0
+        for _ in range(STUDIES):
+            ours, theirs = (np.concatenate([rng.choice(of, seeds) for of in scores]) for _ in range(2))
+            found += statistics.p_of(ours + amount - theirs) < level
+        print(f"every score {amount:g} higher: found in {found / STUDIES:.0%} of {STUDIES:,} studies of {seeds} seeds")
 
 
 if __name__ == "__main__":

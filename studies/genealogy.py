@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from twin_graph.experiments import statistics, tables
-from twin_graph.experiments.results import Result
+from twin_graph.experiments.results import Result, of_whole_seeds
 from twin_graph.experiments.statistics import Estimate, Norm
 
 RESULTS = Path(__file__).parent / "results"
@@ -85,8 +85,7 @@ def share(run: Result) -> float:
 def read(folder: Path) -> tuple[Runs, dict[str, Norm]]:
     """The runs of a folder of tables, of the seeds that are done everywhere, and how their scores are normalised."""
     plan, _, results = tables.read(folder)
-    unfinished = {run.planned.seed for run in results if run.state != "done"}
-    whole = [run for run in results if run.planned.seed not in unfinished]
+    whole = of_whole_seeds(results)
     runs: Runs = {
         (condition, task): [r for r in whole if r.planned.condition == condition and r.planned.task == task]
         for task in plan.tasks

@@ -32,12 +32,13 @@ from twin_graph_cli.main import cli
 
 from twin_graph import config
 from twin_graph.errors import UsageError
-from twin_graph.experiments import figures, plan, results, runner, statistics, tables
+from twin_graph.experiments import figures, plan, results, runner, statistics, tables, trial
 from twin_graph.experiments import report as pages
 from twin_graph.experiments.runner import Experiment, assignment
 from twin_graph.keeper import Keeper
 from twin_graph.settings import Settings
 from twin_graph.snapshots import ledger, report
+from twin_graph.snapshots.files import checked, read_file
 from twin_graph.snapshots.points import PointStore
 from twin_graph.snapshots.run import Run, create
 
@@ -213,6 +214,39 @@ def test_more_evaluations_than_there_will_be_are_refused_before_any_run(tmp_path
         plan.check(plan.read(path), path)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("evaluate.episodes = 3", "evaluate.episodes = 0", "with evaluate.episodes=0 latest has no scores"),
+        (
+            'target.policy = ["latest", "lag(40)"]',
+            "train.clip_delta = [1.0, 2.0]",
+            "clip_delta=1.0 and clip_delta=2.0 would train the same: "
+            "train.clip_delta has no effect here: it is used only with loss=dqn3",
+        ),
+    ],
+    ids=["no scores", "no effect"],
+)
+def test_what_would_compare_nothing_is_refused_before_any_run(
+    before: str, after: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(changed(before, after))
+    with pytest.raises(UsageError, match=re.escape(message)):
+        plan.check(plan.read(path), path)
+
+
+def test_what_some_conditions_use_is_no_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    of_both = "[factors.loss]\nhuber = {}\nclipped = { loss = 'dqn3', train.clip_delta = 0.5 }"
+    path.write_text(changed('[factors]\ntarget.policy = ["latest", "lag(40)"]', of_both))
+    found = plan.read(path)
+    plan.check(found, path)
+    assert plan.unused(found) == []
+    found = plan.parse(changed("train.batch_size = 16", "train.batch_size = 16\ntrain.clip_delta = 0.5"))
+    assert plan.unused(found) == ["train.clip_delta has no effect here: it is used only with loss=dqn3"]
+
+
 def test_runs_that_are_forked_are_evaluated_where_all_are_and_at_their_end(tmp_path: Path) -> None:
     """Forked at 450 agent steps: at 500 and at 600."""
     path = tmp_path / "study.toml"
@@ -334,6 +368,44 @@ def test_an_argument_of_the_environment_can_be_a_factor() -> None:
     assert [run.settings.env.kwargs for run in runs] == [{"size": 8}, {"size": 16}] * 2
 
 
+def test_conditions_of_one_name_are_refused() -> None:
+    variants = """[factors.x]
+"a, b" = { train.batch_size = 8 }
+a = { train.batch_size = 9 }
+[factors.y]
+c = { train.double = true }
+"b, c" = { train.double = false }"""
+    text = changed("train.batch_size = 16\n", "")
+    with pytest.raises(UsageError, match="two conditions would be called a, b, c: give their values other names"):
+        plan.parse(text.replace('[factors]\ntarget.policy = ["latest", "lag(40)"]', variants))
+
+
+def test_an_experiment_keeps_the_preset_with_which_it_began(tmp_path: Path) -> None:
+    """The preset may change before its runs do; what is recorded here is another one than the present."""
+    folder, planned = tmp_path / "tiny", plan.parse(FILE)
+    folder.mkdir()
+    Experiment.prepare(planned, folder, 1, lambda _: trial.Trial(100.0, 1.0, [1, 1], 1)).write()
+    record = read_file(folder / "experiment.json")
+    record["preset"]["train"]["learning_rate"] = 0.5
+    (folder / "experiment.json").write_bytes(checked(record))
+
+    again = Experiment.prepare(planned, folder, 1, pytest.fail)
+    assert {run.settings.train.learning_rate for run in again.plan.runs} == {0.5}
+    assert "--set=train.learning_rate=0.5" in again.command(again.plan.runs[0])
+
+    done = [run._replace(evaluated={600: 100}) for run in made_up(again.plan, lambda condition, seed: 100.0)]
+    norms = {"CartPole-v1": statistics.Norm(0, 500, 475, "")}
+    written = tmp_path / "tables"
+    written.mkdir()
+    for name, content in tables.write(again.plan, again.fixed, done, norms).items():
+        (written / name).write_bytes(content)
+    _, _, read = tables.read(written)
+    assert [result.planned.settings for result in read] == [run.settings for run in again.plan.runs]
+    waiting = [result._replace(state="waiting", planned=run) for result, run in zip(read, planned.runs, strict=True)]
+    with pytest.raises(UsageError, match=r"is of another experiment in .*: train\.learning_rate is 0\.5, not 0\.0003"):
+        tables.filled_in(waiting, read, written)
+
+
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(FILE)
     done = twin_graph("experiment", "run", "tiny.toml", "--out", str(tmp_path), cwd=tmp_path)
@@ -365,6 +437,20 @@ def test_a_run_whose_points_are_gone_is_not_taken_for_one_that_never_began(finis
     unstarted = create(tmp_path / "unstarted", Run(archived).settings)
     runner._remove_unstarted(unstarted.folder)
     assert not unstarted.folder.exists()
+
+
+def test_the_rest_of_a_run_that_was_cut_counts_from_its_resume_point(finished: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "tiny"))
+    (folder / "outcomes.jsonl").unlink()
+    there = Experiment.open(folder)
+    planned = there.plan.runs[0]
+    run = Run(folder / planned.name)
+    lines = run.ledger.path.read_bytes().splitlines(keepends=True)
+    *_, before_last, _ = (i for i, line in enumerate(lines) if b'"event": "point"' in line)
+    run.ledger.path.write_bytes(b"".join(lines[: before_last + 1]))
+    state = runner._look(there, planned)
+    assert (state.state, state.agent_steps, state.trained) == ("cut", 400, 400)
+    assert run.newest_metrics()["agent_steps"] == 600
 
 
 def test_a_run_that_ended_while_it_made_its_first_point_never_began(
@@ -870,6 +956,9 @@ def test_nothing_is_compared_with_runs_that_failed(monkeypatch: pytest.MonkeyPat
     assert "2 comparisons with latest" in said
     assert conditions[1].difference is not None
     assert conditions[1].difference.value == 100
+    both = [condition.p for condition in conditions[1:]]
+    conditions, _ = findings("lag(20)")  # a planned comparison counts, though it cannot be made
+    assert conditions[1].p == both[0] == 2 * 2 / 2**5
     conditions, said = findings("latest")
     assert said.endswith("No run of latest, with which the others are compared, is done.")
     assert all(condition.difference in (None, statistics.UNKNOWN) for condition in conditions)
@@ -1018,6 +1107,7 @@ def test_holm_multiplies_by_what_is_left_and_never_turns_the_order() -> None:
     found = statistics.holm([0.06, math.nan, 0.01, 0.03, 0.02])
     assert found == pytest.approx([0.06, math.nan, 0.04, 0.06, 0.06], nan_ok=True)
     assert statistics.holm([0.6, 0.7]) == [1, 1]
+    assert statistics.holm([0.01, math.nan, 0.03], of=3) == pytest.approx([0.03, math.nan, 0.06], nan_ok=True)
 
 
 def test_a_score_may_be_the_mean_of_the_last_evaluations(finished: Path, tmp_path: Path) -> None:

@@ -189,13 +189,16 @@ def test_atari_beside_published_runs_is_what_the_records_say() -> None:
     assert "is 1.05 (0.70 to 1.68); that of the published runs is 0.69 (0.66 to 0.73)." in said
 
 
-def test_targets_on_atari_are_compared_in_pairs_of_equal_game_and_seed(tmp_path: Path) -> None:
+def test_targets_on_atari_are_compared_in_pairs_of_equal_game_and_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the tables of another study, since its own runs are to come: all its seeds, and then one that lacks a run."""
+    monkeypatch.syspath_prepend(ROOT / "studies")
     for name in ("plan.json", "runs.csv", "curves.csv"):
         shutil.copy(ROOT / "studies" / "results" / "genealogy-minatar" / name, tmp_path)
     with (tmp_path / "runs.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    for first in (31, 32):
+    for first, is_whole in ((31, True), (32, False)):
         scores = {
             (row["condition"], row["environment"], row["seed"]): float(row["normalised_score"])
             for row in rows
@@ -211,6 +214,7 @@ def test_targets_on_atari_are_compared_in_pairs_of_equal_game_and_seed(tmp_path:
         [line] = re.findall(r"^`n_step=3, mean`: (.*)", printed, re.MULTILINE)
         assert line.startswith(f"{fmean(less):+.2f} (")
         assert line.endswith(f"ahead in {sum(one > 0 for one in less)} of {len(less)}")
+        assert (", p = " in line, "nothing is tested before all are done" in printed) == (is_whole, not is_whole)
         rows[0]["state"] = "failed"  # of seed 31
         with (tmp_path / "runs.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, rows[0])

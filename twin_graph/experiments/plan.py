@@ -16,6 +16,7 @@ from twin_graph import config, targets
 from twin_graph.config import FREE, nearest, nearest_setting
 from twin_graph.cross_checks import check_that_it_learns
 from twin_graph.errors import UsageError
+from twin_graph.no_effect import without_effect
 from twin_graph.settings import Settings
 from twin_graph.snapshots.run import find
 from twin_graph.words import counted, what_is_wrong
@@ -183,7 +184,8 @@ class Plan(NamedTuple):
     """Everything that an experiment file says.
 
     Attributes:
-      name, description, preset, steps: as in the file.
+      name, description, steps: as in the file.
+      preset: what its preset said when the experiment began; of forked runs, the settings of the first point.
       runs: seed by seed, so that an experiment that was stopped has complete comparisons.
       scores: by environment, what the file says of its scores.
       last: a run's score is the mean of this many of its newest evaluations; a report may take another number.
@@ -193,7 +195,7 @@ class Plan(NamedTuple):
 
     name: str
     description: str
-    preset: str
+    preset: Settings
     steps: int
     runs: tuple[PlannedRun, ...]
     scores: Mapping[str, Scores]
@@ -244,13 +246,14 @@ def read(path: Path, origin_of: Callable[[str], Origin | None] = lambda name: No
         raise UsageError(f"{path}: {error}") from None
 
 
-def parse(text: str, *, fixed: Pairs = (), origin: Origin | None = None) -> Plan:
+def parse(text: str, *, fixed: Pairs = (), origin: Origin | None = None, preset: Settings | None = None) -> Plan:
     """The plan that the text of a file makes.
 
     Args:
       text: TOML.
       fixed: settings that all runs have in addition to the file's, such as threads.
       origin: points that were looked up before; others are looked for in the run that the file names.
+      preset: what the file's preset said when the experiment began; what it says now if that is not known.
 
     Raises:
       UsageError: unknown keys, values that do not fit, an empty grid, two runs that are the same.
@@ -269,11 +272,15 @@ def parse(text: str, *, fixed: Pairs = (), origin: Origin | None = None) -> Plan
         raise UsageError(f"{'noise_seeds' if file.from_ else 'seeds'}={seeds}: one of them is repeated")
     origin = _origin(file.from_, origin) if file.from_ else None
     points: list[OriginPoint | None] = list(origin.points.values()) if origin else [None]
+    if origin:
+        preset = next(iter(origin.points.values())).settings
+    elif preset is None or preset.preset != file.preset:
+        preset = config.load(file.preset or "")
     combinations = [(combination, False) for combination in itertools.product(*levels)]
     if file.from_ and file.from_.chaos:
         combinations.insert(1, (combinations[0][0], True))
     runs = [
-        _run(file, (*fixed, *common), combination, seed, point, nudge=nudge)
+        _run(file, preset if point is None else point, (*fixed, *common), combination, seed, nudge=nudge)
         for seed in seeds
         for point in points
         for combination, nudge in combinations
@@ -289,9 +296,7 @@ def parse(text: str, *, fixed: Pairs = (), origin: Origin | None = None) -> Plan
                 f"{condition} is not compared in {missing[0]}: let the environments be a factor of their own, "
                 '"env.id" = [...]'
             )
-    preset = file.preset or runs[0].settings.preset
-    scores = _scores(file.scores, tasks)
-    last = file.last_evaluations
+    scores, last = _scores(file.scores, tasks), file.last_evaluations
     return Plan(file.name, file.description, preset, file.steps, tuple(runs), scores, last, text, origin)
 
 
@@ -319,14 +324,17 @@ def _origin(wanted: _From, known: Origin | None) -> Origin:
 
 
 def check(plan: Plan, path: Path) -> None:
-    """Raises `UsageError` if a policy in a plan's file is unknown, cannot be imported, or cannot work; or if runs will
-    have fewer evaluations than a score is the mean of."""
+    """Raises `UsageError` if a policy in a plan's file is unknown, cannot be imported, or cannot work; if conditions
+    differ only in settings without effect; or if runs will have fewer evaluations than a score is the mean of."""
     for settings in {run.condition: run.settings for run in plan.runs}.values():
         try:
             targets.roles(settings)
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
+    _check_effects(plan, path)
     for run in plan.runs:
+        if not run.settings.evaluate.episodes:
+            raise UsageError(f"{path}: with evaluate.episodes=0 {run.condition} has no scores; give it 1 or more")
         (begin, end), every = run.span, run.settings.evaluate.every_steps
         there = end // every - begin // every + (end % every > 0)  # the last one is at the end, due or not
         if plan.last > there:
@@ -334,6 +342,24 @@ def check(plan: Plan, path: Path) -> None:
                 f"{path}: last_evaluations={plan.last}, but {run.condition} has {counted(there, 'evaluation')}: "
                 f"evaluate.every_steps={every} in {counted(end - begin, 'agent step')}"
             )
+
+
+def unused(plan: Plan) -> list[str]:
+    """A sentence for each setting of a plan's file that has no effect in any of its runs."""
+    in_each = [list(without_effect(run.settings, (key for key, _ in run.overrides))) for run in plan.runs]
+    return [sentence for sentence in in_each[0] if all(sentence in of for of in in_each)]
+
+
+def _check_effects(plan: Plan, path: Path) -> None:
+    """Raises `UsageError` if two conditions differ only in settings that have no effect in either."""
+    alike = [run for run in plan.runs if run.pair == plan.runs[0].pair and not run.nudge]
+    idle = [
+        {key: sentence for key, _ in run.overrides for sentence in without_effect(run.settings, [key])} for run in alike
+    ]
+    for (one, of_one), (other, of_other) in itertools.combinations(zip(alike, idle, strict=True), 2):
+        keys = [key for key, _, _ in config.differences(one.settings, other.settings)]
+        if all(key in of_one and key in of_other for key in keys):
+            raise UsageError(f"{path}: {one.condition} and {other.condition} would train the same: {of_one[keys[0]]}")
 
 
 def _validated(text: str) -> _File:
@@ -430,16 +456,22 @@ def _check_disjoint(common: Pairs, levels: Sequence[Sequence[_Level]]) -> None:
 
 
 def _run(
-    file: _File, common: Pairs, combination: Sequence[_Level], seed: int, point: OriginPoint | None, *, nudge: bool
+    file: _File,
+    start: Settings | OriginPoint,
+    common: Pairs,
+    combination: Sequence[_Level],
+    seed: int,
+    *,
+    nudge: bool,
 ) -> PlannedRun:
     overrides = (*common, *(pair for level in combination for pair in level.settings))
     steps = ("train.steps", file.steps)
-    if point is None:
-        settings = config.load(file.preset or "", [*overrides, steps, ("seed", seed)])
-    elif file.steps <= point.agent_steps:
-        raise UsageError(f"steps={file.steps}: resume point {point.number} is at {point.agent_steps:,} agent steps")
+    if isinstance(start, Settings):
+        point, settings = None, config.replace(start, [*overrides, steps, ("seed", seed)])
+    elif file.steps <= start.agent_steps:
+        raise UsageError(f"steps={file.steps}: resume point {start.number} is at {start.agent_steps:,} agent steps")
     else:
-        settings = config.change(point.settings, [*overrides, steps], seed=seed)
+        point, settings = start, config.change(start.settings, [*overrides, steps], seed=seed)
     check_that_it_learns(settings)
     condition = ", ".join(level.label for level in combination if level.factor != _TASK) or settings.preset
     if nudge:
@@ -461,6 +493,9 @@ def _check_different(runs: Sequence[PlannedRun]) -> None:
         other = by_settings.setdefault((run.settings.sha256(), run.pair, run.nudge), run)
         if other is not run:
             raise UsageError(f"{other.condition} and {run.condition} are the same run, twice (seed {run.seed})")
+    places = Counter((run.condition, run.task, run.pair, run.nudge) for run in runs)
+    if same := next((place for place, count in places.items() if count > 1), None):
+        raise UsageError(f"two conditions would be called {same[0]}: give their values other names")
     names = Counter(run.name for run in runs)
     if twice := next((name for name, count in names.items() if count > 1), None):
         raise UsageError(f"two runs would be called {twice}: give their values names, in a table of variants")

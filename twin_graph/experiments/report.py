@@ -198,7 +198,7 @@ def _page(data: _Data) -> Page:
         lead=" ".join(
             [
                 *([re.sub(r"(?<![.?!])\Z", ".", plan.description)] if plan.description else []),
-                f"{counted(len(data.conditions), 'condition')} of preset {plan.preset} on {environments}, "
+                f"{counted(len(data.conditions), 'condition')} of preset {plan.preset.preset} on {environments}, "
                 f"{counted(len(data.results), 'run')} of {plan.steps:,} agent steps, {done} of them done.",
                 *([f"All are forked from {_origin(plan.origin)}."] if plan.origin else []),
             ]
@@ -236,7 +236,7 @@ def _findings(data: _Data) -> Iterator[str]:
         f"{len(others)} comparison{'s' if len(others) > 1 else ''} with {first.name}, in pairs of runs that began alike"
     )
     pairs = max(condition.pairs for condition in others)
-    if len(others) * 2 / 2**pairs >= statistics.LEVEL:  # 2 of the 2**n signs give the smallest p
+    if len(statistics.compared(data.conditions)) * 2 / 2**pairs >= statistics.LEVEL:  # of 2**n signs 2 give the least p
         yield f"{pairs} seeds can show no difference in {compared}: corrected, no p could be below {statistics.LEVEL}."
     elif differ:
         yield f"Of {compared}, these differ, corrected for their number: {_listed(differ)}."

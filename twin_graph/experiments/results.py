@@ -154,6 +154,12 @@ class Result(NamedTuple):
         return sum(age * count for age, count in spans) / sum(count for _, count in spans) if spans else None
 
 
+def of_whole_seeds(results: Sequence[Result]) -> list[Result]:
+    """Those of the seeds of which all runs are done."""
+    unfinished = {result.planned.seed for result in results if result.state != "done"}
+    return [result for result in results if result.planned.seed not in unfinished]
+
+
 def read(experiment: Experiment) -> Iterator[Result]:
     """Every run of an experiment, started or not; for a damaged one, only that it is damaged."""
     for state in look(experiment):

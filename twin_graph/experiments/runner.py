@@ -1,7 +1,7 @@
 """Trains the runs of an experiment, each in a process of its own, by the commands that a person would type.
 
 checkpoints/experiments/<name>/
-  experiment.json      the file, and what was measured and fixed at the start
+  experiment.json      the file, its preset, and what was measured and fixed at the start
   outcomes.jsonl       how each process of a run ended
   <run>/               an ordinary run
   logs/<run>.log       what its processes said
@@ -80,7 +80,9 @@ class Experiment:
             fixed = tuple((str(key), value) for key, value in record["fixed"].items())
             trial = Trial(*(record["trial"][name] for name in Trial._fields))
             origin = plans.Origin.recorded(record["origin"]) if record.get("origin") else None
-            return cls(folder, plans.parse(record["file"], fixed=fixed, origin=origin), fixed, trial)
+            preset = config.validate(record["preset"]) if "preset" in record else None  # older ones lack it
+            plan = plans.parse(record["file"], fixed=fixed, origin=origin, preset=preset)
+            return cls(folder, plan, fixed, trial)
         except (KeyError, TypeError, UsageError) as error:
             raise DamagedError(f"{path} cannot be used: {error}") from None
 
@@ -113,7 +115,7 @@ class Experiment:
         """
         if (folder / _RECORD).exists():
             begun = cls.open(folder)
-            grown = plans.parse(plan.text, fixed=begun.fixed, origin=begun.plan.origin)
+            grown = plans.parse(plan.text, fixed=begun.fixed, origin=begun.plan.origin, preset=begun.plan.preset)
             _check_same(begun.plan, grown, folder)
             trial = begun.trial
             if len(grown.runs) > len(begun.plan.runs):
@@ -139,6 +141,7 @@ class Experiment:
             "fixed": dict(self.fixed),
             "trial": self.trial._asdict(),
             "origin": self.plan.origin.record() if self.plan.origin else None,
+            "preset": self.plan.preset.model_dump(),
             "file": self.plan.text,
         }
         write_file(self.folder / _RECORD, checked(record, indent=1))
@@ -200,8 +203,13 @@ class Experiment:
             named = ["--at", str(planned.point.number), "--seed", str(planned.seed), "--run-dir", folder]
             steps, nudge = f"--set=train.steps={self.plan.steps}", ["--nudge"] if planned.nudge else []
             return ["fork", str(self.plan.origin.folder), *named, *nudge, *sets, steps]
+        preset = self.plan.preset
+        then = [
+            f"--set={assignment(key, value)}"
+            for key, _, value in config.differences(config.load(preset.preset), preset)
+        ]
         named = ["--steps", str(self.plan.steps), "--seed", str(planned.seed)]
-        return ["train", self.plan.preset, *named, "--run-dir", folder, *sets]
+        return ["train", preset.preset, *named, "--run-dir", folder, *then, *sets]
 
     def record_outcome(self, planned: PlannedRun, command: str, code: int, seconds: float, error: str) -> None:
         """Remembers how a process of a run ended, durably."""
@@ -226,7 +234,7 @@ class Experiment:
             if done
             else f"measured: {self.trial.rate:.0f} agent steps/s in the first run, without evaluations"
         )
-        left = [self.plan.steps - s.agent_steps for s in states if s.state not in ("done", "damaged")]
+        left = [s.planned.length - s.trained for s in states if s.state not in ("done", "damaged")]
         return sum(left) / length * by_run / max(1, min(jobs, len(left))), how
 
     def _outcomes(self) -> list[dict[str, Any]]:
@@ -293,10 +301,11 @@ def _check_same(begun: Plan, wanted: Plan, folder: Path) -> None:
 
 class State(NamedTuple):
     """How far a run has come.
+
     Attributes:
       planned: which.
       state: `waiting` (not begun), `cut` (begun, and not at its end), `running`, `done`, `failed`, `damaged`.
-      agent_steps: as far as its records say.
+      agent_steps: as far as its records say; while nobody trains it, those of its newest resume point.
       error: why it failed.
     """
 
@@ -304,6 +313,11 @@ class State(NamedTuple):
     state: str
     agent_steps: int
     error: str = ""
+
+    @property
+    def trained(self) -> int:
+        """Agent steps since it began, of `planned.length`: those before a fork were the parent's."""
+        return max(0, self.agent_steps - self.planned.span[0])
 
 
 def look(experiment: Experiment) -> list[State]:
@@ -319,21 +333,26 @@ def _look(experiment: Experiment, planned: PlannedRun, error: str = "", *, goes_
             return State(planned, "failed" if error else "waiting", planned.span[0], error)
         # A process that is known to be alive is not asked: it may be about to take the lock that this looks at.
         state = "running" if goes_on else run.state()
-        steps = run.newest_metrics().get("agent_steps", 0)
+        if state == "running":
+            steps = run.newest_metrics().get("agent_steps", planned.span[0])
+            return State(planned, "running", min(steps, experiment.plan.steps))
     except DamagedError as damage:
         return State(planned, "damaged", 0, str(damage))
-    if state != "running" and _is_complete(run, planned):
+    if _is_complete(run, planned):
         return State(planned, "done", experiment.plan.steps)
-    if state == "running":
-        return State(planned, "running", min(steps, experiment.plan.steps))
-    return State(planned, "failed" if error else "cut", min(steps, experiment.plan.steps), error)
+    return State(planned, "failed" if error else "cut", min(_kept_steps(run), experiment.plan.steps), error)
+
+
+def _kept_steps(run: Run) -> int:
+    """The agent steps of its newest resume point; 0 without any."""
+    newest = next(run.ledger.newest_first(Point), None)
+    return newest.counters.agent_steps if newest else 0
 
 
 def _is_complete(run: Run, planned: PlannedRun) -> bool:
     """Whether it has all that was planned; somebody may have resumed it for longer since."""
-    newest, steps = next(run.ledger.newest_first(Point), None), planned.settings.train.steps
-    reached = newest is not None and newest.counters.agent_steps >= steps
-    return reached and Matches(run).complete(steps, planned.settings)
+    steps = planned.settings.train.steps
+    return _kept_steps(run) >= steps and Matches(run).complete(steps, planned.settings)
 
 
 class Process(Protocol):

@@ -15,7 +15,7 @@ import numpy as np
 from rliable import library, metrics
 from scipy.stats import permutation_test
 
-from twin_graph.experiments.plan import KNOWN_SCORES, NUDGED, THRESHOLD, Plan
+from twin_graph.experiments.plan import KNOWN_SCORES, THRESHOLD, Plan
 from twin_graph.experiments.results import Curve, Result
 
 #: Resamples of each interval.
@@ -148,7 +148,18 @@ def analyse(
         tell(f"statistics of {name}", i, len(plan.conditions))
         runs = [result for result in results if result.planned.condition == name]
         found.append(_condition(name, runs, plan.tasks, norm, found[0] if found else None))
-    return [condition._replace(p=p) for condition, p in zip(found, holm([c.p for c in found]), strict=True)]
+    corrected = holm([condition.p for condition in found], of=len(compared(found)))
+    return [condition._replace(p=p) for condition, p in zip(found, corrected, strict=True)]
+
+
+def compared(conditions: Sequence[Condition]) -> list[Condition]:
+    """Those that are compared with the first one, whether runs of them are done or not."""
+    return [condition for condition in conditions[1:] if not _is_nudged(condition.runs)]
+
+
+def _is_nudged(runs: Sequence[Result]) -> bool:
+    """Whether these are the runs of the control for chaos, which is no hypothesis."""
+    return any(run.planned.nudge for run in runs)
 
 
 def _condition(
@@ -173,7 +184,7 @@ def _condition(
         improvement=improvement(scores, first.scores) if first else None,
         difference=mean(pairs) if first else None,
         pairs=len(pairs),
-        p=math.nan if name.endswith(NUDGED) else p_of(pairs),
+        p=math.nan if _is_nudged(runs) else p_of(pairs),
         profile=profile(scores),
         curve=curve([[_normalised(run, norm) for run in row] for row in rows], iqm_by_step),
         steps_to=[math.inf if steps is None else steps for _, steps in reached],
@@ -263,12 +274,16 @@ def p_of(pairs: np.ndarray) -> float:
     return float(test.pvalue)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p values corrected for how many there are (Holm 1979); NaN stays and does not count."""
+def holm(p_values: Sequence[float], *, of: int | None = None) -> list[float]:
+    """p values corrected for the number of comparisons (Holm 1979): of those there are, or of `of` that were planned.
+
+    NaN stays.
+    """
     corrected, largest = list(p_values), 0.0
     known = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
+    count = len(known) if of is None else of
     for rank, (p, i) in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - rank) * p))
+        largest = max(largest, min(1.0, (count - rank) * p))
         corrected[i] = largest
     return corrected
 

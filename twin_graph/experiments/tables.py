@@ -1,6 +1,7 @@
 """The numbers of an experiment as CSV files, and back: enough to draw its report again after the runs are gone.
 
-plan.json        the experiment's file, what was fixed at its start, and of how many evaluations a score is the mean
+plan.json        the experiment's file, its preset and what was fixed at its start, and of how many evaluations a score
+                 is the mean
 runs.csv         a line for each run
 curves.csv       a line for each scheduled evaluation
 targets.csv      a line for each time that a snapshot was the target
@@ -38,6 +39,7 @@ def write(plan: Plan, fixed: plans.Pairs, results: Sequence[Result], norms: Mapp
         "file": plan.text,
         "fixed": dict(fixed),
         "origin": plan.origin.record() if plan.origin else None,
+        "preset": plan.preset.model_dump(),
         "last": plan.runs[0].last,
     }
     return {
@@ -57,8 +59,9 @@ def read(folder: Path) -> tuple[Plan, plans.Pairs, list[Result]]:
     try:
         fixed = tuple(record["fixed"].items())
         origin = plans.Origin.recorded(record["origin"]) if record["origin"] else None
-        plan = plans.parse(record["file"], fixed=fixed, origin=origin)
-        plan = plan.scored_by(record.get("last", plan.last))  # older ones lack it
+        preset = config.validate(record["preset"]) if "preset" in record else None  # older ones lack it, and `last`
+        plan = plans.parse(record["file"], fixed=fixed, origin=origin, preset=preset)
+        plan = plan.scored_by(record.get("last", plan.last))
         rows = {name: _grouped(_rows(folder / f"{name}.csv")) for name in ("curves", "targets", "telemetry")}
         of_runs = {row["run"]: row for row in _rows(folder / "runs.csv")}
         results = [
