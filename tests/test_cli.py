@@ -461,8 +461,12 @@ def test_the_example_of_a_loop_of_ones_own(trained: Path) -> None:
 
     loop("mine", 1700)
     assert status()["resume_point"]["agent_steps"] == 1700
+    mine = Run(trained / "mine")  # a `resume --set` that is killed before it trains leaves this
+    before = mine.settings.log.every_steps
+    mine.change_settings(config.change(mine.settings, [("log.every_steps", 77)]))
     resumed = twin_graph("resume", "mine", "--steps=2000", "--set=evaluate.episodes=2", cwd=trained)
     assert resumed.returncode == 0, resumed.stderr
+    assert f"changed: log.every_steps from {before} to 77" in resumed.stderr
     assert status()["agent_steps"] == 2000
 
 

@@ -1,6 +1,7 @@
 """TensorBoard's event file, read back as TensorBoard reads it."""
 
 import contextlib
+import errno
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,14 @@ def test_attempts_of_the_same_second_write_files_of_their_own(tmp_path: Path, mo
     read = EventAccumulator(str(tmp_path))
     read.Reload()
     assert [event.step for event in read.Scalars("x")] == [1, 2]
+
+
+def test_a_folder_that_takes_no_file_is_an_error_of_the_system_with_its_reason() -> None:
+    """In /proc nobody can make one."""
+    with pytest.raises(OSError, match="No such file") as raised:
+        EventFile(Path("/proc"), tf.Graph())
+    assert raised.value.errno == errno.EIO
+    assert raised.value.filename.startswith("/proc/events")
 
 
 def test_tensorboards_own_histograms_are_made_of_them(tmp_path: Path) -> None:

@@ -1068,7 +1068,7 @@ def sentence_on(p: list[float], seeds: list[int]) -> str:
     score = statistics.Estimate(1.0, 0.0, 2.0)
     of_each = {"name": "latest", "iqm": score, "difference": score}
     conditions = [
-        SimpleNamespace(**of_each, p=p, pairs=n, scores=np.ones((n, 1))) for p, n in zip(p, seeds, strict=True)
+        SimpleNamespace(**of_each, p=p, pairs=n, scores=np.ones((n, 1)), runs=[]) for p, n in zip(p, seeds, strict=True)
     ]
     data = SimpleNamespace(conditions=conditions, unit="return", estimate=lambda estimate: estimate)
     *_, found = pages._findings(data)  # type: ignore[arg-type]

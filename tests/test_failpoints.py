@@ -20,11 +20,11 @@ import pytest
 
 from twin_graph import config
 from twin_graph.checkpoint import ReplayLog, newest_point
-from twin_graph.errors import UsageError
+from twin_graph.errors import InUseError, UsageError
 from twin_graph.replay import Replay, Transition
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer
-from twin_graph.snapshots.files import write_new
+from twin_graph.snapshots.files import append_line, write_new
 from twin_graph.snapshots.ledger import Commit, Counters, utc_now
 from twin_graph.snapshots.points import HolderState, LearnerState, PointState
 from twin_graph.snapshots.run import RECORDS, Run, create
@@ -111,13 +111,13 @@ class Training:
         steps = self.replay.written
         return Counters(agent_steps=steps, updates=10 * steps, frames=steps, episodes=0)
 
-    def commit(self) -> Commit:
+    def commit(self, settings_sha256: str = "0" * 64) -> Commit:
         return self.store.commit(
             save,
             lineage="online",
             attempt=self.run.attempt,
             counters=self.counters,
-            settings_sha256="0" * 64,
+            settings_sha256=settings_sha256,
             weights_sha256=f"{self.replay.written:08x}" * 8,
             variables=[Variable(name="w", shape=(2,), dtype="float32")],
         )
@@ -194,6 +194,13 @@ def look(folder: Path) -> Seen:
 Act = Callable[[], object]
 
 
+def snapshot_again(training: Training) -> Act:
+    """By an attempt with other settings, from the resume point before it: the same weights get another manifest."""
+    training.commit()
+    again = Training(training.run.folder)
+    return lambda: again.commit(settings_sha256="1" * 64)
+
+
 def removal(training: Training) -> Act:
     doomed = [training.store.snapshots[0].id]
     return lambda: training.store.remove_weights(lambda: doomed, attempt=training.run.attempt)
@@ -242,6 +249,7 @@ def start(training: Training) -> Act:
 #: Each gives what is to be done, and done again after an error.
 OPERATIONS: dict[str, Callable[[Training], Act]] = {
     "snapshot": lambda training: training.commit,
+    "snapshot again": snapshot_again,
     "resume point": lambda training: training.commit_point,
     "removal": removal,
     "pin": pin,
@@ -403,9 +411,11 @@ def test_a_point_is_there_only_when_the_records_that_it_counts_on_are_durable(
         os, "fsync", lambda descriptor: afloat.discard(Path(f"/proc/self/fd/{descriptor}").readlink().name)
     )
     training.run.record_metrics({"agent_steps": 1})
-    assert afloat == {"metrics.jsonl"}
+    # Another process has written a line, and is about to fsync it.
+    append_line(training.run.folder / "evaluations.jsonl", {"by": "another"}, durable=False)
+    assert afloat == {"metrics.jsonl", "evaluations.jsonl"}
     training.commit_point()
-    assert "metrics.jsonl" not in afloat
+    assert not afloat & set(RECORDS)
 
 
 @pytest.mark.parametrize("fault", [*ERRORS, *DEATHS])
@@ -427,9 +437,8 @@ def test_a_run_is_made_whole_or_not_at_all(tmp_path: Path, fault: str) -> None:
                 make(folder, at)
         if (folder / "run.json").exists():
             assert Run(folder).settings == settings
-        elif folder.exists():  # nobody was there to remove it
-            assert fault in ("EIO for good", *DEATHS)
         else:
+            assert not folder.exists()
             create(folder, settings)
 
 
@@ -486,6 +495,14 @@ def test_on_a_full_disk_readers_see_old_or_new_and_room_is_all_that_is_missing(
             break
     if operation in ("snapshot", "resume point"):
         assert pages > 4
+
+
+def test_a_full_disk_does_not_keep_away_who_makes_room(base: Path, small_disk: Path) -> None:
+    run = Run(Path(shutil.copytree(base, small_disk / "run")))
+    with filled(small_disk, 0), run.lock("prune"):
+        assert not (run.control / "holder.json").exists()
+        with pytest.raises(InUseError, match="is in use by another process"), Run(run.folder).lock("train"):
+            pass
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import pytest
 from commands import Command, twin_graph
 from test_resume import attempt, end
 
-from twin_graph import config, envs, nudge, resources, training
+from twin_graph import config, envs, exchange, nudge, resources, training
 from twin_graph.checkpoint import newest_point, point_at
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.settings import Settings
@@ -355,6 +355,23 @@ def test_a_point_on_request_is_made_at_once_and_again_after_a_crash(cartpole: Ma
         assert [(point.counters.agent_steps, point.request) for point in made] == [(320, asked.id)]
         ends.append(end(run))
     assert ends[0] == ends[1]
+
+
+def test_imports_and_means_are_named_after_the_run_that_they_were_made_in(
+    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path
+) -> None:
+    parent = trained(cartpole())
+    ours = exchange.average(parent, parent.store().snapshots[:2])
+    point = parent.points().newest()
+    assert point is not None
+    before = fork(parent, point, tmp_path / "before", parent.settings)
+    exchange.average(before, before.store().snapshots[-2:])
+    made_in = {entry["id"]: entry["run"] for entry in report.log(before)}
+    theirs = [name for name in made_in if name.startswith("import-") and name != ours.id]
+    assert {made_in[name] for name in theirs} == {"before"}
+    assert {report.show(before, name)["run"] for name in theirs} == {"before"}
+    trained_by_parent = [run for name, run in made_in.items() if not name.startswith("import-")]
+    assert set(trained_by_parent) == {parent.name}
 
 
 def test_the_command_forks_and_lists_the_tree(

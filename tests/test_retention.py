@@ -330,6 +330,25 @@ def test_what_people_asked_for_is_kept_while_they_have_no_answer(run: Run, ten: 
     assert removed(run) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
 
 
+def test_requests_keep_their_order_where_the_clock_is_set_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [control.ask(run.control, "swap", "000001")]
+    monkeypatch.setattr("time.time_ns", lambda: 1)
+    asked += [control.ask(run.control, "swap", name) for name in ("000002", "000003")]
+    assert [request.snapshot for request in control.pending(run.control)] == ["000001", "000002", "000003"]
+    assert asked == control.pending(run.control)
+
+
+def test_what_was_seen_answered_is_not_read_again(run: Run) -> None:
+    inbox, first = control.Inbox(run.control), control.ask(run.control, "undo")
+    assert inbox.new() == [first]
+    control.answer(run.control, first, Answer(done=True, message="done"))
+    inbox.look_again()
+    assert inbox.new() == []
+    (run.control / f"{first.id}.json").write_bytes(b"changed")  # whoever reads it fails
+    second = control.ask(run.control, "undo")
+    assert inbox.new() == [second]
+
+
 def test_imports_are_never_removed(run: Run, ten: list[Commit]) -> None:
     imported = commit(run, 77, lineage=IMPORT)
     commit_point(run, 950, [ten[9]])

@@ -32,7 +32,10 @@ class EventFile:
         folder.mkdir(exist_ok=True)
         # Microseconds, since an attempt that fails at once may be followed by another within the second.
         self._path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
-        self._file = tf.io.TFRecordWriter(str(self._path))
+        try:
+            self._file = tf.io.TFRecordWriter(str(self._path))
+        except tf.errors.OpError as error:
+            raise self._os_error(error) from error
         self._write(file_version="brain.Event:2")
         if resumed_at is not None:  # TensorBoard then forgets what an earlier attempt has shown beyond it
             self._write(step=resumed_at + 1, session_log=tf.SessionLog(status=tf.SessionLog.START))
@@ -46,7 +49,7 @@ class EventFile:
             self._file.close()
         except tf.errors.OpError as close_error:
             if error is None:
-                raise self._os_error() from close_error
+                raise self._os_error(close_error) from close_error
 
     def write(self, agent_steps: int, values: dict[str, float]) -> None:
         """Writes values by their tags at `agent_steps`, which is always TensorBoard's horizontal axis."""
@@ -74,11 +77,12 @@ class EventFile:
             self._file.write(tf.Event(wall_time=time.time(), **fields).SerializeToString())
             self._file.flush()
         except tf.errors.OpError as error:
-            raise self._os_error() from error
+            raise self._os_error(error) from error
 
-    def _os_error(self) -> OSError:
-        # TensorFlow says no more than that it could not write; hardly ever is it anything else.
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+    def _os_error(self, error: Any) -> OSError:
+        if isinstance(error, tf.errors.ResourceExhaustedError):
+            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        return OSError(errno.EIO, error.message, str(self._path))
 
 
 def _histogram(values: np.ndarray) -> Any:

@@ -130,8 +130,8 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
             write(twin, temporary / (targets[0] if len(targets) == 1 else path).name)
         for target in targets:
             made = temporary / target.name
-            for file in made.rglob("*") if made.is_dir() else [made]:
-                fsync(file)
+            for path_inside in [made, *made.rglob("*")]:
+                fsync(path_inside)
             publish(made, target)
         fsync(path.parent)
     finally:

@@ -88,8 +88,8 @@ class History(NamedTuple):
     def of(cls, store: SnapshotStore, lineage: str, updates: int, played: Sequence[Match]) -> "History":
         """The history of one lineage after this many updates, with the matches of its snapshots."""
         snapshots = [s for s in store.available if s.lineage == lineage and s.updates <= updates]
-        others = {s.id for s in store.snapshots if s.lineage != lineage}
-        return cls(updates, snapshots, [match for match in played if match.challenger not in others])
+        matches = [match for match in played if store.lineage_of(match.challenger) in (lineage, None)]
+        return cls(updates, snapshots, matches)
 
 
 class Choice(NamedTuple):

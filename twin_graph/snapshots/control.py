@@ -6,7 +6,7 @@ when the run resumes.
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Literal
 
@@ -74,11 +74,14 @@ def ask(
     hold: bool = False,
 ) -> Request:
     """Writes a request, durably."""
-    request_id = f"request-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
+    make_folder(folder)
+    earlier = (path.stem.split("-")[1] for path in folder.glob(_PATTERN))
+    newest = max((int(digits) for digits in earlier if digits.isdecimal()), default=0)
+    now = max(time.time_ns(), newest + 1)  # later than that, though the clock may have been set back
+    request_id = f"request-{now:020d}-{uuid.uuid4().hex[:8]}"
     request = Request(
         id=request_id, time=utc_now(), kind=kind, snapshot=snapshot, into=into, learner=learner, hold=hold
     )
-    make_folder(folder)
     _write(folder, request)
     return request
 
@@ -95,8 +98,11 @@ def read(folder: Path, request_id: str) -> Request:
 
 def pending(folder: Path) -> list[Request]:
     """Requests without an answer, oldest first. Raises `DamagedError`."""
-    requests = (read(folder, path.stem) for path in sorted(folder.glob(_PATTERN)))
-    return [request for request in requests if request.answer is None]
+    return [request for request in _requests(folder) if request.answer is None]
+
+
+def _requests(folder: Path, without: Container[str] = ()) -> list[Request]:
+    return [read(folder, path.stem) for path in sorted(folder.glob(_PATTERN)) if path.stem not in without]
 
 
 def wait(folder: Path, request: Request, is_alive: Callable[[], bool], seconds: float) -> Answer | None:
@@ -122,6 +128,7 @@ class Inbox:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: int | None = None
+        self._answered: set[str] = set()
 
     def new(self) -> list[Request]:
         """Requests without an answer, if the folder has changed since the last call."""
@@ -130,7 +137,9 @@ class Inbox:
             return []
         # Where the kernel's clock ticks coarsely, a request that comes now may leave the folder's time as it is.
         self._seen = changed if time.time_ns() - changed > _TICK_NS else None
-        return pending(self._folder)
+        found = _requests(self._folder, without=self._answered)
+        self._answered.update(request.id for request in found if request.answer)
+        return [request for request in found if request.answer is None]
 
     def look_again(self) -> None:
         """Makes the next call of `new()` look, whether or not the folder has changed."""

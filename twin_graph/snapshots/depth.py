@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from twin_graph.settings import Settings
 from twin_graph.snapshots.ledger import Commit, Follower, Start, Swap
 from twin_graph.snapshots.run import Run
 
@@ -61,7 +60,6 @@ class Depths:
         self._forget()
 
     def _forget(self) -> None:
-        self._settings: dict[int, Settings] = {}
         self._snapshots: dict[str, float | None] = {}
         self._online: dict[str, float | None] = {}  # by learner
         self._targets: dict[str, tuple[str, ...]] = {}  # by learner, the ids of its target's snapshots
@@ -114,7 +112,7 @@ class Depths:
         self._learning[learner] = first_update, self._learnt_from(self._targets.get(learner, ()), attempt)
 
     def _learnt_from(self, snapshots: Sequence[str], attempt: int) -> float | None:
-        settings = self._settings.get(attempt) or self._settings.setdefault(attempt, self._run.settings_of(attempt))
+        settings = self._run.settings_of(attempt)
         train, known = settings.train, [depth for name in snapshots if (depth := self.of(name)) is not None]
         if not known or len(known) < len(snapshots) or not train.target_q:
             return None

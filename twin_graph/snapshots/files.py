@@ -54,16 +54,22 @@ def write_new(path: Path, *parts: bytes | memoryview) -> None:
         os.close(descriptor)
 
 
-def commit_folder(destination: Path, fill: Callable[[Path], _Result]) -> _Result:
+def commit_folder(destination: Path, fill: Callable[[Path], _Result], *, index: str = "") -> _Result:
     """Creates the folder `destination` with what `fill(folder)` writes into it: all of it, or nothing.
 
     Everything is written into a temporary folder next to it, made durable, and renamed.
+
+    Args:
+      destination: of the folder.
+      fill: writes files.
+      index: the name of the file that says what the others are. With it, `destination` may exist: its files are
+        replaced one by one, this one last.
 
     Returns:
       What `fill` returned.
 
     Raises:
-      OSError: the disk is full, a write or an fsync failed; `destination` does not exist then.
+      OSError: the disk is full, a write or an fsync failed; `destination` does not exist then, or was there before.
     """
     temporary = destination.with_name(f"{_TEMPORARY}{destination.name}-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -73,6 +79,12 @@ def commit_folder(destination: Path, fill: Callable[[Path], _Result]) -> _Result
         for file in temporary.iterdir():
             fsync(file)
         fsync(temporary)
+        if index and destination.is_dir():
+            for file in sorted(temporary.iterdir(), key=lambda file: file.name == index):
+                file.replace(destination / file.name)
+            fsync(destination)
+            temporary.rmdir()
+            return result
         temporary.rename(destination)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -240,7 +240,8 @@ class PointStore:
     def retain(self, chain: Iterable[PointState], count: int | None) -> PointState:
         """Removes all points but the newest `count` of `chain`, and all segments that these do not need.
 
-        A damaged point is left for a person to look at. Nothing is removed if readers do not let go for seconds.
+        A point whose state cannot be read is left for a person to look at. Nothing is removed if readers do not let go
+        for seconds.
 
         Args:
           chain: points from which the present training descends, newest first; the first was just committed.

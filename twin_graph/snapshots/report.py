@@ -182,7 +182,7 @@ def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[
             "parent": snapshot.parent,
             "lineage": snapshot.lineage,
             "attempt": snapshot.attempt,
-            "run": makers[snapshot.attempt],
+            "run": run.maker_of_import(snapshot.id) if is_import(snapshot.id) else makers[snapshot.attempt],
             "time": snapshot.time,
             **{name: None if is_import(snapshot.id) else n for name, n in snapshot.counters.model_dump().items()},
             "score": scores.get(snapshot.id),
@@ -205,7 +205,7 @@ def show(run: Run, reference: str) -> dict[str, Any]:
     abandoned = next((snapshot for snapshot in store.abandoned if snapshot.id == reference), None)
     snapshot = abandoned or store.resolve(reference, run.scores())
     return {
-        "run": run.maker_of(snapshot.attempt),
+        "run": run.maker_of_import(snapshot.id) if is_import(snapshot.id) else run.maker_of(snapshot.attempt),
         "depth_agent_steps": _depths(run).of(snapshot.id),
         "manifest": store.manifest(snapshot.id).model_dump(mode="json"),
         "has_weights": store.has_weights(snapshot.id),

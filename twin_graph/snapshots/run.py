@@ -17,7 +17,6 @@ import errno
 import fcntl
 import os
 import re
-import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -36,6 +35,7 @@ from twin_graph.snapshots.files import (
     Line,
     append_line,
     checked,
+    commit_folder,
     fsync,
     make_folder,
     read_file,
@@ -43,6 +43,7 @@ from twin_graph.snapshots.files import (
     remove_leftovers,
     whole_bytes,
     write_file,
+    write_new,
 )
 from twin_graph.snapshots.ledger import (
     IMPORT,
@@ -94,6 +95,7 @@ class Run:
         self.ledger = Ledger(folder / LEDGER)
         self._evaluations = GrowingLines(folder / EVALUATIONS)
         self._evaluated: list[tuple[Line, dict[str, Any] | None]] = []
+        self._past_settings: dict[str, Settings] = {}  # by their hashes
         path = folder / "run.json"
         if not path.exists():
             raise UsageError(f"no run in {folder}; `twin-graph runs` lists those in {RUNS}/")
@@ -148,7 +150,12 @@ class Run:
                 for folder in (self.folder, self.control, self.videos):  # requests, films and exports need no lock
                     remove_leftovers(folder, spare_the_living=True)
                 here = {"pid": os.getpid(), "host": socket.gethostname(), "purpose": purpose, "since": utc_now()}
-                write_file(holder, checked(here))
+                try:
+                    write_file(holder, checked(here))
+                except OSError as error:
+                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                        raise
+                    holder.unlink(missing_ok=True)  # who needs the lock may be about to make room: `prune`
             yield
         finally:
             self._lock.release()
@@ -180,12 +187,14 @@ class Run:
     def settle_records(self) -> dict[str, int]:
         """Makes the files of records durable, as a point needs all that came before it; returns their lengths, by name.
 
-        Of whole lines, since another may be being written.
+        Of whole lines, since another may be being written; and what another process has written may not be durable yet.
         """
-        if (metrics := self.folder / METRICS).exists():
-            fsync(metrics)
-            fsync(self.folder)
-        return {name: whole_bytes(self.folder / name) for name in RECORDS}
+        lengths = {name: whole_bytes(self.folder / name) for name in RECORDS}
+        for name in RECORDS:
+            if lengths[name]:
+                fsync(self.folder / name)
+        fsync(self.folder)
+        return lengths
 
     def record_start(self, point: PointState | None = None) -> None:
         """Records in the ledger that this process trains from here on, from a resume point or from the beginning.
@@ -267,7 +276,8 @@ class Run:
         """The settings with which an attempt trained."""
         for past in self.description["past_settings"]:
             if past["attempt"] >= attempt:
-                return validate(past["settings"])
+                key = past["settings_sha256"]
+                return self._past_settings.get(key) or self._past_settings.setdefault(key, validate(past["settings"]))
         return self.settings
 
     def settings_from(self, point: PointState) -> Settings:
@@ -284,6 +294,19 @@ class Run:
         """The name of the run that made an attempt: this one's, or that of the run from which it was forked since."""
         forks = self.ledger.events(Fork)
         return next((fork.run for fork in forks if attempt <= fork.attempt), self.name)
+
+    def maker_of_import(self, snapshot_id: str) -> str:
+        """The name of the run into which it was imported, or in which it was averaged: this one's, or as above.
+
+        That may have been before this run's first attempt, but after the fork.
+        """
+        maker = self.name
+        for event in self.ledger.newest_first(Fork, Commit):
+            if isinstance(event, Fork):
+                maker = event.run
+            elif isinstance(event, Commit) and event.id == snapshot_id:
+                break
+        return maker
 
     def record_evaluation(
         self, snapshot: Commit, result: Mapping[str, Any], *, played_at: Counters | None = None, challenger: str = ""
@@ -434,12 +457,8 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
     from importlib.metadata import version  # slow to import, and only a new run needs it
 
     folder = Path(folder)
-    check_new_folder(folder)
     if not settings.twin.threads:
         settings = replace(settings, [("twin.threads", cpu.describe().cores)])
-    with making(folder):
-        make_folder(folder.parent)
-        folder.mkdir()
     description = {
         "format": FORMAT,
         "name": folder.resolve().name,
@@ -451,24 +470,26 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
         "cpu": cpu.describe()._asdict(),
         "past_settings": [],
     }
-    try:
-        write_file(folder / "run.json", checked(description, indent=1))
-        fsync(folder.parent)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return Run(folder)
+    return make(folder, lambda temporary: write_new(temporary / "run.json", checked(description, indent=1)))
 
 
-@contextlib.contextmanager
-def making(folder: Path) -> Iterator[None]:
-    """Raises `UsageError` where a folder cannot be made inside."""
+def make(folder: Path, fill: Callable[[Path], None]) -> Run:
+    """Makes the folder of a run with what `fill` writes into it: all of it, or nothing.
+
+    Raises:
+      UsageError: it exists already, or cannot be made.
+      OSError: the disk is full or failed.
+    """
+    check_new_folder(folder)
     try:
-        yield
+        make_folder(folder.parent)
+        remove_leftovers(folder.parent, of=folder.name, spare_the_living=True)
+        commit_folder(folder, fill)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY):
             raise
         raise UsageError(f"cannot make {folder}: {error.strerror}") from None
+    return Run(folder)
 
 
 def free_folder(stem: str) -> Path:

@@ -23,7 +23,6 @@ from twin_graph.snapshots.files import (
     commit_folder,
     lock_folder,
     make_folder,
-    remove_folder,
     remove_leftovers,
     write_new,
 )
@@ -227,6 +226,11 @@ class Snapshots:
             return snapshot
         raise UsageError(f"no snapshot {snapshot_id!r} in {self.folder}")
 
+    def lineage_of(self, snapshot_id: str) -> str | None:
+        """Whose it is; None of one that is not here, or was abandoned."""
+        snapshot = self._live.get(snapshot_id)
+        return snapshot.lineage if snapshot else None
+
     def has_weights(self, snapshot_id: str) -> bool:
         """Whether the weight files are present: retention may have removed them."""
         return snapshot_id not in self._gone
@@ -345,28 +349,26 @@ class SnapshotStore(Snapshots):
         make_folder(self.folder)
         manifest = self._adoptable(name, record, settings_sha256) if (self.folder / name).exists() else None
         if manifest is None:
-            manifest = commit_folder(self.folder / name, fill)
+            manifest = commit_folder(self.folder / name, fill, index=MANIFEST)
         snapshot = Commit(**record, time=utc_now(), snapshot=name, bytes=manifest.bytes)
         self._ledger.append(snapshot)
         self.reload()
         return snapshot
 
     def _adoptable(self, name: str, record: Mapping[str, Any], settings_sha256: str) -> Manifest | None:
-        """The manifest of a folder that is there already, if it is whole and says the same; any other is removed."""
+        """The manifest of a folder that is there already, if it is whole and says the same; any other is replaced."""
         try:
             manifest = self.manifest(name)
             self.check_files(name)
         except DamagedError:  # retention has removed its weights, or some damage: they are about to be written again
-            remove_folder(self.folder / name)
             return None
         if manifest.weights_sha256 != record["weights_sha256"]:
             raise DamagedError(f"{self.folder / name} holds other weights than its name says; move it away")
         # An attempt that saves at other moments may come to the same weights after more agent steps.
         same = all(getattr(manifest, key) == value for key, value in record.items() if key not in ("attempt", "health"))
-        if record["lineage"] == IMPORT or (same and manifest.settings_sha256 == settings_sha256):
-            return manifest
-        remove_folder(self.folder / name)
-        return None
+        return (
+            manifest if record["lineage"] == IMPORT or (same and manifest.settings_sha256 == settings_sha256) else None
+        )
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
