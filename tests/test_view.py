@@ -277,6 +277,69 @@ def test_the_picture_says_under_the_cursor_and_at_a_click_which_snapshot_served(
 
 
 @needs_browser
+def test_who_zooms_out_again_sees_what_was_there_before(server: Server, browser: Any) -> None:
+    from selenium.webdriver import ActionChains
+
+    look(browser, f"{server.address}#/run/{server.number('cartpole-seed1-1')}")
+    wait(browser, "document.querySelector('#targets canvas')")
+    over = browser.find_element("css selector", "#targets .u-over")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", over)
+    picture = "document.querySelector('#targets canvas').toDataURL()"
+    away = ActionChains(browser).move_by_offset(0, -400)
+    before = browser.execute_script(f"return {picture}")
+    ActionChains(browser).move_to_element(over).click_and_hold().move_by_offset(60, 0).release().perform()
+    zoomed = wait(browser, f"{picture} !== {json.dumps(before)} && {picture}")
+    ActionChains(browser).move_to_element(over).click_and_hold().move_by_offset(60, 0).release().perform()
+    wait(browser, f"{picture} !== {json.dumps(zoomed)}")
+    ActionChains(browser).double_click(over).perform()
+    away.perform()
+    assert wait(browser, f"{picture} === {json.dumps(before)}")
+
+
+@needs_browser
+def test_a_run_says_nothing_of_steps_that_it_does_not_have(server: Server, browser: Any) -> None:
+    """One run has 1,200 agent steps, the other 600."""
+    from selenium.webdriver import ActionChains
+
+    numbers = [server.number(name) for name in ("cartpole-seed1-1", "mutual")]
+    look(browser, f"{server.address}#/compare/{','.join(map(str, numbers))}")
+    keys = "[...(document.querySelector('.panel .legend')?.querySelectorAll('button') ?? [])]"
+    wait(browser, f"{keys}.length === 3")
+    over = browser.find_element("css selector", ".panel .u-over")
+    told = f"{keys}.map(key => key.querySelector('b').textContent)"
+    width = over.size["width"]
+    for side, has in ((-0.45, [True, True, True]), (0.45, [True, False, False])):
+        ActionChains(browser).move_to_element_with_offset(over, int(side * width), 0).perform()
+        wait(browser, f"{told}[0]")
+        assert [bool(text) for text in browser.execute_script(f"return {told}")] == has
+
+
+@needs_browser
+def test_axes_hold_what_is_below_zero_and_name_what_is_small(server: Server, browser: Any) -> None:
+    look(browser, f"{server.address}#/")
+    found = browser.execute_async_script(
+        """
+        const [base, done] = arguments;
+        Promise.all([import(`${base}charts.js`), import(`${base}dom.js`)]).then(([charts, dom]) =>
+          done([
+            [[-21, -3], [-21, 19], [0.5, 2], [0, 0]].map(([low, high]) => charts.fromZero(null, low, high)),
+            [0.002, 0.0123, 0.25, 0, 1500, -0.5].map(dom.brief),
+          ]));
+        """,
+        server.address,
+    )
+    (low, both, high, nothing), labels = found
+    assert low[0] < -21
+    assert low[1] == 0
+    assert both[0] < -21
+    assert both[1] > 19
+    assert high[0] == 0
+    assert high[1] > 2
+    assert nothing == [0, 1]
+    assert labels == ["0.002", "0.0123", "0.25", "0", "1.5K", "-0.5"]
+
+
+@needs_browser
 def test_what_a_person_opened_or_hid_stays_so_while_runs_change(work: Path, tmp_path: Path, browser: Any) -> None:
     folders = [Path(shutil.copytree(run_folder(work), tmp_path / "checkpoints" / name)) for name in "ab"]
     evaluations = folders[0] / "evaluations.jsonl"
@@ -299,10 +362,18 @@ def test_what_a_person_opened_or_hid_stays_so_while_runs_change(work: Path, tmp_
         browser.execute_script(f"{row}[0].querySelector('[aria-expanded]').click()")
         assert wait(browser, f"!{row}[1].hidden")
         shown = browser.execute_script(f"return {row}.length")
+        browser.execute_script("document.querySelector('.facts button').focus()")
         assert twin_graph("evaluate", str(folders[0]), "--episodes", "2", cwd=tmp_path).returncode == 0
         wait(browser, f"{row}.length > {shown}")
         hidden = browser.execute_script(f"return [...{row}].filter((_, i) => i % 2).map(row => row.hidden)")
         assert hidden[:3] == [True, False, True]
+        assert browser.execute_script("return document.activeElement.matches('.facts button')")
+
+        lines = evaluations.read_bytes()
+        evaluations.unlink()  # as if the run began again
+        wait(browser, "document.querySelector('#evaluations .note:not([hidden])')")
+        evaluations.write_bytes(lines)
+        wait(browser, "document.querySelector('#evaluations canvas')")
 
         ledger = (folders[0] / "ledger.jsonl").read_bytes()
         (folders[0] / "ledger.jsonl").write_bytes(ledger + b"no record\n")

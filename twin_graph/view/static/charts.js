@@ -7,30 +7,33 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const plots = new Set();
 const QUIET = 0.72;
 /** What a series is known by: runs may have one name, and then have two colours. */
-const known = (series) => `${series.name} ${series.colour}`;
+const known = (series) => `${series.name} ${series.colour} ${series.dash ?? ""}`;
 dark.addEventListener("change", () => plots.forEach((plot) => plot.rebuild()));
 
 /** A colour of the style sheet, as it is now. */
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
-/** A colour of the style sheet, so faint that others show through. */
-export function faint(name, alpha) {
+/** Red, green and blue of a colour of the style sheet. */
+function channels(name) {
   const hex = colour(name);
-  const [r, g, b] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
-  return `rgba(${r}, ${g}, ${b}, ${alpha})`;
+  return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 }
+
+/** A colour of the style sheet, so faint that others show through. */
+export const faint = (name, alpha) => `rgba(${channels(name).join(", ")}, ${alpha})`;
 
 /** A colour of the style sheet, mixed with that of the paper, so that areas are quieter than lines. */
 function quiet(name, part) {
-  const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
-  const paper = channels(colour("paper"));
-  return `rgb(${channels(colour(name))
+  const paper = channels("paper");
+  return `rgb(${channels(name)
     .map((value, i) => Math.round(part * value + (1 - part) * paper[i]))
     .join(", ")})`;
 }
 
-/** Colours of things that have no colour of their own, by their place. */
-export const several = (place) => `hue${place % 8}`;
+const HUES = 8;
+/** Colours of things that have no colour of their own, by their place; where these are used up, lines are dashed. */
+export const several = (place) => `hue${place % HUES}`;
+export const dashed = (place) => (place < HUES ? undefined : [6, 3]);
 
 export const UNITS = { agent_steps: "agent steps", updates: "updates" };
 
@@ -74,7 +77,7 @@ export class Plot {
     Object.assign(this.what, what);
     this.data = data;
     const { x, series, bands } = this.what;
-    const looks = JSON.stringify([x, bands, series.map((one) => [one.name, one.colour, one.dots])]);
+    const looks = JSON.stringify([x, bands, series.map((one) => [one.name, one.colour, one.dash, one.dots])]);
     const isAnother = looks !== this.looks;
     this.looks = looks;
     if (!this.plot || isAnother) {
@@ -159,9 +162,9 @@ export class Plot {
           },
         })),
       ],
-      bands: (what.bands ?? []).map(([upper, lower, name, alpha]) => ({
+      bands: (what.bands ?? []).map(([upper, lower, name]) => ({
         series: [upper, lower],
-        fill: faint(name, alpha ?? 0.18),
+        fill: faint(name, 0.18),
       })),
       cursor: {
         y: false,
@@ -251,14 +254,15 @@ export class Plot {
   }
 }
 
-/** The value at a place of a column, or the nearest there is: columns of one plot may have their own rows. */
+/** The value at a place of a column, or the nearest on a line through it: columns of one plot may have their own rows. */
 function nearest(column, idx) {
-  for (let away = 0; away < column.length; away += 1) {
-    for (const at of [idx - away, idx + away]) {
-      if (column[at] !== null && column[at] !== undefined) return column[at];
-    }
-  }
-  return null;
+  const isMissing = (at) => column[at] === null || column[at] === undefined;
+  let before = idx;
+  let after = idx;
+  while (before >= 0 && isMissing(before)) before -= 1;
+  while (after < column.length && isMissing(after)) after += 1;
+  if (before < 0 || after >= column.length) return null; // before its beginning, or beyond its end
+  return column[idx - before <= after - idx ? before : after];
 }
 
 /** A little room above and below; also where all values are equal. */
@@ -268,7 +272,11 @@ function padded(u, low, high) {
   return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
 }
 
-export const fromZero = (u, low, high) => [0, (high || 1) * 1.08];
+/** From 0, or from a lowest value below it. */
+export function fromZero(u, low, high) {
+  const [bottom, top] = [Math.min(0, (low ?? 0) * 1.08), Math.max(0, (high ?? 0) * 1.08)];
+  return [bottom, top > bottom ? top : 1];
+}
 export const share = () => [0, 1];
 
 /** A little room left and right, for dots at the edges. */

@@ -1,9 +1,9 @@
 // Two or more runs on one axis.
 
 import { get } from "./api.js";
-import { Plot, several } from "./charts.js";
+import { Plot, dashed, several } from "./charts.js";
 import { axis, learning, metric } from "./curves.js";
-import { NONE, count, h, percent, put, score, state, throttled } from "./dom.js";
+import { NONE, count, h, percent, put, renew, score, state, throttled } from "./dom.js";
 import { axisChoice, section } from "./parts.js";
 
 const MEASURES = [
@@ -70,16 +70,17 @@ export function compareView(library, indexes) {
 
   function draw() {
     const present = indexes.filter((index) => curves.has(index));
-    const colour = (index) => several(indexes.indexOf(index));
+    const look = (index) => ({ colour: several(indexes.indexOf(index)), dash: dashed(indexes.indexOf(index)) });
     const isOne = (index) => curves.get(index).scores.filter((one) => one.scheduled).length === 1;
     const lines = present.flatMap((index) =>
       curves
         .get(index)
         .scores.filter((one) => one.scheduled)
-        .map((one) => ({
+        .map((one, place) => ({
           scores: one,
           name: isOne(index) ? name(index) : `${name(index)}, ${one.learner}`,
-          colour: colour(index),
+          ...look(index),
+          ...(place && { dash: [2, 3] }), // a second learner's
         })),
     );
     show(scores, learning(lines, [], axis.name), {
@@ -92,7 +93,7 @@ export function compareView(library, indexes) {
         metrics: curves.get(index).metrics,
         column,
         name: name(index),
-        colour: colour(index),
+        ...look(index),
       }));
       show(part, metric(of, axis.name, format), {
         label: title,
@@ -105,11 +106,15 @@ export function compareView(library, indexes) {
 
   function show(part, { data, what }, fixed) {
     if (data) plot(part, { ...fixed, ...what }).show(data, what);
-    else if (!plots.has(part)) put(part.body, h("p", { class: "note" }, "Nothing is recorded yet."));
+    else {
+      plots.get(part)?.close(); // the run began again
+      plots.delete(part);
+      put(part.body, h("p", { class: "note" }, "Nothing is recorded yet."));
+    }
   }
 
   function tell() {
-    put(
+    renew(
       facts,
       indexes
         .filter((index) => library.runs.has(index))
@@ -145,7 +150,11 @@ export function compareView(library, indexes) {
     draw();
   }, 2000);
 
+  const attempts = () => indexes.map((index) => library.runs.get(index)?.attempt).join();
+  let compared = ""; // the attempts whose settings are shown
+
   async function differ() {
+    compared = attempts();
     try {
       const found = await get("differences", { runs: indexes.join(",") });
       const head = h(
@@ -189,6 +198,7 @@ export function compareView(library, indexes) {
       tell();
       for (const index of indexes) if (changed.has(index)) stale.add(index);
       if (stale.size) load();
+      if (attempts() !== compared) differ();
     },
     close: () => plots.forEach((one) => one.close()),
   };

@@ -15,7 +15,7 @@ function pairs(metrics, x, y) {
   return columns;
 }
 
-/** Scores with their intervals; lines is [{scores, name, colour}], others is [{columns, name, colour}]. */
+/** Scores with their intervals; lines is [{scores, name, colour, dash}], others is [{columns, name, colour}]. */
 export function learning(lines, others, x) {
   const tables = [];
   const series = [];
@@ -28,7 +28,7 @@ export function learning(lines, others, x) {
   for (const { columns, name, colour } of others) {
     add(columns, { name, colour, width: 1.25, format: score });
   }
-  for (const { scores, name, colour } of lines) {
+  for (const { scores, name, colour, dash } of lines) {
     const first = series.length;
     const dots = scores[x].length < 150 ? 5 : 0;
     if (!scores.scheduled) {
@@ -39,19 +39,19 @@ export function learning(lines, others, x) {
       [scores[x], scores.low, scores.high, scores.mean],
       { name: `${name}, low`, colour, hidden: true, width: 0 },
       { name: `${name}, high`, colour, hidden: true, width: 0 },
-      { name, colour, width: 2, dots, format: score, with: [first, first + 1] },
+      { name, colour, dash, width: 2, dots, format: score, with: [first, first + 1] },
     );
     bands.push([first + 2, first + 1, colour]);
   }
   return { data: tables.length ? joined(tables) : null, what: { series, bands, x: UNITS[x] } };
 }
 
-/** Some columns of metrics in one plot; lines is [{metrics, column, name, colour}]. */
+/** Some columns of metrics in one plot; lines is [{metrics, column, name, colour, dash}]. */
 export function metric(lines, x, format) {
   const found = lines
     .map((line) => ({ ...line, columns: pairs(line.metrics, x, line.column) }))
     .filter((line) => line.columns[0].length);
-  const series = found.map(({ name, colour }) => ({ name, colour, width: 1.5, format }));
+  const series = found.map(({ name, colour, dash }) => ({ name, colour, dash, width: 1.5, format }));
   return {
     data: found.length ? joined(found.map((line) => line.columns)) : null,
     what: { series, x: UNITS[x], range: fromZero },

@@ -24,6 +24,25 @@ function fill(element, properties, children) {
 
 const isShown = (child) => child !== null && child !== undefined && child !== false;
 
+/** Gives an element other children, but leaves what says the same, at any depth: if it has the focus, it keeps it. */
+export function renew(element, ...children) {
+  const wanted = children.flat().filter(isShown);
+  wanted.forEach((child, i) => {
+    const there = element.childNodes[i];
+    if (!there) element.append(child);
+    else if (there.isEqualNode(child)) return;
+    else if (isAlike(there, child)) renew(there, ...child.childNodes);
+    else there.replaceWith(child);
+  });
+  while (element.childNodes.length > wanted.length) element.lastChild.remove();
+}
+
+/** Whether two elements differ in what is inside alone. A button's click may belong to its text. */
+const isAlike = (one, other) =>
+  one.nodeType === Node.ELEMENT_NODE &&
+  one.nodeName !== "BUTTON" &&
+  one.cloneNode(false).isEqualNode(other.cloneNode(false));
+
 /** Gives an element other children. */
 export function put(element, ...children) {
   element.replaceChildren(...children.flat().filter(isShown));
@@ -32,11 +51,13 @@ export function put(element, ...children) {
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 2 });
+const small = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 const fine = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 
 export const NONE = "–";
 export const count = (value) => (value === null || value === undefined ? NONE : whole.format(value));
-export const brief = (value) => (value === null || value === undefined ? NONE : short.format(value));
+export const brief = (value) =>
+  value === null || value === undefined ? NONE : (Math.abs(value) < 1 ? small : short).format(value);
 export const percent = (value) => (value === null || value === undefined ? NONE : `${(100 * value).toFixed(1)}%`);
 
 /** A measured number: whole part with separators, and as many decimals as tell something. */
@@ -55,7 +76,8 @@ export const counted = (value, thing) => `${count(value)} ${thing}${value === 1 
 export const when = (time) => time.slice(0, 19).replace("T", " ");
 
 /** A small curve of [x, y] points. */
-export function spark(points, width = 104, height = 26) {
+export function spark(points) {
+  const [width, height] = [104, 26];
   if (!points || points.length < 2) return h("span", { class: "soft" }, NONE);
   const xs = points.map((point) => point[0]);
   const ys = points.map((point) => point[1]);

@@ -1,6 +1,6 @@
 // A run's forks, and what it was forked from, on one axis of agent steps.
 
-import { count, h, put, score, state } from "./dom.js";
+import { count, h, put, renew, score, state } from "./dom.js";
 import { section } from "./parts.js";
 
 export function familyPart(library, run) {
@@ -41,7 +41,7 @@ export function familyPart(library, run) {
     }
     put(part.body, list, scale);
     const end = Math.max(1, ...rows.map(([, index]) => library.runs.get(index).agent_steps ?? 0));
-    put(
+    renew(
       list,
       rows.map(([depth, index]) => {
         const one = library.runs.get(index);
@@ -57,7 +57,9 @@ export function familyPart(library, run) {
         const twig = h("span", { class: "twig", "aria-hidden": "true" }, depth ? "└ " : "");
         twig.style.paddingInlineStart = `${Math.max(0, depth - 1) * 1.1}rem`;
         const told = [
-          from && depth ? `from update ${count(from.updates)}, resume point ${from.point}` : "from the beginning",
+          from
+            ? `from ${depth ? "" : `${from.run}, `}update ${count(from.updates)}, resume point ${from.point}`
+            : "from the beginning",
           one.scores?.latest ? `latest score ${score(one.scores.latest.mean)}` : null,
         ]
           .filter(Boolean)

@@ -2,8 +2,8 @@
 
 import { get } from "./api.js";
 import { Plot, UNITS, clipped, faint, roomy } from "./charts.js";
-import { count, counted, h, put, s, score, when } from "./dom.js";
-import { pager, section, snapshotButton } from "./parts.js";
+import { count, counted, h, put, renew, s, score, when } from "./dom.js";
+import { noting, pager, section, snapshotButton } from "./parts.js";
 
 const EVALUATIONS = 10;
 const ROWS = 25;
@@ -16,7 +16,7 @@ export function evaluationsPart(run) {
   );
   const host = h("div");
   const body = h("tbody");
-  const pages = pager(EVALUATIONS, () => readRows());
+  const pages = pager(EVALUATIONS, () => noting(part, readRows));
   let plot = null;
   let columns = null;
   let range = [0, 1];
@@ -182,6 +182,8 @@ export function evaluationsPart(run) {
         });
         plot.show([xs, xs.map((x) => of.get(x)[0] / of.get(x)[1]), xs.map(() => null)]);
       } else {
+        plot?.close(); // the run began again
+        plot = null;
         put(host, h("p", { class: "note" }, "No snapshot has been evaluated yet."));
       }
       await readRows();
@@ -214,7 +216,7 @@ export function ledgerPart(run) {
   });
   const abandoned = h("input", { type: "checkbox", onchange: again });
   const body = h("tbody");
-  const pages = pager(ROWS, () => read());
+  const pages = pager(ROWS, () => noting(part, read));
   part.body.append(
     h(
       "div",
@@ -250,10 +252,12 @@ export function ledgerPart(run) {
 
   function again() {
     pages.first();
-    read();
+    noting(part, read);
   }
 
+  let asked = 0;
   async function read() {
+    const mine = ++asked;
     const query = {
       offset: pages.offset(),
       count: ROWS,
@@ -262,8 +266,9 @@ export function ledgerPart(run) {
       abandoned: abandoned.checked,
     };
     const page = await get(`runs/${run.index}/ledger`, query);
+    if (mine !== asked) return; // a later question was answered first, or will be
     pages.tell(page.total);
-    put(
+    renew(
       body,
       page.rows.map((row) =>
         h(
@@ -308,7 +313,8 @@ export function filmsPart(run) {
   return {
     ...part,
     async read() {
-      const { films } = await get(`runs/${run.index}/about`);
+      run.about = await get(`runs/${run.index}/about`); // its settings may have changed, too
+      const { films } = run.about;
       if (!films.length) {
         put(part.body, h("p", { class: "note" }, "No snapshot has been filmed yet."));
         return;
@@ -316,7 +322,7 @@ export function filmsPart(run) {
       const best = run.summary().scores?.best?.snapshot;
       const before = choice.value; // is watched, perhaps
       const shown = [before, best, films.at(-1)].find((film) => films.includes(film));
-      put(
+      renew(
         choice,
         films.map((film) =>
           h("option", { value: film, selected: film === shown }, film === best ? `${film}, the best` : film),

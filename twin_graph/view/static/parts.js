@@ -19,6 +19,17 @@ export function section(title, text, id, tools) {
   return { element, note, body };
 }
 
+/** Does what reads from the server; what goes wrong is the section's note. */
+export async function noting(part, work) {
+  try {
+    await work();
+    part.note.hidden = true;
+  } catch (error) {
+    part.note.hidden = false;
+    part.note.textContent = error.message;
+  }
+}
+
 /** Text with `code` as Markdown writes it. */
 const coded = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", null, part) : part));
 

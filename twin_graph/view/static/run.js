@@ -1,12 +1,12 @@
 // One run: what it learned, from which targets, and how.
 
 import { get } from "./api.js";
-import { Plot, share } from "./charts.js";
+import { Plot, UNITS, share } from "./charts.js";
 import { axis, learning, metric } from "./curves.js";
-import { NONE, brief, count, counted, h, number, percent, put, score, state, throttled } from "./dom.js";
+import { NONE, brief, count, counted, h, number, percent, put, renew, score, state, throttled } from "./dom.js";
 import { familyPart } from "./family.js";
 import { evaluationsPart, filmsPart, ledgerPart } from "./lists.js";
-import { axisChoice, section, snapshotButton } from "./parts.js";
+import { axisChoice, noting, section, snapshotButton } from "./parts.js";
 import { showSnapshot } from "./snapshot.js";
 import { swapPart } from "./swap.js";
 import { timelinePart } from "./timeline.js";
@@ -37,7 +37,7 @@ export function runView(library, index) {
     if (now.state === "reading") return;
     if (now.state === "damaged") {
       put(lead, state(now), h("span", null, now.reason));
-      put(facts);
+      renew(facts);
       if (!isBegun) put(rest);
       return;
     }
@@ -53,7 +53,7 @@ export function runView(library, index) {
     );
     const best = now.scores.best;
     const latest = now.scores.latest;
-    put(
+    renew(
       facts,
       fact(
         "agent steps",
@@ -118,17 +118,7 @@ export function runView(library, index) {
     for (const part of [curves, ...all.map(([, part]) => part)]) {
       if (part.close) closing.push(part.close);
       if (!part.read) continue;
-      later.push(
-        throttled(async () => {
-          try {
-            await part.read();
-            part.note.hidden = true;
-          } catch (error) {
-            part.note.hidden = false;
-            part.note.textContent = error.message;
-          }
-        }, REST),
-      );
+      later.push(throttled(() => noting(part, part.read), REST));
     }
     later.forEach((read) => read());
   }
@@ -161,18 +151,15 @@ function fact(name, value, more, part) {
 function targets(now, open) {
   const first = now.targets[0];
   if (!first) return [];
-  return now.targets
-    .slice(0, 2)
-    .map((target) => {
-      const whose = target.lineage === "online" ? "target now" : `${target.lineage}'s target`;
-      const others = now.targets.length > 2 ? `, and ${now.targets.length - 1} more` : "";
-      return fact(
-        whose,
-        snapshotButton(target.snapshot, open),
-        `serving for ${counted(target.served_updates, "update")}${target.held ? ", held" : ""}${others}`,
-      );
-    })
-    .slice(0, now.targets.length > 2 ? 1 : 2);
+  const others = now.targets.length > 2 ? `, and ${now.targets.length - 1} more` : "";
+  return now.targets.slice(0, others ? 1 : 2).map((target) => {
+    const whose = target.lineage === "online" ? "target now" : `${target.lineage}'s target`;
+    return fact(
+      whose,
+      snapshotButton(target.snapshot, open),
+      `serving for ${counted(target.served_updates, "update")}${target.held ? ", held" : ""}${others}`,
+    );
+  });
 }
 
 /** The plots of what `curves` answers: scores, distances, times. */
@@ -224,7 +211,9 @@ function curvesPart(run) {
 
   function show(place, { data, what }, fixed) {
     if (!data) {
-      if (!plots.has(place)) put(place, h("p", { class: "note" }, "Nothing is recorded yet."));
+      plots.get(place)?.close(); // the run began again
+      plots.delete(place);
+      put(place, h("p", { class: "note" }, "Nothing is recorded yet."));
       return;
     }
     if (!plots.has(place)) plots.set(place, new Plot(place, { ...fixed, ...what }));
@@ -314,6 +303,6 @@ function stacked(read, x, isOf) {
   const order = named.map((_, i) => named.length - 1 - i);
   return {
     data: [groups.map((group) => metrics[x][group.at(-1)]), ...order.map((i) => columns[i])],
-    what: { series: order.map((i) => named[i]), x: x === "updates" ? "updates" : "agent steps" },
+    what: { series: order.map((i) => named[i]), x: UNITS[x] },
   };
 }

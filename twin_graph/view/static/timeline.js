@@ -48,6 +48,7 @@ export function timelinePart(run, role) {
   );
   part.body.append(hosts.served, ...(isTarget ? [form, why] : []), hosts.age, hosts.depth);
   let lines = null;
+  let shown = [0, 1]; // updates
   const plots = {};
 
   const toneOf = (row) =>
@@ -211,6 +212,7 @@ export function timelinePart(run, role) {
       lines = await get(`runs/${run.index}/timeline`, { role });
       input.max = lines.updates;
       if (!lines.first.length) {
+        for (const name of Object.keys(plots)) drop(name); // the run began again
         put(hosts.served, h("p", { class: "note" }, "No snapshot has served yet."));
         return;
       }
@@ -233,7 +235,9 @@ export function timelinePart(run, role) {
         sync: part.element.id,
         series,
         draw: paint,
-        range: (u) => [lowest(u), u.scales.x.max ?? lines.updates],
+        // uPlot ranges x first, and keeps the new one in its scale only after y.
+        xRange: (u, min, max) => (shown = [min ?? 0, max || lines.updates || 1]),
+        range: () => [lowest(...shown), shown[1]],
         read: told,
         click: isTarget ? (x) => explain(updateAt(x)) : undefined,
         fixedKeys: true,
@@ -247,10 +251,14 @@ export function timelinePart(run, role) {
     close: () => Object.values(plots).forEach((plot) => plot.close()),
   };
 
-  /** The oldest that is seen when zoomed; the beginning when not. */
-  function lowest(u) {
-    const min = u.scales.x.min ?? 0;
-    const max = u.scales.x.max ?? lines.updates;
+  function drop(name) {
+    plots[name].close();
+    delete plots[name];
+    put(hosts[name]);
+  }
+
+  /** The oldest that is seen between two updates. */
+  function lowest(min, max) {
     let low = min;
     for (let row = 0; row < lines.first.length; row += 1) {
       const made = lines.made_at[row];
