@@ -15,7 +15,7 @@ from commands import twin_graph as command
 from nbclient import NotebookClient
 
 import twin_graph
-from twin_graph import config, envs, notebook, training
+from twin_graph import config, envs, notebook, training, tuning
 from twin_graph.errors import DamagedError, ForeignError, TwinGraphError, UsageError
 from twin_graph.evaluation import Evaluation
 from twin_graph.progress import Progress
@@ -184,6 +184,18 @@ def test_a_callback_ends_the_run_and_is_its_recorded_reason(cartpole: Cartpole, 
     run.train(steps=900)
     assert run.outcome()[0] == "finished"
     assert report.status(run)["agent_steps"] >= 900
+
+
+def test_what_is_left_open_is_measured_and_fixed_as_train_does(
+    cartpole: Cartpole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "_ROUND_SECONDS", 0.05)
+    run = twin_graph.create(tmp_path / "new", cartpole(twin__precision="auto"))
+    run.train()
+    fixed = Run(run.folder).settings.twin.precision
+    assert fixed in (("fp32", "bf16") if tuning.has_bf16() else ("fp32",))
+    assert Run(run.folder).settings_of(1).twin.precision == fixed
+    assert run.train(steps=1_240).settings.twin.precision == fixed
 
 
 def test_each_of_two_learners_evaluations_is_told(cartpole: Cartpole, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from test_resume import attempt, end
 from twin_graph import config, envs
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
-from twin_graph.model import ModelSpec
+from twin_graph.graph_mode import tf
+from twin_graph.model import ModelSpec, build_model
 from twin_graph.snapshots.run import Run, create
 from twin_graph.twin import Twin
 
@@ -98,9 +99,9 @@ def test_it_has_no_duelling_head() -> None:
     [
         ("ALE/Pong-v5", (4, 84, 84), "--set env.image_height=80 --set env.image_width=80"),
         ("CartPole-v1", (4,), "--set network=mlp"),
-        ("TwinGraph/Blob-v0", (10, 10, 3), "--set network=blob"),
-        ("Coloured-v0", (80, 80, 3), "--set network=blob"),
-        ("Flat-v0", (80, 80), "--set network=mlp"),
+        ("TwinGraph/Blob-v0", (10, 10, 3), "--set network=minatar"),
+        ("Coloured-v0", (80, 80, 3), "--set network=nature"),
+        ("Flat-v0", (80, 80), "--set network=nature"),
     ],
 )
 def test_other_observations_are_refused_with_what_to_set(environment: str, shape: tuple[int, ...], advice: str) -> None:
@@ -109,6 +110,9 @@ def test_other_observations_are_refused_with_what_to_set(environment: str, shape
         ModelSpec.of(settings, EnvSpec(shape, 2, "uint8", stack=4 if environment.startswith("ALE/") else 1))
     assert advice in str(error.value)
     assert "\n" not in str(error.value)
+    if name := advice.partition("network=")[2]:
+        with tf.Graph().as_default():
+            build_model(ModelSpec.of(load(env__id=environment, network=name), EnvSpec(shape, 2, "uint8")))
 
 
 def test_its_preset_trains_and_plays_three_actions_and_shows_its_variables(

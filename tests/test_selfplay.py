@@ -22,8 +22,8 @@ from twin_graph.config import change, load
 from twin_graph.envs.open_spiel import Spiel
 from twin_graph.envs.seats import NOBODY, Seat, Turn, at_random, boards_of, by_values, play_turn
 from twin_graph.errors import UsageError
-from twin_graph.learner import q_distance
 from twin_graph.legal import ILLEGAL, mask
+from twin_graph.probe import q_distance
 from twin_graph.settings import EnvSettings, Settings
 from twin_graph.snapshots import report, swaps
 from twin_graph.snapshots.ledger import Swap

@@ -706,6 +706,42 @@ def test_an_agent_in_a_loop_of_ones_own_learns_what_pays(cartpole: Make, tmp_pat
         assert agent.q_values(state)[0] == pytest.approx([0, 1], abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        (
+            {"s_tm1": np.zeros((1, 4), np.float32)},
+            ValueError,
+            r"s_tm1 is float32 \[1, 4\] and must be float32 \[2, 4\]",
+        ),
+        ({"a_tm1": np.array([0.0, 1.9])}, ValueError, r"a_tm1 is float64 \[2\] and must be int64 \[2\]"),
+        ({"a_tm1": np.array([0, 2])}, ValueError, r"a_tm1 is \[0, 2\], and actions are 0 to 1"),
+        ({"a_tm1": np.array([-1, 1])}, ValueError, r"a_tm1 is \[-1, 1\], and actions are 0 to 1"),
+        ({"last_t": np.array([0, 1])}, ValueError, r"last_t is int64 \[2\] and must be bool \[2\]"),
+        ({"s_tm1": np.full((2, 4), np.nan, np.float32)}, ForeignError, "the observation is nan"),
+    ],
+    ids=["one for all", "a fraction", "no action", "a negative one", "no flags", "NaN after a reset"],
+)
+def test_what_does_not_fit_is_not_converted_in_silence(
+    cartpole: Make, tmp_path: Path, changed: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    no, seen = np.zeros(2, np.bool_), np.zeros((2, 4), np.float32)
+    fits = Transition(seen, np.array([0, 1]), np.ones(2, np.float32), no, no, seen)
+    with Agent(create(tmp_path / "run", cartpole()), EnvSpec((4,), 2), environments=2) as agent:
+        with pytest.raises(error, match=message):
+            agent.observe(fits._replace(**changed))
+        assert agent.agent_steps == 0
+        agent.observe(fits)
+        assert agent.agent_steps == 2
+
+
+def test_images_of_fractions_are_not_taken_for_bytes(pong: Make) -> None:
+    with Twin("images", ModelSpec.of(pong(), EnvSpec((4, 84, 84), 6, "uint8")), seed=1) as twin:
+        with pytest.raises(ValueError, match=r"float32 was fed to s_tm1:0, which takes uint8"):
+            twin.q_values(np.full((1, 4, 84, 84), 0.5, np.float32))
+        assert twin.q_values(np.full((1, 4, 84, 84), 127, np.uint8)).shape == (1, 6)
+
+
 def test_an_agent_does_not_begin_anew_in_a_run_that_was_trained(cartpole: Make, trained: Train) -> None:
     run = trained(cartpole())
     with pytest.raises(UsageError, match="was trained already"):

@@ -34,7 +34,7 @@ class Actor:
         self._environments = environments
         self._streams = Streams(settings.seed, Purpose.ACT)
         self._shifts = Streams(settings.seed, Purpose.SHIFT)
-        self._rooms: list[Observations | None] = [None, None]
+        self._buffers: list[Observations | None] = [None, None]
         self.replay = Replay(
             capacity_steps=settings.replay.capacity_steps,
             environments=environments,
@@ -45,6 +45,11 @@ class Actor:
             discount=settings.train.discount,
         )
         self.sampler = sampling.of(self.replay, settings)
+        seen, each = (environments, *env.observation_shape), (environments,)
+        observed, flags = (seen, np.dtype(env.observation_dtype)), (each, np.dtype(np.bool_))
+        self._begins = True  # an episode begins, in one environment at least
+        # Shape and type of each part of a transition.
+        self._takes = observed, (each, np.dtype(np.int64)), (each, np.dtype(np.float32)), flags, flags, observed
 
     def act(self, observations: np.ndarray, q_values: Callable[[], np.ndarray], agent_step: int) -> np.ndarray:
         """Epsilon-greedy actions, int64 `[E]`, after this many agent steps.
@@ -63,17 +68,31 @@ class Actor:
         """Puts one step of all E environments into the replay.
 
         Raises:
-          ForeignError: a reward, or a part of `s_t`, is NaN or infinite.
+          ValueError: an array has another shape or type than this environment's, or an action is none of its.
+          ForeignError: a reward or an observation is NaN or infinite.
         """
+        if self._begins:
+            self._check(transition)
+        if not (transition.a_tm1.astype(np.uint64) < self._env.n_actions).all():
+            raise ValueError(f"a_tm1 is {transition.a_tm1.tolist()}, and actions are 0 to {self._env.n_actions - 1}")
         check_finite(self._settings.env.id, "reward", transition.r_t)
         check_finite(self._settings.env.id, "observation", transition.s_t)
         self.replay.add(transition)
         self.sampler.added()
         tally = self._tally
         tally.agent_steps += self._environments
-        tally.episodes += int(transition.last_t.sum())
+        ended = int(transition.last_t.sum())
+        self._begins = ended > 0
+        tally.episodes += ended
         tally.reward_limit = max(tally.reward_limit, float(np.abs(transition.r_t).max()))
         tally.r_max = max(tally.r_max, float(transition.r_t.max()))
+
+    def _check(self, transition: Transition) -> None:
+        """Raises what `observe` does; NumPy would convert in silence, or repeat one environment's step for all."""
+        for array, field, (shape, dtype) in zip(transition, transition._fields, self._takes, strict=True):
+            if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+                raise ValueError(f"{field} is {array.dtype} {list(array.shape)} and must be {dtype} {list(shape)}")
+        check_finite(self._settings.env.id, "observation", transition.s_tm1)
 
     def due_updates(self, first: int) -> range:
         """The numbers, from `first` on, of the updates that are due at this agent step."""
@@ -83,9 +102,9 @@ class Actor:
 
     def sample(self, updates: range) -> Batch:
         """The minibatches of these updates, one after the other; the second call after this one overwrites them."""
-        train, share = self._settings.train, self._settings.updates_per_minibatch
-        minibatches = range(updates.start // share, updates.stop // share)
-        batch = self.sampler.sample(minibatches, self._room(len(minibatches) * train.examples))
+        train, per_minibatch = self._settings.train, self._settings.updates_per_minibatch
+        minibatches = range(updates.start // per_minibatch, updates.stop // per_minibatch)
+        batch = self.sampler.sample(minibatches, self._buffer(len(minibatches) * train.examples))
         if train.random_shift:
             self._shift(batch, minibatches)
         return batch._replace(r_t=batch.r_t / np.float32(self._tally.r_max)) if train.rescale_r else batch
@@ -101,12 +120,12 @@ class Actor:
                 part = images[i * size : (i + 1) * size]
                 shift(np.moveaxis(part, 1 + channels, 1), self._settings.train.random_shift, random)
 
-    def _room(self, transitions: int) -> Observations:
+    def _buffer(self, transitions: int) -> Observations:
         """Arrays for this many observations, from two buffers in turn: one is trained on while the other is filled."""
-        self._rooms.reverse()
-        room = self._rooms[0]
-        if room is None or len(room[0]) < transitions:
+        self._buffers.reverse()
+        buffer = self._buffers[0]
+        if buffer is None or len(buffer[0]) < transitions:
             shape, dtype = (transitions, *self._env.observation_shape), self._env.observation_dtype
-            room = np.empty(shape, dtype), np.empty(shape, dtype)
-            self._rooms[0] = room
-        return room[0][:transitions], room[1][:transitions]
+            buffer = np.empty(shape, dtype), np.empty(shape, dtype)
+            self._buffers[0] = buffer
+        return buffer[0][:transitions], buffer[1][:transitions]

@@ -117,6 +117,7 @@ class Agent:
         """Puts one step of all E environments into the replay.
 
         Raises:
+          ValueError: an array has another shape or type than this environment's, or an action is none of its.
           ForeignError: a reward or an observation is NaN or infinite.
         """
         self.actor.observe(transition)
@@ -133,14 +134,17 @@ class Agent:
 
         Raises:
           DivergedError: a loss is NaN or infinite.
+          ForeignError: a network, loss, optimizer or target policy of your own failed.
+          DamagedError: a snapshot cannot be restored.
+          OSError: the disk is full or failed.
         """
         losses = []
         due = self.actor.due_updates(self.tally.updates)
-        share = self.settings.updates_per_minibatch
+        per_minibatch = self.settings.updates_per_minibatch
         self.keeper.commit_if_due()
-        for first in range(due.start, due.stop, share):
+        for first in range(due.start, due.stop, per_minibatch):
             self.keeper.refresh_if_due()
-            losses += self.train(self.prepare(range(first, first + share)))
+            losses += self.train(self.prepare(range(first, first + per_minibatch)))
             self.keeper.commit_if_due()
         return losses
 

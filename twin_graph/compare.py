@@ -9,7 +9,7 @@ import numpy as np
 from twin_graph import config, exchange
 from twin_graph.checkpoint import PROBE
 from twin_graph.errors import UsageError
-from twin_graph.learner import greedy_agreement, q_distance
+from twin_graph.probe import greedy_agreement, q_distance
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Point, Swap
 from twin_graph.snapshots.run import Run
 from twin_graph.twin import Twin

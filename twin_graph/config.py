@@ -164,7 +164,8 @@ def validate(tree: Mapping[str, Any]) -> Settings:
         return Settings.model_validate(tree)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
+        parts = [str(part) for part in first["loc"]]
+        key = ".".join(parts[: FREE.count(".") + 1] if ".".join(parts).startswith(FREE) else parts)
         if not key:  # a cross-check's own message
             raise UsageError(first["msg"].removeprefix("Value error, ")) from None
         if first["type"] == "extra_forbidden":
@@ -231,7 +232,7 @@ _ALSO_CALLED = {
 
 
 def nearest_setting(key: str) -> str:
-    """`; did you mean X?` for a setting: one that others call so, one of that section, or the one most like it."""
+    """`; did you mean X?` for a setting: the one others call so, one of the same section, or the closest."""
     known = setting_names()
     section, _, name = key.rpartition(".")
     called = _ALSO_CALLED.get(name, "")

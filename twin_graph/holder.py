@@ -18,7 +18,7 @@ _FEW_NUMBERS = 32_768
 def blocks(observations: np.ndarray) -> Iterator[np.ndarray]:
     """These observations in blocks of `TARGET_BATCH`; larger ones are no faster and need more memory.
 
-    Of vectors, whose networks take less time to compute than to call, more at once.
+    Vectors go in larger blocks: their networks are cheaper to compute than to call.
     """
     rows = max(TARGET_BATCH, _FEW_NUMBERS // observations[0].size)
     return (observations[i : i + rows] for i in range(0, len(observations), rows))
@@ -94,9 +94,9 @@ class Holder:
                     holding[snapshot.id] = free.pop()
                     holding[snapshot.id].restore_snapshot(snapshot, store)
         except DamagedError:
-            for twin, held, weights in before:
+            for twin, snapshot_id, weights in before:
                 twin.load(weights)
-                twin.snapshot_id = held
+                twin.snapshot_id = snapshot_id
             raise
         self._active = [holding[snapshot.id] for snapshot in snapshots]
         if self._average:

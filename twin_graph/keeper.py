@@ -95,7 +95,7 @@ class Keeper:
     def _build_learners(self, spec: ModelSpec, building: contextlib.ExitStack) -> Learners:
         turns, built = Turns(self.settings), list[Learner]()
         for i, name in enumerate(turns.learners):
-            # Apart from those of runs with seeds near. (TensorFlow takes seeds modulo 2**31 - 1.)
+            # Far from the seeds that other runs are likely to have. (TensorFlow takes seeds modulo 2**31 - 1.)
             seed = self.settings.seed + i * 2**30
             like = built[0].online if built else None
             learner = Learner(name, self.run, self.store, spec, self._policies, self.stopwatch, seed=seed, like=like)
@@ -169,7 +169,7 @@ class Keeper:
 
     def choice(self, learner: Learner, role: str) -> targets.Choice:
         """What the policy of a role would choose now."""
-        random = targets.lots(self.settings.seed, role, learner.name, self.tally.updates)
+        random = targets.choice_stream(self.settings.seed, role, learner.name, self.tally.updates)
         return self._policies[role].choose(self._history(learner.source), random)
 
     def _refresh(self, learner: Learner, role: str, reason: str) -> None:

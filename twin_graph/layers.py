@@ -1,7 +1,7 @@
 """Layers of Q networks, plainly: `tf.nn` on resource variables, channels last. For GPUs and for exported graphs.
 
 A layer multiplies in the type of what it is given, float32 or bfloat16. Variables are float32 in both, and so is the
-last layer: the values of two actions may not differ in bfloat16's eight bits. `cpu_layers` computes some faster.
+last layer: bfloat16's eight bits cannot tell two close values apart. `cpu_layers` computes some faster.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,6 @@
 """A learner: an online twin, a target, and the snapshots through which one becomes the other."""
 
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,6 @@ import numpy as np
 from twin_graph.envs.seats import Turn, at_random, by_values
 from twin_graph.errors import DivergedError, TwinMismatchError
 from twin_graph.holder import Holder
-from twin_graph.legal import ILLEGAL
 from twin_graph.model import ModelSpec
 from twin_graph.mutual import Turns
 from twin_graph.prepared import Prepared, feeds
@@ -110,7 +108,7 @@ class Learner:
                     threads=threads,
                     at_once=at_once,
                     precision=precision,
-                    members=max(1, policy.members),  # of a player without any, a person may swap one in
+                    members=max(1, policy.members),  # a person can swap a snapshot in even where the policy uses none
                     combine=policy.combine,
                     like=self.online,
                 )
@@ -292,16 +290,6 @@ class Learner:
             return by_values(spec, own, epsilon)(turn)
         return at_random(spec)(turn)
 
-    def telemetry(self, probe: np.ndarray) -> dict[str, float]:
-        """How far the target is from the online twin, on these observations."""
-        ours, theirs = self.online.q_values(probe), self.target.q_values(probe)
-        online, target = self.online.weights(), self.target.weights()
-        return {
-            "target/q_distance": q_distance(ours, theirs),
-            "target/greedy_agreement": greedy_agreement(ours, theirs),
-            "target/weight_distance": math.sqrt(sum(float(np.square(online[n] - target[n]).sum()) for n in online)),
-        }
-
     @property
     def state(self) -> LearnerState:
         """What a resume point stores of it, apart from the variables."""
@@ -332,13 +320,3 @@ class Learner:
             else:
                 chosen_otherwise.append((role, then.policy if then else "none"))
         return chosen_otherwise
-
-
-def q_distance(q: np.ndarray, other_q: np.ndarray) -> float:
-    """The mean of |Q - other Q| over the legal actions, of Q values `[B, A]`."""
-    return float(np.abs(q - other_q)[~(q <= ILLEGAL)].mean())
-
-
-def greedy_agreement(q: np.ndarray, other_q: np.ndarray) -> float:
-    """Share of observations, of Q values `[B, A]`, on which both prefer the same action."""
-    return float((q.argmax(axis=1) == other_q.argmax(axis=1)).mean())

@@ -72,16 +72,12 @@ def loop(
             yield
             stepper.meanwhile()
 
-    since, played = progress.counters, keeper.matches.last
+    since = progress.counters
     done = progress.agent_steps >= progress.total_steps
-    is_unplayed = done and played.agent_steps < progress.agent_steps
     if keeper.checkpoints.newest is None:
         keeper.commit_point()
-    elif is_unplayed or evaluation.due(since=played, now=progress.counters):  # it was interrupted
-        yield from play_newest()
-        if progress.evaluation:  # otherwise, the next resume would go back to before it
-            stepper.settle()
-            keeper.commit_point(progress.returns)
+    else:
+        yield from _take_up(stepper, progress, play_newest)
     requests.carry_out()
     is_stopped = progress.stop.is_set() and not settings.workers.count  # workers have begun by now
     if done or is_stopped or progress.reached or progress.ended_by:
@@ -109,15 +105,27 @@ def loop(
         if ends and not done:
             stepper.end()
             keeper.commit()
-        waits = requests.carry_out()
-        if ends or waits or point.due(since, now):
+        request = requests.carry_out()
+        if ends or request or point.due(since, now):
             stepper.settle()
-            keeper.commit_point(progress.returns, waits)
+            keeper.commit_point(progress.returns, request)
             requests.carry_out()
             if ends:
                 return
             stepper.begin()
         since = now
+
+
+def _take_up(stepper: Stepper, progress: Progress, play_newest: Callable[[], Iterator[None]]) -> Iterator[None]:
+    """Plays the evaluation, if there is one, that a run was in when it was stopped."""
+    keeper, settings, now = progress.keeper, progress.keeper.settings, progress.counters
+    played = keeper.matches.last
+    is_unplayed = now.agent_steps >= progress.total_steps and played.agent_steps < now.agent_steps
+    if is_unplayed or settings.evaluate.schedule.due(since=played, now=now):
+        yield from play_newest()
+        if progress.evaluation:  # otherwise, the next resume would go back to before it
+            stepper.settle()
+            keeper.commit_point(progress.returns)
 
 
 class StepByStep(Stepper):
@@ -192,7 +200,8 @@ class InChunks(Stepper):
     def _collect(self, first: int) -> tuple[list[float], Prepared | None]:
         """Steps to the chunk's end, and prepares the updates, from `first` on, that are due then."""
         agent, train = self._agent, self._agent.settings.train
-        chunk, began, ended = Schedule("steps", train.chunk_steps), agent.tally.counters, self._play.step()
+        chunk, began = Schedule("steps", train.chunk_steps), agent.tally.counters
+        ended = self._play.step()
         while agent.agent_steps < train.steps and not chunk.due(began, agent.tally):
             ended += self._play.step()
         due = agent.actor.due_updates(first)

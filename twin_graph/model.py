@@ -179,37 +179,25 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
     q_tm1 = tf.identity(network(x.s_tm1, x.dropout_seed), name="q_tm1")
     activations = tuple(tf.get_collection(plain_layers.ACTIVATIONS))
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
-    if not trainables:
-        raise UsageError(f"network={spec.network} makes no variables, so there is nothing to learn")
-    if fixed := sorted(v.op.name for v in tf.global_variables() if all(v is not other for other in trainables)):
-        raise UsageError(
-            f"network={spec.network} makes {', '.join(fixed)} with trainable=False, and no snapshot would hold that; "
-            "use a constant"
-        )
+    _check_variables(spec, trainables)
     no_dropout = tf.constant(_NO_DROPOUT)
     with tf.variable_scope("frozen", custom_getter=_local):
         q_acting = network(x.s_tm1, no_dropout)
-    if len(tf.trainable_variables()) > len(trainables):
-        raise UsageError(
-            f"network={spec.network} makes other variables each time that it is called, as Keras' layers do; take them "
-            "from tf.get_variable or twin_graph.layers"
-        )
+    _check_shared(spec, trainables)
     freeze = _freeze(trainables)
 
-    def td_learning(
+    def gradients_of(
         x: Mapping[str, Tensor], q_tm1: Tensor, layers: networks.Layers = layers
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """TD errors, the loss, and its gradients."""
         q_own_t = None
         if "s_t" in x:
             with tf.variable_scope(tf.get_variable_scope(), reuse=True):
                 q_own_t = network(x["s_t"], no_dropout, layers)
         return losses.td_learning(spec.loss, train, x, q_tm1, q_own_t, trainables)
 
-    td_error, loss, gradients = td_learning(fed, q_tm1)
-    if idle := [variable.op.name for variable, g in zip(trainables, gradients, strict=True) if g is None]:
-        if len(idle) == len(trainables):
-            raise UsageError(f"loss={spec.loss} depends on nothing that network={spec.network} computes")
-        raise UsageError(f"network={spec.network}: the loss does not depend on {', '.join(idle)}; leave these out")
+    td_error, loss, gradients = gradients_of(fed, q_tm1)
+    _check_gradients(spec, trainables, gradients)
     accumulate_op, clear = None, None
     if train.accumulate > 1:
         with tf.variable_scope("accumulated"):
@@ -229,7 +217,7 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
         layers = plain_layers if gpu else xla_layers
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
             q_tm1 = network(x["s_tm1"], x["dropout_seed"], layers)
-        td_error, loss, gradients = td_learning(x, q_tm1, layers)
+        td_error, loss, gradients = gradients_of(x, q_tm1, layers)
         applied = optimizer.apply(optimizers.clip(gradients, train), trainables, x["learning_rate"])
         return applied, loss, _q_mean(q_tm1), td_error
 
@@ -251,6 +239,35 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
         fed=fed,
         block=blocks.build(block, train.batch_size, fed | per_update, learn) if block else None,
     )
+
+
+def _check_variables(spec: ModelSpec, trainables: tuple[Any, ...]) -> None:
+    """Raises `UsageError` if a network of your own learns nothing, or has what no snapshot would hold."""
+    if not trainables:
+        raise UsageError(f"network={spec.network} makes no variables, so there is nothing to learn")
+    if fixed := sorted(v.op.name for v in tf.global_variables() if all(v is not other for other in trainables)):
+        raise UsageError(
+            f"network={spec.network} makes {', '.join(fixed)} with trainable=False, and no snapshot would hold that; "
+            "use a constant"
+        )
+
+
+def _check_shared(spec: ModelSpec, trainables: tuple[Any, ...]) -> None:
+    """Raises `UsageError` if a second call of a network of your own has made variables of its own."""
+    if len(tf.trainable_variables()) > len(trainables):
+        raise UsageError(
+            f"network={spec.network} makes other variables each time that it is called, as Keras' layers do; take them "
+            "from tf.get_variable or twin_graph.layers"
+        )
+
+
+def _check_gradients(spec: ModelSpec, trainables: tuple[Any, ...], gradients: list[Tensor]) -> None:
+    """Raises `UsageError` if there are variables on which the loss does not depend."""
+    idle = [variable.op.name for variable, gradient in zip(trainables, gradients, strict=True) if gradient is None]
+    if len(idle) == len(trainables):
+        raise UsageError(f"loss={spec.loss} depends on nothing that network={spec.network} computes")
+    if idle:
+        raise UsageError(f"network={spec.network}: the loss does not depend on {', '.join(idle)}; leave these out")
 
 
 def _q_mean(q: Tensor) -> Tensor:

@@ -32,9 +32,9 @@ class Turns:
         return self.lineage(self.learners[self.learners.index(learner) - 1])
 
     def commits(self, committed: int) -> tuple[str, ...]:
-        """The order in which learners commit after so many snapshots; in a shared lineage they take turns to be last.
+        """The order in which learners commit after so many snapshots.
 
-        Otherwise the latest there would always be the second learner's.
+        In a shared lineage it alternates; otherwise `latest` would always be the second learner's.
         """
         reverse = self.settings.store.shared and committed // 2 % 2
         return self.learners[::-1] if reverse else self.learners

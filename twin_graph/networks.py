@@ -231,6 +231,8 @@ def _has_channels_last(env: EnvSpec) -> bool:
     return len(env.network_shape) == 3 and env.stack == 1
 
 
+_SMALLEST_SIDE = 36  # pixels; of the images that the three convolutions of `nature` leave something of
+
 NETWORKS = {
     "nature": Network(nature, "images [stack, H, W] or [H, W, channels]", _is_image),
     "dopamine": Network(dopamine, "images [stack, H, W] or [H, W, channels]", _is_image),
@@ -242,13 +244,22 @@ NETWORKS = {
 }
 
 
+def _advised(env: EnvSpec) -> str:
+    """The name of a network that takes these observations."""
+    shape = env.network_shape
+    sides = shape[:2] if channels_last(shape) else shape[-2:]
+    if _is_image(env) and min(sides) >= _SMALLEST_SIDE:
+        return "nature"
+    return "minatar" if _has_channels_last(env) else "mlp"
+
+
 def check(name: str, env_id: str, env: EnvSpec) -> None:
     """Raises `UsageError` if there is no network of this name, or it does not take this environment's observations."""
     network = named.find("network", name, NETWORKS)
     if not isinstance(network, Network) or network.fits(env):
         return
     shape = env.network_shape
-    other = "network=" + ("blob" if channels_last(shape) else "nature" if len(shape) == 3 else "mlp")
+    other = f"network={_advised(env)}"
     if network.function is pooled80 and env.stack > 1:
         other = "env.image_height=80 --set env.image_width=80"
     raise UsageError(

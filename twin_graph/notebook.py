@@ -130,10 +130,11 @@ class NotebookRun(Run):
           on_episode, on_evaluation: called as `on_episode(score, progress)` and `on_evaluation(evaluation, progress)`;
             to return False ends the run. See `twin_graph.training.train`.
         """
-        from twin_graph import targets, training
+        from twin_graph import targets, training, tuning
         from twin_graph.checkpoint import newest_point
         from twin_graph.envs.gym import check_version
         from twin_graph.matches import Matches
+        from twin_graph.model import ModelSpec
 
         with self.lock("train"):
             now = Run(self.folder)  # somebody may have resumed it with other settings since
@@ -154,11 +155,11 @@ class NotebookRun(Run):
                 targets.check_present(settings, self.store(), point.counters.updates)
             else:
                 check_version(settings.env.id)
-            with (
-                training.checked_environments(settings, self.folder) as (env, _),
-                self.trying(settings),
-                _shown(self) as show,
-            ):
+            with training.checked_environments(settings, self.folder) as (env, _), contextlib.ExitStack() as open_:
+                if point is None:
+                    settings, _ = tuning.fix(settings, ModelSpec.of(settings, env.spec), elsewhere=False)
+                open_.enter_context(self.trying(settings))
+                show = open_.enter_context(_shown(self))
                 for _ in training.train(self, env, point, on_episode=on_episode, on_evaluation=on_evaluation):
                     show()
         return self

@@ -1,12 +1,13 @@
 """The probe: observations on which twins are compared, the same for the whole run."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
-from twin_graph.learner import Learner, greedy_agreement, q_distance
+from twin_graph.learner import Learner
 from twin_graph.learners import Learners
-from twin_graph.legal import legal_only
+from twin_graph.legal import ILLEGAL, legal_only
 from twin_graph.replay import Replay
 from twin_graph.settings import TrainSettings
 from twin_graph.snapshots.ledger import Health
@@ -55,9 +56,9 @@ class Probe:
         if self.observations is None:
             return {}
         first, *others = learners
-        measured = first.telemetry(self.observations)
+        measured = _distances(first, self.observations)
         for other in others:
-            measured |= {f"{name}/{other.name}": value for name, value in other.telemetry(self.observations).items()}
+            measured |= {f"{name}/{other.name}": value for name, value in _distances(other, self.observations).items()}
             ours, theirs = (learner.online.q_values(self.observations) for learner in (first, other))
             measured["learners/q_distance"] = q_distance(ours, theirs)
             measured["learners/greedy_agreement"] = greedy_agreement(ours, theirs)
@@ -70,3 +71,24 @@ class Probe:
         if self.observations is not None:
             for name, value in learners.first.online.activations(self.observations).items():
                 yield f"activations/{name}", value
+
+
+def _distances(learner: Learner, observations: np.ndarray) -> dict[str, float]:
+    """How far a target is from its online twin, on these observations."""
+    ours, theirs = learner.online.q_values(observations), learner.target.q_values(observations)
+    online, target = learner.online.weights(), learner.target.weights()
+    return {
+        "target/q_distance": q_distance(ours, theirs),
+        "target/greedy_agreement": greedy_agreement(ours, theirs),
+        "target/weight_distance": math.sqrt(sum(float(np.square(online[n] - target[n]).sum()) for n in online)),
+    }
+
+
+def q_distance(q: np.ndarray, other_q: np.ndarray) -> float:
+    """The mean of |Q - other Q| over the legal actions, of Q values `[B, A]`."""
+    return float(np.abs(q - other_q)[~(q <= ILLEGAL)].mean())
+
+
+def greedy_agreement(q: np.ndarray, other_q: np.ndarray) -> float:
+    """Share of observations, of Q values `[B, A]`, on which both prefer the same action."""
+    return float((q.argmax(axis=1) == other_q.argmax(axis=1)).mean())

@@ -83,7 +83,7 @@ class _Part(NamedTuple):
     until: int | None
 
 
-class _Held(NamedTuple):
+class _Recorded(NamedTuple):
     """A run's records that were not abandoned: snapshots, target swaps and scheduled evaluations, in order."""
 
     commits: list[Commit]
@@ -91,20 +91,20 @@ class _Held(NamedTuple):
     evaluations: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, run: Run) -> "_Held":
+    def of(cls, run: Run) -> "_Recorded":
         return cls(
             [commit for commit in run.ledger.events(Commit) if commit.lineage != IMPORT],
             run.ledger.events(Swap),
             [line for line in run.evaluation_lines() if line["scheduled"]],
         )
 
-    def since(self, before: "_Held", last: int | None) -> "_Held":
+    def since(self, before: "_Recorded", last: int | None) -> "_Recorded":
         """Without what was there before, and what is later than an update."""
 
         def counts(updates: int) -> bool:
             return last is None or updates <= last
 
-        return _Held(
+        return _Recorded(
             [commit for commit in self.commits[len(before.commits) :] if counts(commit.updates)],
             [swap for swap in self.swaps[len(before.swaps) :] if counts(swap.counters.updates)],
             [line for line in self.evaluations[len(before.evaluations) :] if counts(line["played_at"]["updates"])],
@@ -130,13 +130,13 @@ def reproduce(
     _check(run, point)
     parts = list(_parts(run, point, last))
     scratch = _scratch(run, point, folder, parts[0].settings)
-    before, held = _Held.of(scratch), _Held.of(run)
-    recorded = held.since(before, last)
+    before, ours = _Recorded.of(scratch), _Recorded.of(run)
+    recorded = ours.since(before, last)
     first = point.counters.updates + 1 if point else 1
     if all(commit.counters.updates < first for commit in recorded.commits):
         raise UsageError(f"{run.folder} has recorded no snapshot in that stretch: there is nothing to compare")
     _record_inputs(run, scratch)
-    comparison = _Comparison(run, scratch, before, recorded, is_last=recorded == held.since(before, None))
+    comparison = _Comparison(run, scratch, before, recorded, is_last=recorded == ours.since(before, None))
     with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
         for part in parts:
             if scratch.settings != part.settings:
@@ -303,7 +303,7 @@ class _Comparison:
       is_last: whether the run recorded no more after that.
     """
 
-    def __init__(self, run: Run, scratch: Run, before: _Held, recorded: _Held, *, is_last: bool) -> None:
+    def __init__(self, run: Run, scratch: Run, before: _Recorded, recorded: _Recorded, *, is_last: bool) -> None:
         self._store = run.store()
         self._scratch, self._before, self._recorded = scratch, before, recorded
         state, reason = run.outcome()
@@ -338,7 +338,7 @@ class _Comparison:
             return sum(line["played_at"]["agent_steps"] == part.stop for line in lines)
 
         then = [line for line in self._recorded.evaluations if line["attempt"] <= part.attempt]
-        return count(_Held.of(self._scratch).since(self._before, None).evaluations) >= count(then)
+        return count(_Recorded.of(self._scratch).since(self._before, None).evaluations) >= count(then)
 
     def result(self, first: int) -> Reproduction:
         """What was found, after all has been trained."""
@@ -346,7 +346,7 @@ class _Comparison:
             self._compare(None)
         recorded, swaps = self._recorded, 0
         if self.difference is None:
-            made = _Held.of(self._scratch).since(self._before, self.last)
+            made = _Recorded.of(self._scratch).since(self._before, self.last)
             swaps = self._compare_swaps(made.swaps)
         if self.difference is None and self._snapshots < len(recorded.commits):
             missing = recorded.commits[self._snapshots]
@@ -366,7 +366,7 @@ class _Comparison:
             self._newest = commit.id
             self.difference = self._difference(self._recorded.commits[self._snapshots], commit)
             self._snapshots += self.difference is None
-        lines = _Held.of(self._scratch).since(self._before, None).evaluations
+        lines = _Recorded.of(self._scratch).since(self._before, None).evaluations
         for line in lines[self._evaluations : len(self._recorded.evaluations)]:
             recorded = self._recorded.evaluations[self._evaluations]
             keys = "snapshot", "challenger", "played_at", "returns", "protocol"

@@ -13,7 +13,7 @@ from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Swap
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import SnapshotStore
-from twin_graph.targets import History, Policy, lots, matches, roles
+from twin_graph.targets import History, Policy, choice_stream, matches, roles
 
 
 def removable(
@@ -53,7 +53,9 @@ def removable(
         history = History.of(store, turns.source(learner), then, played)
         known = [snapshot for snapshot in history.snapshots if snapshot.id not in later]
         for role, policy in policies.items() if known else ():
-            choice = policy.choose(history._replace(snapshots=known), lots(run.settings.seed, role, learner, then))
+            choice = policy.choose(
+                history._replace(snapshots=known), choice_stream(run.settings.seed, role, learner, then)
+            )
             kept |= {snapshot.id for snapshot in choice.candidates}
     return [s.id for s in [*store.available, *store.abandoned] if s.id not in kept and store.has_weights(s.id)]
 

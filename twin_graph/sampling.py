@@ -1,6 +1,6 @@
 """Which steps of the replay an update learns from: any, preferably those with large TD errors, or those of one rollout.
 
-A sampler hears of every step that is added, and of the TD errors of what it sampled. It has
+A sampler is told of every step that is added, and of its samples' TD errors. Its methods:
 
     added()                       a vector step was added to the replay
     sample(minibatches, into)     the minibatches of these numbers, one after the other, in one Batch

@@ -94,10 +94,12 @@ class _Call:
     def __call__(self, values: Iterable[Any]) -> list[Any]:
         arrays = []
         for value, (name, dtype, shape) in zip(values, self._fed, strict=True):
-            array = np.asarray(value, dtype)
+            array = np.asarray(value)
+            if not np.can_cast(array.dtype, dtype, "same_kind"):
+                raise ValueError(f"{array.dtype} was fed to {name}, which takes {np.dtype(dtype).name}")
             # TensorFlow looks at this in `session.run` alone.
             if array.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True)):
                 raise ValueError(f"an array of shape {array.shape} was fed to {name}, which takes {shape}")
-            arrays.append(array)
+            arrays.append(array.astype(dtype, copy=False))
         fetched = iter(self._run(*arrays))
         return [next(fetched) if is_tensor else None for is_tensor in self._is_tensor]

@@ -428,13 +428,16 @@ class EvaluateSettings(_Section):
 
 
 class TwinSettings(_Section):
-    check: bool = _setting(False, "debug: check that the target holds exactly its snapshot at every update")
+    check: bool = _setting(
+        False, "debug: check that the target holds exactly its snapshot at every update; in chunks, at each of these"
+    )
     threads: int = _setting(
         0, "TensorFlow threads per twin; 0: measured at the start of the run", unit="threads", ge=0, le=1024
     )
     precision: Literal["auto", "fp32", "bf16"] = _setting(
         "auto",
-        "number format of the network's products; auto chooses bf16 where the processor has it and it measures faster",
+        "number format of the network's products; auto chooses bf16 where the processor has it and it measures faster "
+        "(in a loop of your own, it is fp32)",
     )
     compiled: bool = _setting(
         False,

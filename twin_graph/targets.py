@@ -118,7 +118,7 @@ class Needs(NamedTuple):
       combine: how several become one: `mean` or `min` of their Q values, or `weights`, their mean.
       rival: takes the history; returns the snapshot that the newest has to beat in scheduled evaluations, or None.
       check: takes the settings; returns in words what the policy needs and they do not give it, or nothing.
-      snapshot: returns the id of the snapshot that it has to have, or the beginning of that id; empty for none.
+      snapshot: returns the id of the snapshot that it requires, or the beginning of that id; empty for none.
     """
 
     members: int | Callable[..., int] = 1
@@ -389,7 +389,7 @@ POLICIES: dict[str, Callable[..., Choice]] = {
 PURPOSES = {"target": Purpose.TARGET, "opponent": Purpose.OPPONENT}
 
 
-def lots(seed: int, role: str, learner: str, updates: int) -> np.random.Generator:
+def choice_stream(seed: int, role: str, learner: str, updates: int) -> np.random.Generator:
     """The random numbers of a policy's choice after so many updates: each learner has its own."""
     purpose = Purpose.TARGET_OF_B if (role, learner) == ("target", "b") else PURPOSES[role]
     return stream(seed, purpose, updates)
@@ -411,8 +411,7 @@ class Policy(NamedTuple):
             raise UsageError(f"{self.setting}={self.text} needs {wrong}")
 
     def check_present(self, store: SnapshotStore, updates: int) -> None:
-        """Raises `UsageError` if the snapshot that it has to have was committed by this update, and its weights are
-        gone."""
+        """Raises `UsageError` if the snapshot that it requires was committed by this update, and has no weights."""
         wanted = self._needs.snapshot(**self.arguments)
         found = [s.id for s in store.snapshots if wanted and s.id.startswith(wanted) and s.updates <= updates]
         if found and not any(map(store.has_weights, found)):
@@ -502,7 +501,6 @@ def roles(settings: Settings) -> dict[str, Policy]:
 
 
 def check_present(settings: Settings, store: SnapshotStore, updates: int) -> None:
-    """Raises `UsageError` if a snapshot that a policy has to have was committed by this update, and its weights are
-    gone."""
+    """Raises `UsageError` if a snapshot that a policy requires was committed by this update, and has no weights."""
     for policy in roles(settings).values():
         policy.check_present(store, updates)

@@ -13,12 +13,13 @@ from twin_graph.holder import blocks
 from twin_graph.model import ModelSpec
 from twin_graph.settings import Settings
 from twin_graph.twin import Twin
+from twin_graph.words import counted
 
 _ROUNDS = 3
 _ROUND_SECONDS = 0.6
 _CHUNK_UPDATES = 8  # at most; more of them would take longer than a round
-# Another than the first choice must be this much faster: timings scatter, and two runs with the same seed should not
-# differ because of it.
+# An alternative must be this much faster than the first choice: timings scatter, and two runs with the same seed should
+# not differ because of it.
 _MARGIN = 1.1
 
 
@@ -30,8 +31,7 @@ class Timing(NamedTuple):
     updates_per_second: float
 
     def __str__(self) -> str:
-        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        return f"{threads}, {self.precision}: {self.updates_per_second:.0f} updates/s"
+        return f"{counted(self.threads, 'thread')}, {self.precision}: {self.updates_per_second:.0f} updates/s"
 
 
 def fix(settings: Settings, spec: ModelSpec, *, elsewhere: bool = False) -> tuple[Settings, list[Timing]]:

@@ -25,11 +25,11 @@ class Twin:
     """Owns a finalized graph built by `build_model()`, its session and its Saver; `close()` or `with` ends the session.
 
     Args:
-      name: how messages call it, e.g. `online`.
+      name: used in messages, e.g. `online`.
       spec: what to build.
       seed: of the initial weights. Equal seeds give equal weights.
       threads: of this session's ops; 0 is one for each core. With 1, ops run one after another in the calling thread.
-      at_once: how many ops run at the same time and share these threads.
+      at_once: among how many ops that run at the same time the threads are divided, 1 or 2.
       precision: `bf16` for products in bfloat16; anything else is float32.
       gpu_memory_fraction: of each GPU, for this process, if it is its first twin; None for as much as it needs.
       plain, block: see `build_model`.
