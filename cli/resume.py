@@ -73,8 +73,7 @@ def resume(
             targets.check_present(settings, found.store(), point.counters.updates)
             elsewhere = elsewhere_of(described)
             env, _ = open_.enter_context(training.checked_environments(settings, found.folder, elsewhere=elsewhere))
-        # From those of the attempt before, not of `run.json`, which a `resume --set` that was killed may have changed.
-        changes = list(config.differences(found.settings_of(found.ledger.attempt), settings))
+        changes = list(config.differences(found.trained_settings, settings))
         open_.enter_context(found.trying(settings))
         say(f"{found.folder}: resume point {point.number} of {point.time[:19].replace('T', ' ')} UTC")
         for line in restored(found, point):

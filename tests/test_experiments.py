@@ -160,7 +160,7 @@ def test_every_value_survives_the_command_line(key: str, value: Any) -> None:
             "latest and latest are the same run, twice (seed 1)",
         ),
         (changed('["latest", "lag(40)"]', '["lag(40)", "lag 40"]'), "two runs would be called lag-40,seed=1"),
-        (changed("lag(40)", "a" * 245), "aaaa..., which has 252 letters, and 251 are the most: give its values short"),
+        (changed("lag(40)", "a" * 245), "aaaa..., which has 252 letters, and 242 are the most: give its values short"),
         (
             changed("[factors]", "[factors]\nlog.every_steps = [1]"),
             "log.every_steps is set by settings and by factors.log",
@@ -224,8 +224,13 @@ def test_more_evaluations_than_there_will_be_are_refused_before_any_run(tmp_path
             "clip_delta=1.0 and clip_delta=2.0 would train the same: "
             "train.clip_delta has no effect here: it is used only with loss=dqn3",
         ),
+        (
+            '[factors]\ntarget.policy = ["latest", "lag(40)"]',
+            "[factors.x]\na = {}\nb = { train.clip_delta = 2.0 }",
+            "a and b would train the same: train.clip_delta has no effect here",
+        ),
     ],
-    ids=["no scores", "no effect"],
+    ids=["no scores", "no effect", "no effect of a variant"],
 )
 def test_what_would_compare_nothing_is_refused_before_any_run(
     before: str, after: str, message: str, tmp_path: Path
@@ -233,16 +238,18 @@ def test_what_would_compare_nothing_is_refused_before_any_run(
     path = tmp_path / "study.toml"
     path.write_text(changed(before, after))
     with pytest.raises(UsageError, match=re.escape(message)):
-        plan.check(plan.read(path), path)
+        plan.check_new(plan.read(path), path)
 
 
-def test_what_some_conditions_use_is_no_mistake(tmp_path: Path) -> None:
+def test_what_some_conditions_or_environments_use_is_no_mistake(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
     of_both = "[factors.loss]\nhuber = {}\nclipped = { loss = 'dqn3', train.clip_delta = 0.5 }"
-    path.write_text(changed('[factors]\ntarget.policy = ["latest", "lag(40)"]', of_both))
-    found = plan.read(path)
-    plan.check(found, path)
-    assert plan.unused(found) == []
+    of_some = '[factors]\nenv.id = ["CartPole-v1", "ALE/Pong-v5"]\nenv.sticky = [0.0, 0.25]'
+    for factors in (of_both, of_some):
+        path.write_text(changed('[factors]\ntarget.policy = ["latest", "lag(40)"]', factors))
+        found = plan.read(path)
+        plan.check_new(found, path)
+        assert plan.unused(found) == []
     found = plan.parse(changed("train.batch_size = 16", "train.batch_size = 16\ntrain.clip_delta = 0.5"))
     assert plan.unused(found) == ["train.clip_delta has no effect here: it is used only with loss=dqn3"]
 
@@ -392,6 +399,13 @@ def test_an_experiment_keeps_the_preset_with_which_it_began(tmp_path: Path) -> N
     again = Experiment.prepare(planned, folder, 1, pytest.fail)
     assert {run.settings.train.learning_rate for run in again.plan.runs} == {0.5}
     assert "--set=train.learning_rate=0.5" in again.command(again.plan.runs[0])
+    record["preset"]["target"]["refresh_every_updates"] = 300
+    by_steps = changed("target.refresh_every_updates = 20", "target.refresh_every_steps = 40")
+    (folder / "experiment.json").write_bytes(checked({**record, "file": by_steps}))
+    for run in (other := Experiment.open(folder)).plan.runs:
+        name, *words = other.command(run)[1:]
+        given = [config.parse_assignment(word.removeprefix("--set=")) for word in words if word.startswith("--set=")]
+        assert config.load(name, [*given, ("train.steps", 600), ("seed", run.seed)]) == run.settings
 
     done = [run._replace(evaluated={600: 100}) for run in made_up(again.plan, lambda condition, seed: 100.0)]
     norms = {"CartPole-v1": statistics.Norm(0, 500, 475, "")}

@@ -733,6 +733,11 @@ def test_what_does_not_fit_is_not_converted_in_silence(
         assert agent.agent_steps == 0
         agent.observe(fits)
         assert agent.agent_steps == 2
+        agent.commit_point()  # new episodes begin
+        with pytest.raises(error, match=message):
+            agent.observe(fits._replace(**changed))
+        agent.observe(Transition(*(array.tolist() for array in fits)))
+        assert agent.agent_steps == 4
 
 
 def test_images_of_fractions_are_not_taken_for_bytes(pong: Make) -> None:

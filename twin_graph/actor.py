@@ -47,8 +47,7 @@ class Actor:
         self.sampler = sampling.of(self.replay, settings)
         seen, each = (environments, *env.observation_shape), (environments,)
         observed, flags = (seen, np.dtype(env.observation_dtype)), (each, np.dtype(np.bool_))
-        self._begins = True  # an episode begins, in one environment at least
-        # Shape and type of each part of a transition.
+        # Shape and type of each part of a transition: NumPy would convert, or repeat one environment's step for all.
         self._takes = observed, (each, np.dtype(np.int64)), (each, np.dtype(np.float32)), flags, flags, observed
 
     def act(self, observations: np.ndarray, q_values: Callable[[], np.ndarray], agent_step: int) -> np.ndarray:
@@ -71,28 +70,24 @@ class Actor:
           ValueError: an array has another shape or type than this environment's, or an action is none of its.
           ForeignError: a reward or an observation is NaN or infinite.
         """
-        if self._begins:
-            self._check(transition)
+        transition = Transition(*map(np.asarray, transition))
+        for array, field, (shape, dtype) in zip(transition, Transition._fields, self._takes, strict=True):
+            if array.shape != shape or not (array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind")):
+                raise ValueError(f"{field} is {array.dtype} {list(array.shape)} and must be {dtype} {list(shape)}")
         if not (transition.a_tm1.astype(np.uint64) < self._env.n_actions).all():
             raise ValueError(f"a_tm1 is {transition.a_tm1.tolist()}, and actions are 0 to {self._env.n_actions - 1}")
-        check_finite(self._settings.env.id, "reward", transition.r_t)
-        check_finite(self._settings.env.id, "observation", transition.s_t)
+        name = self._settings.env.id
+        check_finite(name, "reward", transition.r_t)
+        check_finite(name, "observation", transition.s_t)
+        if self.replay.begins:  # else it was the last `s_t`
+            check_finite(name, "observation", transition.s_tm1)
         self.replay.add(transition)
         self.sampler.added()
         tally = self._tally
         tally.agent_steps += self._environments
-        ended = int(transition.last_t.sum())
-        self._begins = ended > 0
-        tally.episodes += ended
+        tally.episodes += int(transition.last_t.sum())
         tally.reward_limit = max(tally.reward_limit, float(np.abs(transition.r_t).max()))
         tally.r_max = max(tally.r_max, float(transition.r_t.max()))
-
-    def _check(self, transition: Transition) -> None:
-        """Raises what `observe` does; NumPy would convert in silence, or repeat one environment's step for all."""
-        for array, field, (shape, dtype) in zip(transition, transition._fields, self._takes, strict=True):
-            if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
-                raise ValueError(f"{field} is {array.dtype} {list(array.shape)} and must be {dtype} {list(shape)}")
-        check_finite(self._settings.env.id, "observation", transition.s_tm1)
 
     def due_updates(self, first: int) -> range:
         """The numbers, from `first` on, of the updates that are due at this agent step."""

@@ -154,6 +154,11 @@ class Replay:
         self._keep_cut_frames(slot, transition.last_t & ~transition.terminal_t)
         self._written += 1
 
+    @property
+    def begins(self) -> bool:
+        """Whether the next step is the first of an episode, in one environment at least."""
+        return not self._next_age.all()
+
     def cut(self) -> None:
         """Ends the episode of every environment at the newest step, as a time limit does; nothing before the first."""
         if not self._written:

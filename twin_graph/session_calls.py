@@ -49,7 +49,7 @@ class SessionCalls:
 
         Raises:
           WrongGraphError: something belongs to another graph; the message names tensor and owners.
-          ValueError: an array's shape is not the tensor's.
+          ValueError: an array's shape is not the tensor's, or its type is of another kind, as fractions are for bytes.
         """
         feed = feed or {}
         wanted = fetches if isinstance(fetches, tuple | list) else (fetches,)

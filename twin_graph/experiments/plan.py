@@ -27,7 +27,7 @@ KNOWN_SCORES = {"CartPole-v1": (0.0, 500.0), "ALE/Pong-v5": (-21.0, 21.0)}
 THRESHOLD = 0.95
 #: After the name of a condition that is the first one but for one weight.
 NUDGED = ", one weight moved"
-_LONGEST_NAME = 255 - len(".log")  # letters, one byte each: a file's name has at most 255, and each run has a log
+_LONGEST_NAME = 255 - len(".tmp--4194304")  # letters, one byte each: of what a run's folder is called while it is made
 _TASK = "env.id"
 _OWN_KEYS = {"seed": "seeds, or noise_seeds in [from]", "train.steps": "steps", "preset": "preset"}
 
@@ -324,17 +324,14 @@ def _origin(wanted: _From, known: Origin | None) -> Origin:
 
 
 def check(plan: Plan, path: Path) -> None:
-    """Raises `UsageError` if a policy in a plan's file is unknown, cannot be imported, or cannot work; if conditions
-    differ only in settings without effect; or if runs will have fewer evaluations than a score is the mean of."""
+    """Raises `UsageError` if a policy in a plan's file is unknown, cannot be imported, or cannot work; or if runs will
+    have fewer evaluations than a score is the mean of."""
     for settings in {run.condition: run.settings for run in plan.runs}.values():
         try:
             targets.roles(settings)
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
-    _check_effects(plan, path)
     for run in plan.runs:
-        if not run.settings.evaluate.episodes:
-            raise UsageError(f"{path}: with evaluate.episodes=0 {run.condition} has no scores; give it 1 or more")
         (begin, end), every = run.span, run.settings.evaluate.every_steps
         there = end // every - begin // every + (end % every > 0)  # the last one is at the end, due or not
         if plan.last > there:
@@ -350,16 +347,29 @@ def unused(plan: Plan) -> list[str]:
     return [sentence for sentence in in_each[0] if all(sentence in of for of in in_each)]
 
 
-def _check_effects(plan: Plan, path: Path) -> None:
-    """Raises `UsageError` if two conditions differ only in settings that have no effect in either."""
+def check_new(plan: Plan, path: Path) -> None:
+    """Raises `UsageError` if two conditions would train the same in every environment, or a run will have no scores.
+
+    An experiment that has begun so can be continued, though.
+    """
+    if silent := next((run for run in plan.runs if not run.settings.evaluate.episodes), None):
+        raise UsageError(f"{path}: with evaluate.episodes=0 {silent.condition} has no scores; give it 1 or more")
     alike = [run for run in plan.runs if run.pair == plan.runs[0].pair and not run.nudge]
-    idle = [
-        {key: sentence for key, _ in run.overrides for sentence in without_effect(run.settings, [key])} for run in alike
-    ]
-    for (one, of_one), (other, of_other) in itertools.combinations(zip(alike, idle, strict=True), 2):
-        keys = [key for key, _, _ in config.differences(one.settings, other.settings)]
-        if all(key in of_one and key in of_other for key in keys):
-            raise UsageError(f"{path}: {one.condition} and {other.condition} would train the same: {of_one[keys[0]]}")
+    varied = sorted({key for run in alike for key, _ in run.overrides})
+    first: dict[tuple[Any, ...], PlannedRun] = {}
+    for condition, runs in itertools.groupby(sorted(alike, key=lambda run: run.condition), lambda run: run.condition):
+        of = list(runs)
+        other = first.setdefault(tuple(_effective(run, varied) for run in of), of[0])
+        if other is not of[0]:
+            differing = [key for key, *_ in config.differences(other.settings, of[0].settings)]
+            why, *_ = [*without_effect(other.settings, differing), *without_effect(of[0].settings, differing)]
+            raise UsageError(f"{path}: {other.condition} and {condition} would train the same: {why}")
+
+
+def _effective(run: PlannedRun, varied: Sequence[str]) -> str:
+    """A run's settings, without those of the varied ones that have no effect."""
+    idle = {key for key in varied if any(without_effect(run.settings, [key]))}
+    return repr([setting for setting in config.describe(run.settings) if setting.key not in idle])
 
 
 def _validated(text: str) -> _File:

@@ -86,15 +86,20 @@ class Experiment:
         except (KeyError, TypeError, UsageError) as error:
             raise DamagedError(f"{path} cannot be used: {error}") from None
 
+    @staticmethod
+    def is_begun(folder: Path) -> bool:
+        """Whether there is an experiment in a folder."""
+        return (folder / _RECORD).exists()
+
     @classmethod
     def origin_in(cls, folder: Path) -> plans.Origin | None:
         """The run from which those in a folder are forked, if there is an experiment and they are."""
-        return cls.open(folder).plan.origin if (folder / _RECORD).exists() else None
+        return cls.open(folder).plan.origin if cls.is_begun(folder) else None
 
     @classmethod
     def check_free(cls, folder: Path) -> None:
         """Raises `InUseError` if there is an experiment in a folder, and somebody trains it."""
-        if (folder / _RECORD).exists():
+        if cls.is_begun(folder):
             with cls.open(folder).lock():
                 pass
 
@@ -113,7 +118,7 @@ class Experiment:
         Raises:
           UsageError: the folder has another experiment, or something else, or a run cannot be trained.
         """
-        if (folder / _RECORD).exists():
+        if cls.is_begun(folder):
             begun = cls.open(folder)
             grown = plans.parse(plan.text, fixed=begun.fixed, origin=begun.plan.origin, preset=begun.plan.preset)
             _check_same(begun.plan, grown, folder)
@@ -130,7 +135,7 @@ class Experiment:
 
     def write(self) -> None:
         """Records what it is; the caller has its lock. Raises `UsageError` if somebody began another one meanwhile."""
-        if (self.folder / _RECORD).exists():
+        if self.is_begun(self.folder):
             begun = self.open(self.folder)
             _check_same(begun.plan, self.plan, self.folder)
             if begun.fixed != self.fixed:
@@ -198,18 +203,16 @@ class Experiment:
         folder = str(self.run_folder(planned).absolute())  # so that `_trainer` finds it, wherever it is called
         if self.found(planned):
             return ["resume", folder, "--steps", str(self.plan.steps)]
-        sets = [f"--set={assignment(key, value)}" for key, value in planned.overrides]
         if self.plan.origin and planned.point:
+            sets = [f"--set={assignment(key, value)}" for key, value in planned.overrides]
             named = ["--at", str(planned.point.number), "--seed", str(planned.seed), "--run-dir", folder]
             steps, nudge = f"--set=train.steps={self.plan.steps}", ["--nudge"] if planned.nudge else []
             return ["fork", str(self.plan.origin.folder), *named, *nudge, *sets, steps]
-        preset = self.plan.preset
-        then = [
-            f"--set={assignment(key, value)}"
-            for key, _, value in config.differences(config.load(preset.preset), preset)
-        ]
-        named = ["--steps", str(self.plan.steps), "--seed", str(planned.seed)]
-        return ["train", preset.preset, *named, "--run-dir", folder, *then, *sets]
+        named = ["--steps", str(self.plan.steps), "--seed", str(planned.seed), "--run-dir", folder]
+        # From the preset as it is now, which may have changed since the experiment began.
+        preset = config.load(self.plan.preset.preset, [("train.steps", self.plan.steps), ("seed", planned.seed)])
+        sets = [f"--set={assignment(key, value)}" for key, _, value in config.differences(preset, planned.settings)]
+        return ["train", preset.preset, *named, *sets]
 
     def record_outcome(self, planned: PlannedRun, command: str, code: int, seconds: float, error: str) -> None:
         """Remembers how a process of a run ended, durably."""

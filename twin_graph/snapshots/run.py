@@ -280,6 +280,15 @@ class Run:
                 return self._past_settings.get(key) or self._past_settings.setdefault(key, validate(past["settings"]))
         return self.settings
 
+    @property
+    def trained_settings(self) -> Settings:
+        """Those of the newest attempt; not yet `settings` where a `resume --set` was killed before it trained.
+
+        A fork that was not trained yet has none of its own, and so `settings`.
+        """
+        newest = next(self.ledger.newest_first(Start, Fork), None)
+        return self.settings_of(newest.attempt) if isinstance(newest, Start) else self.settings
+
     def settings_from(self, point: PointState) -> Settings:
         """The settings with which the run continued from one of its points; if it did not, those that made it."""
         starts = (start for start in self.ledger.newest_first(Start) if start.resumed_from == point.number)

@@ -39,7 +39,7 @@ export function familyPart(library, run) {
       );
       return;
     }
-    put(part.body, list, scale);
+    if (list.parentNode !== part.body) put(part.body, list, scale);
     const end = Math.max(1, ...rows.map(([, index]) => library.runs.get(index).agent_steps ?? 0));
     renew(
       list,
