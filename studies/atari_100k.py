@@ -1,6 +1,7 @@
 """The analysis of studies/atari-100k.toml, as fixed before the runs: our runs next to the published ones.
 
-Game by game, all finished runs count; over all games, only those of seeds that are finished in every game.
+Game by game, all finished runs count; over all games, only those of seeds that are finished in every game. The p
+values were added after the runs: exact rank tests (Mann and Whitney 1947) of ours against theirs, Holm-corrected.
 
     python studies/atari_100k.py [TABLES] [--plot docs/findings/atari-100k.png]
 
@@ -15,6 +16,7 @@ from pathlib import Path
 import click
 import numpy as np
 from matplotlib.figure import Figure
+from scipy.stats import mannwhitneyu
 
 from twin_graph.experiments import statistics, tables
 from twin_graph.experiments.results import of_whole_seeds
@@ -64,15 +66,17 @@ def main(folder: Path, plot: Path | None) -> None:
     norm, of = statistics.norms(plan, results), published()
     done = [run for run in results if run.state == "done"]
     scores: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    print("| game | ours (95%) | runs | published (95%) | runs | a run of ours is the better one (95%) |")
-    print("|---|---|---|---|---|---|")
+    print("| game | ours (95%) | runs | published (95%) | runs | a run of ours is the better one (95%) | p |")
+    print("|---|---|---|---|---|---|---|")
     for game in plan.tasks:
-        ours = np.array([run.final for run in done if run.planned.task == game]).reshape(-1, 1)
-        theirs = np.array(of[game])
+        scores[game] = np.array([[run.final] for run in done if run.planned.task == game]), np.array(of[game])
+    p = statistics.holm(
+        [float(mannwhitneyu(ours, theirs, method="exact").pvalue[0]) for ours, theirs in scores.values()]
+    )
+    for (game, (ours, theirs)), corrected in zip(scores.items(), p, strict=True):
         cells = (cell for runs in (ours, theirs) for cell in (statistics.mean(runs).words(".1f"), str(len(runs))))
         better = statistics.improvement(ours, theirs).words(".2f")
-        print(f"| {game} | {' | '.join(cells)} | {better} |")
-        scores[game] = ours, theirs
+        print(f"| {game} | {' | '.join(cells)} | {better} | {corrected:.2g} |")
     whole = of_whole_seeds(results)
     of_whole = np.column_stack([[run.final for run in whole if run.planned.task == game] for game in plan.tasks])
     for whose, matrix in (("ours", of_whole), ("published", np.hstack([theirs for _, theirs in scores.values()]))):
