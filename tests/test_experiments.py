@@ -1078,11 +1078,13 @@ def test_a_condition_of_few_runs_hides_no_difference_of_another() -> None:
 
 
 def sentence_on(p: list[float], seeds: list[int]) -> str:
-    """What a report finds on conditions with these p values, and so many runs each."""
+    """What a report finds on conditions with these p values, and so many runs each; the control's is NaN."""
     score = statistics.Estimate(1.0, 0.0, 2.0)
     of_each = {"name": "latest", "iqm": score, "difference": score}
+    runs = [[SimpleNamespace(planned=SimpleNamespace(nudge=i > 0 and math.isnan(one)))] for i, one in enumerate(p)]
     conditions = [
-        SimpleNamespace(**of_each, p=p, pairs=n, scores=np.ones((n, 1)), runs=[]) for p, n in zip(p, seeds, strict=True)
+        SimpleNamespace(**of_each, p=one, pairs=n, scores=np.ones((n, 1)), runs=of)
+        for one, n, of in zip(p, seeds, runs, strict=True)
     ]
     data = SimpleNamespace(conditions=conditions, unit="return", estimate=lambda estimate: estimate)
     *_, found = pages._findings(data)  # type: ignore[arg-type]
