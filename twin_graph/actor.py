@@ -47,7 +47,7 @@ class Actor:
         self.sampler = sampling.of(self.replay, settings)
         seen, each = (environments, *env.observation_shape), (environments,)
         observed, flags = (seen, np.dtype(env.observation_dtype)), (each, np.dtype(np.bool_))
-        # Shape and type of each part of a transition: NumPy would convert, or repeat one environment's step for all.
+        # Shape and type of each part of a transition.
         self._takes = observed, (each, np.dtype(np.int64)), (each, np.dtype(np.float32)), flags, flags, observed
 
     def act(self, observations: np.ndarray, q_values: Callable[[], np.ndarray], agent_step: int) -> np.ndarray:
@@ -63,24 +63,31 @@ class Actor:
         actions = legal.random_actions(self._env, observations, random)
         return actions if explore.all() else np.where(explore, actions, q_values().argmax(axis=1))
 
+    def checked(self, transition: Transition) -> Transition:
+        """A step from a loop of one's own as arrays. NumPy would convert, or repeat one environment's step for all.
+
+        Raises:
+          ValueError: an array has another shape or type than this environment's, or an action is none of its.
+          ForeignError: an observation after a reset is NaN or infinite.
+        """
+        transition = Transition(*map(np.asarray, transition))
+        for array, field, (shape, dtype) in zip(transition, Transition._fields, self._takes, strict=True):
+            if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+                raise ValueError(f"{field} is {array.dtype} {list(array.shape)} and must be {dtype} {list(shape)}")
+        if transition.a_tm1.min() < 0 or transition.a_tm1.max() >= self._env.n_actions:
+            raise ValueError(f"a_tm1 is {transition.a_tm1.tolist()}, and actions are 0 to {self._env.n_actions - 1}")
+        if self.replay.begins:  # else it was the last `s_t`
+            check_finite(self._settings.env.id, "observation", transition.s_tm1)
+        return transition
+
     def observe(self, transition: Transition) -> None:
         """Puts one step of all E environments into the replay.
 
         Raises:
-          ValueError: an array has another shape or type than this environment's, or an action is none of its.
-          ForeignError: a reward or an observation is NaN or infinite.
+          ForeignError: a reward, or a part of `s_t`, is NaN or infinite.
         """
-        transition = Transition(*map(np.asarray, transition))
-        for array, field, (shape, dtype) in zip(transition, Transition._fields, self._takes, strict=True):
-            if array.shape != shape or not (array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind")):
-                raise ValueError(f"{field} is {array.dtype} {list(array.shape)} and must be {dtype} {list(shape)}")
-        if not (transition.a_tm1.astype(np.uint64) < self._env.n_actions).all():
-            raise ValueError(f"a_tm1 is {transition.a_tm1.tolist()}, and actions are 0 to {self._env.n_actions - 1}")
-        name = self._settings.env.id
-        check_finite(name, "reward", transition.r_t)
-        check_finite(name, "observation", transition.s_t)
-        if self.replay.begins:  # else it was the last `s_t`
-            check_finite(name, "observation", transition.s_tm1)
+        check_finite(self._settings.env.id, "reward", transition.r_t)
+        check_finite(self._settings.env.id, "observation", transition.s_t)
         self.replay.add(transition)
         self.sampler.added()
         tally = self._tally

@@ -120,6 +120,10 @@ class Agent:
           ValueError: an array has another shape or type than this environment's, or an action is none of its.
           ForeignError: a reward or an observation is NaN or infinite.
         """
+        self.observe_checked(self.actor.checked(transition))
+
+    def observe_checked(self, transition: Transition) -> None:
+        """The same of what a `VectorEnv` returned, whose arrays are right. Raises `ForeignError`."""
         self.actor.observe(transition)
         self.keeper.checkpoints.replay_grew()
 

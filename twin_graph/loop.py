@@ -235,6 +235,6 @@ class Play:
         a_tm1 = agent.act(s_tm1, frozen=self._frozen)
         with agent.keeper.stopwatch.phase("environment"):
             step: VectorStep = self._env.step(a_tm1)
-        agent.observe(Transition(s_tm1, a_tm1, step.r_t, step.terminal_t, step.last_t, step.s_t))
+        agent.observe_checked(Transition(s_tm1, a_tm1, step.r_t, step.terminal_t, step.last_t, step.s_t))
         self._s_tm1 = step.s_next
         return self._scores.add(step)

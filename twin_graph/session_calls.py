@@ -82,7 +82,7 @@ class _Call:
     def __init__(self, session: Any, fetches: Sequence[Any], feeds: Sequence[Any], in_this_thread: bool) -> None:
         # `SessionCalls` finds both by their ids: they must live as long as this does.
         self._fetches, self._feeds = fetches, feeds
-        self._fed = [(feed.name, feed.dtype.as_numpy_dtype, tuple(feed.shape.as_list())) for feed in feeds]
+        self._fed = [(feed.name, np.dtype(feed.dtype.as_numpy_dtype), tuple(feed.shape.as_list())) for feed in feeds]
         elements = [session.graph.as_graph_element(fetch) for fetch in fetches]
         self._is_tensor = [isinstance(element, tf.Tensor) for element in elements]
         options = CallableOptions(run_options=tf.RunOptions(inter_op_thread_pool=-1 if in_this_thread else 0))
@@ -95,11 +95,13 @@ class _Call:
         arrays = []
         for value, (name, dtype, shape) in zip(values, self._fed, strict=True):
             array = np.asarray(value)
-            if not np.can_cast(array.dtype, dtype, "same_kind"):
-                raise ValueError(f"{array.dtype} was fed to {name}, which takes {np.dtype(dtype).name}")
+            if array.dtype != dtype:
+                if not np.can_cast(array.dtype, dtype, "same_kind"):
+                    raise ValueError(f"{array.dtype} was fed to {name}, which takes {dtype}")
+                array = array.astype(dtype)
             # TensorFlow looks at this in `session.run` alone.
             if array.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True)):
                 raise ValueError(f"an array of shape {array.shape} was fed to {name}, which takes {shape}")
-            arrays.append(array.astype(dtype, copy=False))
+            arrays.append(array)
         fetched = iter(self._run(*arrays))
         return [next(fetched) if is_tensor else None for is_tensor in self._is_tensor]
