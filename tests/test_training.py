@@ -471,7 +471,7 @@ def test_the_run_loop_passes_on_what_each_value_is_for() -> None:
             self.order.append("act")
             return s[:, 0].astype(int)
 
-        def observe(self, transition: Transition) -> None:
+        def observe_checked(self, transition: Transition) -> None:
             self.order.append("observe")
             self.seen.append(transition)
 
