@@ -284,7 +284,7 @@ def _show_plan(found: Experiment, states: list[State], jobs: int, console: Conso
         table.add_row(escape(condition), str(len(its)), *(str(its.count(kind) or "") for kind in kinds))
     console.print(table)
     seconds, how = found.seconds_left(states, jobs)
-    left = [state for state in states if state.state not in ("done", "damaged")]
+    left = [state for state in states if state.is_left]
     tell(
         f"{plan.name}: {counted(len(plan.conditions), 'condition')}, {counted(len(states), 'run')} of {plan.steps:,} "
         "agent steps (preset "
@@ -308,7 +308,7 @@ def _summary(found: Experiment, states: list[State], jobs: int) -> dict[str, Any
         "conditions": found.plan.conditions,
         "agent_steps": found.plan.steps,
         "seconds_left": round(seconds, 1),
-        "disk_bytes": found.disk([state.planned for state in states if state.state not in ("done", "damaged")]),
+        "disk_bytes": found.disk([state.planned for state in states if state.is_left]),
         "fixed": dict(found.fixed),
         "runs": [
             {

@@ -45,6 +45,8 @@ def main(folder: Path, power: bool) -> None:
     if power:
         print_power()
         return
+    if not folder.is_dir():
+        raise click.ClickException(f"there is no folder {folder}")
     plan, _, results = tables.read(folder)
     whole = of_whole_seeds(results)
     seeds = list(dict.fromkeys(run.planned.seed for run in whole))

@@ -45,10 +45,6 @@ class Actor:
             discount=settings.train.discount,
         )
         self.sampler = sampling.of(self.replay, settings)
-        seen, each = (environments, *env.observation_shape), (environments,)
-        observed, flags = (seen, np.dtype(env.observation_dtype)), (each, np.dtype(np.bool_))
-        # Shape and type of each part of a transition.
-        self._takes = observed, (each, np.dtype(np.int64)), (each, np.dtype(np.float32)), flags, flags, observed
 
     def act(self, observations: np.ndarray, q_values: Callable[[], np.ndarray], agent_step: int) -> np.ndarray:
         """Epsilon-greedy actions, int64 `[E]`, after this many agent steps.
@@ -70,8 +66,11 @@ class Actor:
           ValueError: an array has another shape or type than this environment's, or an action is none of its.
           ForeignError: an observation after a reset is NaN or infinite.
         """
-        transition = Transition(*map(np.asarray, transition))
-        for array, field, (shape, dtype) in zip(transition, Transition._fields, self._takes, strict=True):
+        transition, each = Transition(*map(np.asarray, transition)), (self._environments,)
+        seen = (*each, *self._env.observation_shape), np.dtype(self._env.observation_dtype)
+        flags = each, np.dtype(np.bool_)
+        takes = seen, (each, np.dtype(np.int64)), (each, np.dtype(np.float32)), flags, flags, seen
+        for array, field, (shape, dtype) in zip(transition, Transition._fields, takes, strict=True):
             if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
                 raise ValueError(f"{field} is {array.dtype} {list(array.shape)} and must be {dtype} {list(shape)}")
         if transition.a_tm1.min() < 0 or transition.a_tm1.max() >= self._env.n_actions:

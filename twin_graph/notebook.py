@@ -157,7 +157,7 @@ class NotebookRun(Run):
                 check_version(settings.env.id)
             with training.checked_environments(settings, self.folder) as (env, _), contextlib.ExitStack() as open_:
                 if point is None:
-                    settings, _ = tuning.fix(settings, ModelSpec.of(settings, env.spec), elsewhere=False)
+                    settings, _ = tuning.fix(settings, ModelSpec.of(settings, env.spec))
                 open_.enter_context(self.trying(settings))
                 show = open_.enter_context(_shown(self))
                 for _ in training.train(self, env, point, on_episode=on_episode, on_evaluation=on_evaluation):

@@ -300,6 +300,20 @@ def parse(text: str, *, fixed: Pairs = (), origin: Origin | None = None, preset:
     return Plan(file.name, file.description, preset, file.steps, tuple(runs), scores, last, text, origin)
 
 
+def record(plan: Plan, fixed: Pairs) -> dict[str, Any]:
+    """For the files of an experiment and of its tables; `fixed` as in `parse`."""
+    origin = plan.origin.record() if plan.origin else None
+    return {"file": plan.text, "fixed": dict(fixed), "origin": origin, "preset": plan.preset.model_dump()}
+
+
+def recorded(record: Mapping[str, Any]) -> tuple[Plan, Pairs]:
+    """What `record` was given. Raises `KeyError`, `TypeError` or `UsageError` if it is something else."""
+    fixed = tuple((str(key), value) for key, value in record["fixed"].items())
+    origin = Origin.recorded(record["origin"]) if record.get("origin") else None
+    preset = config.validate(record["preset"]) if "preset" in record else None  # older ones lack it
+    return parse(record["file"], fixed=fixed, origin=origin, preset=preset), fixed
+
+
 def _origin(wanted: _From, known: Origin | None) -> Origin:
     """The points that a file names."""
     from twin_graph.checkpoint import point_at

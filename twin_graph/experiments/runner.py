@@ -77,12 +77,8 @@ class Experiment:
         try:
             if record["format"] != _FORMAT:
                 raise UsageError(f"it has format {record['format']}, and this version of twin-graph reads {_FORMAT}")
-            fixed = tuple((str(key), value) for key, value in record["fixed"].items())
             trial = Trial(*(record["trial"][name] for name in Trial._fields))
-            origin = plans.Origin.recorded(record["origin"]) if record.get("origin") else None
-            preset = config.validate(record["preset"]) if "preset" in record else None  # older ones lack it
-            plan = plans.parse(record["file"], fixed=fixed, origin=origin, preset=preset)
-            return cls(folder, plan, fixed, trial)
+            return cls(folder, *plans.recorded(record), trial)
         except (KeyError, TypeError, UsageError) as error:
             raise DamagedError(f"{path} cannot be used: {error}") from None
 
@@ -143,11 +139,8 @@ class Experiment:
         record = {
             "format": _FORMAT,
             "name": self.plan.name,
-            "fixed": dict(self.fixed),
             "trial": self.trial._asdict(),
-            "origin": self.plan.origin.record() if self.plan.origin else None,
-            "preset": self.plan.preset.model_dump(),
-            "file": self.plan.text,
+            **plans.record(self.plan, self.fixed),
         }
         write_file(self.folder / _RECORD, checked(record, indent=1))
         make_folder(self.folder / _LOGS)
@@ -237,7 +230,7 @@ class Experiment:
             if done
             else f"measured: {self.trial.rate:.0f} agent steps/s in the first run, without evaluations"
         )
-        left = [s.planned.length - s.trained for s in states if s.state not in ("done", "damaged")]
+        left = [s.planned.length - s.trained for s in states if s.is_left]
         return sum(left) / length * by_run / max(1, min(jobs, len(left))), how
 
     def _outcomes(self) -> list[dict[str, Any]]:
@@ -316,6 +309,11 @@ class State(NamedTuple):
     state: str
     agent_steps: int
     error: str = ""
+
+    @property
+    def is_left(self) -> bool:
+        """Whether `experiment run` trains it: not where that is done, or a person has to look first."""
+        return self.state not in ("done", "damaged")
 
     @property
     def trained(self) -> int:
@@ -446,7 +444,7 @@ class Runner:
         self._tries = dict.fromkeys(self.states, 1 + retries)
         self._show = show
         self._begin = begin
-        self._waiting = deque(state.planned for state in self.states.values() if state.state not in ("done", "damaged"))
+        self._waiting = deque(state.planned for state in self.states.values() if state.is_left)
         self._jobs: list[_Job] = []
         self._signals = 0
         self._signalled: dict[str, int] = {}

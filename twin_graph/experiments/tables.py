@@ -35,15 +35,8 @@ _TELEMETRY = ("seconds", "train_return", "q_distance", "agreement")
 
 def write(plan: Plan, fixed: plans.Pairs, results: Sequence[Result], norms: Mapping[str, Norm]) -> dict[str, bytes]:
     """The files, by name."""
-    record = {
-        "file": plan.text,
-        "fixed": dict(fixed),
-        "origin": plan.origin.record() if plan.origin else None,
-        "preset": plan.preset.model_dump(),
-        "last": plan.runs[0].last,
-    }
     return {
-        PLAN: checked(record, indent=1),
+        PLAN: checked({**plans.record(plan, fixed), "last": plan.runs[0].last}, indent=1),
         "runs.csv": as_csv([_of_run(result, norms[result.planned.task]) for result in results]),
         "curves.csv": as_csv([row for result in results for row in _of_evaluations(result)]),
         "targets.csv": as_csv([row for result in results for row in _of_targets(result)]),
@@ -57,11 +50,8 @@ def read(folder: Path) -> tuple[Plan, plans.Pairs, list[Result]]:
         raise UsageError(f"no tables of an experiment in {folder}: there is no {PLAN}")
     record = read_file(folder / PLAN)
     try:
-        fixed = tuple(record["fixed"].items())
-        origin = plans.Origin.recorded(record["origin"]) if record["origin"] else None
-        preset = config.validate(record["preset"]) if "preset" in record else None  # older ones lack it, and `last`
-        plan = plans.parse(record["file"], fixed=fixed, origin=origin, preset=preset)
-        plan = plan.scored_by(record.get("last", plan.last))
+        plan, fixed = plans.recorded(record)
+        plan = plan.scored_by(record.get("last", plan.last))  # older ones lack it
         rows = {name: _grouped(_rows(folder / f"{name}.csv")) for name in ("curves", "targets", "telemetry")}
         of_runs = {row["run"]: row for row in _rows(folder / "runs.csv")}
         results = [

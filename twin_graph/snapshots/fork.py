@@ -23,7 +23,7 @@ from twin_graph.snapshots.files import (
 )
 from twin_graph.snapshots.ledger import End, Fork, Ledger, Point, Prune, utc_now
 from twin_graph.snapshots.points import SEGMENTS, PointState
-from twin_graph.snapshots.run import LEDGER, POINTS, RECORDS, Run, check_new_folder, make
+from twin_graph.snapshots.run import LEDGER, POINTS, RECORDS, Run, make_run
 from twin_graph.snapshots.store import MANIFEST, Snapshots
 
 _FSYNCS_AT_ONCE = 32
@@ -80,9 +80,8 @@ def fork(parent: Run, point: PointState, folder: Path, settings: Settings, chang
         with ThreadPoolExecutor(_FSYNCS_AT_ONCE) as pool:  # one after the other, 100,000 snapshots take minutes
             list(pool.map(fsync, folders))
 
-    check_new_folder(folder)  # before what may take long
     with reading_past(parent, point):
-        return make(folder, fill)
+        return make_run(folder, fill)
 
 
 def describe(parent: Run, attempt: int, settings: Settings) -> dict[str, Any]:

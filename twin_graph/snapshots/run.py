@@ -479,10 +479,10 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
         "cpu": cpu.describe()._asdict(),
         "past_settings": [],
     }
-    return make(folder, lambda temporary: write_new(temporary / "run.json", checked(description, indent=1)))
+    return make_run(folder, lambda temporary: write_new(temporary / "run.json", checked(description, indent=1)))
 
 
-def make(folder: Path, fill: Callable[[Path], None]) -> Run:
+def make_run(folder: Path, fill: Callable[[Path], None]) -> Run:
     """Makes the folder of a run with what `fill` writes into it: all of it, or nothing.
 
     Raises:

@@ -366,9 +366,8 @@ class SnapshotStore(Snapshots):
             raise DamagedError(f"{self.folder / name} holds other weights than its name says; move it away")
         # An attempt that saves at other moments may come to the same weights after more agent steps.
         same = all(getattr(manifest, key) == value for key, value in record.items() if key not in ("attempt", "health"))
-        return (
-            manifest if record["lineage"] == IMPORT or (same and manifest.settings_sha256 == settings_sha256) else None
-        )
+        fits = record["lineage"] == IMPORT or (same and manifest.settings_sha256 == settings_sha256)
+        return manifest if fits else None
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:

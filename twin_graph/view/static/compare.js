@@ -1,8 +1,8 @@
 // Two or more runs on one axis.
 
 import { get } from "./api.js";
-import { Plot, dashed, several } from "./charts.js";
-import { axis, learning, metric } from "./curves.js";
+import { dashed, several } from "./charts.js";
+import { axis, learning, metric, show } from "./curves.js";
 import { NONE, count, h, percent, put, renew, score, state, throttled } from "./dom.js";
 import { axisChoice, section } from "./parts.js";
 
@@ -63,11 +63,6 @@ export function compareView(library, indexes) {
     h("section", { class: "panel" }, h("h2", null, "Settings that differ"), settings),
   );
 
-  function plot(part, what) {
-    if (!plots.has(part)) plots.set(part, new Plot(part.body, what));
-    return plots.get(part);
-  }
-
   function draw() {
     const present = indexes.filter((index) => curves.has(index));
     const look = (index) => ({ colour: several(indexes.indexOf(index)), dash: dashed(indexes.indexOf(index)) });
@@ -83,7 +78,7 @@ export function compareView(library, indexes) {
           ...(place && { dash: [2, 3] }), // a second learner's
         })),
     );
-    show(scores, learning(lines, [], axis.name), {
+    show(plots, scores.body, learning(lines, [], axis.name), {
       label: "Scores of the runs",
       unit: "score, return per episode",
       height: 320,
@@ -95,21 +90,12 @@ export function compareView(library, indexes) {
         name: name(index),
         ...look(index),
       }));
-      show(part, metric(of, axis.name, format), {
+      show(plots, part.body, metric(of, axis.name, format), {
         label: title,
         unit,
         height: 220,
         ticks: format === percent ? percent : undefined,
       });
-    }
-  }
-
-  function show(part, { data, what }, fixed) {
-    if (data) plot(part, { ...fixed, ...what }).show(data, what);
-    else {
-      plots.get(part)?.close(); // the run began again
-      plots.delete(part);
-      put(part.body, h("p", { class: "note" }, "Nothing is recorded yet."));
     }
   }
 

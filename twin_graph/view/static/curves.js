@@ -1,7 +1,7 @@
 // The plots that one run and several have in common: scores with their intervals, and lines of metrics.
 
-import { UNITS, fromZero, joined } from "./charts.js";
-import { score } from "./dom.js";
+import { Plot, UNITS, fromZero, joined } from "./charts.js";
+import { h, put, score } from "./dom.js";
 
 /** Of lines of metrics, those rows that have both values, by rising x. */
 function pairs(metrics, x, y) {
@@ -56,6 +56,18 @@ export function metric(lines, x, format) {
     data: found.length ? joined(found.map((line) => line.columns)) : null,
     what: { series, x: UNITS[x], range: fromZero },
   };
+}
+
+/** Shows a plot in its place, made when it is first needed; plots has them by their places. Without data, says so. */
+export function show(plots, place, { data, what }, fixed) {
+  if (!data) {
+    plots.get(place)?.close(); // the run began again
+    plots.delete(place);
+    put(place, h("p", { class: "note" }, "Nothing is recorded yet."));
+    return;
+  }
+  if (!plots.has(place)) plots.set(place, new Plot(place, { ...fixed, ...what }));
+  plots.get(place).show(data, what);
 }
 
 /** Which x axis curves have, for all views alike. */

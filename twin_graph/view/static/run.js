@@ -1,8 +1,8 @@
 // One run: what it learned, from which targets, and how.
 
 import { get } from "./api.js";
-import { Plot, UNITS, share } from "./charts.js";
-import { axis, learning, metric } from "./curves.js";
+import { UNITS, share } from "./charts.js";
+import { axis, learning, metric, show } from "./curves.js";
 import { NONE, brief, count, counted, h, number, percent, put, renew, score, state, throttled } from "./dom.js";
 import { familyPart } from "./family.js";
 import { evaluationsPart, filmsPart, ledgerPart } from "./lists.js";
@@ -209,17 +209,6 @@ function curvesPart(run) {
   const hosts = threads.map(() => h("div"));
   time.body.append(h("div", { class: threads.length > 1 ? "halves" : "" }, hosts));
 
-  function show(place, { data, what }, fixed) {
-    if (!data) {
-      plots.get(place)?.close(); // the run began again
-      plots.delete(place);
-      put(place, h("p", { class: "note" }, "Nothing is recorded yet."));
-      return;
-    }
-    if (!plots.has(place)) plots.set(place, new Plot(place, { ...fixed, ...what }));
-    plots.get(place).show(data, what);
-  }
-
   function draw() {
     if (!read) return;
     const whose = (learner) => (learners.length > 1 && learner ? `, ${learner}` : "");
@@ -233,7 +222,7 @@ function curvesPart(run) {
     const training = { columns: [[], []], name: "training return", colour: "faded" };
     const found = metric([{ metrics: read.metrics, column: "train_return", name: "training return" }], x, score);
     if (found.data) training.columns = found.data;
-    show(host, learning(lines, [training], x), { label: "Learning curve", unit: "return per episode", height: 320 });
+    show(plots, host, learning(lines, [training], x), { label: "Learning curve", unit: "return per episode", height: 320 });
     for (const { column, unit, format, host: place } of distances) {
       const columns = learners.map((learner, i) => ({
         metrics: read.metrics,
@@ -242,7 +231,7 @@ function curvesPart(run) {
         colour: i ? "hue2" : "target",
       }));
       const result = metric(columns, x, format);
-      show(place, result, {
+      show(plots, place, result, {
         label: unit,
         unit: learners.length > 1 ? unit : "",
         height: 200,
@@ -251,7 +240,7 @@ function curvesPart(run) {
     }
     threads.forEach(([label, isOf], i) => {
       const stack = stacked(read, x, isOf);
-      show(hosts[i], stack, {
+      show(plots, hosts[i], stack, {
         label: `Where a second goes: ${label}`,
         unit: label,
         height: 220,
