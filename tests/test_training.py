@@ -1,6 +1,7 @@
 """Whole trainings: refresh through the disk, determinism, records, evaluation, how they end."""
 
 import contextlib
+import functools
 import json
 import math
 import shutil
@@ -54,9 +55,10 @@ def test_an_average_is_one_network_of_mean_weights(cartpole: Make, train: Train)
     swap = [event for event in run.ledger.events() if isinstance(event, Swap)][-1]
     store, observations = run.store(), np.random.default_rng(1).normal(size=(20, 4)).astype(np.float32)
     spec = ModelSpec.of(settings, envs.make(settings.env, count=1).spec)
+    make = functools.partial(Twin, spec=spec, threads=1)
     with (
-        contextlib.closing(Holder("target", spec, threads=1, precision="fp32", members=3, combine="weights")) as holder,
-        Twin("one", spec, threads=1) as one,
+        contextlib.closing(Holder("target", make, members=3, combine="weights")) as holder,
+        make("one") as one,
     ):
         holder.restore([store.find(snapshot) for snapshot in swap.snapshots], store)
         every, values = [], []
@@ -200,8 +202,8 @@ def test_a_target_that_could_not_be_restored_stays_what_it_was(cartpole: Make, t
     store = run.store()
     first, second, third = store.available[-3:]
     spec = ModelSpec.of(run.settings, EnvSpec((4,), 2))
-    how: dict[str, Any] = {"threads": 1, "precision": "fp32", "members": 2, "combine": "mean"}
-    with contextlib.closing(Holder("target", spec, **how)) as target:
+    make = functools.partial(Twin, spec=spec, threads=1)
+    with contextlib.closing(Holder("target", make, members=2, combine="mean")) as target:
         target.restore([first, second], store)
         assert target.snapshots == (first.id, second.id)
         for path in store.folder.glob(f"{third.id}/model.*"):

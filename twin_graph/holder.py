@@ -1,11 +1,10 @@
 """A holder of snapshots: a target, which supplies bootstrap values, or an opponent, which takes the other seat."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from twin_graph.errors import DamagedError
-from twin_graph.model import ModelSpec
 from twin_graph.snapshots.ledger import Commit, Counters
 from twin_graph.snapshots.points import HolderState
 from twin_graph.snapshots.store import SnapshotStore
@@ -29,10 +28,9 @@ class Holder:
 
     Args:
       role: `target` or `opponent`.
-      spec, threads, at_once, precision: of the twins; see `Twin`.
+      make: a twin of this name.
       members: how many twins there are.
       combine: how they become one: `min` or `mean` of their Q values, for each action, or `weights`, their mean.
-      like: a twin with which these must be able to exchange snapshots.
 
     Attributes:
       twins: in no particular order; `snapshots` has that of the choice.
@@ -41,31 +39,14 @@ class Holder:
       held: whether scheduled refreshes are suspended.
     """
 
-    def __init__(
-        self,
-        role: str,
-        spec: ModelSpec,
-        *,
-        threads: int,
-        at_once: int = 1,
-        precision: str,
-        members: int,
-        combine: str,
-        like: Twin | None = None,
-    ) -> None:
+    def __init__(self, role: str, make: Callable[[str], Twin], *, members: int, combine: str) -> None:
         names = [role] if members == 1 else [f"{role} {i}" for i in range(members)]
-        self.twins = [
-            Twin(name, spec, threads=threads, at_once=at_once, precision=precision, like=like) for name in names
-        ]
+        self.twins = [make(name) for name in names]
         self.since = Counters.zero()
         self.policy = ""
         self.held = False
         self._combine = np.min if combine == "min" else np.mean
-        self._average: Twin | None = None
-        if combine == "weights":
-            self._average = Twin(
-                f"average {role}", spec, threads=threads, at_once=at_once, precision=precision, like=like
-            )
+        self._average = make(f"average {role}") if combine == "weights" else None
         self._active: list[Twin] = []
 
     def close(self) -> None:

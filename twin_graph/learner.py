@@ -78,7 +78,6 @@ class Learner:
         like: Twin | None = None,
     ) -> None:
         settings = run.settings
-        threads, at_once, precision = settings.twin.threads, settings.ops_at_once, settings.twin.precision
         self.name = name
         turns = Turns(settings)
         self.lineage, self.source, self._whose = turns.lineage(name), turns.source(name), turns.whose(name)
@@ -89,28 +88,22 @@ class Learner:
         self._stopwatch = stopwatch
         self._settings, self._settings_sha256 = settings, settings.sha256()
         self._opponent_is_self = "opponent" in policies and policies["opponent"].function is own_weights
-        self.online = Twin(
-            name,
-            spec,
-            seed=seed,
-            threads=threads,
-            at_once=at_once,
-            precision=precision,
-            block=settings.block_updates,
-            like=like,
+        make = functools.partial(
+            Twin,
+            spec=spec,
+            threads=settings.twin.threads,
+            at_once=settings.ops_at_once,
+            precision=settings.twin.precision,
         )
+        self.online = make(name, seed=seed, block=settings.block_updates, like=like)
         self.holders: dict[str, Holder] = {}
         try:
             for role, policy in policies.items():
                 self.holders[role] = Holder(
                     role,
-                    spec,
-                    threads=threads,
-                    at_once=at_once,
-                    precision=precision,
+                    functools.partial(make, like=self.online),
                     members=max(1, policy.members),  # a person can swap a snapshot in even where the policy uses none
                     combine=policy.combine,
-                    like=self.online,
                 )
         except BaseException:
             self.close()

@@ -1,6 +1,7 @@
 """A worker: environments, replay and target of its own, gradients for the shared variables."""
 
 import contextlib
+import functools
 import os
 import time
 from collections import deque
@@ -62,9 +63,7 @@ class Worker:
         policy = targets.parse(settings.target.policy)
         self._target = Holder(
             "target",
-            copy.twin.spec,
-            threads=settings.twin.threads,
-            precision="fp32",
+            functools.partial(Twin, spec=copy.twin.spec, threads=settings.twin.threads),
             members=policy.members,
             combine=policy.combine,
         )
