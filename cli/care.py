@@ -16,10 +16,10 @@ from .params import REF_HELP, Count, json_option, print_json, ref_argument, run_
 @run_argument
 @json_option
 def verify(run: str, as_json: bool) -> None:
-    """Check every file of RUN against what was recorded when it was written.
+    """Check the files of RUN against what was recorded when they were written.
 
     Lists damaged files (exit code 3), files left unfinished by a process that died, and files that do not belong to the
-    run. Of films, TensorBoard's events and workers' logs nothing is recorded. Changes nothing.
+    run. No hashes are recorded of films, TensorBoard's events and workers' logs. Changes nothing.
 
     \b
     Example:
@@ -90,8 +90,8 @@ def unpin(run: str, ref: str, as_json: bool) -> None:
 
 @click.command()
 @run_argument
-@click.option("--keep-last", type=Count(min=1), help="Instead of save.keep_last.")
-@click.option("--keep-every", type=Count(min=0), help="Instead of save.keep_every.")
+@click.option("--keep-last", type=Count(min=1), help="How many of the newest to keep.  [default: save.keep_last]")
+@click.option("--keep-every", type=Count(min=0), help="Keep every n-th, too.  [default: save.keep_every]")
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @json_option
 def prune(run: str, keep_last: int | None, keep_every: int | None, dry_run: bool, as_json: bool) -> None:

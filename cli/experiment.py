@@ -222,7 +222,7 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
                 conditions.setdefault(f"{plan.name}: {run.planned.condition}{where}", []).append(pairs)
                 environments.setdefault(f"in all, {task}", []).append(pairs)
     if too_short and not conditions:
-        raise UsageError(f"in no run a target serves {served:,} updates or more: give less with --served")
+        raise UsageError(f"no run has targets that serve {served:,} updates or more: use a smaller --served")
     if not conditions:
         raise UsageError(
             "no run in these tables has both predictions and observations (older tables have no depths: where the runs "

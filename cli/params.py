@@ -40,7 +40,7 @@ stderr = _People(stderr=True, highlight=False)
 
 
 #: What `--help` says of the argument REF, where it names a snapshot of RUN, and where it may be another run's.
-REF_HELP = "REF is a number, an id or the beginning of one, latest, latest~3, best, or @update:12000."
+REF_HELP = "REF is a snapshot's number, its id or the beginning of it, latest, latest~3, best, or @update:12000."
 ANY_REF_HELP = f"{REF_HELP} RUN:REF names a snapshot of another run."
 
 
@@ -154,5 +154,5 @@ verbose_option: Callable[[Any], Any] = click.option(
     "-v", "--verbose", is_flag=True, help="Also show loss, Q, epsilon, the target's age, and where the time goes."
 )
 json_option: Callable[[Any], Any] = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else there."
+    "--json", "as_json", is_flag=True, help="Print one JSON document to stdout, and nothing else."
 )

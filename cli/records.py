@@ -214,7 +214,7 @@ def show(run: str, ref: str, as_json: bool) -> None:
 @click.option("--step", type=Count(min=1), help="Which agent step, to see the opponent in two-player games.")
 @json_option
 def explain(run: str, update: int | None, step: int | None, as_json: bool) -> None:
-    """Show which snapshot bootstrapped an update of RUN, or was the opponent at a step, and why it was chosen.
+    """Show which snapshot an update of RUN was bootstrapped from, or was the opponent at a step, and why it was chosen.
 
     \b
     Examples:
@@ -251,7 +251,7 @@ def explain(run: str, update: int | None, step: int | None, as_json: bool) -> No
             age = behind if snapshot["age_updates"] >= 0 else "committed later"
         if snapshot["depth_agent_steps"] is not None:
             age += f", depth {snapshot['depth_agent_steps']:,.0f} agent steps"
-        table.add_row("bootstrapped by", f"{snapshot['id']}  ({age})")
+        table.add_row("bootstrapped from", f"{snapshot['id']}  ({age})")
     table.add_row("policy", escape(told["policy"]))
     table.add_row("reason", escape(told["reason"]))
     candidates = told["candidates"]

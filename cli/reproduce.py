@@ -41,7 +41,7 @@ def reproduce(run: str, begin: str | None, end: str | None, run_dir: Path | None
 
     Manual swaps, stops and changed settings are repeated where they happened. RUN stays as it is. Exit code 0 means
     identical, bit for bit; 1 means that something differs: the first difference is shown, and how this machine differs.
-    A run that a loop of your own made is not reproduced: the built-in loop trains.
+    The built-in loop trains, so a run that a loop of your own made cannot be reproduced.
 
     \b
     Examples:

@@ -54,7 +54,7 @@ from .params import (
     type=Count(min=0),
     default=2,
     show_default=True,
-    help="Random moves at the start. Games that they end give each side as many points.",
+    help="Random moves at the start. A game that they end counts as much for one side as for the other.",
 )
 @click.option("--epsilon", type=Number(0, 1), default=0.0, show_default=True, help="Share of random moves.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")

@@ -58,7 +58,7 @@ def view(runs: tuple[str, ...], folder: Path, port: int, allow_swaps: bool, no_b
     say("only this machine can open it; Ctrl-C ends it")
     with tempfile.TemporaryDirectory(prefix="twin-graph-") as private:  # that nobody else may read
         if not no_browser:
-            say("if your browser finds no file (one installed as a snap cannot see it), open the address above")
+            say("if your browser cannot find the file (one that is installed as a snap cannot), open the address above")
             page = Path(private) / "view.html"
             page.write_text(f'<meta http-equiv="refresh" content="0; url={address}">')
             # Not the address: all users of the machine see the arguments of its processes.

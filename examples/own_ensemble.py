@@ -1,6 +1,6 @@
 """A target policy of your own that restores three snapshots: the newest, the oldest, and the one between.
 
-twin-graph train cartpole --set target.policy='own_ensemble:spread(min)'
+PYTHONPATH=examples twin-graph train cartpole --set target.policy='own_ensemble:spread(min)'
 """
 
 from typing import Literal

@@ -1,6 +1,6 @@
 """A loss of your own: the logarithm of cosh, quadratic near zero and linear far out, without the Huber loss's corner.
 
-twin-graph train cartpole --set loss=own_loss:log_cosh
+PYTHONPATH=examples twin-graph train cartpole --set loss=own_loss:log_cosh
 """
 
 import math

@@ -1,6 +1,6 @@
 """A network of your own: two hidden layers, and a connection that skips the second.
 
-twin-graph train cartpole --set network=own_network:residual --set model.hidden_units='[64]'
+PYTHONPATH=examples twin-graph train cartpole --set network=own_network:residual --set model.hidden_units='[64]'
 """
 
 import tensorflow.compat.v1 as tf

@@ -447,8 +447,16 @@ def test_observations_that_are_no_box_are_flattened(kind: str) -> None:
 @pytest.mark.parametrize(
     ("observes", "acts", "message"),
     [
-        (spaces.Box(-1, 1, (0,), np.float32), None, "observes Box.*, which is not a fixed number of numbers, at"),
-        (spaces.Sequence(spaces.Discrete(3)), None, "not a fixed number of numbers, at least one; register it"),
+        (
+            spaces.Box(-1, 1, (0,), np.float32),
+            None,
+            "observes Box.*, which cannot be flattened to a fixed number of numbers, at",
+        ),
+        (
+            spaces.Sequence(spaces.Discrete(3)),
+            None,
+            "cannot be flattened to a fixed number of numbers, at least one; register it",
+        ),
         (None, spaces.MultiDiscrete([2, 3]), "only Discrete ones are supported; register it with a wrapper that maps"),
         (None, spaces.MultiBinary(3), "only Discrete ones are supported; register it with a wrapper that maps"),
     ],

@@ -160,7 +160,10 @@ def test_every_value_survives_the_command_line(key: str, value: Any) -> None:
             "latest and latest are the same run, twice (seed 1)",
         ),
         (changed('["latest", "lag(40)"]', '["lag(40)", "lag 40"]'), "two runs would be called lag-40,seed=1"),
-        (changed("lag(40)", "a" * 245), "aaaa..., which has 252 letters, and 242 are the most: give its values short"),
+        (
+            changed("lag(40)", "a" * 245),
+            "aaaa..., has 252 letters, and at most 242 are possible: give its values shorter",
+        ),
         (
             changed("[factors]", "[factors]\nlog.every_steps = [1]"),
             "log.every_steps is set by settings and by factors.log",
@@ -991,7 +994,7 @@ def test_pairs_are_of_runs_that_are_both_done(monkeypatch: pytest.MonkeyPatch) -
     ]
     conditions = statistics.analyse(planned, done, norms, lambda *_: None)
     found = " ".join(pages._findings(pages._Data(planned, done, norms, conditions)))
-    assert "5 seeds can show no difference in 1 comparison" in found
+    assert "5 seeds cannot show a difference in 1 comparison" in found
 
 
 def test_figures_of_targets_are_left_out_where_there_are_none() -> None:
@@ -1069,7 +1072,7 @@ def test_time_is_known_between_what_was_logged_and_nowhere_else(finished: Path) 
 def test_nothing_is_found_where_nothing_could_be(seeds: int, others: int, can: bool) -> None:
     # The first one, those that are compared with it, and a control.
     found = sentence_on([math.nan, *[1.0] * others, math.nan], [seeds] * (others + 2))
-    assert found.startswith("Of" if can else f"{seeds} seeds can show no difference in {others} comparison")
+    assert found.startswith("Of" if can else f"{seeds} seeds cannot show a difference in {others} comparison")
 
 
 def test_a_condition_of_few_runs_hides_no_difference_of_another() -> None:

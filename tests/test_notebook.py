@@ -340,7 +340,7 @@ def test_to_train_a_complete_run_again_changes_nothing(cartpole: Any, trained: A
     run.train()
     run.train(steps=300)  # which are 304, since 8 environments are stepped together
     with pytest.raises(
-        UsageError, match="made 304 agent steps, and 100 is to be its whole length; for 100 more, give 404"
+        UsageError, match=r"^100 would be the total length, .* made 304 agent steps; to train 100 more, give 404"
     ):
         run.train(steps=100)
     assert (run.folder / "ledger.jsonl").read_bytes() == before

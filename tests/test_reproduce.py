@@ -389,5 +389,5 @@ def test_a_point_at_the_end_of_a_chunk_that_passes_its_multiple_recurs(cartpole:
         counters = Counters.zero().model_copy(update={"agent_steps": steps})
         point = Point(attempt=1, time=utc_now(), number=1, counters=counters, weights_sha256="0" * 64)
         end = End(attempt=1, time=utc_now(), state="failed", reason="")
-        with contextlib.nullcontext() if recurs else pytest.raises(UsageError, match="does not recur"):
+        with contextlib.nullcontext() if recurs else pytest.raises(UsageError, match="cannot be reproduced"):
             _check_recurs(end, settings, point)

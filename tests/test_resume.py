@@ -336,9 +336,7 @@ def test_a_run_is_not_made_shorter_than_it_is(cartpole: Make, tmp_path: Path) ->
     attempt(run, signal_at=(signal.SIGTERM, 720))
     before, made = (run.folder / "ledger.jsonl").read_bytes(), newest_point(run).point.counters.agent_steps
     refused = CliRunner().invoke(cli, ["resume", str(run.folder), "--steps", "100"])
-    assert f"made {made:,} agent steps, and 100 is to be its whole length; for 100 more, give {made + 100}" in str(
-        refused.exception
-    )
+    assert f"already made {made:,} agent steps; to train 100 more, give {made + 100}" in str(refused.exception)
     assert (run.folder / "ledger.jsonl").read_bytes() == before
     assert Run(run.folder).settings.train.steps == 5_000
 

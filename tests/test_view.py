@@ -243,7 +243,7 @@ def test_a_person_without_a_mouse_reaches_every_view(server: Server, browser: An
     field = browser.find_element("id", "explain-update")
     field.send_keys("100", Keys.ENTER)
     served = wait(browser, "document.querySelector('.why button')?.textContent")
-    assert f"Update 100 was bootstrapped by {served}" in browser.find_element("css selector", ".why").text
+    assert f"Update 100 was bootstrapped from {served}" in browser.find_element("css selector", ".why").text
     browser.find_element("css selector", ".why button").send_keys(Keys.ENTER)
     wait(browser, "document.querySelector('dialog[open] dl')")
     assert served in browser.find_element("id", "dialog").text
@@ -267,7 +267,7 @@ def test_the_picture_says_under_the_cursor_and_at_a_click_which_snapshot_served(
     [served] = explained["snapshots"]
     assert f"{served['id']}, {served['age_updates']} update" in told
     why = wait(browser, "document.querySelector('.why').textContent")
-    assert f"Update {update} was bootstrapped by {served['id']}" in why
+    assert f"Update {update} was bootstrapped from {served['id']}" in why
     assert explained["reason"] in why
     ages = wait(browser, "[...document.querySelectorAll('#targets .at')].map(e => e.textContent)")
     assert ages[1:] == [

@@ -138,6 +138,6 @@ def check_length(settings: "Settings", made: int) -> None:
     steps = settings.train.steps
     if settings.vector_steps * settings.env.count < made:
         raise UsageError(
-            f"the run has made {made:,} agent steps, and {steps:,} is to be its whole length; for {steps:,} more, "
-            f"give {made + steps}"
+            f"{steps:,} would be the total length, and the run has already made {made:,} agent steps; to train "
+            f"{steps:,} more, give {made + steps}"
         )

@@ -189,7 +189,7 @@ def differences_of_machine(run: Run) -> Iterator[str]:
 def _check(run: Run, point: PointState | None) -> None:
     """Raises `UsageError` if what follows a point cannot be trained again."""
     if run.settings.workers.count:
-        raise UsageError(f"{run.folder} is asynchronous: its weights depend on timing, and do not recur")
+        raise UsageError(f"{run.folder} is asynchronous: its weights depend on timing and cannot be reproduced")
     known = point.known_bytes[LEDGER] if point else 0
     starts = [start for start, _ in run.ledger.with_abandoned(Start)]
     if not starts:
@@ -252,8 +252,9 @@ def _check_recurs(end: End, settings: Settings, newest: Point) -> None:
     is_scheduled = steps % resume.every_steps < max(1, settings.train.chunk_steps) + settings.env.count - 1
     if end.state == "failed" and not (newest.request or is_scheduled):
         raise UsageError(
-            f"attempt {end.attempt} failed at agent step {steps:,}, which ended all episodes there and does not recur: "
-            f"reproduce what was before, --to @update:{newest.counters.updates}, or what followed, with --from"
+            f"attempt {end.attempt} failed at agent step {steps:,} and so ended all episodes there, which cannot be "
+            f"reproduced: reproduce the part before it, with --to @update:{newest.counters.updates}, or the part after "
+            "it, with --from"
         )
 
 

@@ -330,7 +330,12 @@ class OpponentSettings(_Section):
         source="self-play as in Bansal et al. 2018, OpenAI Five",
     )
     epsilon: float = _setting(0.0, "share of random actions of the opponent", ge=0, le=1)
-    refresh_every_updates: int | None = _every("updates", "choose the opponent anew")
+    refresh_every_updates: int | None = _setting(
+        None,
+        "choose the opponent anew every n updates; set only one of the three units (all null: every 1,000 updates)",
+        unit="updates",
+        ge=1,
+    )
     refresh_every_steps: int | None = _every("agent steps", "choose the opponent anew")
     refresh_every_episodes: int | None = _every("episodes", "choose the opponent anew")
 
@@ -429,7 +434,7 @@ class EvaluateSettings(_Section):
 
 class TwinSettings(_Section):
     check: bool = _setting(
-        False, "debug: check that the target holds exactly its snapshot at every update; in chunks, at each of these"
+        False, "debug: check at every update, or once in each chunk, that the target holds exactly its snapshot"
     )
     threads: int = _setting(
         0, "TensorFlow threads per twin; 0: measured at the start of the run", unit="threads", ge=0, le=1024

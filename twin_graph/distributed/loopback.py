@@ -49,11 +49,11 @@ def accept_loopback_only(port: int) -> None:
                 each.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
             except OSError as error:
                 raise TwinGraphError(
-                    f"cannot keep port {port} to this machine: {error.strerror} (SO_ATTACH_FILTER); some kernels allow "
-                    "that to root alone: train as root, in a container for instance, or without workers"
+                    f"cannot restrict port {port} to this machine: {error.strerror} (SO_ATTACH_FILTER); some kernels "
+                    "allow that only to root: train as root, in a container for instance, or without workers"
                 ) from None
     if not listening:
-        raise TwinGraphError(f"cannot keep port {port} to this machine: only Linux is supported")
+        raise TwinGraphError(f"cannot restrict port {port} to this machine: only Linux is supported")
 
 
 def _sockets() -> list[socket.socket]:

@@ -46,5 +46,5 @@ def parse(cluster: Cluster, task: str) -> tuple[str, int]:
     job, index = match[1], int(match[2])
     count = len(cluster.ps) if job == "ps" else cluster.workers
     if index >= count:
-        raise UsageError(f"task {task}: the cluster has {count} of {job}, from {job}:0 on")
+        raise UsageError(f"task {task}: the cluster has only {count} of {job}, counted from {job}:0")
     return job, index

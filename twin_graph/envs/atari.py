@@ -46,9 +46,7 @@ class Atari:
         screens: bool = False,
     ) -> None:
         if settings.kwargs:
-            raise UsageError(
-                "env.kwargs is for other environments; those of Atari games are env.sticky, env.stack, ..."
-            )
+            raise UsageError("env.kwargs is not for Atari games: use the settings env.sticky, env.stack and so on")
         max_frames = min(settings.max_frames, max_steps * settings.frame_skip if max_steps else settings.max_frames)
         self.cut_after: int | None = math.ceil(max_frames / settings.frame_skip)
         self._clip = settings.clip_rewards and not evaluation

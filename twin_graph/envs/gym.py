@@ -443,8 +443,8 @@ def _check_observations(environment_id: str, observations: spaces.Space[Any]) ->
     except NotImplementedError:
         pass
     raise UsageError(
-        f"{environment_id} observes {observations}, which is not a fixed number of numbers, at least one; register it "
-        "with a wrapper that makes it a Box (gymnasium.wrappers.TransformObservation)"
+        f"{environment_id} observes {observations}, which cannot be flattened to a fixed number of numbers, at least "
+        "one; register it with a wrapper that makes it a Box (gymnasium.wrappers.TransformObservation)"
     )
 
 

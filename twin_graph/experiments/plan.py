@@ -525,8 +525,8 @@ def _check_different(runs: Sequence[PlannedRun]) -> None:
         raise UsageError(f"two runs would be called {twice}: give their values names, in a table of variants")
     if long := next((name for name in names if len(name) > _LONGEST_NAME), None):
         raise UsageError(
-            f"a run would be called {long[:40]}..., which has {len(long)} letters, and {_LONGEST_NAME} are the most: "
-            "give its values short names, in a table of variants"
+            f"the name of a run, {long[:40]}..., has {len(long)} letters, and at most {_LONGEST_NAME} are possible: "
+            "give its values shorter names, in a table of variants"
         )
 
 

@@ -36,8 +36,8 @@ _WORDS = {
     "learning": (
         "Learning curves",
         "The interquartile mean over seeds of each evaluation's mean return, with its 95% stratified bootstrap "
-        "interval; thin lines are single runs. Bands that lie apart tell the conditions apart at that moment; bands "
-        "that overlap leave it open.",
+        "interval; thin lines are single runs. Where bands are apart, the conditions differ at that moment; where "
+        "they overlap, the question stays open.",
     ),
     "aggregates": (
         "Score and optimality gap",
@@ -237,7 +237,7 @@ def _findings(data: _Data) -> Iterator[str]:
     )
     pairs = max(condition.pairs for condition in others)
     if len(statistics.compared(data.conditions)) * 2 / 2**pairs >= statistics.LEVEL:  # of 2**n signs 2 give the least p
-        yield f"{pairs} seeds can show no difference in {compared}: corrected, no p could be below {statistics.LEVEL}."
+        yield f"{pairs} seeds cannot show a difference in {compared}: corrected, no p can be below {statistics.LEVEL}."
     elif differ:
         yield f"Of {compared}, these differ, corrected for their number: {_listed(differ)}."
     else:
@@ -461,8 +461,8 @@ def _method(data: _Data) -> Iterator[str]:
         )
         if any(run.planned.nudge for run in data.results):
             yield (
-                f"The condition{NUDGED} is the first one, but that its largest weight was moved by one unit in the "
-                "last place. A difference from the first condition that is no larger than that one's is chaos."
+                f"The condition{NUDGED} is the first one with its largest weight moved by one unit in the last place. "
+                "Where another condition differs from the first no more than this one does, the difference is chaos."
             )
     fields = ("env.id", "train.discount", "evaluate.episodes", "evaluate.every_steps")
     settings = data.plan.runs[0].settings.model_dump()

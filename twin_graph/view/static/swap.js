@@ -8,7 +8,7 @@ export function swapPart(run) {
   const { learners } = run.about;
   const part = section(
     "Swap by hand",
-    "Restore a snapshot into a twin, as `twin-graph swap` does. This happens at once while the run trains, otherwise when it is resumed.",
+    "Restore a snapshot into a twin, as `twin-graph swap` does. A run that trains does it after its next vector step or chunk, any other when it is resumed.",
     "swap",
   );
   const answer = h("output", { class: "answer", "aria-live": "polite" });

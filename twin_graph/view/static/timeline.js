@@ -105,7 +105,7 @@ export function timelinePart(run, role) {
         h(
           "p",
           null,
-          `Update ${count(answer.update)} was bootstrapped by `,
+          `Update ${count(answer.update)} was bootstrapped from `,
           served.flatMap((one, i) => (i ? [", ", one] : [one])),
           `, which served for updates ${count(from)} to ${count(to)}. Policy ${answer.policy}: ${answer.reason}` +
             (answer.candidates ? `; chosen from ${counted(answer.candidates, "candidate")}.` : "."),
