@@ -7,3 +7,15 @@ from pathlib import Path
 for _name, _mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     if getattr(sys, _name) is None:  # closed by the shell, as by `>&-`; the next file would get its number
         setattr(sys, _name, Path(os.devnull).open(_mode))  # noqa: SIM115 - until the process ends
+
+
+def run() -> None:
+    """Calls `main()`, for the console script: Ctrl-C is answered in one line while its modules are imported, too."""
+    try:
+        from .main import main
+    except KeyboardInterrupt:
+        from twin_graph.errors import INTERRUPTED_EXIT_CODE
+
+        sys.stderr.write("interrupted\n")
+        sys.exit(INTERRUPTED_EXIT_CODE)
+    main()

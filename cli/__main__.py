@@ -1,5 +1,5 @@
 """`python -m twin_graph_cli`."""
 
-from .main import main
+from . import run
 
-main()
+run()

@@ -33,7 +33,7 @@ class TrainingDisplay:
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
         self._console = console
         self._verbose = verbose
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._live = Live(console=console, auto_refresh=False) if console.is_interactive else None
         self._interval = _PANEL_SECONDS if self._live else LINE_SECONDS
         self._start = self._shown = time.monotonic()
         self._of: object = None  # the newest progress; `reproduce` has several, one after the other
@@ -79,7 +79,7 @@ class Meter:
 
     def __init__(self) -> None:
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        live = stderr.is_terminal
+        live = stderr.is_interactive
         self._bar = Progress(
             *columns,
             console=stderr,
@@ -135,31 +135,29 @@ def _panel(progress: Any, elapsed: float, *, verbose: bool) -> Group:
     bar.add_row(
         ProgressBar(total=progress.total_steps, completed=progress.agent_steps, width=40),
         f"{progress.agent_steps:,} of {progress.total_steps:,} agent steps",
-        f"{clock(elapsed)} elapsed" + (f", about {clock(left)} left" if (left := _seconds_left(progress)) else ""),
     )
-    facts = Table.grid(padding=(0, 2))
-    facts.add_row(
-        "updates",
-        f"{progress.updates:,}",
-        "episodes",
-        f"{progress.counters.episodes:,}",
-        "epsilon",
-        f"{progress.epsilon:.3f}",
-    )
-    facts.add_row(
-        *("return", _recent_return(progress)),
+    counts = Table.grid(padding=(0, 2))
+    counts.add_row(
+        *("updates", f"{progress.updates:,}"),
+        *("episodes", f"{progress.counters.episodes:,}"),
+        *("epsilon", f"{progress.epsilon:.3f}"),
         *("loss", _number(progress.loss, 4)),
         *("mean max Q", _number(progress.q_mean, 2)),
     )
-    serving = _targets(progress), "serving for", counted(progress.target_served, "update")
-    facts.add_row("target", *(serving if progress.has_target else ("none", "", "")), "rate", _rate(progress))
-    facts.add_row("score", _score(progress), *(("opponent", progress.opponent) if progress.opponent else ()))
+    left, served = _seconds_left(progress), counted(progress.target_served, "update")
+    facts = Table.grid(padding=(0, 2))  # a line each: names of snapshots are long, and lines of 80 letters are not
+    facts.add_row("time", f"{clock(elapsed)}{f', about {clock(left)} left' if left else ''}, {_rate(progress)}")
+    facts.add_row("return", _recent_return(progress))
+    facts.add_row("score", _score(progress))
+    facts.add_row("target", f"{_targets(progress)}, serving for {served}" if progress.has_target else "none")
+    if progress.opponent:
+        facts.add_row("opponent", progress.opponent)
     workers = Table.grid(padding=(0, 2))
     for worker, restarts in progress.workers:
         again = f", restarted {counted(restarts, 'time')}" if restarts else ""
         workers.add_row(worker.name, escape(worker_line(worker.model_dump()) + again))
     phases = f"[dim]{_phases(progress)}[/]" if verbose else ""
-    return Group(bar, facts, workers, phases, f"[yellow]{escape(progress.note)}[/]")
+    return Group(bar, counts, facts, workers, phases, f"[yellow]{escape(progress.note)}[/]")
 
 
 def _phases(progress: Any) -> str:

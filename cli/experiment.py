@@ -339,12 +339,12 @@ class ExperimentDisplay:
         self._said: int | None = None
 
     def __enter__(self) -> Self:
-        if stderr.is_terminal:
+        if stderr.is_interactive:
             self._bars.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if stderr.is_terminal:
+        if stderr.is_interactive:
             self._bars.stop()
 
     def show(self, training: Runner) -> None:
@@ -357,7 +357,7 @@ class ExperimentDisplay:
         now = time.monotonic()
         if self._at_begin is None:
             self._at_begin = steps
-        if not stderr.is_terminal and now - self._printed > LINE_SECONDS and steps != self._said:
+        if not stderr.is_interactive and now - self._printed > LINE_SECONDS and steps != self._said:
             self._printed, self._said = now, steps
             gained = steps - self._at_begin
             left = f", about {clock((self._total - steps) * (now - self._begun) / gained)} left" if gained > 0 else ""

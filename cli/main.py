@@ -1,6 +1,5 @@
 """The entry point `twin-graph`: the list of commands, and errors as one line with an exit code."""
 
-import contextlib
 import difflib
 import errno
 import gc
@@ -8,11 +7,11 @@ import importlib
 import os
 import signal
 import sys
-from pathlib import Path
 
 import click
 
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, TwinGraphError, place
+from twin_graph.named import find_modules_here
 
 from .params import ReaderGoneError
 
@@ -103,10 +102,9 @@ def _flush() -> None:
 def main() -> None:
     """Runs the command line and exits: 0 done, 1 failed, 2 usage, 3 damaged data, 4 in use, 130 interrupted."""
     debug, given = "--debug" in sys.argv, sys.stdout
-    # As `python -m` does: env.id and target.policy may name a user's own modules. Last, so that none of them can
-    # stand in for an installed one.
-    with contextlib.suppress(FileNotFoundError):
-        sys.path.append(str(Path.cwd()))
+    # As stderr does: not every terminal has all letters.
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    find_modules_here()  # env.id and target.policy may name a user's own
     command = next((argument for argument in sys.argv if argument in COMMANDS), "")
     if command in ("train", "resume", "reproduce"):
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until the run answers both by itself

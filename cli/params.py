@@ -4,7 +4,6 @@ import errno
 import json
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twin_graph import config
+from twin_graph.config import ungrouped
 from twin_graph.errors import TwinGraphError
 from twin_graph.snapshots.files import finite
 from twin_graph.snapshots.run import RUNS, find, folders_of_runs
@@ -57,9 +57,8 @@ class Count(click.IntRange):
     name = "count"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and re.fullmatch(r"\d{1,3}(,\d{3})+", value):
-            value = value.replace(",", "")
-        return super().convert(value, param, ctx)
+        number: Any = ungrouped(str(value))
+        return super().convert(number, param, ctx)
 
 
 class Number(click.FloatRange):

@@ -29,6 +29,8 @@ def main(folder: str, steps: int) -> None:
         run, point = twin_graph.create(folder, settings), None
     env = gymnasium.make("CartPole-v1")
     with twin_graph.Agent(run, twin_graph.EnvSpec((4,), n_actions=2), point=point) as agent:
+        if point is None:
+            agent.commit_point()  # so that it can be continued, whenever it is interrupted
 
         def new_episode() -> tuple[np.ndarray, float]:
             [seed] = agent.environment_seeds()  # a resumed run begins its episodes as an uninterrupted one

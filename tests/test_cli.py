@@ -27,6 +27,7 @@ from twin_graph_cli.params import _Results, print_json
 from twin_graph import config, words
 from twin_graph.agent import Agent
 from twin_graph.envs import EnvSpec
+from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run, create
 
 TINY = [
@@ -451,7 +452,8 @@ def test_the_example_of_a_loop_of_ones_own(trained: Path) -> None:
 
     assert "newest snapshot: 00000" in loop("mine", 1500)
     assert (status()["agent_steps"], status()["state"]) == (1500, "finished")
-    assert status()["resume_point"]["agent_steps"] == 1500
+    points = Run(trained / "mine").points()
+    assert [PointState.read(folder).counters.agent_steps for folder in points.folders()] == [0, 1500]
     lines = [json.loads(line) for line in (trained / "mine" / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == status()["episodes"]
     assert all(line["episode/return"] > 0 for line in lines)

@@ -36,9 +36,15 @@ def test_presets_that_claim_a_papers_arithmetic_do_not_leave_the_precision_to_th
 
 def test_assignments_are_read_as_toml_and_else_as_text() -> None:
     settings = load(
-        "train.batch_size=64", "env.sticky=0.25", "loss=mse", "model.hidden_units=[8, 8]", "twin.check=true"
+        "train.batch_size=64",
+        "train.steps=1,000,000",
+        "env.sticky=0.25",
+        "loss=mse",
+        "model.hidden_units=[8, 8]",
+        "twin.check=true",
     )
     assert settings.train.batch_size == 64
+    assert settings.train.steps == 1_000_000  # as messages print it
     assert settings.env.sticky == 0.25
     assert settings.loss == "mse"
     assert settings.model.hidden_units == [8, 8]
@@ -88,6 +94,8 @@ def test_the_last_assignment_wins() -> None:
         ("train.batch_size=true", "train.batch_size=true: must be a whole number (transitions)"),
         ("train.discount=false", "train.discount=false: must be a number"),
         ("train.until_score=true", "train.until_score=true: must be a number"),
+        ("env.actions=[true, false]", "env.actions=[True, False]: must be a whole number"),
+        ("model.hidden_units=[64, true]", "model.hidden_units=[64, True]: must be a whole number (units)"),
         ("train.batch_size=many", "train.batch_size=many: must be a whole number (transitions)"),
         ("env.sticky=1.5", "env.sticky=1.5: must be at most 1"),
         (

@@ -151,6 +151,8 @@ def test_every_value_survives_the_command_line(key: str, value: Any) -> None:
         (changed("[1, 2]", "[]"), "seeds=[]: must be a list of at least 1"),
         (changed("[1, 2]", "[1, 1]"), "one of them is repeated"),
         (changed("[1, 2]", "[1, -2]"), "seed=-2: must be at least 0"),
+        (changed("[1, 2]", "[1, true]"), "seeds=[1, True]: must be a whole number"),
+        (changed("steps = 600", "steps = true"), "steps=true: must be a whole number"),
         (changed("steps = 600", "steps = 0"), "steps=0: must be at least 1"),
         (changed('["latest", "lag(40)"]', "[]"), "factors.target.policy has no values: the grid is empty"),
         (changed('target.policy = ["latest", "lag(40)"]', ""), "factors is empty"),

@@ -62,6 +62,82 @@ def test_modules_in_the_present_folder_are_found_but_stand_in_for_none(here: Pat
     assert "environment my_module:Mine-v0" in (here / "said").read_text()
 
 
+def test_they_stand_in_for_none_in_other_processes_either(here: Path) -> None:
+    (here / "plan.toml").write_text(
+        'name = "mine"\npreset = "cartpole"\nsteps = 2000\nseeds = [1]\n'
+        '[settings]\nenv.id = "my_module:Mine-v0"\n[factors]\ntarget.policy = ["my_module:oldest"]\n'
+    )
+    planned = console_script("experiment", "run", "plan.toml", "--dry-run", cwd=here)
+    assert planned.returncode == 0, planned.stderr
+    options = ["--env=my_module:Mine-v0", "--workers=1", "--steps=1200", "--run-dir=by a worker"]
+    trained = console_script("train", "cartpole", *options, *TINY, cwd=here)
+    assert trained.returncode == 0, trained.stderr
+
+
+def test_an_encoding_without_a_letter_is_no_error(here: Path) -> None:
+    shown = subprocess.run(
+        [SCRIPT, "presets", "cartpole"], cwd=here, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
+    assert (shown.returncode, shown.stderr) == (0, b"")
+    assert b"\\u2265" in shown.stdout
+
+
+def test_an_interruption_while_modules_are_imported_is_one_line(here: Path) -> None:
+    code = """
+import sys
+import twin_graph_cli
+
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "twin_graph_cli.main":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+twin_graph_cli.run()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=here.parent, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_a_terminal_that_cannot_redraw_gets_lines(
+    cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(display, "LINE_SECONDS", 0.0)
+    said = io.StringIO()
+    run = create(tmp_path / "run", cartpole(train__steps=400))
+    with (
+        contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env,
+        display.TrainingDisplay(Console(file=said, width=80, force_terminal=True)) as shown,
+    ):
+        for progress in training.train(run, env):
+            shown.show(progress)
+            lines = said.getvalue()
+            assert "of 400 agent steps" in lines, lines
+
+
+def test_a_panel_cuts_no_name_where_a_line_has_80_letters(
+    cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(display, "_PANEL_SECONDS", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    said = io.StringIO()
+    run = create(tmp_path / "run", cartpole(target__policy="ensemble(2, mean)"))
+    with (
+        contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env,
+        display.TrainingDisplay(Console(file=said, width=80, force_terminal=True)) as shown,
+    ):
+        for progress in training.train(run, env):
+            said.truncate(0)
+            shown.show(progress)
+            assert not progress.target or progress.target[0] in said.getvalue()
+    assert progress.evaluation
+    panel = said.getvalue()
+    assert progress.evaluation[0] in panel
+    assert re.search(r"target +\S+ and 1 more, serving for \d+ updates", panel)
+    assert "agent steps/s" in panel
+
+
 @pytest.mark.parametrize(
     "options", [["--env", "no_module:Mine-v0"], ["--set", "target.policy=no_module:mine"]], ids=["env", "policy"]
 )

@@ -345,3 +345,20 @@ def test_to_train_a_complete_run_again_changes_nothing(cartpole: Any, trained: A
         run.train(steps=100)
     assert (run.folder / "ledger.jsonl").read_bytes() == before
     assert twin_graph.find(run.folder).settings.train.steps == 300
+
+
+def test_a_run_stays_the_same_when_the_notebook_changes_its_folder(
+    cartpole: Cartpole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder, seed in ((here, 1), (there, 2)):
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        twin_graph.create("mine", cartpole(seed=seed))
+    monkeypatch.chdir(here)
+    run = twin_graph.find("mine")
+    monkeypatch.chdir(there)
+    run.train(steps=400)
+    assert run.settings.seed == 1
+    assert not Run(Path("mine")).points().folders()
+    assert twin_graph.create("other", cartpole()).folder == there / "other"

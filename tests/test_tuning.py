@@ -1,12 +1,15 @@
 """Threads and precision: measured where they are left open, fixed afterwards."""
 
+import contextlib
+import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from twin_graph import cpu, holder, tuning
+from twin_graph import cpu, doctor, envs, holder, tuning
 from twin_graph.envs import EnvSpec
 from twin_graph.model import ModelSpec
 from twin_graph.settings import Settings
@@ -111,3 +114,23 @@ def test_a_session_has_the_threads_it_was_given_whatever_came_before(pong: Make,
         for _ in range(20):
             second.q_values(observations)
         assert (time.process_time() - cpu_time) / (time.perf_counter() - wall) < 1.25
+
+
+def test_the_rate_of_long_chunks_is_measured_over_several(cartpole: Make) -> None:
+    settings = cartpole(train__chunk_steps=2048, twin__threads=1, twin__precision="fp32", twin__compiled=False)
+    with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
+        assert 0 < doctor.rate(env, settings) < math.inf
+
+
+def test_a_container_has_what_its_limits_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_CONTROL_GROUP", tmp_path)
+    cores, free = cpu.describe().cores, cpu.memory_free()
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert cpu.describe().cores == cores
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert cpu.describe().cores == 1
+    (tmp_path / "memory.max").write_text("8000\n")
+    (tmp_path / "memory.current").write_text("7600\n")
+    (tmp_path / "memory.stat").write_text("anon 900\nfile 6600\ninactive_file 6500\nactive_file 100\n")
+    assert free > cpu.memory_free() == 8000 - 7600 + 6500  # what only caches files is given back when it is needed

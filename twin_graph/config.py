@@ -181,19 +181,25 @@ def validate(tree: Mapping[str, Any]) -> Settings:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """`key=value` as a pair; the value is read as TOML, JSON or `null`, and as plain text where it is none of these."""
+    """`key=value` as a pair; the value is read as TOML, JSON, `null` or a number as this program prints it (`50,000`),
+    and as plain text where it is none of these."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise UsageError(f"--set {text!r}: write it as key=value, for example --set train.batch_size=64")
     if value.strip() == "null":
         return key.strip(), None
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
+        parsed = tomllib.loads(f"value = {ungrouped(value)}")["value"]
     except tomllib.TOMLDecodeError:
         with contextlib.suppress(ValueError):
             return key.strip(), json.loads(value)
         parsed = value.strip()
     return key.strip(), parsed
+
+
+def ungrouped(number: str) -> str:
+    """`50,000` as `50000`; any other text as it is."""
+    return number.replace(",", "") if re.fullmatch(r"\s*\d{1,3}(,\d{3})+\s*", number) else number
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 """What the machine offers, read from the operating system."""
 
+import math
 import os
 import platform
 from pathlib import Path
@@ -7,11 +8,15 @@ from typing import NamedTuple
 
 import psutil
 
+_CONTROL_GROUP = Path("/sys/fs/cgroup")  # of this container, if it is in one (Linux control groups, version 2)
 _FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
 
 
 class Cpu(NamedTuple):
-    """Model name, cores that this process may use, and those of the features that matter to TensorFlow."""
+    """Model name, cores that this process may use, and those of the features that matter to TensorFlow.
+
+    A container that may use the time of two cores has two, however many it sees.
+    """
 
     model: str
     cores: int
@@ -29,18 +34,27 @@ def describe() -> Cpu:
     flags = facts.get("flags", "").split()
     return Cpu(
         model=facts.get("model name") or platform.processor() or platform.machine(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=_cores(),
         features=tuple(feature for feature in _FEATURES if feature in flags),
     )
 
 
-def memory_free() -> int:
-    """Bytes that the machine has free, or that this container's limit leaves (Linux control groups, version 2)."""
-    free = int(psutil.virtual_memory().available)
-    group = Path("/sys/fs/cgroup")
+def _cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
+        quota, period = map(int, (_CONTROL_GROUP / "cpu.max").read_text().split())
     except (OSError, ValueError):  # no such group, or its limit is "max"
+        return cores
+    return min(cores, math.ceil(quota / period))
+
+
+def memory_free() -> int:
+    """Bytes that the machine has free, or that this container's limit leaves. What only caches files counts as free."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = int((_CONTROL_GROUP / "memory.max").read_text())
+        used = int((_CONTROL_GROUP / "memory.current").read_text())
+        counts = dict(line.split() for line in (_CONTROL_GROUP / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
         return free
-    return min(free, limit - used)
+    return min(free, limit - used + int(counts["inactive_file"]))

@@ -48,7 +48,7 @@ def _findings() -> Iterator[Finding]:
         True,
         ", ".join(f"{name} {version(name)}" for name in VERSIONED),
     )
-    onednn = os.environ["TF_ENABLE_ONEDNN_OPTS"] == "1"
+    onednn = os.environ["TF_ENABLE_ONEDNN_OPTS"].lower() in ("1", "true")
     yield Finding("oneDNN", onednn, "on" if onednn else "off", "unset TF_ENABLE_ONEDNN_OPTS: about half the speed")
 
     settings = config.load("pong")
@@ -82,9 +82,10 @@ def rate(env: envs.VectorEnv, settings: config.Settings) -> float:
     """Agent steps per second once a run learns and its network chooses the actions, without evaluations."""
     fewest = max(_MEASURED_FROM, settings.fewest_start_steps)
     start = min(settings.train.start_steps, math.ceil(fewest / env.count) * env.count)
+    measured = max(_MEASURED_STEPS, 4 * settings.train.chunk_steps, 4 * env.count)
     short = {
         "train.start_steps": start,
-        "train.steps": start + _MEASURED_STEPS,
+        "train.steps": start + measured,
         "act.epsilon_start": settings.act.epsilon_end,
         "evaluate.episodes": 0,
         "evaluate.video": False,
@@ -98,7 +99,7 @@ def rate(env: envs.VectorEnv, settings: config.Settings) -> float:
         run = create(folder / "run", config.replace(settings, short.items()), env.protocol)
         began, before = math.nan, 0
         for progress in training.train(run, env):
-            if math.isnan(began) and progress.agent_steps >= start + _MEASURED_STEPS // 4:
+            if math.isnan(began) and progress.agent_steps >= start + measured // 4:
                 # The first updates, slower, are left out.
                 began, before = time.perf_counter(), progress.agent_steps
         if progress.stop.is_set():

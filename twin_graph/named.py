@@ -1,8 +1,10 @@
 """What people choose by name: an entry of a table, or a function of their own as `module:function`."""
 
+import contextlib
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +16,15 @@ from twin_graph.errors import UsageError, place
 from twin_graph.words import what_is_wrong
 
 T = TypeVar("T")
+
+
+def find_modules_here() -> None:
+    """Lets this process find modules in the present folder: last, so that none can stand in for an installed one.
+
+    It needs to have been started without them, as by `python -P -m` or by a console script.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        sys.path.append(str(Path.cwd()))
 
 
 def find(setting: str, name: str, table: Mapping[str, T]) -> T | Any:

@@ -64,7 +64,7 @@ _USED_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
 _USED_ONLY_IN = {
     PIXEL_GAMES: (
         *("env.frame_skip", "env.sticky", "env.noop_max", "env.clip_rewards", "env.max_frames", "env.image_"),
-        *("env.stack", "env.actions"),
+        "env.stack",
     ),
     ("ALE/",): ("env.fire_reset", "env.life_loss"),
     ("OpenSpiel/",): ("evaluate.against",),

@@ -319,7 +319,7 @@ def _shown(run: NotebookRun) -> Iterator[Callable[[], None]]:
 
 def find(name: str | Path) -> NotebookRun:
     """The run in a folder, or of that name under `checkpoints/`. Raises `UsageError` if there is none."""
-    return NotebookRun(run.find(str(name)).folder)
+    return NotebookRun(run.find(str(name)).folder.absolute())  # a notebook may change its folder
 
 
 def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] = MappingProxyType({})) -> NotebookRun:
@@ -330,7 +330,7 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
       settings: of the run.
       protocol: what scores of the environment depend on, for people.
     """
-    return NotebookRun(run.create(folder, settings, protocol).folder)
+    return NotebookRun(run.create(folder, settings, protocol).folder.absolute())
 
 
 def _frame(rows: Iterable[dict[str, Any]], names: list[str]) -> "pd.DataFrame":

@@ -50,12 +50,8 @@ class Named:
         return value
 
 
-class _Section(BaseModel):
-    # Built when first used: commands that read records need few of them, and answer sooner. JSON has neither NaN nor
-    # infinity, and a run is resumed with what its JSON says.
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, serialize_by_alias=True, defer_build=True, allow_inf_nan=False
-    )
+class Strict(BaseModel):
+    """What people write in files: `true` is no number there, and no number of a list."""
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
@@ -63,7 +59,17 @@ class _Section(BaseModel):
         declared = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and declared in (int, float, int | None, float | None):
             raise PydanticKnownError("float_type" if declared in (float, float | None) else "int_type")
+        if isinstance(value, list) and any(isinstance(item, bool) for item in value):
+            raise PydanticKnownError("int_type")
         return value
+
+
+class _Section(Strict):
+    # Built when first used: commands that read records need few of them, and answer sooner. JSON has neither NaN nor
+    # infinity, and a run is resumed with what its JSON says.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, serialize_by_alias=True, defer_build=True, allow_inf_nan=False
+    )
 
 
 #: Namespaces of games that are seen as stacks of `env.stack` images: Atari's, and Pong for two.

@@ -6,8 +6,10 @@ from pathlib import Path
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.task import run_task
 from twin_graph.errors import TwinGraphError
+from twin_graph.named import find_modules_here
 
 if __name__ == "__main__":
+    find_modules_here()
     try:
         run_task(Cluster.described(Path(sys.argv[1])), sys.argv[2])
     except TwinGraphError as error:

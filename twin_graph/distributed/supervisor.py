@@ -58,6 +58,7 @@ class Supervisor:
         log = self._log(task.replace(":", "-"))
         command = [
             sys.executable,
+            "-P",
             "-m",
             "twin_graph.leash",
             str(os.getpid()),

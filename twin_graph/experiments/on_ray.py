@@ -37,7 +37,7 @@ class _Trainer:
     """A process on a machine of the cluster. `lock` is one that the process that began it has."""
 
     def __init__(self, arguments: list[str], log: Path, folder: Path, environment: dict[str, str], lock: Path) -> None:
-        command = [sys.executable, "-m", "twin_graph.leash", str(os.getpid()), "twin_graph_cli", *arguments]
+        command = [sys.executable, "-P", "-m", "twin_graph.leash", str(os.getpid()), "twin_graph_cli", *arguments]
         with log.open("ab") as output:
             check_storage(lock)
             self._process = subprocess.Popen(

@@ -17,7 +17,7 @@ from twin_graph.config import FREE, nearest, nearest_setting
 from twin_graph.cross_checks import check_that_it_learns
 from twin_graph.errors import UsageError
 from twin_graph.no_effect import without_effect
-from twin_graph.settings import Settings
+from twin_graph.settings import Settings, Strict
 from twin_graph.snapshots.run import find
 from twin_graph.words import counted, what_is_wrong
 
@@ -34,7 +34,7 @@ _OWN_KEYS = {"seed": "seeds, or noise_seeds in [from]", "train.steps": "steps", 
 Pairs = tuple[tuple[str, Any], ...]
 
 
-class Scores(BaseModel):
+class Scores(Strict):
     """How scores of one environment are normalised: `low` becomes 0, `high` 1; `threshold` is a score, too."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -52,14 +52,14 @@ class Scores(BaseModel):
         return self
 
 
-class _From(BaseModel):
+class _From(Strict):
     """The states from which every condition starts: resume points of one run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     run: str
-    points: list[Annotated[int, Field(ge=0)]] = []
-    updates: list[Annotated[int, Field(ge=0)]] = []
+    points: list[Annotated[int, Field(ge=0)]] = Field([])
+    updates: list[Annotated[int, Field(ge=0)]] = Field([])
     noise_seeds: Annotated[list[int], Field(min_length=1)]
     chaos: bool = False
 
@@ -74,7 +74,7 @@ class _From(BaseModel):
         return [*map(str, self.points), *(f"@update:{updates}" for updates in self.updates)]
 
 
-class _File(BaseModel):
+class _File(Strict):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -83,8 +83,8 @@ class _File(BaseModel):
     seeds: Annotated[list[int], Field(min_length=1)] | None = None
     description: str = ""
     last_evaluations: Annotated[int, Field(ge=1)] = 1
-    settings: dict[str, Any] = {}
-    scores: dict[str, Any] = {}
+    settings: dict[str, Any] = Field({})
+    scores: dict[str, Any] = Field({})
     factors: dict[str, Any]
     from_: _From | None = Field(None, alias="from")
 

@@ -14,7 +14,6 @@ that were killed.
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -30,7 +29,7 @@ from typing import Any, NamedTuple, Protocol
 import filelock
 import psutil
 
-from twin_graph import config, ended
+from twin_graph import config, cpu, ended
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, DamagedError, InUseError, TwinGraphError, UsageError
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments.plan import Pairs, Plan, PlannedRun
@@ -255,9 +254,8 @@ def _kind(run: PlannedRun) -> tuple[str, str]:
 
 def _fixed(plan: Plan, jobs: int) -> Pairs:
     """Threads and precision, where the file and the preset leave them to be measured: all runs shall have the same."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     processes = jobs * max(1, *(run.settings.workers.count for run in plan.runs))
-    chosen = {"twin.threads": max(1, cores // processes), "twin.precision": "fp32"}
+    chosen = {"twin.threads": max(1, cpu.describe().cores // processes), "twin.precision": "fp32"}
     if plan.origin:  # the runs keep what was fixed for the one that they are forked from
         return ()
     twins = [run.settings.twin for run in plan.runs]
@@ -378,7 +376,7 @@ def begin_here(arguments: list[str], log: Path, threads: int) -> Process:  # noq
     with log.open("ab") as output:
         # In a process group of its own: Ctrl-C reaches it through us, once.
         return subprocess.Popen(
-            [sys.executable, "-m", "twin_graph_cli", *arguments],
+            [sys.executable, "-P", "-m", "twin_graph_cli", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

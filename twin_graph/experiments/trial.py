@@ -17,6 +17,7 @@ import psutil
 
 from twin_graph import config
 from twin_graph.errors import TwinGraphError, UsageError
+from twin_graph.named import find_modules_here
 
 
 class Trial(NamedTuple):
@@ -43,7 +44,7 @@ def run(settings: Sequence[config.Settings]) -> Trial:
       TwinGraphError: the process failed.
     """
     done = subprocess.run(
-        [sys.executable, "-m", __name__],
+        [sys.executable, "-P", "-m", __name__],
         input=json.dumps([one.model_dump() for one in settings]),
         capture_output=True,
         text=True,
@@ -78,6 +79,7 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
+    find_modules_here()
     try:
         _main()
     except TwinGraphError as error:
