@@ -25,7 +25,7 @@ def worst_returns(run: Run, reference: str = "latest") -> tuple[float, float]:
     spec = spec_of(run)
     boards = Spiel(run.settings.env, 1)
     with Twin("best response", spec) as twin, store.reading():
-        twin.restore_snapshot(store.resolve(reference, run.scores()), store)
+        twin.restore_snapshot(store.resolve(reference, run.scores), store)
         actions: dict[tuple[int, str], int] = {}
 
         def choose(seat: int, state: Any) -> int:
@@ -57,7 +57,7 @@ def main(runs: tuple[str, ...], ref: str, path: Path | None) -> None:
         run = find(name)
         store = run.store()
         with store.reading():
-            snapshot = store.resolve(ref, run.scores()).snapshot
+            snapshot = store.resolve(ref, run.scores).snapshot
         first, second = worst_returns(run, ref)
         click.echo(f"{name} {snapshot}: {first:+g} as the first player, {second:+g} as the second, at worst")
         measured.append(

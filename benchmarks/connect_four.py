@@ -61,7 +61,7 @@ def main(run: str, ref: str, path: Path | None) -> None:
     """Measure REF of RUN."""
     found = find(run)
     store, positions = found.store(), json.loads(POSITIONS.read_text())
-    snapshot = store.resolve(ref, found.scores())
+    snapshot = store.resolve(ref, found.scores)
     measured: dict[str, Any] = {"run": found.name, "snapshot": snapshot.id, **snapshot.counters.model_dump()}
     with Twin("measured", spec_of(found), threads=1) as twin, store.reading():
         twin.restore_snapshot(snapshot, store)

@@ -6,6 +6,7 @@ import click
 from rich.table import Table
 
 from twin_graph import outputs
+from twin_graph.snapshots.ledger import ONLY_LEARNER
 from twin_graph.snapshots.run import find
 
 from .params import complete_run, json_option, print_json, say, stdout
@@ -63,7 +64,9 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
         stdout.print("no pair of snapshots made after the same number of updates still has weights")
         return
     table = Table(box=None, pad_edge=False)
+    two = any(pair.learner != ONLY_LEARNER for pair in found.pairs)
     for heading in (
+        *(["learner"] if two else []),
         "updates",
         "agent steps",
         "weights apart",
@@ -75,10 +78,11 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
     scores = [{score.snapshot: f"{score.mean:.2f}" for score in of_run} for of_run in found.scores]
     for pair in found.pairs:
         numbers = [
-            "-" if pair.relative is None else f"{pair.relative:.2%}",
+            "-" if pair.relative is None else f"{100 * pair.relative:.3g}%",
             "-" if pair.q_distance is None else f"{pair.q_distance:.3g}",
             "-" if pair.agreement is None else f"{pair.agreement:.0%}",
         ]
         played = scores[0].get(pair.first, ""), scores[1].get(pair.second, "")
-        table.add_row(f"{pair.updates:,}", f"{pair.agent_steps:,}", *numbers, *played)
+        whose = [pair.learner] if two else []
+        table.add_row(*whose, f"{pair.updates:,}", f"{pair.agent_steps:,}", *numbers, *played)
     stdout.print(table)

@@ -69,7 +69,8 @@ def export(run: str, ref: str, path: Path, form: str | None, as_json: bool) -> N
       twin-graph export pong-seed1-1 best pong.onnx
       twin-graph export pong-seed1-1 best pong --format savedmodel
     """
-    by_ending = path.suffix[1:] if path.suffix in (".onnx", ".tflite", ".npz") else None
+    ending = path.suffix[1:].lower()
+    by_ending = ending if ending in ("onnx", "tflite", "npz") else None
     if form and by_ending and form != by_ending:
         raise UsageError(f"{path} ends in .{by_ending}, but --format says {form}: change one of them")
     owner, snapshot = locate(find(run), ref)

@@ -77,13 +77,15 @@ def fork(
         made = make_in(
             run_dir, f"{parent.name}-fork", lambda folder: forks.fork(parent, point, folder, settings, change)
         )
-    changes = list(config.differences(before, settings))
+    changes, moved = list(config.differences(before, settings)), made.description["forked_from"]["changed"]
     if as_json:
         changed = {key: after for key, _, after in changes}
         print_json({"run": str(made.folder), "forked_from": made.description["forked_from"], "changed": changed})
     counters = point.counters
     made_by_then = f"{counted(counters.updates, 'update')} and {counted(counters.agent_steps, 'agent step')}"
     say(f"{made.folder}: the past of {parent.name} up to resume point {point.number}, {made_by_then}")
+    if moved:
+        say(f"  moved: {moved}")
     for key, was, now in changes:
         say(f"  changed: {key} from {was} to {now}")
     for sentence in without_effect(settings, (key for key, _ in overrides)):

@@ -40,8 +40,10 @@ def status(run: str, as_json: bool) -> None:
     table.add_row("state", escape(": ".join(part for part in (summary["state"], summary["reason"]) if part)))
     table.add_row("attempt", str(summary["attempt"]))
     if origin := summary["forked_from"]:
+        moved = f"; moved {origin['changed']}" if origin.get("changed") else ""
         table.add_row(
-            "forked from", escape(f"{origin['run']}, resume point {origin['point']}, update {origin['updates']:,}")
+            "forked from",
+            escape(f"{origin['run']}, resume point {origin['point']}, update {origin['updates']:,}{moved}"),
         )
     table.add_row("agent steps", f"{summary['agent_steps']:,} of {summary['total_steps']:,}")
     for name in ("updates", "frames", "episodes", "snapshots"):

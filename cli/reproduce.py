@@ -52,17 +52,17 @@ def reproduce(run: str, begin: str | None, end: str | None, run_dir: Path | None
     last = None if end is None else _last_update(found, end)
     with starting_up("anything was trained"):
         from twin_graph import reproduce as reproducing
-        from twin_graph.checkpoint import point_at
+        from twin_graph.checkpoint import oldest_point, point_at
 
-        if begin is None:
-            oldest = found.points().oldest()
-            begin = str(oldest.number) if oldest else _START
         with found.points().reading():
-            point = None if begin == _START else point_at(found, begin)
+            oldest = None if begin else oldest_point(found)
+            point = point_at(found, begin) if begin and begin != _START else oldest and oldest.point
+        for reason in oldest.damage if oldest else ():
+            say(f"skipped: {reason}")
         if last is not None and last <= (first := point.counters.updates if point else 0):
+            since = f"--from {begin}" if begin else f"resume point {point.number}" if point else "the start"
             raise UsageError(
-                f"--to {end} is after update {last:,}, and --from {begin} is after update {first:,}: no "
-                "update is between them"
+                f"--to {end} is after update {last:,}, and {since} is after update {first:,}: no update is between them"
             )
     where = f"resume point {point.number}" if point else "the start"
     say(f"training {found.name} again from {where}, update {point.counters.updates + 1 if point else 1:,}")

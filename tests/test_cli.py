@@ -617,3 +617,13 @@ def test_what_verify_finds_is_its_result(trained: Path) -> None:
     assert (found.returncode, found.stderr) == (3, "")
     assert "damaged: " in found.stdout
     assert "1 damaged" in found.stdout
+
+
+def test_damaged_evaluations_hide_no_snapshot_but_the_best(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "checkpoints" / "cartpole-seed1-1", tmp_path / "run")
+    evaluations = tmp_path / "run" / "evaluations.jsonl"
+    evaluations.write_text(evaluations.read_text().replace("scheduled", "SCHEDULED", 1))
+    best = twin_graph("export", "run", "best", "weights.npz", cwd=tmp_path)
+    assert (best.returncode, "evaluations.jsonl is damaged" in best.stderr) == (3, True)
+    assert twin_graph("export", "run", "latest", "weights.npz", cwd=tmp_path).returncode == 0
+    assert twin_graph("swap", "run", "latest~1", "--dry-run", cwd=tmp_path).returncode == 0

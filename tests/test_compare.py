@@ -13,7 +13,7 @@ from test_resume import attempt
 
 from twin_graph import exchange
 from twin_graph.compare import compare
-from twin_graph.errors import UsageError
+from twin_graph.errors import DamagedError, UsageError
 from twin_graph.settings import Settings
 from twin_graph.snapshots.run import Run
 
@@ -88,3 +88,27 @@ def test_the_command_prints_a_table_and_draws_a_picture(cartpole: Make, trained:
     wrong = twin_graph("compare", str(parent.folder), "fork", "--plot", "apart.doc", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "ends in .png or .svg" in wrong.stderr
+
+
+def test_of_two_learners_each_row_and_each_curve_says_whose_it_is(
+    cartpole: Make, trained: Train, tmp_path: Path
+) -> None:
+    parent = trained(cartpole(mode="mutual", resume__keep="all"))
+    attempt(other := forked(parent, tmp_path / "fork", at="1", seed=2))
+    done = twin_graph("compare", str(parent.folder), "fork", "--plot=apart.svg", cwd=tmp_path)
+    heading, *rows = done.stdout.splitlines()[3:]
+    assert heading.split()[:2] == ["learner", "updates"]
+    assert {row.split()[0] for row in rows} == {"a", "b"}
+    assert {score.learner for score in compare(parent, other).scores[0]} == {"a", "b"}
+    assert "fork, learner b" in (tmp_path / "apart.svg").read_text()
+
+
+def test_damaged_observations_of_a_resume_point_are_named(cartpole: Make, trained: Train, tmp_path: Path) -> None:
+    parent = trained(cartpole(resume__keep="all"))
+    attempt(other := forked(parent, tmp_path / "fork", at="1", seed=2))
+    newest = parent.points().newest()
+    assert newest
+    probe = parent.points().path(newest.number) / "probe.npy"
+    probe.write_bytes(probe.read_bytes()[:40])
+    with pytest.raises(DamagedError, match=r"probe\.npy is damaged"):
+        compare(parent, other)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -18,8 +19,8 @@ from twin_graph_cli.exchange import export as command
 
 from twin_graph import envs, training
 from twin_graph.checkpoint import newest_point
-from twin_graph.errors import UsageError
-from twin_graph.exchange import FORMATS, Format, diff, export, import_checkpoint, spec_of
+from twin_graph.errors import DamagedError, UsageError
+from twin_graph.exchange import FORMATS, Format, diff, export, import_checkpoint, read, spec_of
 from twin_graph.graph_mode import tf
 from twin_graph.legal import ILLEGAL
 from twin_graph.settings import Settings
@@ -235,6 +236,9 @@ def test_an_export_says_where_it_is_and_needs_a_name(run: Run, tmp_path: Path) -
     assert done.stdout == f"{path}.npz\n"
     with pytest.raises(UsageError, match="is a folder: give a path in it, such as network"):
         export(run, run.store().newest, "npz", Path())
+    for folder in (tmp_path, tmp_path / "..", Path("..")):
+        with pytest.raises(UsageError, match="is a folder: give a path in it, such as"):
+            export(run, run.store().newest, "tf1", folder)
     with pytest.raises(UsageError, match=r"TensorFlow would take \[ \] in .* for a pattern; choose another path"):
         export(run, run.store().newest, "tf1", path)
     with pytest.raises(UsageError, match=r"TensorFlow would take \* in .* for a pattern"):
@@ -355,12 +359,71 @@ def test_the_hint_proposes_no_moment_of_an_optimizer_and_counts_as_people_do(run
 
 
 def test_what_is_no_checkpoint_is_refused(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "x.index").write_bytes(b"nonsense")
+    (tmp_path / "x").write_bytes(b"nonsense")
     for path in ("x", "nothing"):
         with pytest.raises(
             UsageError, match=rf"there is no TensorFlow Saver checkpoint \S+{path}: give what was passed"
         ):
             import_checkpoint(run, tmp_path / path, {})
+    with pytest.raises(UsageError, match="which is not UTF-8; move the checkpoint elsewhere"):
+        import_checkpoint(run, tmp_path / os.fsdecode(b"\xff"), {})
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
+def test_a_checkpoint_that_is_not_whole_is_damaged_and_not_missing(run: Run, tmp_path: Path, damage: str) -> None:
+    _, data, _ = export(run, run.store().newest, "tf1", tmp_path / "net")
+    content = data.read_bytes()
+    data.unlink()
+    if damage != "gone":
+        half = len(content) // 2
+        data.write_bytes(
+            content[:half] + (b"" if damage == "cut" else bytes([content[half] ^ 1]) + content[half + 1 :])
+        )
+    with pytest.raises(DamagedError, match=r"net cannot be read: [^\n]+$"):
+        import_checkpoint(run, tmp_path / "net", {})
+
+
+def test_a_sharded_checkpoint_goes_by_each_of_its_files(run: Run, tmp_path: Path) -> None:
+    newest = run.store().newest
+    with tf.Graph().as_default(), tf.Session(config=tf.ConfigProto(device_count={"CPU": 2})) as session:
+        for i, (name, value) in enumerate(read(run.store().prefix(newest.id)).items()):
+            with tf.device(f"/cpu:{i % 2}"):
+                tf.get_variable(name, initializer=value)
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver(sharded=True).save(session, str(tmp_path / "net"), write_meta_graph=False)
+    files = list(tmp_path.glob("net.*"))
+    assert len(files) == 3
+    for path in files:
+        assert import_checkpoint(run, path, {}).snapshot.weights_sha256 == newest.weights_sha256
+
+
+def test_an_export_makes_a_step_of_each_minibatch_also_where_the_run_accumulates(
+    cartpole: Callable[..., Settings], tmp_path: Path
+) -> None:
+    code = """
+import tensorflow.compat.v1 as tf
+tf.disable_eager_execution()
+saver = tf.train.import_meta_graph(sys.argv[1] + ".meta")
+names = "s_tm1", "a_tm1", "r_t", "discount_t", "q_target_t"
+values = [[0.1, -0.2, 0.03, 0.4]], [1], [1.0], [1.0], [[0.0, 0.0]]
+with tf.Session() as sess:
+    sess.run(tf.global_variables_initializer())
+    saver.restore(sess, sys.argv[1])
+    bias = next(v for v in tf.global_variables() if v.op.name == "q/bias")
+    before = sess.run(bias)
+    sess.run("train_op", {name + ":0": value for name, value in zip(names, values)})
+    print(json.dumps((sess.run(bias) - before).tolist()))
+"""
+    steps = []
+    for accumulate in (1, 4):
+        settings = cartpole(train__accumulate=accumulate, train__optimizer="rmsprop", train__learning_rate=0.01)
+        run = create(tmp_path / f"run{accumulate}", settings)
+        with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
+            next(training.train(run, env))
+        export(run, run.store().newest, "tf1", tmp_path / f"network{accumulate}")
+        steps.append(other_program(code, tmp_path / f"network{accumulate}"))
+    assert any(steps[0])
+    assert steps[0] == steps[1]
 
 
 def test_differences_are_those_of_the_weights(run: Run) -> None:

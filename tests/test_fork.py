@@ -14,6 +14,7 @@ from test_resume import attempt, end
 
 from twin_graph import config, envs, exchange, nudge, resources, training
 from twin_graph.checkpoint import newest_point, point_at
+from twin_graph.compare import compare
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.settings import Settings
 from twin_graph.snapshots import control, files, report, workers
@@ -97,6 +98,32 @@ def test_it_has_the_settings_with_which_its_parent_went_on(cartpole: Make, tmp_p
     assert made.settings.train.learning_rate == 1e-2
     assert end(made) == end(parent)
     assert forked(parent, tmp_path / "before", at="0").settings == parent.settings_of(1)
+
+
+def test_a_fork_of_a_fork_that_was_not_trained_yet_has_its_seed_and_settings(
+    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path
+) -> None:
+    parent = trained(cartpole(resume__keep="all"))
+    first = forked(parent, tmp_path / "first", at="1", seed=7, target__policy="lag(100)")
+    second = forked(first, tmp_path / "second")
+    assert second.settings == first.settings
+    assert second.settings.seed == 7
+    attempt(first)
+    attempt(second)
+    assert end(second) == end(first)
+    attempt(third := forked(first, tmp_path / "third", at="1"))
+    assert end(third) == end(first)
+
+
+def test_what_a_fork_needs_and_does_not_find_is_named(
+    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path
+) -> None:
+    parent = trained(cartpole(resume__keep="all"))
+    gone = parent.store().prefix(parent.store().snapshots[1].id).with_name("model.index")
+    gone.unlink()
+    with pytest.raises(DamagedError, match=rf"{gone} is gone"):
+        forked(parent, tmp_path / "fork")
+    assert not (tmp_path / "fork").exists()
 
 
 @pytest.mark.parametrize("variant", ["plain", "compiled", "mutual"])
@@ -263,6 +290,12 @@ def test_a_weight_is_moved_by_the_least_that_it_can_be(
     assert verify(made).damage == verify(parent).damage == []
     attempt(again := fork(parent, point, tmp_path / "again", parent.settings, nudge.nudge))
     assert end(again) == end(made)
+    by_command = twin_graph("fork", str(parent.folder), "--at=1", "--nudge", "--run-dir=new", cwd=tmp_path)
+    assert f"\n  moved: {event.changed}\n" in by_command.stderr
+    status = twin_graph("status", "new", cwd=tmp_path).stdout
+    assert f"resume point 1, update 76; moved {event.changed}" in " ".join(status.split())
+    apart = compare(parent, Run(tmp_path / "new"))
+    assert apart.parted == (76, "the weights at 504 agent steps", point.weights_sha256, event.changed)
 
 
 def test_a_fork_that_fails_leaves_nothing(

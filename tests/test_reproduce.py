@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -346,7 +347,7 @@ def test_a_boundary_that_an_error_made_does_not_recur(
         with pytest.raises(ForeignError):
             attempt(run)
     attempt(run)
-    with pytest.raises(UsageError, match="attempt 1 failed at agent step 640, which ended all episodes there"):
+    with pytest.raises(UsageError, match="attempt 1 failed at agent step 640 and so ended all episodes there"):
         again(run, tmp_path / "whole")
     assert again(run, tmp_path / "since", begin="2").difference is None
     assert again(run, tmp_path / "before", last=100).difference is None
@@ -377,6 +378,15 @@ def test_the_command_reports_what_recurred_and_leaves_nothing(
     refused = twin_graph("reproduce", "run", "--to", "9", cwd=folder)
     assert refused.returncode == 2
     assert "has made no resume point 9; there are 0, 1, 2, 3" in refused.stderr
+    nothing = twin_graph("reproduce", "run", "--from", "3", "--run-dir", "refused", cwd=folder)
+    assert "no snapshot in that stretch" in nothing.stderr
+    assert not (folder / "refused").exists()
+    (folder / "run" / "resume" / "000000" / "online.index").write_bytes(b"damaged")
+    passed_over = twin_graph("reproduce", "run", "--to", "@update:140", cwd=folder)
+    assert passed_over.returncode == 0
+    assert re.match(
+        r"skipped: .*online\.index is damaged.*\ntraining run again from resume point 1", passed_over.stderr
+    )
     backwards = twin_graph("reproduce", "run", "--from", "2", "--to", "1", cwd=folder)
     assert backwards.returncode == 2
     assert "--to 1 is after update 76, and --from 2 is after update 200: no update is between" in backwards.stderr

@@ -422,6 +422,25 @@ def test_a_swap_by_hand_after_the_resume_point_happens_again(cartpole: Make, tmp
     assert ends[0][:2] == ends[1][:2]
 
 
+def test_a_swap_that_is_requested_at_rest_comes_after_those_that_are_repeated(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(loss="mse", evaluate__episodes=0))
+    asked = False
+    with contextlib.closing(envs.make(run.settings.env, count=8)) as env:
+        for progress in training.train(run, env):
+            if progress.agent_steps >= 640 and not asked:
+                asked = True
+                control.ask(run.control, "swap", run.resolve("000001").id, hold=True)
+            if progress.agent_steps >= 700:
+                break
+    swaps.swap(run, "000000", hold=True)
+    attempt(run)
+    made = run.ledger.events(Swap, text=BY_REQUEST)
+    assert [swap.snapshots[0][:6] for swap in made] == ["000001", "000000"]
+    assert [swap.counters.agent_steps for swap in made] == [640, 640]
+    assert report.status(run)["targets"][0]["snapshot"].startswith("000000")
+    assert report.status(run)["targets"][0]["held"]
+
+
 @pytest.mark.parametrize("undone", [False, True])
 def test_a_swap_by_hand_whose_snapshot_is_not_made_again_is_left_out_and_named(
     cartpole: Make, tmp_path: Path, *, undone: bool

@@ -3,7 +3,7 @@
 `twin_graph.snapshots.points` has what they look like on disk.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -198,8 +198,8 @@ class Found(NamedTuple):
     """Where a run can continue.
 
     Attributes:
-      point: the newest that is whole.
-      damage: why newer ones are not, a line each.
+      point: the newest that is whole, or the oldest.
+      damage: why newer ones are not, or older ones, a line each.
     """
 
     point: PointState
@@ -224,8 +224,17 @@ def newest_point(run: Run) -> Found:
             raise UsageError(f"{run.folder} has no resume point, after {steps:,} agent steps: {why}")
         raise UsageError(f"{run.folder} ended before its first resume point; train a new run")
     lost = run.lost_point()
-    damage = [lost] if lost else []
-    for folder in reversed(folders):
+    return _first_whole(run, reversed(folders), [lost] if lost else [])
+
+
+def oldest_point(run: Run) -> Found | None:
+    """The oldest resume point that is whole, as `newest_point`; None if none was ever made. Raises `DamagedError`."""
+    folders = run.points().folders()
+    return _first_whole(run, folders, []) if folders else None
+
+
+def _first_whole(run: Run, folders: Iterable[Path], damage: list[str]) -> Found:
+    for folder in folders:
         try:
             point = _checked_point(run, folder)
         except DamagedError as error:

@@ -1,6 +1,6 @@
 """Two runs side by side: where they diverge, and how far apart they are from then on."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from twin_graph import config, exchange
 from twin_graph.checkpoint import PROBE
 from twin_graph.errors import UsageError
 from twin_graph.probe import greedy_agreement, q_distance
-from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Point, Swap
+from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Fork, Point, Swap
 from twin_graph.snapshots.run import Run
 from twin_graph.twin import Twin
 
@@ -57,10 +57,11 @@ class Pair(NamedTuple):
 
 
 class Score(NamedTuple):
-    """A scheduled evaluation of the newest snapshot: mean return and its 95% interval."""
+    """A scheduled evaluation of a learner's newest snapshot: mean return and its 95% interval."""
 
     updates: int
     agent_steps: int
+    learner: str
     snapshot: str
     mean: float
     low: float
@@ -123,6 +124,10 @@ def _marks(run: Run) -> _Marks:
             f"the weights at {steps:,} agent steps",
             point.weights_sha256,
         )
+    for fork in run.ledger.events(Fork):
+        if fork.changed:
+            words, _ = marks[fork.counters.updates, 0, f"{fork.counters.agent_steps} point"]
+            marks[fork.counters.updates, 0, f"{fork.counters.agent_steps} point"] = words, fork.changed
     for commit in run.store().snapshots:
         marks[commit.updates, 1, commit.learner] = "the snapshot", commit.id
     for number, swap in enumerate(run.ledger.events(Swap)):
@@ -176,8 +181,8 @@ def _pair(first: Commit, second: Commit, one: Twin, other: Twin, observations: n
     ours, theirs = one.weights(), other.weights()
     distance = relative = q_apart = agreement = None
     if {n: w.shape for n, w in ours.items()} == {n: w.shape for n, w in theirs.items()}:
-        distance = _norm(ours[name].astype(np.float64) - theirs[name] for name in ours)
-        relative = distance / (_norm(ours.values()) or 1.0)
+        apart = exchange.difference("all", exchange.flat(ours), exchange.flat(theirs))
+        distance, relative = apart.distance, apart.relative
     if observations is not None and one.spec.env.observation_shape == other.spec.env.observation_shape:
         q, other_q = one.q_values(observations), other.q_values(observations)
         if q.shape == other_q.shape:
@@ -187,23 +192,26 @@ def _pair(first: Commit, second: Commit, one: Twin, other: Twin, observations: n
     return Pair(counters.updates, counters.agent_steps, first.learner, *ids, distance, relative, q_apart, agreement)
 
 
-def _norm(arrays: Iterable[np.ndarray]) -> float:
-    return float(np.sqrt(sum(float(np.square(array.astype(np.float64)).sum()) for array in arrays)))
-
-
 def _probe(run: Run) -> np.ndarray | None:
     """The observations on which a run measures its twins, from its newest resume point."""
     points = run.points()
     with points.reading():
         newest = points.newest()
-        return points.arrays(newest).get(PROBE) if newest else None
+        if newest is None:
+            return None
+        for file in newest.files:
+            if file.name == f"{PROBE}.npy":
+                file.check(points.path(newest.number))
+        return points.arrays(newest).get(PROBE)
 
 
 def _scores(run: Run) -> Iterator[Score]:
+    learners = {commit.id: commit.learner for commit in run.ledger.events(Commit)}
     for line in run.learning_curve():
         at: Mapping[str, int] = line["played_at"]
         low, high = line["interval_95"]
-        yield Score(at["updates"], at["agent_steps"], line["snapshot"], line["mean"], low, high)
+        snapshot = line["snapshot"]
+        yield Score(at["updates"], at["agent_steps"], learners[snapshot], snapshot, line["mean"], low, high)
 
 
 def draw(comparison: Comparison, names: Sequence[str], path: Path) -> None:

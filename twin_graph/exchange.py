@@ -1,6 +1,7 @@
 """Weights in and out: compares snapshots, writes them for other programs, and imports outside checkpoints."""
 
 import contextlib
+import dataclasses
 import math
 import os
 import re
@@ -61,33 +62,43 @@ def diff(first: tuple[SnapshotStore, Commit], second: tuple[SnapshotStore, Commi
     shapes = [{name: value.shape for name, value in weights.items()} for weights in (ours, theirs)]
     if differing := sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()}):
         raise UsageError(f"{first[1].id} and {second[1].id} are of different networks: {', '.join(differing)} differ")
-    parts = {name: (ours[name].ravel(), theirs[name].ravel()) for name in sorted(ours)}
-    whole = tuple(np.concatenate([pair[i] for pair in parts.values()]) for i in (0, 1))
-    rows = [_difference(name, ours[name].shape, *pair) for name, pair in parts.items()]
-    return [*rows, _difference("all", whole[0].shape, *whole)]
+    rows = [difference(name, ours[name], theirs[name]) for name in sorted(ours)]
+    return [*rows, difference("all", flat(ours), flat(theirs))]
 
 
-def _difference(name: str, shape: tuple[int, ...], a: np.ndarray, b: np.ndarray) -> Difference:
+def difference(name: str, a: np.ndarray, b: np.ndarray) -> Difference:
+    """How far apart two arrays of one shape are."""
     change = b.astype(np.float64) - a
     distance, norm = float(np.linalg.norm(change)), float(np.linalg.norm(a))
     relative = distance / norm if norm else math.inf if distance else 0.0
-    return Difference(name, shape, distance, float(np.abs(change).max()), relative)
+    return Difference(name, a.shape, distance, float(np.abs(change).max()), relative)
+
+
+def flat(weights: Mapping[str, np.ndarray]) -> np.ndarray:
+    """All weights in one array, by the order of their names."""
+    return np.concatenate([weights[name].ravel() for name in sorted(weights)])
 
 
 def _weights(store: SnapshotStore, snapshot: Commit) -> dict[str, np.ndarray]:
     with store.reading():
         store.check_usable(snapshot.id)
         prefix = store.prefix(snapshot.id)
-        return _read(prefix)
+        return read(prefix)
 
 
-def _read(prefix: Path) -> dict[str, np.ndarray]:
-    """All variables of a Saver checkpoint. Raises `UsageError` if it is none."""
-    check_no_pattern(prefix, "move the checkpoint elsewhere")
+def read(prefix: Path) -> dict[str, np.ndarray]:
+    """All variables of a Saver checkpoint, sorted by name.
+
+    Raises:
+      UsageError: there is none.
+      DamagedError: its files are not whole.
+    """
     try:
         reader = tf.train.NewCheckpointReader(str(prefix))  # `load_checkpoint` would prefer a folder of this name
-        return {name: np.asarray(reader.get_tensor(name)) for name in reader.get_variable_to_shape_map()}
-    except (tf.errors.OpError, ValueError, RuntimeError):
+        return {name: np.asarray(reader.get_tensor(name)) for name in sorted(reader.get_variable_to_shape_map())}
+    except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:  # the last where data is cut short
+        if Path(f"{prefix}.index").exists():
+            raise DamagedError(f"{prefix} cannot be read: {str(error).splitlines()[0]}") from None
         raise UsageError(
             f"there is no TensorFlow Saver checkpoint {prefix}: give what was passed to Saver.save, or one of its files"
         ) from None
@@ -107,10 +118,10 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
     Raises:
       UsageError: something is there already, or the extra `onnx` is missing.
     """
-    if not path.name:
+    if path.is_dir() or not path.name:
         raise UsageError(f"{path} is a folder: give a path in it, such as {path / 'network'}")
     ends, write = FORMATS[form]
-    path = path.with_suffix("") if path.suffix in ends else path
+    path = path.with_suffix("") if path.suffix.lower() in ends else path
     targets = [path.with_name(path.name + end) for end in ends]
     for target in targets:
         if target.exists():
@@ -124,7 +135,10 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
     temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     temporary.mkdir()
     try:
-        with store.reading(), Twin("export", spec_of(run), plain=True) as twin:
+        spec = spec_of(run)
+        # Who trains on with the graph makes one step of each minibatch.
+        spec = dataclasses.replace(spec, train=spec.train.model_copy(update={"accumulate": 1}))
+        with store.reading(), Twin("export", spec, plain=True) as twin:
             store.check_usable(snapshot.id)
             twin.restore_snapshot(snapshot, store)
             write(twin, temporary / (targets[0] if len(targets) == 1 else path).name)
@@ -230,11 +244,12 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
       UsageError: names, shapes or types do not fit; the message says how they could.
       InUseError: the run trains.
     """
-    if prefix.suffix in FORMATS["tf1"][0]:
+    check_no_pattern(prefix, "move the checkpoint elsewhere")
+    if re.fullmatch(r"\.(meta|index|data-\d{5}-of-\d{5})", prefix.suffix):
         prefix = prefix.with_suffix("")
     if prefix.is_dir() and not prefix.with_name(f"{prefix.name}.index").exists():
         prefix = Path(tf.train.latest_checkpoint(str(prefix)) or prefix)
-    outside = _read(prefix)
+    outside = read(prefix)
     if unknown := [old for old in renamed if old not in outside]:
         raise UsageError(f"--map {unknown[0]}: not in {prefix}{nearest(unknown[0], outside)}; it has {_list(outside)}")
     for new in renamed.values():

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from twin_graph import exchange
 from twin_graph.graph_mode import tf
 from twin_graph.snapshots.files import checked, fsync, write_new
 from twin_graph.snapshots.points import STATE, PointState
@@ -22,7 +23,7 @@ def nudge(folder: Path, state: PointState) -> tuple[str, PointState]:
     Returns:
       What was done, in words for people, and the new state.
     """
-    files = {learner.name: _variables(folder / learner.name) for learner in state.learners}
+    files = {learner.name: exchange.read(folder / learner.name) for learner in state.learners}
     first = state.learners[0].name
     snapshot = Manifest.read(folder.parent.parent / SNAPSHOTS / state.snapshots[0])
     trainable = [variable.name for variable in snapshot.variables]
@@ -41,11 +42,6 @@ def nudge(folder: Path, state: PointState) -> tuple[str, PointState]:
     for path in folder.iterdir():
         fsync(path)
     return f"{name}{[int(i) for i in at]} from {before} to {weights[at]}", state
-
-
-def _variables(prefix: Path) -> dict[str, np.ndarray]:
-    reader = tf.train.load_checkpoint(str(prefix))
-    return {name: reader.get_tensor(name) for name in sorted(reader.get_variable_to_shape_map())}
 
 
 def _write(prefix: Path, values: dict[str, np.ndarray]) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from twin_graph import config, cpu, envs, training
-from twin_graph.errors import DamagedError, UsageError
-from twin_graph.graph_mode import tf
+from twin_graph import config, cpu, envs, exchange, training
+from twin_graph.errors import UsageError
 from twin_graph.progress import Progress
 from twin_graph.settings import Settings
 from twin_graph.snapshots.files import checked, make_folder, write_new
@@ -129,12 +128,12 @@ def reproduce(
     """
     _check(run, point)
     parts = list(_parts(run, point, last))
-    scratch = _scratch(run, point, folder, parts[0].settings)
-    before, ours = _Recorded.of(scratch), _Recorded.of(run)
-    recorded = ours.since(before, last)
-    first = point.counters.updates + 1 if point else 1
-    if all(commit.counters.updates < first for commit in recorded.commits):
+    ours, first = _Recorded.of(run), point.counters.updates + 1 if point else 1
+    if not any(first <= commit.updates and (last is None or commit.updates <= last) for commit in ours.commits):
         raise UsageError(f"{run.folder} has recorded no snapshot in that stretch: there is nothing to compare")
+    scratch = _scratch(run, point, folder, parts[0].settings)
+    before = _Recorded.of(scratch)
+    recorded = ours.since(before, last)
     _record_inputs(run, scratch)
     comparison = _Comparison(run, scratch, before, recorded, is_last=recorded == ours.since(before, None))
     with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
@@ -401,7 +400,7 @@ class _Comparison:
             if says != made.weights_sha256:
                 return Difference(after, f"the manifest of {recorded.id}", says, made.weights_sha256)
             if self._store.has_weights(recorded.id):
-                holds = _weights_sha256(self._store.prefix(recorded.id))
+                holds = weights_sha256(exchange.read(self._store.prefix(recorded.id)))
                 if holds != made.weights_sha256:
                     return Difference(after, f"the weights in the files of {recorded.id}", holds, made.weights_sha256)
         return None
@@ -409,11 +408,3 @@ class _Comparison:
 
 def _place(snapshot: Commit) -> str:
     return f"{snapshot.id} after {snapshot.counters.updates} updates, {snapshot.counters.agent_steps} agent steps"
-
-
-def _weights_sha256(prefix: Path) -> str:
-    try:
-        reader = tf.train.load_checkpoint(str(prefix))
-        return weights_sha256({name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()})
-    except (tf.errors.OpError, ValueError) as error:
-        raise DamagedError(f"{prefix} cannot be read: {error}") from None

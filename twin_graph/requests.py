@@ -51,9 +51,7 @@ class Requests:
             del self._again[0]
             self._inbox.look_again()  # a crash may have left its request without an answer
         for request in self._inbox.new():
-            # An undo may refer to a swap that is still to be repeated.
-            undo = request.kind == "undo"
-            if any(request.id == event.request or (undo and isinstance(event, Swap)) for event in self._again):
+            if any(_waits_for(request, event) for event in self._again):
                 continue
             if waits := self._answer(request):
                 self._inbox.look_again()
@@ -132,3 +130,15 @@ class Requests:
         for waiting in control.pending(self._run.control):
             if waiting.id == request:
                 control.answer(self._run.control, waiting, answer)
+
+
+def _waits_for(request: Request, event: Point | Swap) -> bool:
+    """Whether something that is still to be repeated comes first: it was done before this was requested.
+
+    It is what was requested; or an undo may refer to it; or it would replace what is requested.
+    """
+    if request.id == event.request:
+        return True
+    if request.kind == "point" or isinstance(event, Point):
+        return False
+    return request.kind == "undo" or (request.learner, request.into) == (event.learner, event.into)

@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, ScalarFormatter
 
 from twin_graph.experiments.results import Curve, Result
 from twin_graph.experiments.statistics import Band, Estimate
+from twin_graph.snapshots.ledger import ONLY_LEARNER
 
 if TYPE_CHECKING:  # imports TensorFlow
     from twin_graph.compare import Comparison
@@ -158,7 +159,15 @@ def compared(comparison: "Comparison", names: Sequence[str]) -> Figure:
     """Two runs by updates, one panel above the other: their scores, and how far apart Q values and weights are."""
     figure = _figure(6.2)
     scores, q_values, weights = figure.subplots(3, sharex=True)
-    for curve, name, colour, dashes in zip(comparison.scores, names, _COLOURS, _DASHES, strict=False):
+    curves = [
+        (
+            f"{name}{'' if learner == ONLY_LEARNER else f', learner {learner}'}",
+            [s for s in of_run if s.learner == learner],
+        )
+        for name, of_run in zip(names, comparison.scores, strict=True)
+        for learner in dict.fromkeys(score.learner for score in of_run)
+    ]
+    for (name, curve), colour, dashes in zip(curves, _COLOURS, _DASHES, strict=False):
         at = [score.updates for score in curve]
         scores.fill_between(at, [s.low for s in curve], [s.high for s in curve], color=colour, alpha=0.18, linewidth=0)
         mark = "o" if len(at) <= 25 else ""

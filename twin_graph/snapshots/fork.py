@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from twin_graph.errors import UsageError
+from twin_graph.errors import DamagedError, UsageError
 from twin_graph.settings import Settings
 from twin_graph.snapshots import workers
 from twin_graph.snapshots.files import (
@@ -72,6 +72,7 @@ def fork(parent: Run, point: PointState, folder: Path, settings: Settings, chang
             "point": point.number,
             **point.counters.model_dump(),
             "weights_sha256": state.weights_sha256,
+            "changed": changed,
         }
         description = describe(parent, point.attempt, settings)
         description |= {"name": folder.name, "created": now, "forked_from": origin}
@@ -158,4 +159,7 @@ def share_snapshot(store: Snapshots, snapshot_id: str, folder: Path, *, weights:
     into.mkdir(parents=True)
     names = [file.name for file in store.manifest(snapshot_id).files] if weights else []
     for name in (MANIFEST, *names):
-        share(store.folder / snapshot_id / name, into / name)
+        path = store.folder / snapshot_id / name
+        if not path.exists():
+            raise DamagedError(f"{path} is gone")
+        share(path, into / name)

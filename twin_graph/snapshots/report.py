@@ -203,7 +203,7 @@ def show(run: Run, reference: str) -> dict[str, Any]:
     """
     store = run.store()
     abandoned = next((snapshot for snapshot in store.abandoned if snapshot.id == reference), None)
-    snapshot = abandoned or store.resolve(reference, run.scores())
+    snapshot = abandoned or store.resolve(reference, run.scores)
     return {
         "run": run.maker_of_import(snapshot.id) if is_import(snapshot.id) else run.maker_of(snapshot.attempt),
         "depth_agent_steps": _depths(run).of(snapshot.id),

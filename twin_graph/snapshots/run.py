@@ -290,9 +290,14 @@ class Run:
         return self.settings_of(newest.attempt) if isinstance(newest, Start) else self.settings
 
     def settings_from(self, point: PointState) -> Settings:
-        """The settings with which the run continued from one of its points; if it did not, those that made it."""
-        starts = (start for start in self.ledger.newest_first(Start) if start.resumed_from == point.number)
-        return self.settings_of(next((start.attempt for start in starts), point.attempt))
+        """The settings with which the run continued from one of its points, or as a fork would continue from it; if it
+        did neither, those that made the point."""
+        for event in self.ledger.newest_first(Start, Fork):
+            if isinstance(event, Start) and event.resumed_from == point.number:
+                return self.settings_of(event.attempt)
+            if isinstance(event, Fork) and event.point == point.number:
+                return self.settings_of(event.attempt + 1)
+        return self.settings_of(point.attempt)
 
     def attempt_of(self, update: int) -> int:
         """The attempt that made an update, counted from 0; 0 before any attempt began."""
@@ -398,7 +403,7 @@ class Run:
 
     def resolve(self, reference: str) -> Commit:
         """The snapshot that a reference means: see `SnapshotStore.resolve`."""
-        return self.store().resolve(reference, self.scores())
+        return self.store().resolve(reference, self.scores)
 
     def state(self) -> str:
         """`running`, `finished`, `stopped` (by a person) or `failed` (by an error or a crash)."""

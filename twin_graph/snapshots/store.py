@@ -263,14 +263,14 @@ class Snapshots:
         if differing := sorted({name for name, *_ in ours ^ theirs}):
             raise UsageError(f"{first} does not fit this run's network: {', '.join(differing)} differ from {second}'s")
 
-    def resolve(self, reference: str, scores: Mapping[str, float]) -> Commit:
+    def resolve(self, reference: str, scores: Callable[[], Mapping[str, float]]) -> Commit:
         """The snapshot that a reference means.
 
         Args:
           reference: a number, an id or a unique beginning of one; `latest`, `latest~3` (three before it); `best` (the
             highest mean score); `@update:12000` (the newest at or before that update); `a/latest` and so on for those
             of lineage `a` alone.
-          scores: mean score by snapshot id, for `best`.
+          scores: returns the mean score by snapshot id, for `best`.
 
         Raises:
           UsageError: it means no snapshot, or more than one.
@@ -441,10 +441,10 @@ class SnapshotStore(Snapshots):
 
 
 def _resolve(
-    reference: str, snapshots: Sequence[Commit], imports: Sequence[Commit], scores: Mapping[str, float]
+    reference: str, snapshots: Sequence[Commit], imports: Sequence[Commit], scores: Callable[[], Mapping[str, float]]
 ) -> Commit:
     if reference == "best":
-        best = _best(snapshots, scores)
+        best = _best(snapshots, scores())
         if best is None:
             raise UsageError("no snapshot has been evaluated yet, so there is no best one")
         return best

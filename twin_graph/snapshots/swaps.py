@@ -60,7 +60,7 @@ def swap(
     if not learner and len(names) > 1:
         raise UsageError(f"{run.folder} has two learners; choose one with --learner a or --learner b")
     store = run.store()
-    snapshot = store.resolve(reference, run.scores())
+    snapshot = store.resolve(reference, run.scores)
     store.check_usable(snapshot.id)
     store.check_same_variables(snapshot.id, store.newest.id)
     if run.state() != "running":
