@@ -8,7 +8,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from test_resume import attempt, end
 
-from twin_graph import config
+from twin_graph import config, networks
 from twin_graph.agent import Agent
 from twin_graph.envs import EnvSpec, blob
 from twin_graph.errors import UsageError
@@ -117,3 +117,15 @@ def test_its_network_refuses_what_is_no_image() -> None:
     settings = config.load("cartpole", [("network", "blob")])
     with pytest.raises(UsageError, match="network=blob needs images"):
         ModelSpec.of(settings, EnvSpec((4,), 2))
+
+
+def test_its_network_is_trained_with_dropout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = config.load("blob", [("train.steps", 1_200), ("train.start_steps", 1_000), ("evaluate.episodes", 0)])
+    ends = []
+    for name, dropout in (("with", networks.dropout), ("without", lambda x, rate, seed: x)):
+        monkeypatch.setattr(networks, "dropout", dropout)
+        attempt(
+            run := create(tmp_path / name, config.replace(settings, [("twin.threads", 1), ("twin.compiled", False)]))
+        )
+        ends.append(end(run)[0])
+    assert ends[0] != ends[1]

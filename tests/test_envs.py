@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -680,3 +680,22 @@ def test_flags_and_what_comes_with_a_mask_are_of_the_declared_type_too(
         env.reset(SEEDS[:2])
         env.step(np.array([0, 1]))
     gymnasium.registry.pop("WrongType-v0")
+
+
+def breakout(settings: EnvSettings, actions: Iterable[int]) -> np.ndarray:
+    """The newest frames of a game of Breakout."""
+    with contextlib.closing(envs.make(settings, count=1)) as env:
+        env.reset(np.array([5]))
+        return np.array([env.step(np.array([action])).s_t[0, -1] for action in actions])
+
+
+def test_sticky_actions_change_the_game() -> None:
+    actions = np.random.default_rng(0).integers(0, 4, 60).tolist()
+    frames = [breakout(EnvSettings(id="ALE/Breakout-v5", noop_max=0, sticky=p), actions) for p in (0.0, 0.5)]
+    assert not np.array_equal(*frames)
+
+
+@pytest.mark.parametrize("fire", [True, False])
+def test_fire_begins_the_game_where_it_is_pressed(*, fire: bool) -> None:
+    frames = breakout(EnvSettings(id="ALE/Breakout-v5", noop_max=0, fire_reset=fire), [0] * 10)
+    assert (frames[0] != frames[-1]).any() == fire

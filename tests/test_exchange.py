@@ -494,6 +494,8 @@ def test_a_mean_takes_two_snapshots_whose_weights_are_there(run: Run, tmp_path: 
         assert words in refused.stderr
         assert len(refused.stderr.splitlines()) == 1
     with run.lock("train"):
+        weights = str(run.store().prefix(run.store().newest.id))
+        assert twin_graph("import", folder, weights, cwd=tmp_path).returncode == 4
         assert twin_graph("average", folder, cwd=tmp_path).returncode == 4
     assert [snapshot.id for snapshot in run.store().imports] == before
 

@@ -139,6 +139,23 @@ def test_accumulated_minibatches_equal_one_that_is_as_large(loss: str, clip: flo
             np.testing.assert_allclose(value, whole.weights()[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("loss", ["huber", "mse", "dqn3"])
+def test_a_minibatchs_gradient_is_the_sum_of_its_examples_by_their_weights(loss: str) -> None:
+    batch, weights = minibatch(16), np.linspace(0, 1, 16).astype(np.float32)
+    with Twin("online", spec(loss=loss), seed=1, threads=1) as twin:
+
+        def gradients(weight: np.ndarray) -> list[np.ndarray]:
+            values: list[np.ndarray] = twin.run(twin.model.gradients, {**feed(twin, batch), twin.model.weight: weight})
+            return values
+
+        weighted = gradients(weights)
+        each = [gradients(one) for one in np.eye(16, dtype=np.float32)]
+    for i, gradient in enumerate(weighted):
+        parts = [weight * one[i] for weight, one in zip(weights, each, strict=True)]
+        np.testing.assert_allclose(gradient, np.sum(parts, axis=0), rtol=1e-3, atol=1e-5)
+    assert np.abs(each[3][0]).max() > 0
+
+
 def test_gradients_are_clipped_by_the_norm_of_all_together() -> None:
     batch = minibatch(16)
     with Twin("online", spec(loss="mse", gradient_clip_norm=0.1, accumulate=2), seed=1, threads=1) as twin:

@@ -115,11 +115,11 @@ def test_where_everything_is_legal_draws_are_as_ever() -> None:
     np.testing.assert_array_equal(actions, np.random.default_rng(1).integers(0, 4, size=6))
 
 
-@pytest.mark.parametrize("env_id", ["Picky-v0", "InDict-v0"])
 @pytest.mark.parametrize(
     "changes",
     [
         {},
+        {"env__id": "InDict-v0"},
         {"train__chunk_steps": 16, "train__double": True},
         {"train__chunk_steps": 16, "twin__compiled": True, "train__steps": 600},
         {"train__target_q": False},
@@ -129,12 +129,10 @@ def test_where_everything_is_legal_draws_are_as_ever() -> None:
     ids=lambda changes: ", ".join(f"{key}={value}" for key, value in changes.items()) or "plain",
 )
 def test_no_illegal_action_is_ever_taken(
-    cartpole: Make, train: Callable[[Settings], Run], env_id: str, changes: dict[str, Any]
+    cartpole: Make, train: Callable[[Settings], Run], changes: dict[str, Any]
 ) -> None:
     """While it explores, acts greedily, and is evaluated."""
-    if env_id == "InDict-v0" and changes:
-        pytest.skip("the adapter is all that differs")
-    run = train(cartpole(env__id=env_id, act__epsilon_decay_steps=400, **changes))
+    run = train(cartpole(**{"env__id": "Picky-v0", "act__epsilon_decay_steps": 400, **changes}))
     newest = run.store().newest
     assert newest.health is not None
     assert newest.health.q_abs_max is not None
@@ -198,6 +196,16 @@ def test_in_any_precision_illegal_actions_are_never_greedy(cartpole: Make, preci
     observations[:, 6:] = np.eye(3)[np.arange(200) % 3]
     with Twin("online", spec_of(cartpole), seed=1, precision=precision) as twin:
         assert (twin.q_values(observations).argmax(axis=1) == np.arange(200) % 3).all()
+
+
+def test_precision_changes_products_and_no_weight(cartpole: Make) -> None:
+    observations = np.random.default_rng(3).normal(size=(50, 4)).astype(np.float32)
+    spec = ModelSpec.of(cartpole(), EnvSpec((4,), 2))
+    with Twin("one", spec, seed=1) as one, Twin("other", spec, seed=1, precision="bf16") as other:
+        exact, rounded = one.q_values(observations), other.q_values(observations)
+        assert one.weights_sha256() == other.weights_sha256()
+    assert not np.array_equal(exact, rounded)
+    np.testing.assert_allclose(exact, rounded, atol=0.05)
 
 
 def test_a_mask_goes_through_replay_and_over_a_cut() -> None:

@@ -27,7 +27,9 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from twin_graph_cli.main import cli
 
 from twin_graph import config, envs, resources, training
+from twin_graph.agent import Agent
 from twin_graph.checkpoint import newest_point
+from twin_graph.envs import EnvSpec
 from twin_graph.errors import DamagedError, ForeignError, InUseError, UsageError
 from twin_graph.learners import Learners, Trained
 from twin_graph.loop import StepByStep
@@ -93,15 +95,25 @@ def stop_while_playing(run: Run) -> None:
             progress.stop.set()
 
 
-def end(run: Run) -> tuple[str, list[str], list[list[float]]]:
-    """What two trainings must agree on: weights, snapshots, scores."""
-    state = run.points().newest()
+def end(run: Run) -> tuple[Any, ...]:
+    """What two trainings must agree on: weights, snapshots and scores first, then what is recorded of these and of
+    targets."""
+    state, store = run.points().newest(), run.store()
     assert state is not None
-    evaluations = [line["returns"] for line in run.evaluation_lines()]
-    return state.weights_sha256, [snapshot.id for snapshot in run.store().snapshots], evaluations
+    evaluations = list(run.evaluation_lines())
+    manifests = [store.manifest(snapshot.id) for snapshot in store.snapshots]
+    swaps = run.ledger.events(Swap)
+    return (
+        state.weights_sha256,
+        [snapshot.id for snapshot in store.snapshots],
+        [line["returns"] for line in evaluations],
+        [(line["q_start"], line["discounted"], line.get("truncated")) for line in evaluations],
+        [(m.counters, m.learner, m.learner_updates, m.parent, m.health) for m in manifests],
+        [(s.into, s.learner, s.snapshots, s.first_update, s.policy, s.draw, s.hold) for s in swaps],
+    )
 
 
-POLICIES = ["latest", "best(mean)", "lag(60)", "mix(0.5, 3)", "ensemble(3, min)"]
+POLICIES = ["latest", "best(mean)", "lag(60)", "mix(0.5, 3)", "ensemble(3, min)", "rollback(0.02)"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -116,6 +128,26 @@ def test_a_training_that_was_killed_twice_ends_as_one_that_was_not(
     assert end(killed) == end(whole)
     assert len({snapshot for _, snapshots in held for snapshot in snapshots}) > 2
     assert verify(killed).damage == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"replay__capacity_steps": 1_000},  # a segment of the replay is full at the very step of a point
+        {"env__id": "TwinGraph/Blob-v0", "network": "minatar", "loss": "dqn3", "train__rescale_r": True},
+    ],
+    ids=["segment", "largest reward"],
+)
+def test_so_does_one_that_was_killed_once(cartpole: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
+    settings = cartpole(**{"loss": "mse", "evaluate__episodes": 0, "train__steps": 800, **changes})
+    whole, killed = (create(tmp_path / name, settings) for name in ("whole", "killed"))
+    attempt(whole)
+    attempt(killed, 640)
+    attempt(killed)
+    assert end(killed) == end(whole)
+    state = whole.points().newest()
+    assert state
+    assert state.r_max == (25 if settings.train.rescale_r else 1)
 
 
 def test_policies_train_differently(cartpole: Make, trained: Callable[[Settings], Run]) -> None:
@@ -420,6 +452,28 @@ def test_a_swap_by_hand_after_the_resume_point_happens_again(cartpole: Make, tmp
         assert [(swap.into, swap.first_update) for swap in swaps] == [(into, 111)]
         ends.append(end(run))
     assert ends[0][:2] == ends[1][:2]
+
+
+def test_a_hold_outlives_a_resume_point(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0))
+    attempt(run, 560)
+    swaps.swap(run, "000001", hold=True)
+    attempt(run, 1_080)  # beyond the point at 1,000
+    attempt(run)
+    [target] = report.status(Run(run.folder))["targets"]
+    assert (target["snapshot"][:6], target["held"]) == ("000001", True)
+
+
+def test_a_swap_into_the_online_twin_loses_nothing_and_resets_the_optimizer(cartpole: Make, tmp_path: Path) -> None:
+    with Agent(create(tmp_path / "run", cartpole()), EnvSpec((4,), 2)) as agent:
+        online, first = agent.learners.first.online, agent.store.snapshots[0]
+        initial = online.all_variables()
+        online.load_all({name: value + 1 for name, value in initial.items()})
+        learnt, agent.tally.updates = online.weights_sha256(), 7
+        agent.keeper.swap([first], learner="online", into="online", hold=False, request="request")
+        assert agent.store.newest.weights_sha256 == learnt
+        for name, value in online.all_variables().items():
+            np.testing.assert_array_equal(value, initial[name], err_msg=name)
 
 
 def test_a_swap_that_is_requested_at_rest_comes_after_those_that_are_repeated(cartpole: Make, tmp_path: Path) -> None:

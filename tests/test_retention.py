@@ -352,7 +352,6 @@ def test_what_was_seen_answered_is_not_read_again(run: Run) -> None:
 def test_imports_are_never_removed(run: Run, ten: list[Commit]) -> None:
     imported = commit(run, 77, lineage=IMPORT)
     commit_point(run, 950, [ten[9]])
-    removed(run)
     assert imported.id not in removable(run, run.store(), oldest_point(run), LATEST, run.settings.save)
 
 

@@ -141,7 +141,8 @@ def test_priorities_are_those_of_a_list_of_all_steps(cartpole: Make) -> None:
     assert largest > 1
 
 
-def test_probabilities_and_weights_are_those_of_dqn_zoo(cartpole: Make) -> None:
+@pytest.mark.parametrize("mode", [{}, {"mode": "mutual", "mutual__learn": "both"}], ids=["plain", "both learn"])
+def test_probabilities_and_weights_are_those_of_dqn_zoo(cartpole: Make, mode: dict[str, Any]) -> None:
     """Its `PrioritizedDistribution.sample` and `importance_sampling_weights`, written down for all steps at once."""
     ring = replay(capacity_steps=60)
     share, beta_start = 0.2, 0.4
@@ -152,6 +153,7 @@ def test_probabilities_and_weights_are_those_of_dqn_zoo(cartpole: Make) -> None:
         replay__capacity_steps=200,
         replay__uniform_share=share,
         replay__importance_updates=10,
+        **mode,
     )
     random = np.random.default_rng(1)
     for step in range(40):
@@ -163,8 +165,10 @@ def test_probabilities_and_weights_are_those_of_dqn_zoo(cartpole: Make) -> None:
 
     exponentiated = np.abs(td_error.astype(np.float64)) ** 0.6
     probability = (1 - share) * exponentiated / exponentiated.sum() + share / len(td_error)
-    for update, beta in ((0, beta_start), (5, 0.7), (10, 1.0), (1000, 1.0)):
-        batch = sampler.sample(range(update, update + 1))
+    for update in (0, 5, 10, 1000):
+        minibatch = update // (2 if mode else 1)  # from which two updates learn
+        beta = beta_start + (1 - beta_start) * min(1, minibatch * (2 if mode else 1) / 10)
+        batch = sampler.sample(range(minibatch, minibatch + 1))
         row = (batch.step - ring.steps().start) * ENVIRONMENTS + batch.environment
         weight = (1 / len(td_error) / probability[row]) ** beta
         np.testing.assert_allclose(batch.weight, weight / weight.max(), rtol=1e-6)

@@ -27,7 +27,7 @@ Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]
 
 
-def reference(settings: Settings, folder: Path) -> tuple[str, list[int]]:
+def reference(settings: Settings) -> tuple[str, list[int]]:
     """The schedule written down once more, in one thread, without store, agent or run loop: docs/schedule.md in code.
 
     Returns:
@@ -116,7 +116,7 @@ def test_a_training_follows_the_schedule_as_written_down(
     monkeypatch.setattr("twin_graph.holder.TARGET_BATCH", settings.train.batch_size)
     monkeypatch.setattr("twin_graph.holder._FEW_NUMBERS", 0)
     run = train(settings)
-    weights, refreshes = reference(settings, tmp_path)
+    weights, refreshes = reference(settings)
     assert run.store().newest.weights_sha256 == weights
     swaps = [event for event in run.ledger.events() if isinstance(event, Swap)]
     assert [swap.first_update - 1 for swap in swaps] == refreshes

@@ -22,6 +22,7 @@ from twin_graph.config import change, load
 from twin_graph.envs.open_spiel import Spiel
 from twin_graph.envs.seats import NOBODY, Seat, Turn, at_random, boards_of, by_values, play_turn
 from twin_graph.errors import UsageError
+from twin_graph.evaluation import last, play
 from twin_graph.legal import ILLEGAL, mask
 from twin_graph.probe import q_distance
 from twin_graph.settings import EnvSettings, Settings
@@ -272,10 +273,6 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(
     assert all(snapshots if policy not in ("random", "self") else not snapshots for _, snapshots, _ in opponents[0][1:])
 
 
-def _opponents(run: Run) -> list[tuple[int, tuple[str, ...], str]]:
-    return [(swap.counters.agent_steps, swap.snapshots, swap.reason) for swap in _into_opponent(run)]
-
-
 def _into_opponent(run: Run) -> list[Swap]:
     return [swap for swap in run.ledger.events(Swap) if swap.into == "opponent"]
 
@@ -310,7 +307,10 @@ def test_the_records_say_who_the_opponent_was(tictactoe: Make, train: Callable[[
             assert told["agent_steps"] == [swap.counters.agent_steps + 1, after.counters.agent_steps]
     told = report.explain(run, 100)
     assert told["opponent"]["policy"] == "window(3)"
-    assert told["opponent"]["snapshots"] != told["snapshots"] or told["opponent"]["reason"] != told["reason"]
+    assert (told["opponent"]["reason"].partition(":")[0], told["reason"].partition(":")[0]) == (
+        "every 30 updates",
+        "every 50 updates",
+    )
     now = report.status(run)["opponent"]
     assert now["snapshots"] == list(swaps[-1].snapshots)
     assert now["served_agent_steps"] == 1_200 - swaps[-1].counters.agent_steps
@@ -319,6 +319,33 @@ def test_the_records_say_who_the_opponent_was(tictactoe: Make, train: Callable[[
     for step in (0, 1_201):
         with pytest.raises(UsageError, match="the records hold agent steps 1 to 1,200"):
             report.explain_step(run, step)
+
+
+def test_evaluations_are_against_whom_the_settings_say(tictactoe: Make) -> None:
+    def first_legal(observations: np.ndarray) -> np.ndarray:
+        return np.where(observations[:, -9:] == 0, -1e9, 0.0)
+
+    against = {
+        name: last(play(first_legal, tictactoe(evaluate__against=name), episodes=20, seed=1, counter=0)).mean
+        for name in ("random", "perfect")
+    }
+    assert against["perfect"] < against["random"]
+    assert against["perfect"] < 0
+
+
+def test_the_opponent_moves_at_random_as_often_as_its_epsilon_says(
+    tictactoe: Make, train: Callable[[Settings], Run]
+) -> None:
+    runs = [train(tictactoe(opponent__epsilon=epsilon, evaluate__episodes=0)) for epsilon in (0.0, 0.5)]
+    assert len({run.store().newest.weights_sha256 for run in runs}) == 2
+
+
+def test_retention_keeps_the_opponent_that_a_resume_point_holds(tictactoe: Make, tmp_path: Path) -> None:
+    settings = tictactoe(opponent__refresh_every_updates=10_000, save__keep_last=1, save__keep_every=0)
+    run = create(tmp_path / "run", settings)
+    attempt(run, 1_100)
+    attempt(run)
+    assert run.state() == "finished"
 
 
 def test_retention_keeps_whom_the_opponents_policy_could_choose(

@@ -1,13 +1,17 @@
 """Threads and precision: measured where they are left open, fixed afterwards."""
 
 import contextlib
+import json
 import math
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from twin_graph_cli.main import cli
 
 from twin_graph import cpu, doctor, envs, holder, tuning
 from twin_graph.envs import EnvSpec
@@ -120,6 +124,16 @@ def test_the_rate_of_long_chunks_is_measured_over_several(cartpole: Make) -> Non
     settings = cartpole(train__chunk_steps=2048, twin__threads=1, twin__precision="fp32", twin__compiled=False)
     with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
         assert 0 < doctor.rate(env, settings) < math.inf
+
+
+def test_the_doctor_trains_pong_and_says_what_the_machine_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_MEASURED_STEPS", 200)
+    monkeypatch.setattr(doctor, "_MEASURED_FROM", 100)
+    told = CliRunner().invoke(cli, ["doctor", "--json"])
+    found = {finding["subject"]: finding for finding in json.loads(told.stdout)}
+    assert {"processor", "packages", "oneDNN", "memory", "disk", "threads, precision", "speed"} <= found.keys()
+    assert re.match(r"\d+ agent steps/s; pong takes about \d+ minutes", found["speed"]["found"])
+    assert told.exit_code == (0 if all(finding["ok"] for finding in found.values()) else 1)
 
 
 def test_a_container_has_what_its_limits_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ def check(settings: "Settings") -> None:
     if settings.network == "pooled80" and settings.model.dueling:
         raise ValueError("model.dueling=true splits the last hidden layer: pooled80 has no hidden layer to split")
     if train.rescale_r and settings.loss != "dqn3":
-        raise ValueError(f"train.rescale_r needs loss=dqn3, and does nothing with loss={settings.loss}")
+        raise ValueError(f"train.rescale_r is part of DQN 3.0: it needs loss=dqn3, not {settings.loss}")
     if train.double and not train.target_q:
         raise ValueError("train.double needs a target whose values the online twin chooses from: train.target_q=true")
     if train.minto and (train.double or not train.target_q):
