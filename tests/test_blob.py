@@ -1,5 +1,6 @@
 """The Blob environment, through Gymnasium's own checks and by hand."""
 
+import contextlib
 from pathlib import Path
 
 import gymnasium
@@ -115,6 +116,9 @@ def test_get_qs_gives_the_online_twins_values_of_one_observation(env: gymnasium.
 
 def test_its_network_refuses_what_is_no_image() -> None:
     settings = config.load("cartpole", [("network", "blob")])
+    for side, fits in ((9, False), (10, True)):
+        with contextlib.nullcontext() if fits else pytest.raises(UsageError, match=r"needs images .* of 10x10 or more"):
+            ModelSpec.of(settings, EnvSpec((side, 12, 3), 2, "uint8"))
     with pytest.raises(UsageError, match="network=blob needs images"):
         ModelSpec.of(settings, EnvSpec((4,), 2))
 

@@ -177,7 +177,9 @@ def test_convolutions_for_xla_are_convolutions(padding: str, size: tuple[int, in
         outputs = []
         for computed_with in (layers, xla_layers, cpu_layers):
             with tf.variable_scope("same", reuse=tf.AUTO_REUSE):
-                outputs.append(computed_with.convolution("c", tf.constant(x), kernel, 7, stride, padding, layers.torch))
+                outputs.append(
+                    computed_with.convolution("c", tf.constant(x), kernel, 7, stride, padding, layers.torch_default)
+                )
         session.run(tf.global_variables_initializer())
         plain, for_xla, fast = session.run(outputs)
     np.testing.assert_allclose(for_xla, plain, rtol=1e-4, atol=1e-5)

@@ -10,12 +10,14 @@ import pytest
 from test_resume import attempt, end
 
 from twin_graph import config
+from twin_graph.actor import Actor
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
 from twin_graph.learner import Learner, Losses
 from twin_graph.model import ModelSpec
 from twin_graph.prepared import Prepared, feeds
 from twin_graph.probe import Probe
+from twin_graph.replay import Transition
 from twin_graph.settings import ModelSettings, Settings, TrainSettings
 from twin_graph.snapshots import report
 from twin_graph.snapshots.run import Run, create
@@ -336,3 +338,13 @@ def test_a_run_without_a_target_is_not_explained_by_one(cartpole: Make, tmp_path
     attempt(run)
     with pytest.raises(UsageError, match="uses no target"):
         report.explain(run, 10)
+
+
+def test_rewards_are_divided_by_the_largest_so_far(cartpole: Make) -> None:
+    settings = cartpole(loss="dqn3", train__rescale_r=True, train__n_step=1)
+    actor, no = Actor(settings, Tally(1), EnvSpec((4,), 2), 8), np.zeros(8, np.bool_)
+    for largest, sampled in ((5.0, [1 / 5]), (20.0, [1 / 20, 5 / 20])):  # all but the newest step
+        for reward in (1.0, largest):
+            seen = np.zeros((8, 4), np.float32)
+            actor.observe(Transition(seen, np.zeros(8, np.int64), np.full(8, reward, np.float32), no, no, seen))
+        np.testing.assert_allclose(np.unique(actor.sample(range(20)).r_t), sampled)

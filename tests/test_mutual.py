@@ -172,7 +172,6 @@ def test_it_is_four_twins_and_explain_knows_whose_update_each_was(
             "mutual__act": "random",
         },
         {"store__shared": True, "train__chunk_steps": 40, "mutual__learn": "both", "replay__prioritized": True},
-        {"target__policy": "pinned(2)"},  # which is one learner's
     ],
     ids=lambda s: " ".join(f"{key}={value}" for key, value in s.items()),
 )

@@ -37,20 +37,20 @@ def one_value(observation, n_actions, build):
     return observation[:, :1]
 
 def with_a_layer_too_many(observation, n_actions, build):
-    from twin_graph.networks import dense, torch
-    dense("aux", observation, 3, torch)
-    return dense("q", observation, n_actions, torch)
+    from twin_graph.layers import dense, torch_default
+    dense("aux", observation, 3, torch_default)
+    return dense("q", observation, n_actions, torch_default)
 
 def with_a_fixed_variable(observation, n_actions, build):
     import tensorflow.compat.v1 as tf
-    from twin_graph.networks import dense, torch
+    from twin_graph.layers import dense, torch_default
     scale = tf.get_variable("scale", [], trainable=False)
-    return dense("q", observation * scale, n_actions, torch)
+    return dense("q", observation * scale, n_actions, torch_default)
 
 def in_bfloat16(observation, n_actions, build):
     import tensorflow.compat.v1 as tf
-    from twin_graph.networks import dense, torch
-    return dense("q", tf.cast(observation, tf.bfloat16), n_actions, torch)
+    from twin_graph.layers import dense, torch_default
+    return dense("q", tf.cast(observation, tf.bfloat16), n_actions, torch_default)
 
 def of_keras(observation, n_actions, build):
     import tensorflow as tf

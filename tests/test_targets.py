@@ -673,6 +673,7 @@ def test_a_policy_that_fails_to_say_whom_to_beat_is_named_with_its_line(mine: st
 @pytest.mark.parametrize(
     ("text", "changes", "message"),
     [
+        ("pinned(3)", {"mode": "mutual"}, r"pinned\(3\) needs mode=plain: a snapshot is of one learner"),
         ("best", {"evaluate.episodes": 9}, r"best needs evaluate\.episodes=10 or more, or best\(mean\)"),
         ("best(mean)", {"evaluate.episodes": 0}, r"needs scheduled evaluations: raise evaluate\.episodes"),
         ("best", {"evaluate.every_steps": 10_000}, "needs scheduled evaluations"),

@@ -758,10 +758,23 @@ def test_what_does_not_fit_is_not_converted_in_silence(
         assert agent.agent_steps == 4
 
 
+@pytest.mark.parametrize("dtype", ["bool", "uint16"])
+def test_images_of_another_type_are_not_learnt(cartpole: Make, tmp_path: Path, dtype: str) -> None:
+    no, seen = np.zeros(1, np.bool_), np.ones((1, 10, 10, 4), dtype)
+    step = Transition(seen, np.array([0]), np.ones(1, np.float32), no, no, seen)
+    run = create(tmp_path / "run", cartpole(network="minatar"))
+    with Agent(run, EnvSpec((10, 10, 4), 2, "uint8"), environments=1) as agent:
+        with pytest.raises(ValueError, match=rf"s_tm1 is {dtype} \[1, 10, 10, 4\] and must be uint8"):
+            agent.observe(step)
+        images = seen.astype(np.uint8)
+        agent.observe(step._replace(s_tm1=images, s_t=images))
+
+
 def test_images_of_fractions_are_not_taken_for_bytes(pong: Make) -> None:
     with Twin("images", ModelSpec.of(pong(), EnvSpec((4, 84, 84), 6, "uint8")), seed=1) as twin:
-        with pytest.raises(ValueError, match=r"float32 was fed to s_tm1:0, which takes uint8"):
-            twin.q_values(np.full((1, 4, 84, 84), 0.5, np.float32))
+        for given in (np.float32, np.bool_, np.uint16):  # a truth value is no white, and 256 would be black
+            with pytest.raises(ValueError, match=rf"{np.dtype(given)} was fed to s_tm1:0, which takes uint8"):
+                twin.q_values(np.ones((1, 4, 84, 84), given))
         assert twin.q_values(np.full((1, 4, 84, 84), 127, np.uint8)).shape == (1, 6)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from twin_graph import legal, networks, sampling
 from twin_graph.envs import EnvSpec, check_finite
 from twin_graph.replay import Batch, Observations, Replay, Transition
+from twin_graph.session_calls import takes
 from twin_graph.settings import Settings
 from twin_graph.shift import shift
 from twin_graph.streams import Purpose, Streams
@@ -69,9 +70,9 @@ class Actor:
         transition, each = Transition(*map(np.asarray, transition)), (self._environments,)
         seen = (*each, *self._env.observation_shape), np.dtype(self._env.observation_dtype)
         flags = each, np.dtype(np.bool_)
-        takes = seen, (each, np.dtype(np.int64)), (each, np.dtype(np.float32)), flags, flags, seen
-        for array, field, (shape, dtype) in zip(transition, Transition._fields, takes, strict=True):
-            if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+        wanted = seen, (each, np.dtype(np.int64)), (each, np.dtype(np.float32)), flags, flags, seen
+        for array, field, (shape, dtype) in zip(transition, Transition._fields, wanted, strict=True):
+            if array.shape != shape or not takes(dtype, array.dtype):
                 raise ValueError(f"{field} is {array.dtype} {list(array.shape)} and must be {dtype} {list(shape)}")
         if transition.a_tm1.min() < 0 or transition.a_tm1.max() >= self._env.n_actions:
             raise ValueError(f"a_tm1 is {transition.a_tm1.tolist()}, and actions are 0 to {self._env.n_actions - 1}")

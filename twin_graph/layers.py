@@ -120,18 +120,22 @@ def weights_and_bias(
 
 
 def he(fan_in: int, _: int) -> tuple[Initializer, Initializer]:
+    """Uniform in +-sqrt(6/fan_in), for layers before a rectifier (He et al. 2015); biases at zero."""
     return _uniform((6 / fan_in) ** 0.5), tf.zeros_initializer()
 
 
-def linear(fan_in: int, _: int) -> tuple[Initializer, Initializer]:
+def torch_weights(fan_in: int, _: int) -> tuple[Initializer, Initializer]:
+    """Torch's weights, uniform in +-1/sqrt(fan_in); biases at zero."""
     return _uniform(fan_in**-0.5), tf.zeros_initializer()
 
 
-def torch(fan_in: int, _: int) -> tuple[Initializer, Initializer]:
+def torch_default(fan_in: int, _: int) -> tuple[Initializer, Initializer]:
+    """Torch's weights and biases, uniform in +-1/sqrt(fan_in)."""
     return _uniform(fan_in**-0.5), _uniform(fan_in**-0.5)
 
 
 def glorot(fan_in: int, fan_out: int) -> tuple[Initializer, Initializer]:
+    """Uniform in +-sqrt(6/(fan_in + fan_out)) (Glorot and Bengio 2010); biases at zero."""
     return _uniform((6 / (fan_in + fan_out)) ** 0.5), tf.zeros_initializer()
 
 

@@ -21,10 +21,10 @@ from twin_graph.layers import (
     glorot,
     he,
     last_layer,
-    linear,
     numbers,
     relu,
-    torch,
+    torch_default,
+    torch_weights,
 )
 from twin_graph.legal import ILLEGAL
 from twin_graph.settings import ModelSettings
@@ -77,7 +77,7 @@ def nature(observation: Tensor, n_actions: int, build: Build) -> Tensor:
       n_actions: A.
       build: with `model.padding`, of every convolution, and `model.dueling`, see `_read_out`.
     """
-    return _read_out("fc1", _convolutions(observation, he, build), 512, n_actions, (he, linear), build)
+    return _read_out("fc1", _convolutions(observation, he, build), 512, n_actions, (he, torch_weights), build)
 
 
 def dopamine(observation: Tensor, n_actions: int, build: Build) -> Tensor:
@@ -98,7 +98,7 @@ def pooled80(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     Takes uint8 `[B, stack, 80, 80]`, frames first. Layers start as those of `nature`.
     """
     x = relu("conv1", _first_convolution(observation, "SAME", he, build))
-    return last_layer("q", flatten(tf.nn.max_pool2d(x, 2, 2, "SAME")), n_actions, linear)
+    return last_layer("q", flatten(tf.nn.max_pool2d(x, 2, 2, "SAME")), n_actions, torch_weights)
 
 
 def minatar(observation: Tensor, n_actions: int, build: Build) -> Tensor:
@@ -107,8 +107,8 @@ def minatar(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     Takes uint8 `[B, 10, 10, C]`, or other images with channels last.
     """
     x = numbers(observation, build.dtype)
-    x = relu("conv1", build.layers.convolution("conv1", x, 3, 16, 1, build.model.padding, torch))
-    return _read_out("fc1", flatten(x), 128, n_actions, (torch, torch), build)
+    x = relu("conv1", build.layers.convolution("conv1", x, 3, 16, 1, build.model.padding, torch_default))
+    return _read_out("fc1", flatten(x), 128, n_actions, (torch_default, torch_default), build)
 
 
 def board(observation: Tensor, n_actions: int, build: Build) -> Tensor:
@@ -117,8 +117,8 @@ def board(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     Takes `[B, H, W, C]`, channels last.
     """
     x = numbers(observation, build.dtype)
-    x = relu("conv1", build.layers.convolution("conv1", x, 4, 64, 1, build.model.padding, torch))
-    return _read_out("fc1", flatten(x), 128, n_actions, (torch, torch), build)
+    x = relu("conv1", build.layers.convolution("conv1", x, 4, 64, 1, build.model.padding, torch_default))
+    return _read_out("fc1", flatten(x), 128, n_actions, (torch_default, torch_default), build)
 
 
 def mlp(observation: Tensor, n_actions: int, build: Build) -> Tensor:
@@ -130,8 +130,8 @@ def mlp(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     x = flatten(numbers(observation, build.dtype))
     *shared, last = build.model.hidden_units
     for i, units in enumerate(shared, start=1):
-        x = relu(f"fc{i}", dense(f"fc{i}", x, units, torch))
-    return _read_out(f"fc{len(shared) + 1}", x, last, n_actions, (torch, torch), build)
+        x = relu(f"fc{i}", dense(f"fc{i}", x, units, torch_default))
+    return _read_out(f"fc{len(shared) + 1}", x, last, n_actions, (torch_default, torch_default), build)
 
 
 def blob(observation: Tensor, n_actions: int, build: Build) -> Tensor:
@@ -231,6 +231,10 @@ def _has_channels_last(env: EnvSpec) -> bool:
     return len(env.network_shape) == 3 and env.stack == 1
 
 
+def _is_large_enough_for_blob(env: EnvSpec) -> bool:
+    return _has_channels_last(env) and min(env.network_shape[:2]) >= 10
+
+
 _SMALLEST_SIDE = 36  # pixels; of the images that the three convolutions of `nature` leave something of
 
 NETWORKS = {
@@ -239,7 +243,7 @@ NETWORKS = {
     "pooled80": Network(pooled80, "images [stack, 80, 80]", lambda env: env.network_shape[1:] == (80, 80)),
     "minatar": Network(minatar, "images [H, W, channels]", _has_channels_last, channels_last=True),
     "board": Network(board, "boards [H, W, channels]", _has_channels_last, channels_last=True),
-    "blob": Network(blob, "images [H, W, channels]", _has_channels_last, channels_last=True),
+    "blob": Network(blob, "images [H, W, channels] of 10x10 or more", _is_large_enough_for_blob, channels_last=True),
     "mlp": Network(mlp, "numbers", lambda env: True),  # noqa: ARG005
 }
 

@@ -13,6 +13,12 @@ from twin_graph.graph_mode import CallableOptions, tf
 _OWNERS = weakref.WeakKeyDictionary[Any, str]()
 
 
+def takes(dtype: np.dtype[Any], given: np.dtype[Any]) -> bool:
+    """Whether numbers of one type can be converted to another. Bytes are images and stay what they are: truth values
+    would be nearly black, and of larger numbers only the last eight bits would be left."""
+    return given == dtype if dtype == np.uint8 else np.can_cast(given, dtype, "same_kind")
+
+
 class SessionCalls:
     """`session.run` that examines fetches and feeds only the first time.
 
@@ -96,7 +102,7 @@ class _Call:
         for value, (name, dtype, shape) in zip(values, self._fed, strict=True):
             array = np.asarray(value)
             if array.dtype != dtype:
-                if not np.can_cast(array.dtype, dtype, "same_kind"):
+                if not takes(dtype, array.dtype):
                     raise ValueError(f"{array.dtype} was fed to {name}, which takes {dtype}")
                 array = array.astype(dtype)
             # TensorFlow looks at this in `session.run` alone.

@@ -150,7 +150,7 @@ def latest(history: History, random: np.random.Generator) -> Choice:  # noqa: AR
 def lag(history: History, random: np.random.Generator, updates: Count) -> Choice:  # noqa: ARG001
     """The newest snapshot that is at least `updates` updates old; until there is one, the first.
 
-    Source: a delayed target, as the slow copy of fast and slow networks in Anschel et al. 2017 and others.
+    Source: a periodic copy (Mnih et al. 2015) is up to N updates old; this one is always about N.
     """
     old = [i for i, s in enumerate(history.snapshots) if s.updates <= history.updates - updates]
     at = old[-1] if old else 0
@@ -193,7 +193,11 @@ def _id(text: str) -> str:
     return text.zfill(6)
 
 
-@needs(snapshot=lambda snapshot: snapshot)
+def _one_learner(settings: Settings, snapshot: str) -> str:  # noqa: ARG001
+    return "mode=plain: a snapshot is of one learner" if settings.mode == "mutual" else ""
+
+
+@needs(snapshot=lambda snapshot: snapshot, check=_one_learner)
 def pinned(
     history: History,
     random: np.random.Generator,  # noqa: ARG001

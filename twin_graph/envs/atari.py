@@ -56,7 +56,7 @@ class Atari:
             AtariVectorEnv,
             _rom(settings.id),
             repeat_action_probability=settings.sticky,
-            noop_max=settings.noop_max + 1,  # ALE draws from 0 to noop_max - 1
+            noop_max=settings.noop_max + 1,  # ALE draws from 0 to noop_max - 1; FIRE, if pressed, is the first of them
             max_num_frames_per_episode=max_frames,
             use_fire_reset=fire_reset,
             reward_clipping=False,
@@ -95,7 +95,7 @@ class Atari:
             "actions": " ".join(meanings[i] for i in self._actions) if settings.actions else self.spec.n_actions,
             "frame skip": settings.frame_skip,
             "sticky actions": settings.sticky,
-            "no-ops up to": settings.noop_max,
+            "no-ops up to": max(0, settings.noop_max - fire_reset),
             "fire at reset": fire_reset,
             "life loss is terminal": self._life_loss,
             "rewards clipped": self._clip,
