@@ -56,7 +56,9 @@ from .params import (
     show_default=True,
     help="Random moves at the start. A game that they end counts as much for one side as for the other.",
 )
-@click.option("--epsilon", type=Number(0, 1), default=0.0, show_default=True, help="Share of random moves.")
+@click.option(
+    "--epsilon", type=Number(0, 1), default=0.0, show_default=True, help="Share of snapshots' moves that are random."
+)
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Also draw who beat whom, to this PNG or SVG file.")
 @json_option
@@ -75,7 +77,7 @@ def tournament(
 
     Every player meets every other, each opening from both seats. Games are recorded with the runs as they are played:
     an interrupted tournament continues, and one with more snapshots plays only the new games. Ratings are Elo from the
-    Bradley-Terry model, with 95% bootstrap intervals.
+    Bradley-Terry model, with 95% bootstrap intervals, which are too narrow for few openings and near-sweeps.
 
     \b
     Examples:

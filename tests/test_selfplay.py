@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from twin_graph import envs
 from twin_graph.config import change, load
 from twin_graph.envs.open_spiel import Spiel
 from twin_graph.envs.seats import NOBODY, Seat, Turn, at_random, boards_of, by_values, play_turn
-from twin_graph.errors import UsageError
+from twin_graph.errors import ForeignError, UsageError
 from twin_graph.evaluation import last, play
 from twin_graph.legal import ILLEGAL, mask
 from twin_graph.probe import q_distance
@@ -189,8 +190,8 @@ def test_games_whose_illegal_moves_have_no_name_can_be_played() -> None:
 @pytest.mark.parametrize(
     ("game", "kwargs", "words"),
     [
-        ("chinese_checkers", {"players": 3}, "has 3 players and"),
-        ("hex", {"board_size": 0}, "has 2 players and 0 actions"),
+        ("chinese_checkers", {"players": 3}, "has 3 players, "),
+        ("hex", {"board_size": 0}, "has 2 players, 0 actions and"),
     ],
 )
 def test_arguments_make_no_game_for_more_players_or_without_moves(game: str, kwargs: Any, words: str) -> None:
@@ -230,15 +231,71 @@ def test_fixed_players_are_named_like_policies() -> None:
 def test_the_full_name_of_a_player_is_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where no text can be read as a parameter's default."""
     (tmp_path / "deep.py").write_text(
-        "def player(game, spec, depth: int | None = None, width: int = 3):\n    return lambda turn: (depth, width)\n"
+        "import numpy as np\n"
+        "def player(game, spec, depth: int | None = None, width: int = 3):\n"
+        "    return lambda turn: np.full(len(turn.observations), width if depth is None else depth)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     boards = boards_of(TICTACTOE, 1)
+    boards.begin(0, np.random.default_rng())
+    turn = Turn(boards.observe(np.array([0]), np.array([0])), np.zeros((1, 2)))
     for name in ("deep:player", "deep:player(2)"):
         whole = boards.full_name(name)
         assert boards.full_name(whole) == whole
-        assert boards.fixed_player(whole)(None) == boards.fixed_player(name)(None)  # type: ignore[arg-type]
-    assert boards.fixed_player("deep:player")(None) == (None, 3)  # type: ignore[arg-type]
+        assert boards.fixed_player(whole)(turn) == boards.fixed_player(name)(turn)
+    assert boards.fixed_player("deep:player")(turn) == 3
+    assert boards.fixed_player("deep:player(2)")(turn) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise KeyError('boom')", r"against=mine:player: KeyError: 'boom' \(\S+mine.py:3, in move\)"),
+        (
+            "return None",
+            r"against=mine:player answered None; it must be a legal action, of 0 to 8, on each of \d boards",
+        ),
+        ("return np.zeros(7, int)", "answered .*; it must be a legal action"),
+        ("return np.full(len(turn.observations), 0.5)", "answered .*; it must be a legal action"),
+        ("return np.full(len(turn.observations), 9)", "answered .*; it must be a legal action"),
+        ("return turn.observations[:, -9:].argmin(axis=1)", "answered .*; it must be a legal action"),
+    ],
+)
+def test_a_player_of_ones_own_that_fails_costs_no_step(
+    tictactoe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        f"import numpy as np\ndef player(game, spec):\n    def move(turn): {code}\n    return move\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    run = create(tmp_path / "run", tictactoe(evaluate__against="mine:player", resume__every_steps=100_000))
+    with pytest.raises(ForeignError, match=rf"at agent step 600: .*{message}"):
+        attempt(run)
+    point = run.points().newest()
+    assert point
+    assert point.counters.agent_steps == 600
+
+
+def test_a_player_of_ones_own_is_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "no_player.py").write_text("def none(game, spec): pass\ndef fails(game, spec): 1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, message in (("none", "it returned None, which is no function of a Turn"), ("fails", "division by zero")):
+        with pytest.raises(ForeignError, match=f"against=no_player:{name}: .*{message}"):
+            boards_of(TICTACTOE, 1).fixed_player(f"no_player:{name}")
+
+
+@pytest.mark.parametrize(
+    ("game", "arguments", "message"),
+    [
+        ("breakthrough", {"rows": 1}, "cannot make OpenSpiel/breakthrough: "),
+        ("hex", {"board_size": -1}, r"OpenSpiel/hex has 2 players, 1 actions and observations of shape \[9, -1, -1\]"),
+        ("nim", {"pile_sizes": "0"}, "OpenSpiel/nim is over before it begins"),
+    ],
+)
+def test_arguments_of_which_no_game_can_be_made_are_refused(game: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=rf"^[^\n]*{message}[^\n]*$"):
+        envs.make(EnvSettings(id=f"OpenSpiel/{game}", kwargs=arguments), count=1)
 
 
 def test_a_share_of_moves_is_random() -> None:
@@ -464,7 +521,7 @@ def test_settings_of_atari_hold_for_two_as_for_one() -> None:
         assert pair.spec.reward_clip is one.spec.reward_clip is None
         assert pair.protocol["time limit, frames"] == one.protocol["time limit, frames"] == 401
         assert isinstance(pair, Seat)
-        pair.opponent = pair.fixed_player("random")
+        pair.opponent = pair.boards.fixed_player("random")
         for env in (pair, one):
             assert not env.endless
             env.reset(np.array([1]))

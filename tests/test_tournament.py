@@ -50,6 +50,24 @@ def test_a_tournament_that_was_killed_continues_and_ends_with_the_same_ratings(r
     assert tournament.rate(who, again) == tournament.rate(who, pairings)
 
 
+def test_as_many_snapshots_take_part_as_are_asked_for(tictactoe: Make, trained: Callable[[Settings], Run]) -> None:
+    run = trained(tictactoe(evaluate__episodes=0, save__keep_last=3, save__keep_every=5))
+    present = run.store().available  # few early ones, and the last
+    for number in range(1, len(present) + 1):
+        chosen = [one.snapshot for one in tournament.contestants([run], number, [])]
+        assert len(chosen) == number
+        assert chosen[-1] == present[-1]
+        assert number == 1 or chosen[0] == present[0]
+
+
+def test_snapshots_do_not_repeat_one_game(run: Run) -> None:
+    who = tournament.contestants([run], 2, [])
+    with pytest.raises(UsageError, match="without random moves two snapshots repeat one game: raise --opening"):
+        list(tournament.play([run], who, RULES._replace(opening_moves=0)))
+    *_, (done, _, _) = tournament.play([run], who, RULES._replace(opening_moves=0, epsilon=0.1))
+    assert done == 1
+
+
 def test_a_tournament_needs_two_and_something_to_play(run: Run) -> None:
     with pytest.raises(UsageError, match="has nobody to play against; raise --snapshots, or add --against random"):
         list(tournament.play([run], tournament.contestants([run], 1, []), RULES))
@@ -113,6 +131,7 @@ def test_runs_of_one_name_keep_their_own_networks(tictactoe: Make, trained: Call
     *_, (done, total, _) = tournament.play(runs, who, RULES)
     assert done == total == 1
     assert [one.name for one in who] == [f"{run.folder}:{run.store().newest.id}" for run in runs]
+    assert len({one.short(with_run=True) for one in who}) == 2
 
 
 NAMES = [Contestant(name, name) for name in ("random", "a", "b", "c")]
@@ -141,6 +160,18 @@ def test_one_opening_says_nothing_of_another() -> None:
     assert np.isnan([rating.low, rating.high]).all()
 
 
+def test_an_interval_needs_a_game_that_says_how_far_it_is() -> None:
+    """`a` and `b` won every game against `random`: how far above it they are rests on the credit alone."""
+    sweeps = [of("random", "a", 0, 100), of("random", "b", 0, 100), of("a", "b", 40, 60)]
+    random, *others = tournament.rate(NAMES[:3], sweeps)
+    assert (random.low, random.elo, random.high) == (0, 0, 0)
+    assert others[1].elo > others[0].elo > 0
+    assert np.isnan([value for rating in others for value in (rating.low, rating.high)]).all()
+    among = tournament.rate(NAMES[1:3], sweeps[2:])  # without `random`, their distance is known
+    assert among[0].low < among[0].elo < among[0].high
+    assert np.isnan([rating.low for rating in tournament.rate(NAMES[1:3], [of("a", "b", 100, 0)])]).all()
+
+
 def test_each_rating_expects_as_many_points_as_were_made() -> None:
     """That is the maximum of the likelihood; a tenth of a win of credit for each against each is part of the games."""
     scores = {("random", "a"): (10, 90), ("random", "b"): (2, 98), ("random", "c"): (0, 100)}
@@ -160,7 +191,7 @@ def test_each_rating_expects_as_many_points_as_were_made() -> None:
 def test_who_won_everything_has_a_rating_too() -> None:
     pairings = [of(a.key, b.key, 0, 100) for a, b in itertools.combinations(NAMES, 2)]
     ratings = tournament.rate(NAMES, pairings)
-    assert all(np.isfinite(rating).all() for rating in ratings)
+    assert all(np.isfinite(rating.elo) for rating in ratings)
     assert [rating.elo for rating in ratings] == sorted(rating.elo for rating in ratings)
 
 

@@ -1,6 +1,7 @@
 """The actor: chooses actions, puts what follows into the replay, and samples minibatches from it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -70,6 +71,7 @@ class Actor:
         transition, each = Transition(*map(np.asarray, transition)), (self._environments,)
         seen = (*each, *self._env.observation_shape), np.dtype(self._env.observation_dtype)
         flags = each, np.dtype(np.bool_)
+        wanted: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
         wanted = seen, (each, np.dtype(np.int64)), (each, np.dtype(np.float32)), flags, flags, seen
         for array, field, (shape, dtype) in zip(transition, Transition._fields, wanted, strict=True):
             if array.shape != shape or not takes(dtype, array.dtype):

@@ -114,9 +114,13 @@ class _Games:
     """Games that are played side by side.
 
     Every environment plays a number of games fixed beforehand: taking the first that finish would favour short ones.
+
+    Attributes:
+      ended: how many games ended.
     """
 
     def __init__(self, episodes: int, env: envs.VectorEnv, settings: Settings, depth: float | None) -> None:
+        self.ended = 0
         self._whole: list[_Game | None] = [None] * episodes
         self._playing = np.arange(env.count)  # which game each environment plays; those beyond the last do not count
         self._now = [_Game() for _ in range(env.count)]
@@ -141,6 +145,7 @@ class _Games:
                 game.cut = not step.terminal_t[e] and game.steps == self._cut_after
                 if self._playing[e] < len(self._whole):
                     self._whole[self._playing[e]] = game
+                    self.ended += 1
                 self._playing[e] += len(self._now)
                 self._now[e] = _Game()
 
@@ -152,7 +157,7 @@ def check(settings: Settings) -> None:
         max_steps = settings.evaluate.max_steps
         with contextlib.closing(envs.make(settings.env, count=1, evaluation=True, max_steps=max_steps)) as env:
             if isinstance(env, Seat):
-                env.fixed_player(settings.evaluate.against)
+                env.boards.fixed_player(settings.evaluate.against)
 
 
 def play(
@@ -166,9 +171,9 @@ def play(
     at_once: int | None = None,
     watch: Watch | None = None,
 ) -> Iterator[Evaluation]:
-    """Plays `episodes` whole games, greedily except for `evaluate.epsilon`; yields the results after each vector step.
+    """Plays `episodes` whole games, greedily except for `evaluate.epsilon`; yields results after each vector step.
 
-    Only the last evaluation yielded, which has all games, is a score.
+    Only the last evaluation yielded, which has all games, is a score. The others may lack a hundredth of those played.
 
     Args:
       q_values: observations `[B, ...]` to Q values `[B, A]`.
@@ -189,9 +194,10 @@ def play(
         epsilon = env.evaluation_epsilon if settings.evaluate.epsilon is None else settings.evaluate.epsilon
         protocol = {**env.protocol, "epsilon": epsilon}
         if isinstance(env, Seat):
-            env.opponent = env.fixed_player(settings.evaluate.against)
+            env.opponent = env.boards.fixed_player(settings.evaluate.against)
             protocol["against"] = settings.evaluate.against
         games = _Games(episodes, env, settings, depth)
+        evaluation = Evaluation([], [int(s) for s in seeds], protocol, depth=depth)
         s_tm1 = env.reset(seeds)
         while games.left:
             explore = random.random(count) < epsilon
@@ -202,17 +208,16 @@ def play(
                 watch(env, q_tm1, a_tm1, step)
             games.add(q_tm1, step)
             s_tm1 = step.s_next
-            whole = games.whole
-            yield Evaluation(
-                returns=[game.score for game in whole],
-                seeds=[int(s) for s in seeds],
-                protocol=protocol,
-                q_start=[game.q_start for game in whole],
-                discounted=[game.discounted for game in whole],
-                cut=sum(game.cut for game in whole),
-                truncated=[game.truncated for game in whole],
-                depth=depth,
-            )
+            if games.ended > len(evaluation.returns) + episodes // 100 or not games.left:
+                whole = games.whole
+                evaluation = evaluation._replace(
+                    returns=[game.score for game in whole],
+                    q_start=[game.q_start for game in whole],
+                    discounted=[game.discounted for game in whole],
+                    cut=sum(game.cut for game in whole),
+                    truncated=[] if depth is None else [game.truncated for game in whole],
+                )
+            yield evaluation
 
 
 def last(evaluations: Iterable[Evaluation]) -> Evaluation:

@@ -428,7 +428,8 @@ class EvaluateSettings(_Section):
     )
     against: str = _setting(
         "random",
-        "fixed player in the other seat of two-player games: random, mcts(simulations), perfect (small games)",
+        "fixed player in the other seat of two-player games: random, mcts(simulations), perfect (small games), "
+        "module:function",
     )
     video: bool = _setting(False, "film the first game of each evaluation, into videos/ in the run's folder")
 

@@ -62,7 +62,7 @@ class Contestant(NamedTuple):
         if self.run is None or self.snapshot is None:
             return self.name
         number = self.snapshot.id.partition("-")[0]
-        return f"{self.run.name}:{number}" if with_run else number
+        return f"{self.name.rpartition(':')[0]}:{number}" if with_run else number
 
 
 class Pairing(NamedTuple):
@@ -84,8 +84,11 @@ class Pairing(NamedTuple):
 
 
 class Rating(NamedTuple):
-    """Elo, as points above `random` if it plays, else above the mean; with its 95% bootstrap interval over openings,
-    NaN where there is only one."""
+    """Elo, as points above `random` if it plays, else above the mean; with its 95% bootstrap interval over openings.
+
+    The interval is NaN where there is only one opening, and where no game says how far the player is from `random`, or
+    without it from anybody: see `groups`.
+    """
 
     elo: float
     low: float
@@ -133,7 +136,10 @@ def contestants(runs: Sequence[Run], snapshots: int, fixed: Sequence[str]) -> li
         chosen = present
         if snapshots < len(present):
             spaced = np.linspace(present[-1].updates, present[0].updates, snapshots)[::-1]
-            chosen = [min(present, key=lambda snapshot: abs(snapshot.updates - at)) for at in spaced]
+            left = dict.fromkeys(present)
+            for at in spaced:
+                del left[min(left, key=lambda snapshot: abs(snapshot.updates - at))]
+            chosen = [snapshot for snapshot in present if snapshot not in left]
         for one in chosen:
             found.setdefault(one.weights_sha256, Contestant(f"{name}:{one.id}", one.weights_sha256, run, one))
     return [*found.values(), *(Contestant(name, name + _code_of(name)) for name in fixed_names)]
@@ -157,8 +163,10 @@ def play(runs: Sequence[Run], who: Sequence[Contestant], rules: Rules) -> Iterat
     """Plays all pairs whose games are not recorded yet; yields how many pairs are done, of how many, and these.
 
     Raises:
-      UsageError: there is nobody to play against, or every game is over after its random opening.
+      UsageError: there is nobody to play against, every game is over after its random opening, or all are the same.
     """
+    if runs[0].settings.env.id.startswith("OpenSpiel/") and not rules.opening_moves and not rules.epsilon:
+        raise UsageError("without random moves two snapshots repeat one game: raise --opening or --epsilon")
     if len(who) < 2:
         raise UsageError(f"{who[0].name} has nobody to play against; raise --snapshots, or add --against {ANCHOR}")
     for run in runs:
@@ -287,13 +295,12 @@ def read(runs: Sequence[Run], rules: Rules) -> dict[tuple[str, str], Pairing]:
     return found
 
 
-def rate(who: Sequence[Contestant], pairings: Sequence[Pairing], seed: int = 0) -> list[Rating]:
+def rate(who: Sequence[Contestant], pairings: Sequence[Pairing]) -> list[Rating]:
     """Ratings of the contestants, in their order, from the model of Bradley and Terry (1952); a draw is half a win.
 
     Args:
       who: contestants.
       pairings: all of their games, as many for each.
-      seed: of the bootstrap, which draws openings with replacement, the same ones for all pairs.
     """
     place = {one.key: i for i, one in enumerate(who)}
     points = [_points(pairing.returns) for pairing in pairings]
@@ -309,14 +316,16 @@ def rate(who: Sequence[Contestant], pairings: Sequence[Pairing], seed: int = 0) 
         values -= values.mean() if at is None else values[at]
         return values
 
-    random, openings = stream(seed, Purpose.BOOTSTRAP, 0), len(points[0]) // 2 if points else 0
+    random, openings = stream(0, Purpose.BOOTSTRAP, 0), len(points[0]) // 2 if points else 0
     resampled = []
     for _ in range(_RESAMPLES):
-        chosen = random.integers(0, openings, openings)
+        chosen = random.integers(0, openings, openings)  # the same ones for all pairs
         resampled.append(elo([score.reshape(-1, 2)[chosen].ravel() for score in points]))
     low, high = np.percentile(resampled, [2.5, 97.5], axis=0)
-    if openings == 1:  # each sample is the same one
-        low, high = np.full((2, len(who)), math.nan)
+    labels = _labels(shares(who, pairings))
+    known = labels == labels[at] if at is not None else np.full(len(who), labels.max(initial=0) == 0)
+    known &= openings > 1  # of one, each sample is the same
+    low[~known] = high[~known] = math.nan
     return [Rating(float(value), float(a), float(b)) for value, a, b in zip(elo(points), low, high, strict=True)]
 
 
@@ -333,8 +342,14 @@ def shares(who: Sequence[Contestant], pairings: Sequence[Pairing]) -> np.ndarray
 def groups(who: Sequence[Contestant], shares: np.ndarray) -> list[list[str]]:
     """Names of contestants, in groups. Of any two groups, one won every game against the other: only the credit, and no
     game, says how far apart they are."""
-    count, labels = connected_components(shares > 0, connection="strong")
-    return [[one.name for one, label in zip(who, labels, strict=True) if label == group] for group in range(count)]
+    labels = _labels(shares)
+    return [[one.name for one, label in zip(who, labels, strict=True) if label == group] for group in np.unique(labels)]
+
+
+def _labels(shares: np.ndarray) -> np.ndarray:
+    """The number of each one's group, from 0."""
+    _, labels = connected_components(shares > 0, connection="strong")
+    return np.asarray(labels)
 
 
 def cycles(who: Sequence[Contestant], pairings: Sequence[Pairing]) -> list[tuple[str, str, str]]:

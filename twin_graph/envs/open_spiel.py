@@ -9,7 +9,8 @@ from pydantic import Field
 from twin_graph.config import nearest
 from twin_graph.envs import EnvSpec
 from twin_graph.envs.seats import NOBODY, Player, Seat, Turn, at_random
-from twin_graph.errors import UsageError
+from twin_graph.errors import ForeignError, UsageError, foreign_error
+from twin_graph.legal import mask
 from twin_graph.named import call
 from twin_graph.settings import EnvSettings
 
@@ -122,8 +123,13 @@ class Spiel:
 
     def fixed_player(self, name: str) -> Player:
         function, arguments = call("against", name, PLAYERS, skip=2)
-        player: Player = function(self._game, self.spec, **arguments)
-        return player
+        if ":" not in name:
+            player: Player = function(self._game, self.spec, **arguments)
+            return player
+        try:
+            return _checked(name, function(self._game, self.spec, **arguments), self.spec)
+        except Exception as error:
+            raise foreign_error(f"against={name}", error) from error
 
     def full_name(self, name: str) -> str:
         _, arguments = call("against", name, PLAYERS, skip=2)
@@ -151,17 +157,39 @@ class Spiel:
         pass
 
 
+def _checked(name: str, player: Any, spec: EnvSpec) -> Player:
+    """A player of one's own, whose answers are legal actions, or `ForeignError` says what they are."""
+    if not callable(player):
+        raise TypeError(f"it returned {player!r}, which is no function of a Turn")
+
+    def move(turn: Turn) -> np.ndarray:
+        try:
+            actions = np.asarray(player(turn))
+        except Exception as error:
+            raise foreign_error(f"against={name}", error) from error
+        legal, rows = mask(spec, turn.observations), np.arange(len(turn.observations))
+        is_one = actions.shape == rows.shape and np.issubdtype(actions.dtype, np.integer)
+        if not is_one or (actions < 0).any() or (actions >= spec.n_actions).any() or not legal[rows, actions].all():
+            raise ForeignError(
+                f"against={name} answered {actions.tolist()}; it must be a legal action, of 0 to {spec.n_actions - 1}, "
+                f"on each of {len(rows)} boards"
+            )
+        return actions
+
+    return move
+
+
 def load(settings: EnvSettings) -> Any:
     """The game of `settings.id`. Raises `UsageError` if there is none, or it is not of a kind that can be learnt."""
     name = settings.id.partition("/")[2]
-    known = [game.short_name for game in pyspiel.registered_games()]
+    known = {game.short_name: game for game in pyspiel.registered_games()}
     if name not in known:
         raise UsageError(f"unknown game {settings.id!r}{nearest(name, known)}")
     if settings.actions is not None:
         raise UsageError(f"env.actions chooses among the actions of an Atari game, which {settings.id} is not")
     if name in PIECES and settings.kwargs.get("egocentric_obs_tensor"):
         raise UsageError("env.kwargs.egocentric_obs_tensor: each player sees its own pieces first anyway; leave it out")
-    kind = {game.short_name: game for game in pyspiel.registered_games()}[name]
+    kind = known[name]
     wrong = [
         words
         for words, is_wrong in {
@@ -178,12 +206,19 @@ def load(settings: EnvSettings) -> Any:
         raise UsageError(f"{settings.id} cannot be learnt here: {' and '.join(wrong)}")
     try:
         game = pyspiel.load_game(name, settings.kwargs)
-    except (pyspiel.SpielError, RuntimeError, TypeError) as error:
+        begin = game.new_initial_state()  # some arguments are looked at here alone
+        begin.observation_tensor(0)
+    except (pyspiel.SpielError, RuntimeError, TypeError, ValueError) as error:
         first_line = str(error).split("\n")[0]
         raise UsageError(f"cannot make {settings.id}: {first_line}") from None
-    players, actions = game.num_players(), game.num_distinct_actions()
-    if players != 2 or actions < 1:
-        raise UsageError(f"with env.kwargs={settings.kwargs} {settings.id} has {players} players and {actions} actions")
+    if begin.is_terminal():
+        raise UsageError(f"with env.kwargs={settings.kwargs} {settings.id} is over before it begins")
+    players, actions, seen = game.num_players(), game.num_distinct_actions(), game.observation_tensor_shape()
+    if players != 2 or actions < 1 or min(seen) < 1:
+        raise UsageError(
+            f"with env.kwargs={settings.kwargs} {settings.id} has {players} players, {actions} actions and "
+            f"observations of shape {seen}"
+        )
     return game
 
 

@@ -149,10 +149,6 @@ class Seat:
         if self._drawn:
             self._screens = [*([] if anew else self._screens), self._drawn()]
 
-    def fixed_player(self, name: str) -> Player:
-        """A player that never learns, by its name. Raises `UsageError` if there is none."""
-        return self.boards.fixed_player(name)
-
     def close(self) -> None:
         self.boards.close()
 
