@@ -51,7 +51,8 @@ def test_a_tournament_that_was_killed_continues_and_ends_with_the_same_ratings(r
 
 
 def test_as_many_snapshots_take_part_as_are_asked_for(tictactoe: Make, trained: Callable[[Settings], Run]) -> None:
-    run = trained(tictactoe(evaluate__episodes=0, save__keep_last=3, save__keep_every=5))
+    kept = {"save__keep_last": 4, "save__keep_every": 6, "resume__keep": 1, "resume__every_steps": 100_000}
+    run = trained(tictactoe(evaluate__episodes=0, opponent__policy="latest", **kept))
     present = run.store().available  # few early ones, and the last
     for number in range(1, len(present) + 1):
         chosen = [one.snapshot for one in tournament.contestants([run], number, [])]
