@@ -126,8 +126,8 @@ def _marks(run: Run) -> _Marks:
         )
     for fork in run.ledger.events(Fork):
         if fork.changed:
-            words, _ = marks[fork.counters.updates, 0, f"{fork.counters.agent_steps} point"]
-            marks[fork.counters.updates, 0, f"{fork.counters.agent_steps} point"] = words, fork.changed
+            steps = fork.counters.agent_steps
+            marks[fork.counters.updates, 0, f"{steps} point"] = f"the weights at {steps:,} agent steps", fork.changed
     for commit in run.store().snapshots:
         marks[commit.updates, 1, commit.learner] = "the snapshot", commit.id
     for number, swap in enumerate(run.ledger.events(Swap)):
