@@ -141,12 +141,11 @@ def _panel(progress: Any, elapsed: float, *, verbose: bool) -> Group:
         *("updates", f"{progress.updates:,}"),
         *("episodes", f"{progress.counters.episodes:,}"),
         *("epsilon", f"{progress.epsilon:.3f}"),
-        *("loss", _number(progress.loss, 4)),
-        *("mean max Q", _number(progress.q_mean, 2)),
     )
     left, served = _seconds_left(progress), counted(progress.target_served, "update")
     facts = Table.grid(padding=(0, 2))  # a line each: names of snapshots are long, and lines of 80 letters are not
     facts.add_row("time", f"{clock(elapsed)}{f', about {clock(left)} left' if left else ''}, {_rate(progress)}")
+    facts.add_row("loss", f"{_number(progress.loss, 4)}, mean max Q {_number(progress.q_mean, 2)}")
     facts.add_row("return", _recent_return(progress))
     facts.add_row("score", _score(progress))
     facts.add_row("target", f"{_targets(progress)}, serving for {served}" if progress.has_target else "none")

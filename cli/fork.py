@@ -77,7 +77,7 @@ def fork(
         made = make_in(
             run_dir, f"{parent.name}-fork", lambda folder: forks.fork(parent, point, folder, settings, change)
         )
-    changes, moved = list(config.differences(before, settings)), made.description["forked_from"]["changed"]
+    changes, moved = list(config.differences(before, settings)), made.description["forked_from"]["moved"]
     if as_json:
         changed = {key: after for key, _, after in changes}
         print_json({"run": str(made.folder), "forked_from": made.description["forked_from"], "changed": changed})

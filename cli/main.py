@@ -102,8 +102,8 @@ def _flush() -> None:
 def main() -> None:
     """Runs the command line and exits: 0 done, 1 failed, 2 usage, 3 damaged data, 4 in use, 130 interrupted."""
     debug, given = "--debug" in sys.argv, sys.stdout
-    # As stderr does: not every terminal has all letters.
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    if sys.stdout.errors == "strict":  # not every terminal has all letters; stderr is so already
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     find_modules_here()  # env.id and target.policy may name a user's own
     command = next((argument for argument in sys.argv if argument in COMMANDS), "")
     if command in ("train", "resume", "reproduce"):

@@ -99,7 +99,8 @@ def protocol_line(protocol: Mapping[str, Any]) -> str:
 
 def print_json(document: Any) -> None:
     """The one JSON document of a command run with `--json`; numbers that JSON lacks, such as NaN, become null."""
-    click.echo(json.dumps(finite(document), indent=1, ensure_ascii=False, allow_nan=False))
+    ascii_only = sys.stdout.encoding.lower() != "utf-8"  # what an encoding lacks would be no JSON
+    click.echo(json.dumps(finite(document), indent=1, ensure_ascii=ascii_only, allow_nan=False))
 
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001

@@ -40,7 +40,7 @@ def status(run: str, as_json: bool) -> None:
     table.add_row("state", escape(": ".join(part for part in (summary["state"], summary["reason"]) if part)))
     table.add_row("attempt", str(summary["attempt"]))
     if origin := summary["forked_from"]:
-        moved = f"; moved {origin['changed']}" if origin.get("changed") else ""
+        moved = f"; moved {origin['moved']}" if origin.get("moved") else ""
         table.add_row(
             "forked from",
             escape(f"{origin['run']}, resume point {origin['point']}, update {origin['updates']:,}{moved}"),

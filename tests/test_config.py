@@ -45,6 +45,7 @@ def test_assignments_are_read_as_toml_and_else_as_text() -> None:
     )
     assert settings.train.batch_size == 64
     assert settings.train.steps == 1_000_000  # as messages print it
+    assert load("env.kwargs.size=640,480").env.kwargs == {"size": "640,480"}
     assert settings.env.sticky == 0.25
     assert settings.loss == "mse"
     assert settings.model.hidden_units == [8, 8]

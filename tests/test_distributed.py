@@ -313,7 +313,7 @@ def test_tasks_have_names_that_must_be_there() -> None:
     cluster = Cluster(run=Path("r"), ps=("localhost:2", "10.0.0.1:3"), workers=2)
     assert parse(cluster, "worker:1") == ("worker", 1)
     assert cluster.beyond_this_machine == ["10.0.0.1:3"]
-    with pytest.raises(UsageError, match="the cluster has 2 of worker"):
+    with pytest.raises(UsageError, match="the cluster has only 2 of worker"):
         parse(cluster, "worker:2")
     with pytest.raises(UsageError, match="write ps:0 or worker:0"):
         parse(cluster, "chief")

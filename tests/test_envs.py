@@ -404,7 +404,7 @@ def test_arguments_reach_the_environment_and_wrong_ones_get_one_line() -> None:
         assert s_t.argmax(axis=1).tolist() == [10, 10]
     with pytest.raises(UsageError, match=r"cannot make 'FrozenLake-v1': TypeError: .* keyword argument 'size'"):
         envs.make(EnvSettings(id="FrozenLake-v1", kwargs={"size": 8}), count=1)
-    with pytest.raises(UsageError, match=r"env\.kwargs is for other environments"):
+    with pytest.raises(UsageError, match=r"env\.kwargs is not for Atari games"):
         envs.make(EnvSettings(id="ALE/Pong-v5", kwargs={"mode": 1}), count=1)
     with pytest.raises(UsageError, match=r"env\.vectorization=async .* leave it out for ALE/Pong-v5"):
         envs.make(EnvSettings(id="ALE/Pong-v5", vectorization="async"), count=1)

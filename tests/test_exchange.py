@@ -236,9 +236,8 @@ def test_an_export_says_where_it_is_and_needs_a_name(run: Run, tmp_path: Path) -
     assert done.stdout == f"{path}.npz\n"
     with pytest.raises(UsageError, match="is a folder: give a path in it, such as network"):
         export(run, run.store().newest, "npz", Path())
-    for folder in (tmp_path, tmp_path / "..", Path("..")):
-        with pytest.raises(UsageError, match="is a folder: give a path in it, such as"):
-            export(run, run.store().newest, "tf1", folder)
+    with pytest.raises(UsageError, match="is a folder: give a path in it, such as"):
+        export(run, run.store().newest, "tf1", Path(".."))
     with pytest.raises(UsageError, match=r"TensorFlow would take \[ \] in .* for a pattern; choose another path"):
         export(run, run.store().newest, "tf1", path)
     with pytest.raises(UsageError, match=r"TensorFlow would take \* in .* for a pattern"):
@@ -359,12 +358,11 @@ def test_the_hint_proposes_no_moment_of_an_optimizer_and_counts_as_people_do(run
 
 
 def test_what_is_no_checkpoint_is_refused(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"there is no TensorFlow Saver checkpoint \S+nothing: give what was passed"):
+        import_checkpoint(run, tmp_path / "nothing", {})
     (tmp_path / "x").write_bytes(b"nonsense")
-    for path in ("x", "nothing"):
-        with pytest.raises(
-            UsageError, match=rf"there is no TensorFlow Saver checkpoint \S+{path}: give what was passed"
-        ):
-            import_checkpoint(run, tmp_path / path, {})
+    with pytest.raises(DamagedError, match="x cannot be read: "):
+        import_checkpoint(run, tmp_path / "x", {})
     with pytest.raises(UsageError, match="which is not UTF-8; move the checkpoint elsewhere"):
         import_checkpoint(run, tmp_path / os.fsdecode(b"\xff"), {})
 

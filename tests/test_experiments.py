@@ -153,7 +153,7 @@ def test_every_value_survives_the_command_line(key: str, value: Any) -> None:
         (changed("[1, 2]", "[1, 1]"), "one of them is repeated"),
         (changed("[1, 2]", "[1, -2]"), "seed=-2: must be at least 0"),
         (changed("[1, 2]", "[1, true]"), "seeds=[1, True]: must be a whole number"),
-        (changed("steps = 600", "steps = true"), "steps=true: must be a whole number"),
+        (changed("steps = 600", "steps = true"), "steps=True: must be a whole number"),
         (changed("steps = 600", "steps = 0"), "steps=0: must be at least 1"),
         (changed('["latest", "lag(40)"]', "[]"), "factors.target.policy has no values: the grid is empty"),
         (changed('target.policy = ["latest", "lag(40)"]', ""), "factors is empty"),
@@ -1099,7 +1099,7 @@ def sentence_on(p: list[float], seeds: list[int]) -> str:
 
 
 def test_threads_are_shared_by_all_workers_of_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twin_graph.experiments.runner.os.sched_getaffinity", lambda _: range(16))
+    monkeypatch.setattr("twin_graph.cpu.os.sched_getaffinity", lambda _: range(16))
     alone = changed('preset = "cartpole"', 'preset = "pong"')
     assert dict(runner._fixed(plan.parse(alone), 2))["twin.threads"] == 8
     named = alone.replace("[factors]", "[factors.kind]").replace(

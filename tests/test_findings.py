@@ -144,7 +144,7 @@ def test_minatar_beside_its_paper_is_what_the_records_say() -> None:
 def test_breakout_at_the_published_rate_is_what_the_records_say() -> None:
     printed = output_of("minatar", str(ROOT / "studies" / "results" / "minatar-breakout"))
     assert "| Breakout | 8.6 (7.9 to 9.6) | 9.1 (2^-9) |" in printed
-    assert "They have 8.6 (7.9 to 9.6);" in page("published")
+    assert "They returned 8.6 (7.9 to 9.6);" in page("published")
 
 
 def test_breakout_beside_published_curves_is_what_the_records_say() -> None:
@@ -160,8 +160,8 @@ def test_breakout_beside_published_curves_is_what_the_records_say() -> None:
     assert f"of training only {checks['waiting']:.1%} passed without a ball" in said
     assert checks["regret"] < checks["gap"] / 10_000
     [_, was, ours, cleanrl, zoo, *_] = cells(printed.strip())[-1]
-    assert f"it has {ours}, CleanRL's runs have {cleanrl} on average, and RL Zoo's has {zoo}" in said
-    assert f"It had {was}." in said
+    assert f"it returns {ours}, CleanRL's runs {cleanrl} on average, and RL Zoo's {zoo}" in said
+    assert f"It returned {was}." in said
     for name in ("ledger.jsonl", "metrics.jsonl", "evaluations.jsonl"):
         hashes = (f"`{hashlib.sha256((run / name).read_bytes()).hexdigest()}`" for run in (now, before))
         assert f"| `{name}` | {' | '.join(hashes)} |" in published

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,12 +75,20 @@ def test_they_stand_in_for_none_in_other_processes_either(here: Path) -> None:
     assert trained.returncode == 0, trained.stderr
 
 
-def test_an_encoding_without_a_letter_is_no_error(here: Path) -> None:
+def test_an_encoding_without_a_letter_is_no_error(here: Path, tmp_path: Path) -> None:
     shown = subprocess.run(
         [SCRIPT, "presets", "cartpole"], cwd=here, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}
     )
     assert (shown.returncode, shown.stderr) == (0, b"")
     assert b"\\u2265" in shown.stdout
+    shutil.copytree(here / "my run", tmp_path / "ö")
+    told = subprocess.run(
+        [SCRIPT, "status", "ö", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "koi8-r"},
+    )
+    assert json.loads(told.stdout)["run"] == "ö"
 
 
 def test_an_interruption_while_modules_are_imported_is_one_line(here: Path) -> None:
@@ -131,10 +140,15 @@ def test_a_panel_cuts_no_name_where_a_line_has_80_letters(
             said.truncate(0)
             shown.show(progress)
             assert not progress.target or progress.target[0] in said.getvalue()
+        progress.keeper.tally.updates = 12_345_678
+        time.sleep(0.01)
+        said.truncate(0)
+        shown.show(progress)
     assert progress.evaluation
     panel = said.getvalue()
+    assert "12,345,678" in panel
     assert progress.evaluation[0] in panel
-    assert re.search(r"target +\S+ and 1 more, serving for \d+ updates", panel)
+    assert re.search(r"target +\S+ and 1 more, serving for [\d,]+ updates", panel)
     assert "agent steps/s" in panel
 
 

@@ -172,6 +172,7 @@ def test_it_is_four_twins_and_explain_knows_whose_update_each_was(
             "mutual__act": "random",
         },
         {"store__shared": True, "train__chunk_steps": 40, "mutual__learn": "both", "replay__prioritized": True},
+        {"target__policy": "pinned(2)"},  # which is one learner's
     ],
     ids=lambda s: " ".join(f"{key}={value}" for key, value in s.items()),
 )
@@ -302,7 +303,7 @@ def test_retention_keeps_the_newest_of_a_learner_whose_turn_is_long_past(cartpol
     prune(run, keep_last=1, keep_every=None, dry_run=False)
     store = run.store()
     for name in "ab":
-        assert store.has_weights(store.resolve(f"{name}/latest", {}).id)
+        assert store.has_weights(store.resolve(f"{name}/latest", dict).id)
     assert len(store.available) < len(store.snapshots)
 
 

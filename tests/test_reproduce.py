@@ -108,7 +108,7 @@ def test_everything_that_happened_to_a_run_recurs(eventful: Run, tmp_path: Path)
     assert short.last <= 100
 
 
-@pytest.mark.parametrize("variant", ["compiled", "mutual", "opponent"])
+@pytest.mark.parametrize("variant", ["compiled", "ensemble", "mutual", "opponent"])
 def test_what_every_kind_of_run_did_recurs(
     cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path, variant: str
 ) -> None:

@@ -113,7 +113,7 @@ def end(run: Run) -> tuple[Any, ...]:
     )
 
 
-POLICIES = ["latest", "best(mean)", "lag(60)", "mix(0.5, 3)", "ensemble(3, min)", "rollback(0.02)"]
+POLICIES = ["latest", "best(mean)", "lag(60)", "mix(0.5, 3)", "ensemble(3, min)", "rollback(0.003)"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -493,6 +493,23 @@ def test_a_swap_that_is_requested_at_rest_comes_after_those_that_are_repeated(ca
     assert [swap.counters.agent_steps for swap in made] == [640, 640]
     assert report.status(run)["targets"][0]["snapshot"].startswith("000000")
     assert report.status(run)["targets"][0]["held"]
+
+
+def test_a_swap_that_is_requested_while_others_are_still_to_be_repeated_is_made_at_once(
+    cartpole: Make, tmp_path: Path
+) -> None:
+    run = create(tmp_path / "run", cartpole(loss="mse", evaluate__episodes=0))
+    for at, end in ((800, 900), (600, 1_200)):  # killed, and resumed from the point at 504
+        point, asked = newest_point(run).point if run.points().folders() else None, False
+        with contextlib.closing(envs.make(run.settings.env, count=8)) as env:
+            for progress in training.train(run, env, point):
+                if progress.agent_steps >= at and not asked:
+                    asked = True
+                    control.ask(run.control, "swap", run.resolve("000001").id)
+                if progress.agent_steps >= end:
+                    break
+    made = run.ledger.events(Swap, text=BY_REQUEST)
+    assert [swap.counters.agent_steps for swap in made] == [600, 800]
 
 
 @pytest.mark.parametrize("undone", [False, True])

@@ -124,7 +124,7 @@ def test_order_is_that_of_numbers_beyond_six_digits(tmp_path: Path) -> None:
 )
 def test_references(store: SnapshotStore, reference: str, number: int) -> None:
     scores = {"000000-00000000": 3.0, "000001-00000064": 9.0}
-    assert store.resolve(reference, scores).number == number
+    assert store.resolve(reference, lambda: scores).number == number
 
 
 @pytest.mark.parametrize(
@@ -140,12 +140,12 @@ def test_references(store: SnapshotStore, reference: str, number: int) -> None:
 )
 def test_references_that_mean_nothing(store: SnapshotStore, reference: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        store.resolve(reference, {})
+        store.resolve(reference, dict)
 
 
 def test_an_empty_store_has_no_newest(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no snapshot yet"):
-        open_store(tmp_path).resolve("latest", {})
+        open_store(tmp_path).resolve("latest", dict)
 
 
 @pytest.mark.parametrize("nth", range(1, 7))

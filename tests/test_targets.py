@@ -220,7 +220,7 @@ def test_pinned_is_the_snapshot_of_that_id_and_the_newest_until_it_is_there() ->
     assert [numbers(choose("pinned(0000)", History(0, FIVE[:n])).snapshots) for n in (1, 3, 5)] == [[0], [0], [0]]
     waiting = choose("pinned(000003)", History(0, FIVE[:3]))
     assert numbers(waiting.snapshots) == numbers(waiting.candidates) == [2]
-    assert "there is no 000003 yet" in waiting.reason
+    assert "000003 is not among these" in waiting.reason
 
 
 FINE, BAD, UNKNOWN, NO_LIMIT = q(9.0, 10.0), q(11.0, 10.0), None, q(1e9, None)
@@ -673,7 +673,6 @@ def test_a_policy_that_fails_to_say_whom_to_beat_is_named_with_its_line(mine: st
 @pytest.mark.parametrize(
     ("text", "changes", "message"),
     [
-        ("pinned(3)", {"mode": "mutual"}, r"pinned\(3\) needs mode=plain: a snapshot is of one learner"),
         ("best", {"evaluate.episodes": 9}, r"best needs evaluate\.episodes=10 or more, or best\(mean\)"),
         ("best(mean)", {"evaluate.episodes": 0}, r"needs scheduled evaluations: raise evaluate\.episodes"),
         ("best", {"evaluate.every_steps": 10_000}, "needs scheduled evaluations"),

@@ -65,8 +65,10 @@ def test_snapshots_do_not_repeat_one_game(run: Run) -> None:
     who = tournament.contestants([run], 2, [])
     with pytest.raises(UsageError, match="without random moves two snapshots repeat one game: raise --opening"):
         list(tournament.play([run], who, RULES._replace(opening_moves=0)))
-    *_, (done, _, _) = tournament.play([run], who, RULES._replace(opening_moves=0, epsilon=0.1))
-    assert done == 1
+    one = tournament.contestants([run], 1, ["random"])
+    for players, rules in ((who, RULES._replace(opening_moves=0, epsilon=0.1)), (one, RULES._replace(opening_moves=0))):
+        *_, (done, _, _) = tournament.play([run], players, rules)
+        assert done == 1
 
 
 def test_a_tournament_needs_two_and_something_to_play(run: Run) -> None:

@@ -445,7 +445,7 @@ def test_what_is_evaluated_is_the_snapshot(cartpole: Make, train: Train) -> None
     store = run.store()
     spec = ModelSpec.of(run.settings, EnvSpec((4,), 2))
     returns = []
-    for snapshot in (store.resolve("@update:100", {}), store.newest, store.snapshots[0]):
+    for snapshot in (store.resolve("@update:100", dict), store.newest, store.snapshots[0]):
         with Twin("again", spec, threads=1) as twin:
             twin.restore(store.prefix(snapshot.id))
             played = last(play(twin.q_values, run.settings, episodes=5, seed=1, counter=snapshot.counters.agent_steps))

@@ -62,9 +62,13 @@ def describe(settings: BaseModel, prefix: str = "") -> Iterator[Description]:
 
 
 @functools.cache
+def _types() -> dict[str, str]:
+    return {description.key: description.type for description in describe(Settings())}
+
+
 def setting_names() -> tuple[str, ...]:
     """The dotted names of all settings."""
-    return tuple(description.key for description in describe(Settings()))
+    return tuple(_types())
 
 
 def is_setting(name: str) -> bool:
@@ -181,15 +185,16 @@ def validate(tree: Mapping[str, Any]) -> Settings:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """`key=value` as a pair; the value is read as TOML, JSON, `null` or a number as this program prints it (`50,000`),
-    and as plain text where it is none of these."""
+    """`key=value` as a pair; the value is read as TOML, JSON or `null`, and as plain text where it is none of these. A
+    whole number may be written as this program prints it, `50,000`."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise UsageError(f"--set {text!r}: write it as key=value, for example --set train.batch_size=64")
     if value.strip() == "null":
         return key.strip(), None
     try:
-        parsed = tomllib.loads(f"value = {ungrouped(value)}")["value"]
+        text = ungrouped(value) if _types().get(key.strip()) == "whole number" else value
+        parsed = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         with contextlib.suppress(ValueError):
             return key.strip(), json.loads(value)

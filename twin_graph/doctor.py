@@ -38,7 +38,7 @@ def examine() -> list[Finding]:
 
 def _findings() -> Iterator[Finding]:
     processor = cpu.describe()
-    busy = psutil.cpu_percent(_LOOKED_SECONDS) / 100 * processor.cores
+    busy = psutil.cpu_percent(_LOOKED_SECONDS) / 100 * (psutil.cpu_count() or 1)
     yield Finding("processor", True, f"{processor.model}, {processor.cores} cores, {' '.join(processor.features)}")
     yield Finding(
         "GPU", True, ", ".join(d.name for d in tf.config.list_physical_devices("GPU")) or "none; the CPU computes"

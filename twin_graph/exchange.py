@@ -87,21 +87,14 @@ def _weights(store: SnapshotStore, snapshot: Commit) -> dict[str, np.ndarray]:
 
 
 def read(prefix: Path) -> dict[str, np.ndarray]:
-    """All variables of a Saver checkpoint, sorted by name.
-
-    Raises:
-      UsageError: there is none.
-      DamagedError: its files are not whole.
-    """
+    """All variables of a Saver checkpoint, sorted by name. Raises `DamagedError` if its files are not whole."""
+    check_no_pattern(prefix, "move the checkpoint elsewhere")
     try:
         reader = tf.train.NewCheckpointReader(str(prefix))  # `load_checkpoint` would prefer a folder of this name
         return {name: np.asarray(reader.get_tensor(name)) for name in sorted(reader.get_variable_to_shape_map())}
     except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:  # the last where data is cut short
-        if Path(f"{prefix}.index").exists():
-            raise DamagedError(f"{prefix} cannot be read: {str(error).splitlines()[0]}") from None
-        raise UsageError(
-            f"there is no TensorFlow Saver checkpoint {prefix}: give what was passed to Saver.save, or one of its files"
-        ) from None
+        reason = str(error).partition("\n")[0]
+        raise DamagedError(f"{prefix} cannot be read: {reason}") from None
 
 
 def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
@@ -118,7 +111,7 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
     Raises:
       UsageError: something is there already, or the extra `onnx` is missing.
     """
-    if path.is_dir() or not path.name:
+    if path.name in ("", ".."):
         raise UsageError(f"{path} is a folder: give a path in it, such as {path / 'network'}")
     ends, write = FORMATS[form]
     path = path.with_suffix("") if path.suffix.lower() in ends else path
@@ -249,6 +242,10 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
         prefix = prefix.with_suffix("")
     if prefix.is_dir() and not prefix.with_name(f"{prefix.name}.index").exists():
         prefix = Path(tf.train.latest_checkpoint(str(prefix)) or prefix)
+    if not (prefix.is_file() or Path(f"{prefix}.index").exists()):
+        raise UsageError(
+            f"there is no TensorFlow Saver checkpoint {prefix}: give what was passed to Saver.save, or one of its files"
+        )
     outside = read(prefix)
     if unknown := [old for old in renamed if old not in outside]:
         raise UsageError(f"--map {unknown[0]}: not in {prefix}{nearest(unknown[0], outside)}; it has {_list(outside)}")

@@ -24,6 +24,7 @@ class Requests:
         self._run = run
         self._keeper = keeper
         self._inbox = control.Inbox(run.control)
+        self._at_rest = {request.id for request in control.pending(run.control)}
         points = run.ledger.with_abandoned(Point)
         events: list[tuple[Point | Swap, bool]] = [(point, holds) for point, holds in points if point.request]
         events += run.ledger.with_abandoned(Swap, text=BY_REQUEST)
@@ -51,12 +52,24 @@ class Requests:
             del self._again[0]
             self._inbox.look_again()  # a crash may have left its request without an answer
         for request in self._inbox.new():
-            if any(_waits_for(request, event) for event in self._again):
+            if any(self._waits_for(request, event) for event in self._again):
                 continue
             if waits := self._answer(request):
                 self._inbox.look_again()
                 return waits
         return None
+
+    def _waits_for(self, request: Request, event: Point | Swap) -> bool:
+        """Whether something that is still to be repeated comes first.
+
+        It is what was requested; or an undo may refer to it; or it would replace what was requested after it, at rest.
+        """
+        if request.id == event.request:
+            return True
+        if request.kind == "point" or isinstance(event, Point):
+            return False
+        same = (request.learner, request.into) == (event.learner, event.into)
+        return request.kind == "undo" or (same and request.id in self._at_rest)
 
     def _repeat(self, swap: Swap, request: str) -> None:
         """Repeats a swap of an earlier attempt; adds a notice if its snapshot was not made again, or no longer fits."""
@@ -130,15 +143,3 @@ class Requests:
         for waiting in control.pending(self._run.control):
             if waiting.id == request:
                 control.answer(self._run.control, waiting, answer)
-
-
-def _waits_for(request: Request, event: Point | Swap) -> bool:
-    """Whether something that is still to be repeated comes first: it was done before this was requested.
-
-    It is what was requested; or an undo may refer to it; or it would replace what is requested.
-    """
-    if request.id == event.request:
-        return True
-    if request.kind == "point" or isinstance(event, Point):
-        return False
-    return request.kind == "undo" or (request.learner, request.into) == (event.learner, event.into)

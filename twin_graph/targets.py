@@ -193,23 +193,19 @@ def _id(text: str) -> str:
     return text.zfill(6)
 
 
-def _one_learner(settings: Settings, snapshot: str) -> str:  # noqa: ARG001
-    return "mode=plain: a snapshot is of one learner" if settings.mode == "mutual" else ""
-
-
-@needs(snapshot=lambda snapshot: snapshot, check=_one_learner)
+@needs(snapshot=lambda snapshot: snapshot)
 def pinned(
     history: History,
     random: np.random.Generator,  # noqa: ARG001
     snapshot: Annotated[str, AfterValidator(_id)],
 ) -> Choice:
-    """Always the snapshot with this number or id; the newest until it exists.
+    """Always the snapshot with this number or id; the newest until it exists, or where it is another learner's.
 
     Source: a fixed opponent, or a regression to a target that was chosen by hand.
     """
     matching = [s for s in history.snapshots if s.id.startswith(snapshot)]
     if not matching:
-        return Choice(history.snapshots[-1:], history.snapshots[-1:], f"the newest: there is no {snapshot} yet")
+        return Choice(history.snapshots[-1:], history.snapshots[-1:], f"the newest: {snapshot} is not among these")
     return Choice(matching[:1], matching[:1], "pinned")
 
 

@@ -165,7 +165,8 @@ def play(runs: Sequence[Run], who: Sequence[Contestant], rules: Rules) -> Iterat
     Raises:
       UsageError: there is nobody to play against, every game is over after its random opening, or all are the same.
     """
-    if runs[0].settings.env.id.startswith("OpenSpiel/") and not rules.opening_moves and not rules.epsilon:
+    greedy = runs[0].settings.env.id.startswith("OpenSpiel/") and not rules.opening_moves and not rules.epsilon
+    if greedy and sum(one.run is not None for one in who) > 1:
         raise UsageError("without random moves two snapshots repeat one game: raise --opening or --epsilon")
     if len(who) < 2:
         raise UsageError(f"{who[0].name} has nobody to play against; raise --snapshots, or add --against {ANCHOR}")

@@ -77,6 +77,7 @@ class Atari:
         self._frame_skip = settings.frame_skip
         self._lives = np.zeros(count, np.int32)
         meanings = [action.name for action in self._env.ale.get_action_set()]
+        fires = fire_reset and "FIRE" in meanings
         self._actions = actions_of(settings, meanings)
         self.count = count
         self.spec = EnvSpec(
@@ -95,8 +96,8 @@ class Atari:
             "actions": " ".join(meanings[i] for i in self._actions) if settings.actions else self.spec.n_actions,
             "frame skip": settings.frame_skip,
             "sticky actions": settings.sticky,
-            "no-ops up to": max(0, settings.noop_max - fire_reset),
-            "fire at reset": fire_reset,
+            "no-ops up to": max(0, settings.noop_max - fires),
+            "fire at reset": fires,
             "life loss is terminal": self._life_loss,
             "rewards clipped": self._clip,
             "time limit, frames": max_frames,

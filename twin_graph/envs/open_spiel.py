@@ -127,9 +127,10 @@ class Spiel:
             player: Player = function(self._game, self.spec, **arguments)
             return player
         try:
-            return _checked(name, function(self._game, self.spec, **arguments), self.spec)
+            made = function(self._game, self.spec, **arguments)
         except Exception as error:
             raise foreign_error(f"against={name}", error) from error
+        return _checked(name, made, self.spec)
 
     def full_name(self, name: str) -> str:
         _, arguments = call("against", name, PLAYERS, skip=2)
@@ -160,7 +161,7 @@ class Spiel:
 def _checked(name: str, player: Any, spec: EnvSpec) -> Player:
     """A player of one's own, whose answers are legal actions, or `ForeignError` says what they are."""
     if not callable(player):
-        raise TypeError(f"it returned {player!r}, which is no function of a Turn")
+        raise ForeignError(f"against={name} returned {player!r}, which is no function of a Turn")
 
     def move(turn: Turn) -> np.ndarray:
         try:

@@ -72,7 +72,7 @@ def fork(parent: Run, point: PointState, folder: Path, settings: Settings, chang
             "point": point.number,
             **point.counters.model_dump(),
             "weights_sha256": state.weights_sha256,
-            "changed": changed,
+            "moved": changed,
         }
         description = describe(parent, point.attempt, settings)
         description |= {"name": folder.name, "created": now, "forked_from": origin}
