@@ -113,7 +113,7 @@ def end(run: Run) -> tuple[Any, ...]:
     )
 
 
-POLICIES = ["latest", "best(mean)", "lag(60)", "mix(0.5, 3)", "ensemble(3, min)", "rollback(0.003)"]
+POLICIES = ["latest", "best(mean)", "lag(60)", "mix(0.5, 3)", "ensemble(3, min)", "rollback(0.0031)"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
