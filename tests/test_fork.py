@@ -295,7 +295,7 @@ def test_a_weight_is_moved_by_the_least_that_it_can_be(
     status = twin_graph("status", "new", cwd=tmp_path).stdout
     assert f"resume point 1, update 76; moved {event.changed}" in " ".join(status.split())
     apart = compare(parent, Run(tmp_path / "new"))
-    assert apart.parted == (76, "the weights at 504 agent steps", point.weights_sha256, event.changed)
+    assert apart.parted == (76, "the resume point at 504 agent steps", point.weights_sha256, event.changed)
 
 
 def test_a_fork_that_fails_leaves_nothing(

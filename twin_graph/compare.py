@@ -121,13 +121,16 @@ def _marks(run: Run) -> _Marks:
     for point in run.ledger.events(Point):
         steps = point.counters.agent_steps
         marks[point.counters.updates, 0, f"{steps} point"] = (
-            f"the weights at {steps:,} agent steps",
+            f"the resume point at {steps:,} agent steps",
             point.weights_sha256,
         )
     for fork in run.ledger.events(Fork):
         if fork.changed:
             steps = fork.counters.agent_steps
-            marks[fork.counters.updates, 0, f"{steps} point"] = f"the weights at {steps:,} agent steps", fork.changed
+            marks[fork.counters.updates, 0, f"{steps} point"] = (
+                f"the resume point at {steps:,} agent steps",
+                fork.changed,
+            )
     for commit in run.store().snapshots:
         marks[commit.updates, 1, commit.learner] = "the snapshot", commit.id
     for number, swap in enumerate(run.ledger.events(Swap)):

@@ -172,13 +172,12 @@ def compared(comparison: "Comparison", names: Sequence[str]) -> Figure:
         scores.fill_between(at, [s.low for s in curve], [s.high for s in curve], color=colour, alpha=0.18, linewidth=0)
         mark = "o" if len(at) <= 25 else ""
         scores.plot(at, [s.mean for s in curve], color=colour, linestyle=dashes, marker=mark, markersize=3, label=name)
-    for learner in dict.fromkeys(pair.learner for pair in comparison.pairs):
+    for learner, dashes in zip(dict.fromkeys(pair.learner for pair in comparison.pairs), _DASHES, strict=False):
         pairs = [pair for pair in comparison.pairs if pair.learner == learner]
         for axes, name in ((q_values, "q_distance"), (weights, "relative")):
             at = [pair.updates for pair in pairs if getattr(pair, name) is not None]
-            axes.plot(
-                at, [v for pair in pairs if (v := getattr(pair, name)) is not None], "o-", color=_GREY, markersize=3
-            )
+            apart = [value for pair in pairs if (value := getattr(pair, name)) is not None]
+            axes.plot(at, apart, marker="o", markersize=3, color=_GREY, linestyle=dashes)
     for axes in (scores, q_values, weights):
         axes.axvline(comparison.equal, color=_GREY, linewidth=1, linestyle="--")
     _finish(scores, "", "score")
