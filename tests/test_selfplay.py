@@ -398,7 +398,9 @@ def test_the_opponent_moves_at_random_as_often_as_its_epsilon_says(
 
 
 def test_retention_keeps_the_opponent_that_a_resume_point_holds(tictactoe: Make, tmp_path: Path) -> None:
-    settings = tictactoe(opponent__refresh_every_updates=10_000, save__keep_last=1, save__keep_every=0)
+    settings = tictactoe(
+        opponent__policy="latest", opponent__refresh_every_updates=10_000, save__keep_last=1, save__keep_every=0
+    )
     run = create(tmp_path / "run", settings)
     attempt(run, 1_100)
     attempt(run)

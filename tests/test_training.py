@@ -843,6 +843,17 @@ def test_random_actions_are_as_frequent_as_epsilon_and_all_actions_occur(pong: M
     assert all(count == pytest.approx(0.05, abs=0.02) for a, count in enumerate(counts) if a != greedy)
 
 
+def test_evaluations_take_as_many_random_actions_as_they_say(cartpole: Make) -> None:
+    def left(observations: np.ndarray) -> np.ndarray:
+        return np.tile([1.0, 0.0], (len(observations), 1))
+
+    greedy, random = (
+        last(play(left, cartpole(evaluate__epsilon=epsilon), episodes=5, seed=1, counter=0)).returns
+        for epsilon in (0.0, 1.0)
+    )
+    assert max(greedy) < 12 < max(random)
+
+
 def test_the_length_is_rounded_up_to_whole_vector_steps(cartpole: Make, train: Train) -> None:
     run = train(cartpole(train__steps=1_001))
     assert run.store().newest.counters.agent_steps == 1_008
