@@ -1,6 +1,8 @@
 """`twin-graph compare`."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
@@ -10,6 +12,9 @@ from twin_graph.snapshots.ledger import ONLY_LEARNER
 from twin_graph.snapshots.run import find
 
 from .params import complete_run, json_option, print_json, say, stdout
+
+if TYPE_CHECKING:  # imports TensorFlow
+    from twin_graph.compare import Comparison
 
 
 @click.command()
@@ -63,6 +68,11 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
     if not found.pairs:
         stdout.print("no pair of snapshots made after the same number of updates still has weights")
         return
+    stdout.print(_table(found, names))
+
+
+def _table(found: "Comparison", names: Sequence[str]) -> Table:
+    """A row for each pair of snapshots; with whose they are, if there are two learners."""
     table = Table(box=None, pad_edge=False)
     two = any(pair.learner != ONLY_LEARNER for pair in found.pairs)
     for heading in (
@@ -85,4 +95,4 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
         played = scores[0].get(pair.first, ""), scores[1].get(pair.second, "")
         whose = [pair.learner] if two else []
         table.add_row(*whose, f"{pair.updates:,}", f"{pair.agent_steps:,}", *numbers, *played)
-    stdout.print(table)
+    return table

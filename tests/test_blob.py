@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from test_resume import attempt, end
+from test_resume import attempt, end, whole_and_killed
 
 from twin_graph import config, networks
 from twin_graph.agent import Agent
@@ -92,10 +92,7 @@ def test_its_preset_learns_when_the_replay_is_full_and_resumes_exactly(tmp_path:
         "evaluate.episodes": 0,
     }
     settings = config.load("blob", small.items())
-    whole, killed = (create(tmp_path / name, settings) for name in ("whole", "killed"))
-    attempt(whole)
-    attempt(killed, 240)
-    attempt(killed)
+    whole, killed = whole_and_killed(settings, tmp_path, 240)
     assert end(whole) == end(killed)
     point = whole.points().newest()
     assert point is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_resume import attempt, end
+from test_resume import attempt, end, whole_and_killed
 from test_schedule import diverge
 
 from twin_graph import cpu_layers, layers, xla_layers
@@ -143,12 +143,7 @@ def test_a_compiled_run_that_was_killed_ends_as_one_that_was_not_overlapped_or_n
     cartpole: Make, tmp_path: Path
 ) -> None:
     settings = cartpole(twin__compiled=True, train__chunk_steps=48, save__every_updates=20, replay__prioritized=True)
-    whole = create(tmp_path / "whole", settings)
-    attempt(whole)
-    killed = create(tmp_path / "killed", settings)
-    attempt(killed, 640)
-    attempt(killed, 1_100)
-    attempt(killed)
+    whole, killed = whole_and_killed(settings, tmp_path, 640, 1_100)
     assert end(killed) == end(whole)
     in_turn = create(
         tmp_path / "in_turn", settings.model_copy(update={"twin": settings.twin.model_copy(update={"overlap": False})})

@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from test_resume import attempt, end
+from test_resume import attempt, end, whole_and_killed
 
 from twin_graph import config
 from twin_graph.actor import Actor
@@ -291,10 +291,7 @@ def test_each_learner_trains_and_resumes_exactly(
     # Squared: the Huber loss clips the large errors of the beginning, and with them the target's influence.
     usual = {"loss": "mse", "train__steps": 800, "evaluate__episodes": 0, "resume__every_steps": 400}
     chosen = cartpole(**{**usual, **settings})
-    whole, killed = (create(tmp_path / name, chosen) for name in ("whole", "killed"))
-    attempt(whole)
-    attempt(killed, 640)
-    attempt(killed)
+    whole, killed = whole_and_killed(chosen, tmp_path, 640)
     assert end(killed) == end(whole)
     assert end(trained(cartpole(**usual)))[0] != end(whole)[0]
 
@@ -322,10 +319,7 @@ def test_the_preset_of_2015_trains_and_resumes_exactly(tmp_path: Path) -> None:
     }
     settings = config.load("dqn2015", small.items())
     assert (settings.loss, settings.train.optimizer, settings.train.batch_size) == ("dqn3", "rmsprop_dqn3", 32)
-    whole, killed = (create(tmp_path / name, settings) for name in ("whole", "killed"))
-    attempt(whole)
-    attempt(killed, 140)
-    attempt(killed)
+    whole, killed = whole_and_killed(settings, tmp_path, 140)
     assert end(whole) == end(killed)
     point = whole.points().newest()
     assert point is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_resume import attempt, end
+from test_resume import attempt, end, whole_and_killed
 
 from twin_graph import config, envs, mutual
 from twin_graph.agent import Agent
@@ -178,10 +178,7 @@ def test_it_is_four_twins_and_explain_knows_whose_update_each_was(
 )
 def test_both_learners_resume_exactly(cartpole: Make, tmp_path: Path, scheme: dict[str, Any]) -> None:
     chosen = cartpole(**{**MUTUAL, "resume__every_steps": 400, "save__every_updates": 20, **scheme})
-    whole, killed = (create(tmp_path / name, chosen) for name in ("whole", "killed"))
-    attempt(whole)
-    attempt(killed, 640)
-    attempt(killed)
+    whole, killed = whole_and_killed(chosen, tmp_path, 640)
     assert end(killed) == end(whole)
     assert verify(killed).damage == []
 

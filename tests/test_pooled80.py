@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_resume import attempt, end
+from test_resume import end, whole_and_killed
 
 from twin_graph import config, envs
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
-from twin_graph.snapshots.run import Run, create
+from twin_graph.snapshots.run import Run
 from twin_graph.twin import Twin
 
 POOLED = {"network": "pooled80", "env.image_height": 80, "env.image_width": 80}
@@ -70,10 +70,7 @@ def test_it_trains_on_the_emulator_and_resumes_exactly(
     pong: Callable[..., config.Settings], tmp_path: Path, stack: int
 ) -> None:
     settings = pong(**POOLED, env__stack=stack, evaluate__episodes=0)
-    whole, killed = (create(tmp_path / name, settings) for name in ("whole", "killed"))
-    attempt(whole)
-    attempt(killed, 130)
-    attempt(killed)
+    whole, killed = whole_and_killed(settings, tmp_path, 130)
     assert end(whole) == end(killed)
     assert len({snapshot.weights_sha256 for snapshot in whole.store().snapshots}) > 1
 

@@ -113,6 +113,16 @@ def end(run: Run) -> tuple[Any, ...]:
     )
 
 
+def whole_and_killed(settings: Settings, folder: Path, *killed_at: int) -> tuple[Run, Run]:
+    """A training at one go, and one that was killed after so many agent steps, each time, and resumed."""
+    whole, killed = (create(folder / name, settings) for name in ("whole", "killed"))
+    attempt(whole)
+    for agent_steps in killed_at:
+        attempt(killed, agent_steps)
+    attempt(killed)
+    return whole, killed
+
+
 POLICIES = ["latest", "best(mean)", "lag(60)", "mix(0.5, 3)", "ensemble(3, min)", "rollback(0.0031)"]
 
 
@@ -140,10 +150,7 @@ def test_a_training_that_was_killed_twice_ends_as_one_that_was_not(
 )
 def test_so_does_one_that_was_killed_once(cartpole: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
     settings = cartpole(**{"loss": "mse", "evaluate__episodes": 0, "train__steps": 800, **changes})
-    whole, killed = (create(tmp_path / name, settings) for name in ("whole", "killed"))
-    attempt(whole)
-    attempt(killed, 640)
-    attempt(killed)
+    whole, killed = whole_and_killed(settings, tmp_path, 640)
     assert end(killed) == end(whole)
     state = whole.points().newest()
     assert state

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_resume import attempt, end
+from test_resume import end, whole_and_killed
 
 from twin_graph.actor import Actor
 from twin_graph.envs import EnvSpec
@@ -15,7 +15,7 @@ from twin_graph.model import ModelSpec
 from twin_graph.replay import Batch
 from twin_graph.settings import Settings
 from twin_graph.shift import shift
-from twin_graph.snapshots.run import Run, create
+from twin_graph.snapshots.run import Run
 from twin_graph.tally import Tally
 
 Make = Callable[..., Settings]
@@ -87,10 +87,8 @@ def test_a_shift_is_smaller_than_the_image(cartpole: Make) -> None:
 def test_a_run_with_shifts_that_was_killed_ends_as_one_that_was_not(
     pong: Make, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    whole, killed = (create(tmp_path / name, pong(train__random_shift=2, **changes)) for name in ("whole", "killed"))
-    attempt(whole)
-    attempt(killed, whole.settings.train.steps * 3 // 4)
-    attempt(killed)
+    settings = pong(train__random_shift=2, **changes)
+    whole, killed = whole_and_killed(settings, tmp_path, settings.train.steps * 3 // 4)
     assert end(killed) == end(whole)
 
 

@@ -200,12 +200,7 @@ def _probe(run: Run) -> np.ndarray | None:
     points = run.points()
     with points.reading():
         newest = points.newest()
-        if newest is None:
-            return None
-        for file in newest.files:
-            if file.name == f"{PROBE}.npy":
-                file.check(points.path(newest.number))
-        return points.arrays(newest).get(PROBE)
+        return points.array(newest, PROBE) if newest else None
 
 
 def _scores(run: Run) -> Iterator[Score]:

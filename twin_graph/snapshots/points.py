@@ -224,6 +224,17 @@ class PointStore:
         paths = [self.path(state.number) / file.name for file in state.files if file.name.endswith(".npy")]
         return {path.stem: np.load(path, allow_pickle=False) for path in paths}
 
+    def array(self, state: PointState, name: str) -> np.ndarray | None:
+        """One of them, checked; None if there is none of this name. Raises `DamagedError`."""
+        import numpy as np
+
+        for file in state.files:
+            if file.name == f"{name}.npy":
+                file.check(self.path(state.number))
+                array: np.ndarray = np.load(self.path(state.number) / file.name, allow_pickle=False)
+                return array
+        return None
+
     def check(self, state: PointState) -> None:
         """Reads every file of a point, those of the replay too. Raises `DamagedError` for the first that is damaged."""
         for file in state.files:
