@@ -117,7 +117,7 @@ class Actor:
         """Shifts the images of both `s_tm1` and `s_t`; each minibatch has random draws of its own."""
         size = self._settings.train.examples
         channels = networks.channels_axis(self._settings.network, self._env)
-        assert channels is not None  # see `ModelSpec.of`
+        assert channels is not None  # see `twin_graph.shift.check`
         for i, minibatch in enumerate(minibatches):
             random = self._shifts.at(minibatch)
             for images in (batch.s_tm1, batch.s_t):

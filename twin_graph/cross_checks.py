@@ -126,6 +126,15 @@ def check_that_it_learns(settings: "Settings") -> None:
         )
 
 
+def check_players(settings: "Settings", env: "EnvSpec") -> None:
+    """Raises `UsageError` if a game of two players has no opponent, or one of one player has an opponent."""
+    policy, env_id = settings.opponent.policy, settings.env.id
+    if env.players == 2 and policy is None:
+        raise UsageError(f"{env_id} has two players: choose the other with --set opponent.policy=latest")
+    if env.players == 1 and policy is not None:
+        raise UsageError(f"opponent.policy={policy}: {env_id} has one player; use --set opponent.policy=null")
+
+
 def check_rescaling(settings: "Settings", env: "EnvSpec") -> None:
     """Raises `UsageError` if workers would divide rewards by different numbers."""
     if settings.workers.count and settings.train.rescale_r and env.reward_clip is None:

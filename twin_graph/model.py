@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from twin_graph import block as blocks
-from twin_graph import cpu_layers, losses, networks, optimizers, xla_layers
+from twin_graph import cpu_layers, losses, networks, optimizers, shift, xla_layers
 from twin_graph import layers as plain_layers
+from twin_graph.cross_checks import check_players
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
 from twin_graph.graph_mode import tf
@@ -39,31 +40,8 @@ class ModelSpec:
     def of(cls, settings: Settings, env: EnvSpec) -> "ModelSpec":
         """The spec for these settings in an environment. Raises `UsageError` if they do not fit it."""
         networks.check(settings.network, settings.env.id, env)
-        if env.players == 2 and settings.opponent.policy is None:
-            raise UsageError(f"{settings.env.id} has two players: choose the other with --set opponent.policy=latest")
-        if env.players == 1 and settings.opponent.policy is not None:
-            raise UsageError(
-                f"opponent.policy={settings.opponent.policy}: {settings.env.id} has one player; use "
-                "--set opponent.policy=null"
-            )
-        if shift := settings.train.random_shift:
-            shape = env.observation_shape
-            if len(shape) != 3:
-                raise UsageError(
-                    f"train.random_shift={shift} moves images, and {settings.env.id} gives observations of shape "
-                    f"{list(shape)}; use --set train.random_shift=0"
-                )
-            channels = networks.channels_axis(settings.network, env)
-            if channels is None:
-                raise UsageError(
-                    f"train.random_shift={shift} moves images, and network={settings.network} does not say which axis "
-                    f"of {list(shape)} has their channels; use --set train.random_shift=0, or another network"
-                )
-            side = min(size for axis, size in enumerate(shape) if axis != channels)
-            if shift >= side:
-                raise UsageError(
-                    f"train.random_shift={shift} is not less than the image's {side} pixels; choose less, e.g. 4 for 84"
-                )
+        check_players(settings, env)
+        shift.check(settings, env)
         return cls(env, settings.network, settings.loss, settings.model, settings.train)
 
 

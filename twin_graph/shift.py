@@ -2,6 +2,34 @@
 
 import numpy as np
 
+from twin_graph.envs import EnvSpec
+from twin_graph.errors import UsageError
+from twin_graph.networks import channels_axis
+from twin_graph.settings import Settings
+
+
+def check(settings: Settings, env: EnvSpec) -> None:
+    """Raises `UsageError` if `train.random_shift` cannot move what the environment shows."""
+    pixels, shape = settings.train.random_shift, env.observation_shape
+    if not pixels:
+        return
+    moves = f"train.random_shift={pixels} moves images, and"
+    if len(shape) != 3:
+        raise UsageError(
+            f"{moves} {settings.env.id} gives observations of shape {list(shape)}; use --set train.random_shift=0"
+        )
+    channels = channels_axis(settings.network, env)
+    if channels is None:
+        raise UsageError(
+            f"{moves} network={settings.network} does not say which axis of {list(shape)} has their channels; "
+            "use --set train.random_shift=0, or another network"
+        )
+    side = min(size for axis, size in enumerate(shape) if axis != channels)
+    if pixels >= side:
+        raise UsageError(
+            f"train.random_shift={pixels} is not less than the image's {side} pixels; choose less, e.g. 4 for 84"
+        )
+
 
 def shift(images: np.ndarray, pixels: int, random: np.random.Generator) -> None:
     """Moves each image by up to `pixels` vertically and horizontally, each shift equally likely, its frames together.
