@@ -227,6 +227,11 @@ def test_evaluate_refuses_damaged_weights(trained: Path) -> None:
             2,
             "names no version, and the newest may change: give CartPole-v1",
         ),
+        (
+            ["train", "dqn2015", "--env", "Breakout"],
+            2,
+            "names no version, and the newest may change: give ALE/Breakout-v5",
+        ),
         (["explain", "cartpole-seed1-1", "--update", "1,5"], 2, "'1,5' is not a valid count"),
         (["train", "cartpole", "--set", "preset=pong"], 2, "preset is cartpole here, and no setting changes it"),
         (

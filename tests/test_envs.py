@@ -16,6 +16,7 @@ from minatar.gym import BaseEnv
 
 from twin_graph import envs, evaluation
 from twin_graph.envs import EnvSpec, VectorEnv, VectorStep, minatar
+from twin_graph.envs.gym import check_version
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.settings import EnvSettings, Settings
 
@@ -175,6 +176,18 @@ def test_an_environment_of_the_users_own_module(monkeypatch: pytest.MonkeyPatch,
     assert steps[-1].last_t.all()
     assert not steps[-1].terminal_t.all()
     gymnasium.registry.pop("Mine-v0")
+
+
+def test_an_id_without_version_is_refused_before_anything_has_imported_its_module(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "versioned.py").write_text(
+        "import gymnasium\ngymnasium.register('Versioned-v3', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="give versioned:Versioned-v3"):
+        check_version("versioned:Versioned")
+    gymnasium.registry.pop("Versioned-v3")
 
 
 def test_actions_that_do_not_begin_at_zero() -> None:

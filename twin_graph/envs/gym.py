@@ -1,6 +1,8 @@
 """Any Gymnasium environment with discrete actions, on Gymnasium's own vector API."""
 
+import contextlib
 import functools
+import importlib
 import multiprocessing
 import os
 import signal
@@ -399,14 +401,21 @@ def _atari_name(environment_id: str) -> str:
 
 def check_version(environment_id: str) -> None:
     """Raises `UsageError` if an id means the newest of several versions, which another Gymnasium may add to."""
-    name = environment_id.rpartition(":")[2]
-    if name in gymnasium.registry or not ENV_ID_RE.fullmatch(name):
+    module, _, name = environment_id.rpartition(":")
+    if not ENV_ID_RE.fullmatch(name):
         return
     namespace, stem, version = parse_env_id(name)
-    if version is None and (newest := find_highest_version(namespace, stem)) is not None:
-        raise UsageError(
-            f"{environment_id} names no version, and the newest may change: give {environment_id}-v{newest}"
-        )
+    if version is not None or name in gymnasium.registry:
+        return
+    with contextlib.suppress(Exception):  # what it registers is not known before; its errors are told when one is made
+        importlib.import_module(module or "ale_py")
+    newest = find_highest_version(namespace, stem)
+    if newest is None or name in gymnasium.registry:
+        return
+    versioned = f"{environment_id}-v{newest}"
+    raise UsageError(
+        f"{environment_id} names no version, and the newest may change: give {_atari_name(versioned) or versioned}"
+    )
 
 
 def _tells_what_is_legal(environment: gymnasium.Env[Any, Any]) -> bool:
