@@ -204,6 +204,25 @@ def test_a_run_may_be_forked_while_it_trains_and_prunes(cartpole: Make, tmp_path
         assert verify(made).damage == []
 
 
+def test_a_point_that_a_reader_keeps_from_removal_keeps_its_snapshots_too(cartpole: Make, tmp_path: Path) -> None:
+    settings = cartpole(
+        train__steps=4_000, resume__every_steps=1_000, resume__keep=1, save__keep_last=1, save__keep_every=0
+    )
+    parent = create(tmp_path / "parent", settings)
+    reader = Run(parent.folder)
+    with (
+        contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env,
+        contextlib.closing(training.train(parent, env)) as steps,
+    ):
+        next(p for p in steps if p.agent_steps > 2_000)
+        with reader.points().reading():
+            point = point_at(reader, "@update:10000")
+            next(p for p in steps if p.keeper.checkpoints.newest.number > point.number)
+            other = fork(reader, point, tmp_path / "fork", settings)
+    found, damage = newest_point(other)
+    assert (found.number, damage) == (point.number, [])
+
+
 def test_both_runs_prune_for_themselves(cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path) -> None:
     parent = trained(cartpole(resume__keep="all", save__every_updates=10, loss="mse"))
     attempt(made := forked(parent, tmp_path / "fork", at="1", save__keep_last=1, save__keep_every=0, resume__keep=1))

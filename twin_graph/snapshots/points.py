@@ -251,7 +251,7 @@ class PointStore:
     def retain(self, chain: Iterable[PointState], count: int | None) -> PointState:
         """Removes all points but the newest `count` of `chain`, and all segments that these do not need.
 
-        A point whose state cannot be read is left for a person to look at. Nothing is removed if readers do not let go
+        A point whose state cannot be read is left for a person to look at. Nothing is removed if readers keep the lock
         for seconds.
 
         Args:
@@ -259,13 +259,16 @@ class PointStore:
           count: how many are kept; None for all of them.
 
         Returns:
-          The oldest that is kept.
+          The oldest that is still there.
         """
         if count is None and self._first_kept:  # nothing is to be removed but what a crash left, once
             return self._first_kept
         kept = list(itertools.islice(chain, count))
-        with contextlib.suppress(BlockingIOError), lock_folder(self.folder, shared=False):
-            self._remove_all_but(kept)
+        try:
+            with lock_folder(self.folder, shared=False):
+                self._remove_all_but(kept)
+        except BlockingIOError:  # a fork of an older one, perhaps, which needs its snapshots too
+            return self.oldest() or kept[-1]
         self._first_kept = kept[-1]
         return self._first_kept
 
