@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -479,15 +480,16 @@ def test_a_damaged_run_is_refused(tmp_path: Path, content: bytes) -> None:
 def test_the_state_of_a_run_follows_its_trainers_process(tmp_path: Path) -> None:
     run = create(tmp_path / "run", config.load("cartpole"))
     assert run.state() == "failed"  # made, and no trainer ever began
-    run.record_start()
-    assert run.state() == "running"
-    run.ledger.append(End(attempt=1, time="", state="finished", reason="done"))
-    assert run.state() == "finished"
-    run.record_start()
-    assert run.state() == "running"
+    with run.lock("train"):
+        run.record_start()
+        assert run.state() == "running"
+        run.ledger.append(End(attempt=1, time="", state="finished", reason="done"))
+        assert run.state() == "finished"
+        run.record_start()
+        assert run.state() == "running"
 
-    code = "import sys; from twin_graph.snapshots.run import Run; from pathlib import Path;"
-    code += "Run(Path(sys.argv[1])).record_start()"
+    code = "import os, sys; from twin_graph.snapshots.run import Run; from pathlib import Path;"
+    code += "run = Run(Path(sys.argv[1])); run.lock('train').__enter__(); run.record_start(); os._exit(0)"
     crashed = create(tmp_path / "crashed", config.load("cartpole"))
     subprocess.run([sys.executable, "-c", code, str(crashed.folder)], check=True)
     assert crashed.state() == "failed"
@@ -506,6 +508,20 @@ def test_a_run_of_another_machine_runs_while_its_lock_is_held(tmp_path: Path) ->
         run.ledger.append(Start(attempt=1, time="", pid=1, host="elsewhere.invalid", process_started=1.0))
         assert Run(run.folder).state() == "running"
     assert Run(run.folder).state() == "failed"
+
+
+def test_a_trainer_is_known_by_its_lock_and_not_by_its_number(tmp_path: Path) -> None:
+    """In a container of the same host name it has another number, and a copy of a run names a living process."""
+    run = create(tmp_path / "run", config.load("cartpole"))
+    with run.lock("train"):
+        assert Run(run.folder).state() == "running"  # before it has recorded anything
+        run.ledger.append(Start(attempt=1, time="", pid=2**22 + 1, host=socket.gethostname()))
+        assert Run(run.folder).state() == "running"
+        run.record_start()
+        shutil.copytree(run.folder, tmp_path / "copy")
+        assert Run(tmp_path / "copy").state() == "failed"
+    with run.lock("prune"):
+        assert Run(run.folder).state() == "failed"
 
 
 def test_scores_come_from_scheduled_evaluations_alone(tmp_path: Path) -> None:

@@ -770,14 +770,16 @@ def test_runs_that_begin_change_end_or_are_damaged_are_told_apart(work: Path, tm
 
 def test_a_ledger_that_is_damaged_while_its_run_trains_is_no_matter_for_the_others(work: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(run_folder(work), tmp_path / "one"))
-    Run(folder).record_start()  # by this process, which lives
-    library = Library([], tmp_path)
-    version, [one] = library.changes(-1)
-    assert one["state"] == "running"
-    with (folder / "ledger.jsonl").open("a") as ledger:
-        ledger.write("no record\n")
-    _, [damaged] = library.changes(version)
-    assert damaged["state"] == "damaged"
+    run = Run(folder)
+    with run.lock("train"):
+        run.record_start()
+        library = Library([], tmp_path)
+        version, [one] = library.changes(-1)
+        assert one["state"] == "running"
+        with (folder / "ledger.jsonl").open("a") as ledger:
+            ledger.write("no record\n")
+        _, [damaged] = library.changes(version)
+        assert damaged["state"] == "damaged"
 
 
 def test_a_run_that_nobody_expected_is_no_matter_for_the_others(

@@ -76,7 +76,8 @@ class Start(_Event):
     """A process begins to train.
 
     Attributes:
-      pid, host, process_started: which; see `twin_graph.snapshots.run.Run.state`.
+      pid, host: which.
+      process_started: in runs that earlier versions began, when.
       resumed_from: number of the resume point; None at the run's beginning.
       counters: those of the resume point.
       known_bytes: length of each file of records when that point was made, by the file's name; 0 at the beginning.
@@ -86,7 +87,7 @@ class Start(_Event):
     event: Literal["start"] = "start"
     pid: int
     host: str
-    process_started: float | None
+    process_started: float | None = None
     resumed_from: int | None = None
     counters: Counters | None = None
     known_bytes: dict[str, int] = {}

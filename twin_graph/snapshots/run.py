@@ -24,7 +24,6 @@ from types import MappingProxyType
 from typing import Any
 
 import filelock
-import psutil
 
 from twin_graph import cpu
 from twin_graph.config import replace, validate
@@ -68,6 +67,7 @@ GAMES, RATINGS = "games.jsonl", "ratings.json"
 SNAPSHOTS, POINTS, VIDEOS, CONTROL = "snapshots", "resume", "videos", "control"
 
 _NEWEST_METRICS_BYTES = 65_536
+_GLANCE_SECONDS = 0.2  # for which who asks whether a run trains may hold its lock, and far longer than it does
 
 #: Packages whose versions a run records.
 VERSIONED = ("twin-graph", "tensorflow", "numpy", "gymnasium", "ale-py")
@@ -137,7 +137,7 @@ class Run:
         self.control.mkdir(exist_ok=True)
         holder = self.control / "holder.json"
         try:
-            self._lock.acquire(timeout=0)
+            self._lock.acquire(timeout=_GLANCE_SECONDS)
         except filelock.Timeout:
             try:
                 who = read_file(holder)
@@ -160,8 +160,16 @@ class Run:
         finally:
             self._lock.release()
 
+    def _is_training(self) -> bool:
+        """Whether a process trains the run, or is about to, on any machine that shares locks with this storage."""
+        if not self._is_locked():
+            return False
+        try:
+            return read_file(self.control / "holder.json")["purpose"] in ("train", "resume")
+        except DamagedError:  # on a full disk, none says who has the lock
+            return True
+
     def _is_locked(self) -> bool:
-        """Whether a process uses the run, on any machine that shares locks with this storage."""
         try:
             descriptor = os.open(self.control / "lock", os.O_RDONLY)
         except FileNotFoundError:
@@ -201,15 +209,13 @@ class Run:
 
         All that was recorded beyond is abandoned.
         """
-        pid = os.getpid()
         self.attempt = self.ledger.attempt + 1
         self.ledger.append(
             Start(
                 attempt=self.attempt,
                 time=utc_now(),
-                pid=pid,
+                pid=os.getpid(),
                 host=socket.gethostname(),
-                process_started=_process_started(pid),
                 resumed_from=point.number if point else None,
                 counters=point.counters if point else None,
                 known_bytes=point.known_bytes if point else dict.fromkeys(RECORDS, 0),
@@ -416,15 +422,11 @@ class Run:
             return "stopped", f"forked from {newest.run}, and not trained yet"
         if isinstance(newest, End):
             return newest.state, newest.reason
+        if self._is_training():
+            return "running", ""
         if not isinstance(newest, Start):
             return "failed", "killed before it began"
-        if newest.host != socket.gethostname():
-            runs = self._is_locked()
-        else:
-            started = _process_started(newest.pid)
-            runs = started is not None and abs(started - (newest.process_started or 0)) < 1
-        killed = f"killed: process {newest.pid} on {newest.host} ended without recording why"
-        return ("running", "") if runs else ("failed", killed)
+        return "failed", f"killed: process {newest.pid} on {newest.host} ended without recording why"
 
 
 def comparable(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -544,17 +546,3 @@ def locate(run: Run, reference: str) -> tuple[Run, Commit]:
     match = re.fullmatch(r"(?!([^/:]+/)?@update:)(.+?):(([^/:]+/)?@update:[\d,]+|[^:]+)", reference)
     owner, inside = (find(match[2]), match[3]) if match else (run, reference)
     return owner, owner.resolve(inside)
-
-
-def _process_started(pid: int) -> float | None:
-    """When a living process of this machine began, in seconds after the machine did: not moved by a clock that is set.
-
-    It distinguishes the process from a later one with the same number.
-    """
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        return float(process.create_time() - psutil.boot_time())
-    except psutil.NoSuchProcess:
-        return None
