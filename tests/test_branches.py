@@ -15,12 +15,14 @@ from commands import Command, twin_graph
 from test_fork import forked
 from test_resume import attempt, end
 
+from twin_graph import config
 from twin_graph.errors import UsageError
 from twin_graph.experiments import clock, plan, results, statistics, tables
 from twin_graph.experiments import report as pages
 from twin_graph.experiments.runner import Experiment, Runner
 from twin_graph.experiments.trial import Trial
 from twin_graph.settings import Settings
+from twin_graph.snapshots import control
 from twin_graph.snapshots.depth import Depths, value_of
 from twin_graph.snapshots.run import Run
 
@@ -70,6 +72,23 @@ def parent(cartpole: Callable[..., Settings], trained: Callable[[Settings], Run]
     settings = cartpole(resume__keep="all", target__policy="window(3)", loss="mse", evaluate__every_steps=300)
     (tmp_path / "checkpoints").mkdir()
     return Run(Path(shutil.move(trained(settings).folder, tmp_path / "checkpoints" / "parent")))
+
+
+def test_a_target_that_is_held_by_hand_is_named_where_a_policy_would_have_no_effect(
+    parent: Run, cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control.ask(parent.control, "swap", parent.resolve("latest").id, hold=True)
+    with parent.trying(config.change(parent.settings, [("train.steps", 2_000)])):
+        attempt(parent)
+    monkeypatch.chdir(tmp_path)
+    made = twin_graph("fork", "parent", "--set", "target.policy=lag(100)", "--run-dir", "what-if", cwd=tmp_path)
+    told = "the target is held by hand: target.policy has no effect until the hold ends, as by twin-graph swap what-if "
+    assert f"\n{told}latest\n" in made.stderr
+    held = parent.points().newest()
+    assert held is not None
+    Path("file.toml").write_text(FILE.replace("points = [1]", f"points = [{held.number}]").replace("1_200", "3_000"))
+    with pytest.raises(UsageError, match=f"at resume point {held.number} the target is held by hand"):
+        plan.read(Path("file.toml"))
 
 
 def test_conditions_begin_from_the_same_states_and_are_compared_in_pairs(

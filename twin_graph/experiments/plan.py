@@ -327,6 +327,11 @@ def _origin(wanted: _From, known: Origin | None) -> Origin:
     for reference in wanted.references:
         if reference not in points:
             point = point_at(run, reference)
+            if held := point.held:
+                raise UsageError(
+                    f"from: at resume point {point.number} the {held[0]} is held by hand, and no policy would be used; "
+                    "choose a point without a hold"
+                )
             made, settings = point.counters, run.settings_from(point)
             points[reference] = OriginPoint(
                 point.number, made.updates, made.agent_steps, point.weights_sha256, settings

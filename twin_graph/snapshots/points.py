@@ -132,6 +132,12 @@ class PointState(Record):
         """Those in targets and opponents."""
         return tuple(i for learner in self.learners for holder in learner.holders.values() for i in holder.snapshots)
 
+    @property
+    def held(self) -> list[str]:
+        """The roles whose refreshes were suspended, for any learner."""
+        holders = [item for learner in self.learners for item in learner.holders.items()]
+        return list(dict.fromkeys(role for role, holder in holders if holder.held))
+
     @classmethod
     def read(cls, folder: Path) -> Self:
         """The state in a point's folder. Raises `DamagedError`."""
