@@ -223,14 +223,21 @@ def show_training(run: Run, env: Any, point: Any, as_json: bool, cluster: Any, v
     except (Exception, KeyboardInterrupt):
         if newest := run.points().newest():
             at = f"resume point {newest.number}, at {newest.counters.agent_steps:,} agent steps"
-            say(f"continue from {at}, with: {command('resume', run.folder)}")
+            say(f"continue from {at}, with: {_resume(run.folder, cluster)}")
         raise
-    _report(run.folder, progress, as_json)
+    _report(run.folder, progress, as_json, cluster)
     if progress.interrupted:
         raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE)
 
 
-def _report(folder: Path, progress: Any, as_json: bool) -> None:
+def _resume(folder: Path, cluster: Any) -> str:
+    """The command that resumes a run, by the same machines."""
+    described = ["--cluster", "FILE"] if cluster else []
+    insecure = ["--insecure-network"] if elsewhere_of(cluster) else []
+    return command("resume", folder, *described, *insecure)
+
+
+def _report(folder: Path, progress: Any, as_json: bool, cluster: Any) -> None:
     evaluation = progress.evaluation
     if as_json:
         print_json(
@@ -252,5 +259,5 @@ def _report(folder: Path, progress: Any, as_json: bool) -> None:
         say(f"score of {evaluation[0]}: {evaluation[1].words()}")
     say(f"newest snapshot: {progress.newest_snapshot}\nweights_sha256: {progress.weights_sha256}")
     if progress.interrupted:
-        say(f"continue with: {command('resume', folder)}")
+        say(f"continue with: {_resume(folder, cluster)}")
     say(f"next: {command('log', folder)}    {command('evaluate', folder, '--episodes', 30)}")

@@ -30,9 +30,9 @@ from twin_graph.distributed.copy import Copy
 from twin_graph.distributed.shared import Counts, Shared, placement, start_server
 from twin_graph.distributed.supervisor import Supervisor
 from twin_graph.distributed.task import parse
-from twin_graph.distributed.worker import Worker
+from twin_graph.distributed.worker import Worker, work
 from twin_graph.envs import EnvSpec
-from twin_graph.errors import DivergedError, TwinGraphError, UsageError
+from twin_graph.errors import DivergedError, InUseError, TwinGraphError, UsageError
 from twin_graph.graph_mode import tf
 from twin_graph.keeper import Keeper
 from twin_graph.model import ModelSpec
@@ -44,7 +44,7 @@ from twin_graph.snapshots.ledger import End, Point, Swap
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import Variable
 from twin_graph.snapshots.verify import verify
-from twin_graph.snapshots.workers import FOLDER, own_status, statuses, write_status
+from twin_graph.snapshots.workers import FOLDER, UpdateLog, own_status, statuses, write_status
 from twin_graph.tally import Tally
 from twin_graph.twin import Twin, session_config, weights_sha256
 
@@ -572,13 +572,17 @@ def test_where_no_worker_is_left_the_run_says_why_each_ended(tmp_path: Path) -> 
     trainer = Command("train", "cartpole", "--workers=1", "--steps=90000", f"--run-dir={run}", *chosen, cwd=tmp_path)
     try:
         wait_until(lambda: steps_of(run) > 300)
-        os.kill(children(run, "worker:0")[0], signal.SIGKILL)
+        os.kill(killed := children(run, "worker:0")[0], signal.SIGKILL)
         _, said = trainer.communicate(timeout=60)
     finally:
         trainer.kill()
     assert trainer.returncode == 1
     assert re.search(r"Error: .*no worker is left: worker-0 ended \(killed by SIGKILL\), restarted 0 times", said)
-    assert [worker["state"] for worker in report.status(Run(run))["workers"]] == ["given up"]
+    [worker] = statuses(run, 1)
+    assert (worker.state, worker.pid) == ("given up", killed)
+    point = Run(run).points().newest()
+    assert point is not None
+    assert point.counters.agent_steps > 300  # the servers still had all of it
 
 
 BRITTLE = """
@@ -597,10 +601,11 @@ gymnasium.register("Brittle-v0", entry_point=Brittle, max_episode_steps=500)
 """
 
 
-def test_where_an_environment_fails_in_a_worker_the_run_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_where_an_environment_fails_in_a_worker_the_run_is_kept(tmp_path: Path, restarts: int) -> None:
     (tmp_path / "brittle.py").write_text(BRITTLE)
     rarely = (f"--set={name}=100000" for name in ("resume.every_steps", "save.every_updates", "log.every_steps"))
-    run, chosen = tmp_path / "run", (*TINY, "--env=brittle:Brittle-v0", *rarely)
+    run, chosen = tmp_path / "run", (*TINY, "--env=brittle:Brittle-v0", *rarely, f"--set=workers.restarts={restarts}")
     done = twin_graph("train", "cartpole", "--workers=2", "--steps=9000", f"--run-dir={run}", *chosen, cwd=tmp_path)
     assert done.returncode == 1
     assert re.search(
@@ -613,6 +618,26 @@ def test_where_an_environment_fails_in_a_worker_the_run_is_kept(tmp_path: Path) 
     assert state is not None
     assert state.learners[0].updates == state.counters.updates > 0  # and so are its weights
     assert (isinstance(end, End), Run(run).state()) == (True, "failed")
+
+
+def test_servers_are_reached_without_the_proxy_of_the_machine(tmp_path: Path) -> None:
+    arguments = ("train", "cartpole", "--workers=1", "--steps=600", "--run-dir=run", *TINY)
+    environment = {**os.environ, "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+    done = twin_graph(*arguments, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_task_that_there_is_not_or_that_runs_already_is_refused(tmp_path: Path, cartpole: Make) -> None:
+    run = create(tmp_path / "run", cartpole(workers__count=2))
+    (run.folder / FOLDER).mkdir()
+    wider = Cluster(run=run.folder, ps=("127.0.0.1:1",), workers=3)
+    with pytest.raises(UsageError, match="is trained by 2 workers: there is no worker-2"):
+        work(wider, 2)
+    with (
+        contextlib.closing(UpdateLog(run.folder, "worker-0", 1)),
+        pytest.raises(InUseError, match=r"worker-0 of .*run has been started already"),
+    ):
+        UpdateLog(run.folder, "worker-0", 1)
 
 
 def with_request_numbers_that_meet(

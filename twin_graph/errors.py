@@ -38,6 +38,10 @@ class TwinMismatchError(TwinGraphError):
     """Two twins do not hold the same variables, so that a snapshot of one cannot be restored into the other."""
 
 
+class NoWorkerError(TwinGraphError):
+    """Every worker of an asynchronous run has died too often."""
+
+
 class InUseError(TwinGraphError):
     """Another process trains, prunes or imports in this run."""
 

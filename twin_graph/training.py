@@ -13,7 +13,7 @@ from twin_graph import envs, evaluation, resources, trackers
 from twin_graph.agent import Agent
 from twin_graph.cross_checks import check_rescaling, check_that_it_learns
 from twin_graph.envs import VectorEnv
-from twin_graph.errors import DamagedError, ForeignError, TwinGraphError, UsageError, foreign_error
+from twin_graph.errors import DamagedError, ForeignError, NoWorkerError, TwinGraphError, UsageError, foreign_error
 from twin_graph.evaluation import Evaluation
 from twin_graph.loop import InChunks, StepByStep, Stepper, loop
 from twin_graph.progress import Progress
@@ -149,7 +149,7 @@ def run_to_its_end(progress: Progress, stepper: Stepper, callbacks: _Callbacks |
                 if callbacks:
                     callbacks.tell()
                 yield progress
-        except (ForeignError, UsageError, DamagedError) as error:
+        except (ForeignError, UsageError, DamagedError, NoWorkerError) as error:
             with contextlib.suppress(OSError, TwinGraphError):  # a second failure: resuming takes the point before
                 if not keeper.at_point:
                     stepper.settle()

@@ -11,7 +11,7 @@ from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.shared import Counts, Shared, named
 from twin_graph.distributed.supervisor import Supervisor
 from twin_graph.envs import VectorEnv
-from twin_graph.errors import TwinGraphError
+from twin_graph.errors import NoWorkerError, TwinGraphError
 from twin_graph.graph_mode import tf
 from twin_graph.keeper import Keeper
 from twin_graph.legal import random_actions
@@ -26,7 +26,6 @@ from twin_graph.snapshots.workers import (
     CLUSTER,
     FOLDER,
     GIVEN_UP,
-    SILENT_SECONDS,
     WorkerStatus,
     name_of,
     own_status,
@@ -172,13 +171,12 @@ class Chief(Stepper):
         restarted = self.supervisor.restarted if self.supervisor else [0] * self._cluster.workers
         self.workers = [(worker, restarted[worker.index]) for worker in workers]
         for worker in workers:
-            if worker.state == "failed":
-                raise getattr(errors, worker.error, TwinGraphError)(f"{worker.name}: {worker.message}")
+            _raise_failure(worker)
         tally = self._tally
         tally.reward_limit = max([tally.reward_limit, *(worker.reward_limit for worker in workers)])
-        if losses := [worker.loss for worker in workers if worker.loss is not None]:
-            tally.loss = sum(losses) / len(losses)
-            tally.q_mean = sum(worker.q_mean or 0.0 for worker in workers) / len(losses)
+        if learning := [worker for worker in workers if worker.is_training and worker.loss is not None]:
+            tally.loss = sum(worker.loss or 0.0 for worker in learning) / len(learning)
+            tally.q_mean = sum(worker.q_mean or 0.0 for worker in learning) / len(learning)
 
     def _returns(self) -> list[float]:
         """True scores of episodes that ended; each is returned once."""
@@ -202,8 +200,7 @@ class Chief(Stepper):
         """Workers that have not ended, and not fallen silent."""
         if self.supervisor:
             return self.supervisor.going()
-        training = [worker.index for worker in self._hear() if worker.state == "training"]
-        return {index for index in training if time.monotonic() - self._heard[index][1] < SILENT_SECONDS}
+        return {worker.index for worker in self._hear() if worker.is_training}
 
     def _hear(self) -> list[WorkerStatus]:
         """What workers say now, at times of our clock, with which those of other machines are not compared."""
@@ -233,11 +230,20 @@ class Chief(Stepper):
             except TwinGraphError:
                 self._has_servers = False
                 raise
+            known = {status.index: status for status in self._hear()} if given_up else {}
             for worker, why in given_up.items():
-                write_status(self._run.folder, own_status(worker, self._run.attempt, GIVEN_UP, why))
+                last = known.get(worker) or own_status(worker, self._run.attempt, GIVEN_UP)
+                _raise_failure(last)
+                write_status(self._run.folder, last.model_copy(update={"state": GIVEN_UP, "message": why}))
             if given_up and not self.supervisor.has_workers:
                 every = "; ".join(f"{name_of(worker)} {why}" for worker, why in given_up.items())
-                raise TwinGraphError(f"no worker is left: {every}")
+                raise NoWorkerError(f"no worker is left: {every}")
+
+
+def _raise_failure(worker: WorkerStatus) -> None:
+    """Raises the error with which a worker failed, if it did."""
+    if worker.state == "failed":
+        raise getattr(errors, worker.error, TwinGraphError)(f"{worker.name}: {worker.message}")
 
 
 def train(

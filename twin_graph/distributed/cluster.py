@@ -14,8 +14,13 @@ from twin_graph.snapshots.files import checked, read_file, write_file
 from twin_graph.snapshots.ledger import Record, first_problem
 
 
-def _with_a_port(address: str) -> str:
-    if not 1 <= int(address.rpartition(":")[2]) <= 65_535:
+def _valid(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ValueError(f"{host} is not a host's name") from None
+    if not 1 <= int(port) <= 65_535:
         raise ValueError("a port is 1 to 65535")
     return address
 
@@ -26,7 +31,7 @@ def _each_once(addresses: tuple[str, ...]) -> tuple[str, ...]:
     return addresses
 
 
-Address = Annotated[str, Field(pattern=r"^[^:\s]+:\d{1,5}$"), pydantic.AfterValidator(_with_a_port)]
+Address = Annotated[str, Field(pattern=r"^[^:\s]+:\d{1,5}$"), pydantic.AfterValidator(_valid)]
 LOOPBACK = "127.0.0.1"
 
 

@@ -5,6 +5,7 @@ step. See `ServerSession` for why.
 """
 
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ _LINE = 300  # characters
 _REFUSED = "RunGraph (Worker) request was received twice"
 #: What a server raises that is not there, or not there yet.
 _NOT_THERE = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError)
-_ANOTHER_CHIEF = "the run was resumed without this task; start it again"
+ANOTHER_CHIEF = "the run was resumed without this task; start it again"
 
 
 class Counts(NamedTuple):
@@ -148,7 +149,7 @@ class _Part:
                 for name in _COUNTERS
             }
             self.attempt = tf.placeholder(tf.int64, [])
-            present = tf.debugging.assert_equal(self.counters["attempt"], self.attempt, message=_ANOTHER_CHIEF)
+            present = tf.debugging.assert_equal(self.counters["attempt"], self.attempt, message=ANOTHER_CHIEF)
             applied = present
             if held:
                 optimizer = optimizers.Optimizer(spec.train)
@@ -176,13 +177,20 @@ class _Part:
         try:
             return self.run(wanted, {**fed, self.attempt: attempt})
         except tf.errors.InvalidArgumentError as error:
-            if _ANOTHER_CHIEF not in error.message:
+            if ANOTHER_CHIEF not in error.message:
                 raise
-            raise TwinGraphError(_ANOTHER_CHIEF) from None
+            raise TwinGraphError(ANOTHER_CHIEF) from None
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Sets variables and counters by name."""
         self.run(*to_set(self._setters, values))
+
+
+def _reach_directly(addresses: Sequence[str]) -> None:
+    """Lets gRPC reach these without the proxy of `http_proxy`, which does not know this machine's ports."""
+    direct = os.environ.get("no_grpc_proxy", os.environ.get("no_proxy", ""))  # noqa: SIM112 - gRPC reads these
+    hosts = [address.rpartition(":")[0] for address in addresses]
+    os.environ["no_grpc_proxy"] = ",".join(dict.fromkeys(filter(None, [*direct.split(","), *hosts])))  # noqa: SIM112
 
 
 class Shared:
@@ -198,6 +206,7 @@ class Shared:
 
     def __init__(self, cluster: Cluster, twin: Twin, vector_steps: int) -> None:
         self._addresses = cluster.ps
+        _reach_directly(cluster.ps)
         self._attempt = 0  # of the run, as a worker found it
         placed = placement([Variable.of(v) for v in twin.model.trainables], len(cluster.ps))
         self._parts = [
@@ -328,6 +337,6 @@ def _tries(seconds: float) -> Iterator[None]:
 def _listens(address: str) -> bool:
     """Whether anybody does; a session would wait for that, and could not be interrupted meanwhile."""
     host, _, port = address.rpartition(":")
-    with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=1):
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
         return True
     return False

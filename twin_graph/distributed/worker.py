@@ -14,9 +14,9 @@ from twin_graph import envs, targets
 from twin_graph.actor import Actor
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.copy import Applied, Copy
-from twin_graph.distributed.shared import Shared
+from twin_graph.distributed.shared import ANOTHER_CHIEF, Shared
 from twin_graph.envs import VectorEnv
-from twin_graph.errors import TwinGraphError
+from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.holder import Holder
 from twin_graph.model import ModelSpec
 from twin_graph.prepared import feeds
@@ -88,6 +88,7 @@ class Worker:
           TwinGraphError: the chief is another.
           tf.errors.OpError: a parameter server is lost.
         """
+        write_status(self._run.folder, self._status)
         with ThreadPoolExecutor(1, "claims") as claims, ThreadPoolExecutor(1, "gradients") as gradients:
             claim = claims.submit(self._shared.claim_step)
             applying: _Applying | None = None
@@ -129,6 +130,8 @@ class Worker:
         """Restores what the run's target was last refreshed with, if that has changed; returns that refresh."""
         swaps = self._run.ledger.newest_first(Swap)
         newest = next((swap for swap in swaps if is_target_of(swap, ONLY_LEARNER)), None)
+        if self._run.ledger.attempt != self._run.attempt:
+            raise TwinGraphError(ANOTHER_CHIEF)
         if newest and newest != self._followed:
             store = self._run.store()
             with store.reading():
@@ -200,6 +203,8 @@ def work(cluster: Cluster, index: int) -> None:
     """
     run = _wait_for_run(cluster)
     whole = run.settings
+    if index >= whole.workers.count:
+        raise UsageError(f"{run.folder} is trained by {whole.workers.count} workers: there is no {name_of(index)}")
     if whole.workers.pin:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[index % len(cores)]})

@@ -7,11 +7,12 @@ workers/
   worker-0.log                   what it printed
 """
 
+import fcntl
 import os
 import time
 from pathlib import Path
 
-from twin_graph.errors import DamagedError
+from twin_graph.errors import DamagedError, InUseError
 from twin_graph.snapshots.files import checked
 from twin_graph.snapshots.ledger import Record
 
@@ -59,6 +60,11 @@ class WorkerStatus(Record):
     returns: tuple[float, ...] = ()
 
     @property
+    def is_training(self) -> bool:
+        """Whether it has not ended, and not fallen silent."""
+        return self.state == "training" and time.time() - self.time < SILENT_SECONDS
+
+    @property
     def index(self) -> int:
         return int(self.name.rpartition("-")[2])
 
@@ -98,8 +104,14 @@ class UpdateLog:
     """Appends the numbers of the updates that a worker applied; not fsynced, since nothing is decided by it."""
 
     def __init__(self, run: Path, name: str, attempt: int) -> None:
+        """Raises `InUseError` if another process is this worker."""
         path = run / FOLDER / f"{name}-{attempt:06d}.updates"
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise InUseError(f"{name} of {run} has been started already") from None
 
     def append(self, update: int) -> None:
         os.write(self._descriptor, update.to_bytes(8, "little"))
