@@ -51,7 +51,8 @@ def view(runs: tuple[str, ...], folder: Path, port: int, allow_swaps: bool, no_b
         raise UsageError(f"no folder {folder}; name the one with your runs with --folder")
     library = Library([find(name).folder for name in runs], None if runs else folder)
     for number in (signal.SIGTERM, signal.SIGHUP):  # so that the file with the address is removed
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     listening, token = server.listen(port), secrets.token_urlsafe(24)
     address = f"http://{server.ADDRESS}:{listening.getsockname()[1]}/{token}/"
     click.echo(address)

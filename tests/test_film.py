@@ -140,6 +140,14 @@ def test_a_film_shows_score_values_and_actions(tmp_path: Path) -> None:
     assert (explored == film._RANDOM).all(axis=2).any()
 
 
+@pytest.mark.parametrize("q", [[np.nan, 2.0], [np.nan, np.nan], [np.inf, -np.inf], [1e20, -1e30]])
+def test_a_run_whose_values_diverged_is_filmed(q: list[float]) -> None:
+    panel = film._Panel(("run", "snapshot"), ("left", "right"), 1, 1.0)
+    for values in (q, [1.0, 2.0], q):
+        panel.add(film.Moment(np.array(values, np.float32), action=1, score=3.0, step=4, game=1, last=False), 1.0)
+    assert panel.frame(np.zeros((210, 160, 3), np.uint8)).shape == (420, 640, 3)
+
+
 def test_of_thousands_of_actions_the_best_are_shown_and_the_one_taken() -> None:
     q = np.full(4_672, ILLEGAL, np.float32)
     q[[7, 30, 4_000]] = 0.1, 0.3, 0.2

@@ -340,6 +340,43 @@ def test_axes_hold_what_is_below_zero_and_name_what_is_small(server: Server, bro
 
 
 @needs_browser
+def test_a_zoomed_plot_holds_the_lines_that_cross_it_and_tells_its_ticks_apart(server: Server, browser: Any) -> None:
+    look(browser, f"{server.address}#/")
+    within, beside, ticks = browser.execute_async_script(
+        """
+        const [base, done] = arguments;
+        import(`${base}charts.js`).then(({ seen, labels }) => {
+          const column = (values, line) => [
+            { series: [{ idxs: [1, 3] }, { show: true }], data: [[0, 10, 20, 30, 40], values] },
+            [{ line }], null, null];
+          done([
+            seen(...column([1, null, null, undefined, 9])),
+            seen(...column([1, null, null, undefined, 9], false)),
+            [labels([5e6, 5.002e6, 5.004e6]), labels([0, 1000, 2000])],
+          ]);
+        });
+        """,
+        server.address,
+    )
+    assert within == [1, 9]
+    assert beside == [None, None]  # dots alone: there is no line
+    assert ticks == [["5,000,000", "5,002,000", "5,004,000"], ["0", "1K", "2K"]]
+
+
+def test_damaged_metrics_hide_neither_the_run_nor_its_scores(work: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run_folder(work), tmp_path / "one"))
+    metrics = folder / "metrics.jsonl"
+    metrics.write_bytes(b"no record\n" + metrics.read_bytes())
+    evaluations = folder / "evaluations.jsonl"
+    evaluations.write_bytes(evaluations.read_bytes().splitlines(keepends=True)[0])
+    _, [one] = Library([], tmp_path).changes(-1)
+    assert (one["state"], one["spark"]) == ("finished", one["spark"][:1])
+    curves = Records(Run(folder)).curves()
+    assert len(curves["scores"]) == 1
+    assert (curves["metrics"], "metrics.jsonl is damaged: line 1" in curves["damage"]) == ({}, True)
+
+
+@needs_browser
 def test_what_a_person_opened_or_hid_stays_so_while_runs_change(work: Path, tmp_path: Path, browser: Any) -> None:
     folders = [Path(shutil.copytree(run_folder(work), tmp_path / "checkpoints" / name)) for name in "ab"]
     evaluations = folders[0] / "evaluations.jsonl"

@@ -238,6 +238,7 @@ class _Panel:
     def add(self, moment: Moment, reward: float) -> None:
         """Shows another moment, which brought this reward."""
         legal = legal_only(moment.q)
+        legal = legal[np.isfinite(legal)] if np.isfinite(legal).any() else np.zeros(1)  # a diverged run is filmed, too
         value = float(legal.max())
         self._values.append(value)
         self._gains.append(reward if reward != self._reward and self._reward is not None else 0.0)
@@ -273,7 +274,7 @@ class _Panel:
         for row, action in enumerate(actions):
             top, bottom = _BARS_TOP + self._row * row, _BARS_TOP + self._row * (row + 0.72)
             q = moment.q[action]
-            if q <= ILLEGAL:
+            if q <= ILLEGAL or not np.isfinite(q):
                 continue
             length = (right - left) * (0.03 + 0.97 * (float(q) - low) / (high - low))
             pen.rounded_rectangle([k * left, k * top, k * right, k * bottom], k * 2, _GRID)

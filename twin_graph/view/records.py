@@ -18,6 +18,7 @@ from twin_graph.snapshots.depth import Depths
 from twin_graph.snapshots.files import GrowingLines
 from twin_graph.snapshots.ledger import (
     BY_HAND,
+    ONLY_LEARNER,
     UNDO,
     Commit,
     End,
@@ -34,7 +35,7 @@ from twin_graph.snapshots.ledger import (
 from twin_graph.snapshots.run import CONTROL, EVALUATIONS, LEDGER, METRICS, VIDEOS, Run, folders_of_runs
 from twin_graph.stopwatch import PHASES
 from twin_graph.targets import PURPOSES
-from twin_graph.words import counted
+from twin_graph.words import command, counted
 
 #: A plot has no more points, since no screen has more columns; lines of metrics are averaged to so many.
 POINTS = 1_500
@@ -146,7 +147,10 @@ class Records:
         first = [line for line in lines if learner_of.get(line["snapshot"]) == learner_of.get(lines[0]["snapshot"])]
         curve = [(line["played_at"]["agent_steps"], line["mean"]) for line in first]
         if len(curve) < 2:
-            columns = self._columns.read()
+            try:
+                columns = self._columns.read()
+            except DamagedError:  # told where the metrics are shown
+                columns = {}
             pairs = zip(columns.get("agent_steps", []), columns.get("train_return", []), strict=True)
             curve = [(steps, mean) for steps, mean in pairs if math.isfinite(mean)]
         every = max(1, math.ceil(len(curve) / SPARK_POINTS))
@@ -154,10 +158,9 @@ class Records:
 
     def about(self) -> dict[str, Any]:
         """What the page needs before any plot: protocol, settings that affect pictures, films."""
-        description, settings = self.run.description, self.run.settings
+        settings = self.run.settings
         return {
-            "created": description["created"],
-            "protocol": description["protocol"],
+            "fork": command("fork", self.run.folder, "--seed", 2),
             "learners": mutual.Turns(settings).learners,
             "policy": settings.target.policy,
             "seed": settings.seed,
@@ -189,7 +192,12 @@ class Records:
         for lines in sorted(by_hand.values(), key=lambda lines: int(lines[0]["agent_steps"])):
             at = {name: lines[0][name] for name in _COUNTERS}
             add(lines[0], **at, mean=fmean(score for line in lines for score in line["returns"]))
-        metrics: dict[str, Any] = self._columns.read()
+        metrics: dict[str, Any] = {}
+        damage = ""
+        try:
+            metrics = self._columns.read()
+        except DamagedError as error:
+            damage = str(error)
         counters = {
             name: [round(value) if math.isfinite(value) else None for value in metrics[name]]
             for name in _COUNTERS
@@ -198,6 +206,7 @@ class Records:
         return {
             "phases": PHASES,
             "metrics": metrics | counters,
+            "damage": damage,
             "scores": [{"learner": key[0], "scheduled": key[1], **columns} for key, columns in scores.items()],
         }
 
@@ -561,6 +570,7 @@ def _words(event: Event) -> Iterator[str]:
         twin = event.into if event.into == "opponent" else f"{event.into} twin"
         yield f"into the {twin} from update {event.first_update:,} on" + (", held" if event.hold else "")
         yield f"of {event.worker}" if event.worker else ""
+        yield f"of learner {event.learner}" if event.learner != ONLY_LEARNER else ""
         yield f"policy {event.policy}" if event.policy not in (BY_HAND, UNDO) else event.policy
         yield event.reason
         yield f"from {counted(len(event.candidates), 'candidate')}" if event.candidates else ""

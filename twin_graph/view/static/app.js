@@ -24,6 +24,7 @@ function take(message) {
 
 function show() {
   view?.close?.();
+  document.getElementById("dialog").close(); // of the view before
   const [, kind, numbers] = location.hash.match(/^#\/(run|compare)\/([\d,]+)$/) ?? [];
   const indexes = (numbers ?? "")
     .split(",")

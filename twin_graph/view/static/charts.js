@@ -30,7 +30,7 @@ function quiet(name, part) {
     .join(", ")})`;
 }
 
-const HUES = 8;
+export const HUES = 8;
 /** Colours of things that have no colour of their own, by their place; where these are used up, lines are dashed. */
 export const several = (place) => `hue${place % HUES}`;
 export const dashed = (place) => (place < HUES ? undefined : [6, 3]);
@@ -46,7 +46,8 @@ export const UNITS = { agent_steps: "agent steps", updates: "updates" };
  *   height
  *   axisSize   width of the y axis, where plots are to be in line
  *   x          name of the x axis, with its unit
- *   series     [{name, colour, dash, width, fill, dots, format, hidden (from the legend), line: false}]
+ *   series     [{name, colour, dash, width, fill, quiet, dots, format, hidden (from the legend), line: false,
+ *              gaps: true (where a value is null; otherwise lines lead over it)}]
  *   bands      [[upper, lower, colour]], numbers of series from 1
  *   range      (u, min, max) => [min, max] of the y axis
  *   xRange     the same of the x axis
@@ -125,7 +126,10 @@ export class Plot {
       height: what.height,
       padding: [8, 20, 0, 0],
       legend: { show: false },
-      scales: { x: { time: false, ...(what.xRange && { range: what.xRange }) }, y: { range: what.range ?? padded } },
+      scales: {
+        x: { time: false, ...(what.xRange && { range: what.xRange }) },
+        y: { range: (u, low, high) => (what.range ?? padded)(u, ...seen(u, what.series, low, high)) },
+      },
       axes: [
         {
           ...axis,
@@ -133,14 +137,14 @@ export class Plot {
           labelSize: 18,
           size: 26,
           space: 64,
-          values: (u, ticks) => ticks.map(brief),
+          values: (u, ticks) => labels(ticks),
           grid: { show: false },
         },
         {
           ...axis,
           size: (u, values) => what.axisSize ?? 14 + 7 * Math.max(2, ...(values ?? []).map((text) => text.length)),
           space: 34,
-          values: (u, ticks) => ticks.map(what.ticks ?? brief),
+          values: (u, ticks) => (what.ticks ? ticks.map(what.ticks) : labels(ticks)),
         },
       ],
       series: [
@@ -151,8 +155,8 @@ export class Plot {
           stroke: one.colour && colour(one.colour),
           width: one.width ?? 1.75,
           dash: one.dash,
-          fill: one.fill && quiet(one.fill, QUIET),
-          spanGaps: true,
+          fill: one.fill && quiet(one.fill, one.quiet ?? QUIET),
+          spanGaps: !one.gaps,
           paths: one.line === false ? () => null : undefined,
           points: {
             show: Boolean(one.dots),
@@ -201,7 +205,7 @@ export class Plot {
       swatch.style.background = one.dash
         ? `repeating-linear-gradient(90deg, ${colour(one.colour)} 0 4px, transparent 4px 7px)`
         : one.fill
-          ? quiet(one.fill, QUIET)
+          ? quiet(one.fill, one.quiet ?? QUIET)
           : colour(one.colour);
       if (what.fixedKeys || one.silent) return h("span", { class: "key" }, swatch, one.name);
       const value = h("b");
@@ -263,6 +267,34 @@ function nearest(column, idx) {
   while (after < column.length && isMissing(after)) after += 1;
   if (before < 0 || after >= column.length) return null; // before its beginning, or beyond its end
   return column[idx - before <= after - idx ? before : after];
+}
+
+/** Labels of an axis: brief, unless two would then be equal. */
+export function labels(ticks) {
+  const short = ticks.map(brief);
+  return new Set(short).size === short.length ? short : ticks.map(number);
+}
+
+/** The lowest and highest value to be seen, with those of the points next to the window, to which lines lead. */
+export function seen(u, series, low, high) {
+  const [from, to] = u.series[0].idxs ?? [];
+  const isMissing = (value) => value === null || value === undefined;
+  series.forEach((one, i) => {
+    if (from === undefined || one.line === false || !u.series[i + 1].show) return;
+    const column = u.data[i + 1];
+    for (const [at, step] of [
+      [from, -1],
+      [to, 1],
+    ]) {
+      let place = at;
+      while (place >= 0 && place < column.length && isMissing(column[place])) place += step;
+      const value = column[place];
+      if (isMissing(value)) continue;
+      low = isMissing(low) ? value : Math.min(low, value);
+      high = isMissing(high) ? value : Math.max(high, value);
+    }
+  });
+  return [low, high];
 }
 
 /** A little room above and below; also where all values are equal. */

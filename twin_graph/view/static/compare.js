@@ -125,8 +125,10 @@ export function compareView(library, indexes) {
     stale.clear();
     for (const index of wanted) {
       try {
-        curves.set(index, await get(`runs/${index}/curves`));
-        failed.delete(index);
+        const found = await get(`runs/${index}/curves`);
+        curves.set(index, found);
+        if (found.damage) failed.set(index, `${name(index)}: ${found.damage}`);
+        else failed.delete(index);
       } catch (error) {
         failed.set(index, `${name(index)}: ${error.message}`);
       }

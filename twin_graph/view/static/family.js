@@ -31,10 +31,10 @@ export function familyPart(library, run) {
           "p",
           { class: "note" },
           isKnown
-            ? "It was not forked. "
+            ? "No fork of it is shown here. "
             : `It was forked from ${origin.run}, which is not shown here, at resume point ${origin.point}, after ${count(origin.updates)} updates. `,
           "Give it another future with ",
-          h("code", null, `twin-graph fork ${run.summary().run} --seed 2`),
+          h("code", null, run.about.fork),
         ),
       );
       return;

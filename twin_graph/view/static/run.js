@@ -1,7 +1,7 @@
 // One run: what it learned, from which targets, and how.
 
 import { get } from "./api.js";
-import { UNITS, share } from "./charts.js";
+import { HUES, UNITS, several, share } from "./charts.js";
 import { axis, learning, metric, show } from "./curves.js";
 import { NONE, brief, count, counted, h, number, percent, put, renew, score, state, throttled } from "./dom.js";
 import { familyPart } from "./family.js";
@@ -26,6 +26,7 @@ export function runView(library, index) {
   const open = (snapshot) => showSnapshot(index, snapshot);
   const later = []; // what is read again when the run has changed
   let isBegun = false;
+  let forks = null;
   const run = { index, summary, open, about: null };
   const contents = h("nav", { class: "contents", "aria-label": "Sections" });
   const rest = h("div", null, h("p", { class: "note" }, "Reading ..."));
@@ -92,7 +93,7 @@ export function runView(library, index) {
       ["Evaluations", evaluationsPart(run)],
       ["Ledger", ledgerPart(run)],
       ["Films", filmsPart(run)],
-      ["Forks", familyPart(library, run)],
+      ["Forks", (forks = familyPart(library, run))],
       library.allowSwaps ? ["Swap by hand", swapPart(run)] : null,
     ].filter(Boolean);
     put(
@@ -132,6 +133,7 @@ export function runView(library, index) {
         location.hash = "#/";
         return;
       }
+      forks?.read(); // another run may be a fork of this one
       if (!changed.has(index)) return;
       tell();
       if (summary().state === "damaged") return;
@@ -258,6 +260,7 @@ function curvesPart(run) {
     async read() {
       read = await get(`runs/${run.index}/curves`);
       draw();
+      if (read.damage) throw new Error(read.damage); // a note; the scores are shown
     },
     close: () => plots.forEach((plot) => plot.close()),
   };
@@ -279,6 +282,7 @@ function stacked(read, x, isOf) {
   const means = phases.map(({ values }) =>
     groups.map((group) => group.reduce((sum, row) => sum + (values[row] ?? 0), 0) / group.length),
   );
+  const tones = read.phases.map((_, i) => (i < HUES ? { fill: several(i) } : { fill: several(i), quiet: 0.35 }));
   const sums = new Array(groups.length).fill(0);
   const columns = means.map((values) => values.map((value, i) => (sums[i] = Math.min(1, sums[i] + value))));
   const named = phases.map(({ phase }, i) => ({
@@ -286,7 +290,7 @@ function stacked(read, x, isOf) {
     width: 0,
     format: percent,
     values: means[i],
-    fill: `hue${read.phases.indexOf(phase) % 8}`,
+    ...tones[read.phases.filter(isOf).indexOf(phase)],
   }));
   // The highest sum first, so that each lower one is painted over it.
   const order = named.map((_, i) => named.length - 1 - i);

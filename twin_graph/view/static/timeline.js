@@ -13,7 +13,7 @@ export function timelinePart(run, role) {
   const isTarget = role === "target";
   const part = section(
     isTarget ? "Which snapshot served when" : "Which snapshot was the opponent when",
-    `The online twin moves up the diagonal, an update at a time. Each bar is a snapshot that was the ${role}: its height shows when it was committed, its length when it served. The shading shows its age.`,
+    `The online twin moves up the diagonal, an update at a time. Each bar is a snapshot that was the ${role}: its height shows when it was committed, its length when it served. The shading shows its age. An import or a mean of snapshots, which has no age, is a bar at the bottom.`,
     `${role}s`,
   );
   const none = isTarget
@@ -86,7 +86,7 @@ export function timelinePart(run, role) {
     const what = rows.slice(0, 2).map((row) => {
       const made = lines.made_at[row];
       return (
-        `${lines.ids[lines.snapshot[row]]}, ${made === null ? "imported" : `${counted(update - 1 - made, "update")} old`}` +
+        `${lines.ids[lines.snapshot[row]]}, ${made === null ? "an import or a mean" : `${counted(update - 1 - made, "update")} old`}` +
         (lines.depth[row] === null ? "" : `, depth ${number(lines.depth[row])} agent steps`)
       );
     });
@@ -133,15 +133,17 @@ export function timelinePart(run, role) {
         const made = lines.made_at[row];
         const from = lines.first[row] - 1;
         const to = lines.last[row];
-        if (made === null || to < min || from > max) continue;
+        if (to < min || from > max) continue;
         const tone = toneOf(row);
         if (!bars.has(tone)) {
           bars.set(tone, new Path2D());
           shades.set(tone, new Path2D());
         }
-        const [left, right, level] = [x(from), x(to), y(made)];
+        const level = made === null ? u.bbox.top + u.bbox.height - 1.25 * ratio : y(made);
+        const [left, right] = [x(from), x(to)];
         // At least a pixel, or a refresh at each update would leave nothing to see.
         bars.get(tone).rect(left, level - 1.25 * ratio, Math.max(right - left, ratio), 2.5 * ratio);
+        if (made === null) continue;
         const shade = shades.get(tone);
         shade.moveTo(left, level);
         shade.lineTo(left, y(from));
@@ -160,12 +162,16 @@ export function timelinePart(run, role) {
     });
   }
 
-  const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+  const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
+  const valued = (rows, valueAt) => rows.filter((row) => valueAt(row, 0) !== null);
 
-  /** The line of a value over updates: of the age it is a saw's, since it grows until another snapshot serves. */
+  /**
+   * The line of a value over updates: of the age it is a saw's, since it grows until another snapshot serves. It has a
+   * gap where there is no value, and reaches from 0 to the newest update, so that the plots are in line.
+   */
   function strip(learner, valueAt) {
-    const rows = [...lines.first.keys()].filter((row) => lines.learner[row] === learner && valueAt(row, 0) !== null);
-    const columns = [[], []];
+    const rows = [...lines.first.keys()].filter((row) => lines.learner[row] === learner);
+    const columns = [[0], [null]];
     for (let from = 0; from < rows.length;) {
       const first = lines.first[rows[from]];
       const last = lines.last[rows[from]];
@@ -173,9 +179,13 @@ export function timelinePart(run, role) {
       while (to < rows.length && lines.first[rows[to]] === first) to += 1;
       for (const update of first === last ? [first] : [first, last]) {
         columns[0].push(update);
-        columns[1].push(mean(rows.slice(from, to).map((row) => valueAt(row, update))));
+        columns[1].push(mean(valued(rows.slice(from, to), valueAt).map((row) => valueAt(row, update))));
       }
       from = to;
+    }
+    if (columns[0].at(-1) < lines.updates) {
+      columns[0].push(lines.updates);
+      columns[1].push(null);
     }
     return columns;
   }
@@ -183,7 +193,7 @@ export function timelinePart(run, role) {
   function show(name, what, valueAt) {
     const present = learners
       .map((learner, i) => ({ columns: strip(learner, valueAt), i }))
-      .filter(({ columns }) => columns[0].length);
+      .filter(({ columns }) => columns[1].some((value) => value !== null));
     if (!present.length) {
       put(hosts[name], h("p", { class: "note" }, "Nothing is recorded yet."));
       return;
@@ -192,11 +202,12 @@ export function timelinePart(run, role) {
       name: learners.length > 1 ? `${what.name}, ${learners[i]}` : what.name,
       colour: i ? "hue2" : "target",
       width: 1.25,
+      gaps: true,
     }));
     const read = (x) => {
       const update = updateAt(x);
       const values = learners
-        .map((learner) => serving(update).filter((row) => lines.learner[row] === learner && valueAt(row, 0) !== null))
+        .map((learner) => valued(serving(update), valueAt).filter((row) => lines.learner[row] === learner))
         .filter((rows) => rows.length)
         .map((rows) => what.format(mean(rows.map((row) => valueAt(row, update)))));
       return values.length ? `${values.join(" and ")} ${what.unit} at update ${count(update)}` : "";
