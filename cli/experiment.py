@@ -87,8 +87,7 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
     plan = plans.read(file, lambda name: Experiment.origin_in(out or EXPERIMENTS / name))
     plans.check(plan, file)
     folder = out or EXPERIMENTS / plan.name
-    if not Experiment.is_begun(folder):
-        plans.check_new(plan, file)
+    plans.check_new(plan, file, Experiment.open(folder).plan.conditions if Experiment.is_begun(folder) else ())
     if not dry_run:
         Experiment.check_free(folder)
     with stderr.status("checking the runs, then training for a few seconds to measure the rate"):

@@ -20,7 +20,7 @@ seed 41, which is not used: its residual stayed between 6 and 11 for 12,000 agen
   mean      the mean of the last four snapshots is the target: ensemble(4, mean)
 
 Named before the runs.
-  Primary outcome  The residual at the end: the mean of a branch's last four evaluations.
+  Primary outcome  The residual at the end: the mean of a branch's last four evaluations. (At first this said two.)
   Comparison       Each branch less `continue`, the mean over seeds, in pairs of parents; Holm-corrected over all
                    moments and branches but `nudged`, which is no hypothesis and shows the size of chance.
   Hypothesis 1     Divergence lives in what teaches. `target` and `frozen` end with a lower residual than `continue` at

@@ -25,6 +25,8 @@ STUDIES = "cartpole-policies", "refresh-period", "mutual-vs-double", "own-policy
 PARTS = {"proposed-targets": (", 50", ", 250")}
 #: Conditions that were compared only after their study: study, ours, theirs.
 AFTERWARDS = (("proposed-targets", "mean, 50", "latest, 250"), ("mutual-vs-double", "mutual-both", "plain-twice"))
+#: The chance with which a difference is to be found, and how many studies are drawn to see with which it is.
+POWER, STUDIES_DRAWN = 0.8, 250
 HEAD = """\
 | condition | score (95%) | difference in pairs | p | last alone | p | target's age | expects | above 100 |
 |---|---|---|---|---|---|---|---|---|"""
@@ -85,20 +87,40 @@ def afterwards(study: str, ours: str, theirs: str) -> str:
 
 
 def spread(study: str = "cartpole-policies") -> str:
-    """How far scores of the first condition lie apart, and which difference between two such conditions is found."""
+    """How far scores of the first condition lie apart, and which differences from it a study of as many seeds finds."""
     plan, _, results = tables.read(RESULTS / study)
-    runs = [result for result in results if result.planned.condition == plan.conditions[0]]
-    scores = np.array([[score for _, score in sorted(run.scores.items())][-LAST:] for run in runs])
+    of = {name: [result for result in results if result.planned.condition == name] for name in plan.conditions}
+    first, *others = of.values()
+    scores = np.array([[score for _, score in sorted(run.scores.items())][-LAST:] for run in first])
     within, between = np.sqrt(scores.var(1, ddof=1).mean()), scores.mean(1).std(ddof=1)
-    # Two-sided at 5%, with a power of 80%: (1.96 + 0.84) standard errors of a difference between two means; 2.73 + 0.84
-    # at 5% / 8, the first step of Holm's method with eight comparisons.
-    error = np.sqrt(2 / len(runs))
-    last, six, strict = 2.8 * scores[:, -1].std(ddof=1) * error, 2.8 * between * error, 3.57 * between * error
+    norm = statistics.norms(plan, results)
+
+    def apart(last: int) -> float:
+        """The standard deviation of differences in pairs, the mean over conditions."""
+        pairs = [statistics.differences(_scored(runs, last), _scored(first, last), norm) for runs in others]
+        return float(np.mean([found.std(ddof=1) for found in pairs]))
+
+    one, strict = (detectable(len(first), level) for level in (statistics.LEVEL, statistics.LEVEL / len(others)))
     return (
-        f"`{plan.conditions[0]}`, standard deviation: {within:.0f} within a run, {between:.0f} between runs' means. "
-        f"{len(runs)} seeds find a difference of {last:.0f} by the last evaluation, {six:.0f} by the mean of {LAST}, "
-        f"and {strict:.0f} by that where eight are compared."
+        f"`{plan.conditions[0]}`, standard deviation: {within:.0f} within a run, {between:.0f} between runs' means; of "
+        f"differences in pairs {apart(LAST):.0f}, by the last evaluation alone {apart(1):.0f}. {len(first)} seeds find "
+        f"a difference of {one * apart(1):.0f} by the last evaluation, {one * apart(LAST):.0f} by the mean of {LAST}, "
+        f"and {strict * apart(LAST):.0f} by that where {len(others)} are compared, with a chance of {POWER:.0%}."
     )
+
+
+def detectable(pairs: int, level: float) -> float:
+    """The mean difference, in standard deviations of differences in pairs, that the test finds with a chance of `POWER`.
+
+    By drawing normal pairs, to 0.02.
+    """
+    drawn = np.random.default_rng(0).standard_normal((STUDIES_DRAWN, pairs, 1))
+    low, high = 0.0, 3.0
+    while high - low > 0.02:
+        middle = (low + high) / 2
+        found = np.mean([statistics.p_of(one + middle) <= level for one in drawn])
+        low, high = (low, middle) if found >= POWER else (middle, high)
+    return high
 
 
 def draw(path: Path, study: str = "proposed-targets", part: str = ", 50") -> None:

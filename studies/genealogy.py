@@ -1,4 +1,7 @@
-"""The analysis of the three studies of studies/genealogy*.toml, as fixed before the runs.
+"""The analysis of the three studies of studies/genealogy*.toml.
+
+For each study, hypotheses and outcomes were committed before its runs began, and the analysis before they ended,
+except what is named below as added.
 
     python studies/genealogy.py [TABLES] [--plot docs/findings/genealogy.png]
 
@@ -9,12 +12,15 @@ studies. Printed are:
    more that is than the return of their own games over as many agent steps as their depth (hypothesis 1);
 2. each policy less its control of equal depth by score, in pairs of equal seeds, corrected for all pairs of the table
    (hypothesis 2), and the mean of an environment's pairs, which was added after the first study;
-3. the same by what was expected too much, in % of the largest return (hypothesis 3, not of genealogy.toml).
+3. the same by what was expected too much, in % of the largest return (hypothesis 3, not of genealogy.toml);
+4. each policy less the `latest` that is refreshed as often, which is deeper: whether depth shows in scores at all. This
+   was added after the runs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import NamedTuple
 
 import click
@@ -30,6 +36,8 @@ RESULTS = Path(__file__).parent / "results"
 STUDIES = ("genealogy", "genealogy-lunarlander", "genealogy-minatar")
 #: The `latest` whose snapshots have about the same depth.
 CONTROLS = {"lag": "latest-512", "mix": "latest-512", "mean": "latest-640", "window": "latest-1152"}
+#: The `latest` that is refreshed as often.
+AS_OFTEN = dict.fromkeys(CONTROLS, "latest")
 #: The largest discounted return, by environment: at a reward of 1 a step and a discount of 0.99; in LunarLander about
 #: what is seen of a good landing; in MinAtar what was seen before the runs.
 LARGEST = {
@@ -99,11 +107,16 @@ def over(runs: Sequence[Result], outcome: Callable[[Result], float]) -> Estimate
     return statistics.mean(np.array([[outcome(run)] for run in runs]))
 
 
-def pairs(runs: Runs, norm: Mapping[str, Norm], outcome: Callable[[Result], float]) -> Iterator[Pair]:
+def pairs(
+    runs: Runs,
+    norm: Mapping[str, Norm],
+    outcome: Callable[[Result], float],
+    controls: Mapping[str, str] = MappingProxyType(CONTROLS),
+) -> Iterator[Pair]:
     """Each policy less its control."""
     for (condition, task), ours in runs.items():
         head, _, name = condition.rpartition(", ")
-        if control := CONTROLS.get(name):
+        if control := controls.get(name):
             rows, others = ([[run] for run in side] for side in (ours, runs[f"{head}, {control}", task]))
             yield Pair(task, condition, control, statistics.differences(rows, others, norm, outcome))
 
@@ -129,6 +142,7 @@ def main(folder: Path, plot: Path | None) -> None:
         )
     print_pairs(list(pairs(runs, norm, score)), "", places)
     print_pairs(list(pairs(runs, norm, share)), " of residuals, % of the largest return", lambda _: 1)
+    print_pairs(list(pairs(runs, norm, score, AS_OFTEN)), ", refreshed as often", places)
     if plot:
         draw(plot)
 

@@ -1,4 +1,4 @@
-"""The analysis of studies/opponents.toml, as fixed before the runs: ratings, cycles, and forgetting.
+"""The analysis of studies/opponents.toml, which has what was named before the runs: ratings, cycles, and forgetting.
 
     python studies/opponents.py [TABLES] [--plot PICTURE]
     python studies/opponents.py [TABLES] --play EXPERIMENT

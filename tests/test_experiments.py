@@ -247,6 +247,17 @@ def test_what_would_compare_nothing_is_refused_before_any_run(
         plan.check_new(plan.read(path), path)
 
 
+def test_a_condition_that_is_added_may_not_be_like_one_that_has_begun(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(
+        changed('[factors]\ntarget.policy = ["latest", "lag(40)"]', "[factors.x]\na = {}\nb = { env.sticky = 0.2 }")
+    )
+    planned = plan.read(path)
+    with pytest.raises(UsageError, match="a and b would train the same"):
+        plan.check_new(planned, path, begun=["a"])
+    plan.check_new(planned, path, begun=["a", "b"])
+
+
 def test_what_some_conditions_or_environments_use_is_no_mistake(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
     of_both = "[factors.loss]\nhuber = {}\nclipped = { loss = 'dqn3', train.clip_delta = 0.5 }"

@@ -71,7 +71,7 @@ def test_the_table_of_opponents_is_that_of_the_recorded_games() -> None:
 
 
 def test_policies_at_equal_depth_are_those_of_the_records() -> None:
-    expected, scores, residuals = output_of("genealogy").strip().split("\n\n")
+    expected, scores, residuals, as_often = output_of("genealogy").strip().split("\n\n")
     shares = {(task, condition): abs(float(share.rstrip("%"))) for task, condition, *_, share in cells(expected)}
     assert len(shares) == 32
     assert {run: share for run, share in shares.items() if share >= 3} == {("Acrobot-v1", "n_step=3, latest"): 7.2}
@@ -85,11 +85,15 @@ def test_policies_at_equal_depth_are_those_of_the_records() -> None:
     assert [row for row in cells(residuals)[:-2] if float(row[-1]) < 0.05] == [
         ["CartPole-v1", "n_step=1, mean", "latest-640", "-0.1 (-0.2 to -0.1)", "0.031"]
     ]
+    *of, cartpole, acrobot = cells(as_often)
+    assert sum(float(p) < 0.05 for *_, p in of) == 2
+    assert cartpole[3:] == ["+19 (+6 to +34)", "0.029, not corrected"]
+    assert acrobot[3:] == ["-126 (-147 to -106)", "0.002, not corrected"]
 
 
 def test_lunarlander_at_equal_depth_is_that_of_the_records() -> None:
     folder = ROOT / "studies" / "results" / "genealogy-lunarlander"
-    expected, scores, residuals = output_of("genealogy", str(folder)).strip().split("\n\n")
+    expected, scores, residuals, as_often = output_of("genealogy", str(folder)).strip().split("\n\n")
     shares = {condition: float(share.rstrip("%")) for _, condition, *_, share in cells(expected)}
     of = {
         n: sorted(share for condition, share in shares.items() if condition.startswith(n))
@@ -100,11 +104,13 @@ def test_lunarlander_at_equal_depth_is_that_of_the_records() -> None:
     assert {p for *_, p in cells(scores)[:-1]} == {"1"}
     assert max(abs(float(less.split()[0])) for *_, less, _ in cells(residuals)[:-1]) == 2.8
     assert min(float(p) for *_, p in cells(residuals)[:-1]) >= 0.05
+    assert ["n_step=3, mean", "latest-640", "-2.8 (-5.1 to -0.4)"] in [row[1:4] for row in cells(residuals)]
+    assert cells(as_often)[-1][3:] == ["-32 (-68 to +3)", "0.14, not corrected"]
 
 
 def test_minatar_at_equal_depth_is_that_of_the_records() -> None:
     folder = ROOT / "studies" / "results" / "genealogy-minatar"
-    expected, scores, residuals = output_of("genealogy", str(folder)).strip().split("\n\n")
+    expected, scores, residuals, as_often = output_of("genealogy", str(folder)).strip().split("\n\n")
     shares = {(task, condition): float(share.rstrip("%")) for task, condition, *_, share in cells(expected)}
     within = [task for (task, _), share in shares.items() if abs(share) < 3]
     assert (len(shares), len(within), set(within)) == (32, 8, {"MinAtar/SpaceInvaders-v1"})
@@ -118,6 +124,10 @@ def test_minatar_at_equal_depth_is_that_of_the_records() -> None:
     assert [row[1:] for row in pairs if float(row[-1]) < 0.05] == [
         ["n_step=1, mean", "latest-640", "-3.2 (-4.1 to -2.3)", "0.031"]
     ]
+    *of, breakout, invaders = cells(as_often)
+    assert sum(float(p) < 0.05 for *_, p in of) == 1
+    assert breakout[3:] == ["-0.2 (-0.3 to -0.1)", "0.0039, not corrected"]
+    assert invaders[3:] == ["+1.2 (+0.4 to +1.8)", "0.023, not corrected"]
 
 
 def test_where_divergence_lives_is_what_the_records_say() -> None:
@@ -225,8 +235,8 @@ def test_targets_on_atari_are_compared_in_pairs_of_equal_game_and_seed(
 
 def test_spread_of_scores_is_that_of_the_records() -> None:
     printed = runpy.run_path(str(ROOT / "studies" / "findings.py"))["spread"]()
-    assert printed.startswith("`latest`, standard deviation: 145 within a run, 72 between runs' means.")
-    assert "a difference of 145 by the last evaluation, 90 by the mean of 6, and 114 by that" in printed
+    assert printed.startswith("`latest`, standard deviation: 145 within a run, 72 between runs' means; ")
+    assert "a difference of 191 by the last evaluation, 93 by the mean of 6, and 138 by that" in printed
     text = " ".join(page().split())
     assert "deviation 145) as the means of different runs (72)" in text
-    assert "of 145 points (of 500) by last evaluations, of 90 by means of six, and of 114 where eight" in text
+    assert "of 191 points (of 500) by last evaluations, of 93 by means of six, and of 138 where eight" in text

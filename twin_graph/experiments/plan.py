@@ -5,7 +5,7 @@ import json
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -366,12 +366,13 @@ def unused(plan: Plan) -> list[str]:
     return [sentence for sentence in in_each[0] if all(sentence in of for of in in_each)]
 
 
-def check_new(plan: Plan, path: Path) -> None:
+def check_new(plan: Plan, path: Path, begun: Collection[str] = ()) -> None:
     """Raises `UsageError` if two conditions would train the same in every environment, or a run will have no scores.
 
-    An experiment that has begun so can be continued, though.
+    What is so among the conditions that have begun, an experiment of an earlier version, can be continued.
     """
-    if silent := next((run for run in plan.runs if not run.settings.evaluate.episodes), None):
+    new = (run for run in plan.runs if run.condition not in begun)
+    if silent := next((run for run in new if not run.settings.evaluate.episodes), None):
         raise UsageError(f"{path}: with evaluate.episodes=0 {silent.condition} has no scores; give it 1 or more")
     alike = [run for run in plan.runs if run.pair == plan.runs[0].pair and not run.nudge]
     varied = sorted({key for run in alike for key, _ in run.overrides})
@@ -379,7 +380,7 @@ def check_new(plan: Plan, path: Path) -> None:
     for condition, runs in itertools.groupby(sorted(alike, key=lambda run: run.condition), lambda run: run.condition):
         of = list(runs)
         other = first.setdefault(tuple(_effective(run, varied) for run in of), of[0])
-        if other is not of[0]:
+        if other is not of[0] and not {other.condition, condition} <= {*begun}:
             differing = [key for key, *_ in config.differences(other.settings, of[0].settings)]
             why, *_ = [*without_effect(other.settings, differing), *without_effect(of[0].settings, differing)]
             raise UsageError(f"{path}: {other.condition} and {condition} would train the same: {why}")

@@ -41,8 +41,9 @@ _WORDS = {
     ),
     "aggregates": (
         "Score and optimality gap",
-        "The interquartile mean drops the best and the worst quarter of the runs, so that one lucky seed does not "
-        "decide. The optimality gap is how far runs stay below the high score on average; less is better.",
+        "The interquartile mean drops the best and the worst quarter of the runs (of fewer than four, none), so that "
+        "one lucky seed does not decide. The optimality gap is how far runs stay below the high score on average; less "
+        "is better.",
     ),
     "profiles": (
         "Performance profiles",

@@ -47,7 +47,7 @@ _LOOK_SECONDS = 0.2
 #: Exit codes after which another try is of no use: known from the settings, or damaged data.
 _HOPELESS = UsageError.exit_code, DamagedError.exit_code
 #: Settings that each run would measure for itself, wrongly while other runs train.
-_MEASURED = {"twin.threads": 0, "twin.precision": "auto"}
+_MEASURED = "twin.threads", "twin.precision"
 
 
 class Experiment:
