@@ -110,9 +110,9 @@ def spread(study: str = "cartpole-policies") -> str:
 
 
 def detectable(pairs: int, level: float) -> float:
-    """The mean difference, in standard deviations of differences in pairs, that the test finds with a chance of `POWER`.
+    """The mean difference that the test finds with a chance of `POWER`, to 0.02, by drawing normal pairs.
 
-    By drawing normal pairs, to 0.02.
+    In standard deviations of the differences in pairs.
     """
     drawn = np.random.default_rng(0).standard_normal((STUDIES_DRAWN, pairs, 1))
     low, high = 0.0, 3.0

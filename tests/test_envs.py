@@ -566,6 +566,79 @@ gymnasium.register("Failing-v0", Failing)
 """
 
 
+PERISHABLE = """
+import os, sys
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Perishable(CartPoleEnv):
+    made = 0
+
+    def __init__(self, how, **options):
+        super().__init__(**options)
+        Perishable.made += 1
+        self.how = how
+        if how == "second" and Perishable.made > 2:  # the first is only looked at
+            raise OSError(98, "Address already in use")
+
+    def step(self, action):
+        if self.how == "dies":
+            os._exit(9)
+        if self.how == "exits":
+            sys.exit(3)
+        return super().step(action)
+
+    def close(self):
+        super().close()
+        if self.how == "closes":
+            raise RuntimeError("it is gone already")
+
+gymnasium.register("Perishable-v0", Perishable)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "vectorization", "message"),
+    [
+        ("dies", "async", "Perishable-v0: the process of an environment ended by itself"),
+        ("exits", "sync", r"environment 0, step: SystemExit: 3"),
+        ("exits", "async", r"environment \d, step: SystemExit: 3"),
+        ("second", "sync", r"environment 1: OSError: \[Errno 98\] Address already in use"),
+    ],
+)
+def test_an_environment_that_ends_or_cannot_be_made_again_is_named(
+    how: str, vectorization: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "perishable.py").write_text(PERISHABLE)
+    monkeypatch.syspath_prepend(tmp_path)
+    kwargs = {"id": "perishable:Perishable-v0", "vectorization": vectorization, "kwargs": {"how": how}}
+    try:
+        with (
+            pytest.raises(ForeignError, match=message),
+            contextlib.closing(envs.make(EnvSettings.model_validate(kwargs), count=3)) as env,
+        ):
+            play(env, 2)
+    finally:
+        gymnasium.registry.pop("Perishable-v0", None)
+        sys.modules.pop("perishable", None)
+
+
+def test_an_error_when_an_environment_is_closed_costs_nothing_that_was_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "perishable.py").write_text(PERISHABLE)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = EnvSettings.model_validate({"id": "perishable:Perishable-v0", "kwargs": {"how": "closes"}})
+    try:
+        env = envs.make(settings, count=3)
+        play(env, 2)
+        with pytest.warns(UserWarning, match="environment 0, close: RuntimeError: it is gone already"):
+            env.close()
+    finally:
+        gymnasium.registry.pop("Perishable-v0", None)
+        sys.modules.pop("perishable", None)
+
+
 def test_environments_in_processes_of_their_own_give_the_same(train: Callable[..., Any], cartpole: Any) -> None:
     runs = [train(cartpole(train__steps=400, env__count=2, env__vectorization=how)) for how in ("sync", "async")]
     first, second = (run.store().newest.weights_sha256 for run in runs)

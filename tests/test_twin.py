@@ -247,6 +247,11 @@ def test_frames_are_not_taken_for_images_with_channels_last(shape: tuple[int, ..
     assert not networks.channels_last(shape)
 
 
+@pytest.mark.parametrize("shape", [(84, 84, 4), (10, 10, 10), (210, 160, 3)])
+def test_images_may_have_as_many_channels_as_rows(shape: tuple[int, ...]) -> None:
+    assert networks.channels_last(shape)
+
+
 def test_bytes_are_scaled_and_numbers_are_not(spec: ModelSpec) -> None:
     with (
         Twin("bytes", dataclasses.replace(spec, env=spec.env._replace(observation_dtype="uint8")), seed=1) as of_bytes,

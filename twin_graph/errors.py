@@ -52,7 +52,7 @@ class ForeignError(TwinGraphError):
     """Code from outside twin-graph failed: an environment's, or a policy's."""
 
 
-def foreign_error(whose: str, error: Exception) -> ForeignError:
+def foreign_error(whose: str, error: BaseException) -> ForeignError:
     """What to raise where code that is not ours failed: an error that says whose it was, and where.
 
     Args:

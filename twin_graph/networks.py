@@ -174,8 +174,8 @@ def _first_convolution(image: Tensor, padding: str, start: Start, build: Build) 
 
 
 def channels_last(shape: Sequence[int]) -> bool:
-    """Whether an image `[H, W, C]` or `[C, H, W]` is the former: it has fewer channels than rows."""
-    return len(shape) == 3 and shape[2] < shape[0]
+    """Whether an image `[H, W, C]` or `[C, H, W]` is the former: it has no more channels than rows."""
+    return len(shape) == 3 and shape[2] <= shape[0]
 
 
 def channels_axis(name: str, env: EnvSpec) -> int | None:

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,7 +86,8 @@ class Gym:
             multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
             # An error in one of them is raised here, too, with its place; Gymnasium warns of it with whole tracebacks.
             warnings.filterwarnings("ignore", r"\S*ERROR: ", module=r"gymnasium\.vector")
-            self._env = AsyncVectorEnv(each, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
+            with _alive(self._id):
+                self._env = AsyncVectorEnv(each, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
         else:
             self._env = SyncVectorEnv(each, autoreset_mode=AutoresetMode.SAME_STEP)
         box = self._env.single_observation_space
@@ -112,11 +113,13 @@ class Gym:
             self.protocol["observations"] = f"{type(declared.observations).__name__} flattened to {numbers}"
 
     def reset(self, seeds: np.ndarray) -> np.ndarray:
-        observations, _ = self._env.reset(seed=[int(seed) for seed in seeds])
+        with _alive(self._id):
+            observations, _ = self._env.reset(seed=[int(seed) for seed in seeds])
         return self._checked(observations)
 
     def step(self, actions: np.ndarray) -> VectorStep:
-        observations, rewards, terminated, truncated, info = self._env.step(actions + self._first_action)
+        with _alive(self._id):
+            observations, rewards, terminated, truncated, info = self._env.step(actions + self._first_action)
         s_next = self._checked(observations)
         last_t = terminated | truncated
         s_t = s_next
@@ -133,13 +136,29 @@ class Gym:
         return self._drawn.shown
 
     def close(self) -> None:
-        self._env.close()
+        try:
+            self._env.close()
+        except (EOFError, ConnectionError):  # one of the processes has ended, and Gymnasium waits for its answer
+            assert isinstance(self._env, AsyncVectorEnv)
+            for process in self._env.processes:
+                process.terminate()
+                process.join()
+            self._env.closed = True  # or it is tried again when this object goes
 
     def _checked(self, observations: np.ndarray) -> np.ndarray:
         # A copy: Gymnasium may hand out a buffer that its next step overwrites.
         observations = np.array(observations, self.spec.observation_dtype)
         check_finite(self._id, "observation", observations)
         return observations
+
+
+@contextlib.contextmanager
+def _alive(environment_id: str) -> Iterator[None]:
+    """Raises `ForeignError` where the process of an environment has ended, for lack of memory for example."""
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        raise ForeignError(f"{environment_id}: the process of an environment ended by itself") from error
 
 
 class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -161,7 +180,7 @@ class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
             return _as_declared(self._declared, observation, f"{self._name}, reset"), {}
         except ForeignError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise foreign_error(f"{self._name}, reset", error) from error
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -171,8 +190,14 @@ class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
             return _as_declared(self._declared, observation, f"{self._name}, step"), *told, {}
         except ForeignError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise foreign_error(f"{self._name}, step", error) from error
+
+    def close(self) -> None:
+        try:
+            self.env.close()
+        except Exception as error:  # what was played is played
+            warnings.warn(str(foreign_error(f"{self._name}, close", error)), stacklevel=1)
 
 
 def _as_declared(box: spaces.Box, observation: Any, where: str) -> np.ndarray:
@@ -297,8 +322,11 @@ def _make_one(settings: EnvSettings, declared: "_Declared", time_limit: int | No
     if settings.vectorization == "async" and multiprocessing.parent_process():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Gymnasium takes None for the registered limit, and -1 for no limit.
-    env = _make(settings, **options, max_episode_steps=-1 if time_limit is None else time_limit)
     name = f"{settings.id}, environment {index}"
+    try:
+        env = _make(settings, **options, max_episode_steps=-1 if time_limit is None else time_limit)
+    except (Exception, SystemExit) as error:
+        raise foreign_error(name, error) from error
     if declared.masked:
         assert isinstance(declared.actions, spaces.Discrete)
         return _Guarded(_Masked(env, name, int(declared.actions.n)), name)
@@ -381,7 +409,8 @@ def _look_at(settings: EnvSettings) -> _Declared:
     masked = _tells_what_is_legal(environment)
     names, drawn = _action_names(environment, settings.id), environment.metadata
     modes, per_second = drawn.get("render_modes") or (), float(drawn.get("render_fps") or _SCREENS_PER_SECOND)
-    environment.close()
+    with contextlib.suppress(Exception):  # told of those that are played
+        environment.close()
     seen = _seen(observations)
     flattened = not isinstance(seen, spaces.Box)
     _check_observations(settings.id, seen)
