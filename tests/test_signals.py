@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -32,10 +33,16 @@ def test_each_signal_calls_the_handler_until_the_end(before: list[int]) -> None:
     assert before == [*BOTH]
 
 
-def test_the_second_of_a_signal_does_what_it_did_before(before: list[int]) -> None:
+def test_the_second_of_a_signal_does_what_it_did_before(before: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with on_signal(lambda number, _: seen.append(number), once=True):
         signal.raise_signal(signal.SIGINT)
+        now[0] += 0.05
+        signal.raise_signal(signal.SIGINT)  # as `timeout` sends it to the child, and then to the group
+        assert before == []
+        now[0] += 0.5
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
     assert seen == [signal.SIGINT, signal.SIGTERM]

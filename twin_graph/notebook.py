@@ -265,14 +265,16 @@ class Policy:
     def q_values(self, observations: Any) -> np.ndarray:
         """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`; `[A]` of a single one.
 
-        Images are bytes (uint8); boolean images are converted.
+        Images are bytes (uint8); boolean images are converted to 0 and 255, which is also what a network has learnt
+        from where an environment gives bytes of 0 and 1. Spaces other than Box are flattened, as by
+        `gymnasium.spaces.flatten`.
         """
         spec, given = self._twin.spec.env, np.asarray(observations)
         shape = spec.observation_shape
         if given.shape[-len(shape) :] != shape or given.ndim > len(shape) + 1:
             raise UsageError(
                 f"an observation of {self.run.settings.env.id} has shape {list(shape)}, or [B, ...] for B of them; "
-                f"this has {list(given.shape)}"
+                f"this has {list(given.shape)} (spaces other than Box are flattened: gymnasium.spaces.flatten)"
             )
         if spec.observation_dtype == "uint8":
             if given.dtype == np.bool_:

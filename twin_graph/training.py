@@ -165,7 +165,7 @@ def run_to_its_end(progress: Progress, stepper: Stepper, callbacks: _Callbacks |
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[threading.Event]:
-    """Turns the first SIGINT or SIGTERM into a request; a second SIGINT interrupts at once, as usual."""
+    """Turns the first SIGINT or SIGTERM into a request; a second one, a moment later, interrupts at once."""
     requested = threading.Event()
 
     with on_signal(lambda number, frame: requested.set(), once=True):  # noqa: ARG005
