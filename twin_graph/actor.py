@@ -1,4 +1,4 @@
-"""The actor: chooses actions, puts what follows into the replay, and samples minibatches from it."""
+"""The actor: chooses actions, adds the transitions to the replay, and samples minibatches from it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -54,7 +54,7 @@ class Actor:
         Args:
           observations: `[E, *observation_shape]`, with the mask of legal actions where some are illegal.
           q_values: returns their Q values, float32 `[E, A]`; not called if all actions are random.
-          agent_step: determines epsilon and the random draws, of which there are always equally many.
+          agent_step: determines epsilon and the random draws; their number is always the same.
         """
         random = self._streams.at(agent_step)
         explore = random.random(self._environments) < self._settings.act.epsilon_at(agent_step)
@@ -62,7 +62,8 @@ class Actor:
         return actions if explore.all() else np.where(explore, actions, q_values().argmax(axis=1))
 
     def checked(self, transition: Transition) -> Transition:
-        """A step from a loop of one's own as arrays. NumPy would convert, or repeat one environment's step for all.
+        """A step from a custom loop, as checked arrays. Unchecked, NumPy would convert types, or broadcast one
+        environment's step to all.
 
         Raises:
           ValueError: an array has another shape or type than this environment's, or an action is none of its.
@@ -78,7 +79,7 @@ class Actor:
                 raise ValueError(f"{field} is {array.dtype} {list(array.shape)} and must be {dtype} {list(shape)}")
         if transition.a_tm1.min() < 0 or transition.a_tm1.max() >= self._env.n_actions:
             raise ValueError(f"a_tm1 is {transition.a_tm1.tolist()}, and actions are 0 to {self._env.n_actions - 1}")
-        if self.replay.begins:  # else it was the last `s_t`
+        if self.replay.begins:  # otherwise it was checked as the previous `s_t`
             check_finite(self._settings.env.id, "observation", transition.s_tm1)
         return transition
 
@@ -105,7 +106,7 @@ class Actor:
         return range(first, max(first, minibatches * self._settings.updates_per_minibatch))
 
     def sample(self, updates: range) -> Batch:
-        """The minibatches of these updates, one after the other; the second call after this one overwrites them."""
+        """The minibatches of these updates, concatenated; the second call after this one overwrites them."""
         train, per_minibatch = self._settings.train, self._settings.updates_per_minibatch
         minibatches = range(updates.start // per_minibatch, updates.stop // per_minibatch)
         batch = self.sampler.sample(minibatches, self._buffer(len(minibatches) * train.examples))
@@ -114,7 +115,7 @@ class Actor:
         return batch._replace(r_t=batch.r_t / np.float32(self._tally.r_max)) if train.rescale_r else batch
 
     def _shift(self, batch: Batch, minibatches: range) -> None:
-        """Shifts the images of both `s_tm1` and `s_t`; each minibatch has random draws of its own."""
+        """Shifts the images of both `s_tm1` and `s_t`; each minibatch has its own random draws."""
         size = self._settings.train.examples
         channels = networks.channels_axis(self._settings.network, self._env)
         assert channels is not None  # see `twin_graph.shift.check`

@@ -23,15 +23,16 @@ from twin_graph.tally import Tally
 class Agent:
     """Q-learning from E environments that the caller steps; closed by `close()` or `with`.
 
-    A loop of your own is `a = agent.act(s)`, one step of the environments, `agent.observe(transition)`,
-    `agent.learn()`, with `agent.log({...})` and `agent.commit_point()` where you want them. All counters and all random
-    draws follow from the number of calls and the run's seed.
+    To write your own loop: `a = agent.act(s)`, step the environments, `agent.observe(transition)`, `agent.learn()`;
+    call `agent.log({...})` and `agent.commit_point()` where you like. All counters and random draws depend only on the
+    number of calls and the run's seed.
 
     Args:
       run: the folder in which snapshots are committed and refreshes recorded; its settings are the agent's.
       env: observations and actions of one environment.
       environments: E.
-      point: where to continue; None for the beginning. Its environments must be reset, with `environment_seeds()`.
+      point: where to continue; None for the beginning. The caller must then reset the environments with
+        `environment_seeds()`.
 
     Attributes:
       keeper: of the run, with targets, resume points and records.
@@ -93,7 +94,7 @@ class Agent:
         return self.learners.q_values(observations)
 
     def get_qs(self, observation: np.ndarray) -> np.ndarray:
-        """Q values, float32 `[A]`, of one observation `[*observation_shape]`; images as bytes."""
+        """Q values, float32 `[A]`, of one observation `[*observation_shape]`; images as uint8."""
         q: np.ndarray = self.q_values(observation[None])[0]
         return q
 
@@ -114,31 +115,32 @@ class Agent:
         return self.learners.first.opponent_actions(turn, frozen=frozen)
 
     def observe(self, transition: Transition) -> None:
-        """Puts one step of all E environments into the replay.
+        """Adds one step of all E environments to the replay.
 
         Raises:
-          ValueError: an array has another shape or type than this environment's, or an action is none of its.
+          ValueError: an array's shape or type is not this environment's, or there is no such action.
           ForeignError: a reward or an observation is NaN or infinite.
         """
         self.observe_checked(self.actor.checked(transition))
 
     def observe_checked(self, transition: Transition) -> None:
-        """The same of what a `VectorEnv` returned, whose arrays are right. Raises `ForeignError`."""
+        """The same for what a `VectorEnv` returned, whose arrays need no check. Raises `ForeignError`."""
         self.actor.observe(transition)
         self.keeper.checkpoints.replay_grew()
 
     def learn(self) -> list[float]:
         """Makes the updates that are due at this agent step, and the commits and refreshes between them.
 
-        A snapshot is committed as soon as it is due, by steps and episodes also where no update is. The target is
-        refreshed only when the next update needs it, so that an evaluation at equal counters comes between the two.
+        A snapshot is committed as soon as it is due; if it is due by steps or episodes, even when no update is. The
+        target is refreshed only just before the next update, so that an evaluation at the same counters comes in
+        between.
 
         Returns:
-          The losses of the updates made; often none.
+          The losses of the updates made; often empty.
 
         Raises:
           DivergedError: a loss is NaN or infinite.
-          ForeignError: a network, loss, optimizer or target policy of your own failed.
+          ForeignError: your own network, loss, optimizer or target policy failed.
           DamagedError: a snapshot cannot be restored.
           OSError: the disk is full or failed.
         """
@@ -153,7 +155,7 @@ class Agent:
         return losses
 
     def train(self, prepared: Prepared) -> list[float]:
-        """Makes prepared updates, and tells the sampler their TD errors; returns their losses."""
+        """Makes prepared updates and passes their TD errors to the sampler; returns their losses."""
         trained = self.learners.train(prepared)
         self.actor.sampler.learnt(prepared.batch, trained.td_error)
         return trained.losses
@@ -161,7 +163,7 @@ class Agent:
     def prepare(self, updates: range) -> Prepared:
         """Samples the minibatches of these updates, and evaluates the target for them.
 
-        Touches neither the counter of updates nor a variable of an online twin: another thread may train.
+        Touches neither the update counter nor any variable of an online twin, so another thread may train meanwhile.
         """
         self.keeper.probe.choose(self.actor.replay, self.settings.seed)
         with self.keeper.stopwatch.phase("sample"):
@@ -177,9 +179,9 @@ class Agent:
         return self.keeper.commit()
 
     def commit_point(self, returns: Sequence[float] = ()) -> PointState:
-        """Makes all that is needed to resume from here durable, and ends every episode.
+        """Commits a resume point, durable when this returns, and ends every episode.
 
-        Reset the environments after it, from `environment_seeds()`.
+        Reset the environments afterwards, with `environment_seeds()`.
 
         Args:
           returns: of the newest training episodes, kept in the point.

@@ -1,7 +1,7 @@
 """A block: many updates in one `session.run`, for networks that are faster to compute than TensorFlow is to call.
 
-The loop over minibatches is in the graph, and XLA makes one program of it. Each update reads and assigns the variables
-as a single one does, so that a block of K is K blocks of one, to the bit.
+The loop over minibatches is in the graph, and XLA compiles it into one program. Each update reads and assigns the
+variables as it would alone, so a block of K equals K blocks of one, bit for bit.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,8 +50,8 @@ def build(
       updates: K.
       batch: B.
       examples: placeholders of one update by their names.
-      learn: adds one update's ops: returns the op that makes it, loss, q_mean and TD errors. Everything that it uses
-        exists already, variables of the optimizer too.
+      learn: adds one update's ops: returns the op that makes it, loss, q_mean and TD errors. All variables that it
+        uses, including the optimizer's, must exist already.
     """
     shapes = {name: [batch if n is None else n for n in x.shape.as_list()] for name, x in examples.items()}
     stacked = {name: tf.placeholder(x.dtype, [updates, *shapes[name]], f"block/{name}") for name, x in examples.items()}

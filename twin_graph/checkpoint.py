@@ -60,14 +60,14 @@ class Checkpoints:
         Args:
           saved: counters when the save schedule last fired.
           returns: of the newest training episodes.
-          request: which request of a person asked for it, if one did.
+          request: the person's request that it answers, if any.
 
         Returns:
           The new point, and the oldest that is kept.
 
         Raises:
           OSError: the disk is full or failed; the point before stays the newest.
-          DivergedError: a variable is NaN or infinite; the same.
+          DivergedError: a variable is NaN or infinite; likewise.
         """
         from twin_graph.twin import weights_sha256
 
@@ -124,14 +124,14 @@ class Checkpoints:
                 yield state
 
     def restore(self, point: PointState, policies: "Mapping[str, Policy]") -> list[tuple["Learner", str, str]]:
-        """Goes back to a resume point; the ledger already says so.
+        """Restores a resume point; the ledger has already recorded it.
 
         Args:
           point: which.
           policies: of the present settings, by roles.
 
         Returns:
-          What is to be refreshed, since another policy had chosen it: the learner, the role, and that policy.
+          What the caller must refresh because another policy chose it: learner, role, and that policy.
         """
         arrays = self._points.arrays(point)
         self._tally.restore(point)
@@ -199,7 +199,7 @@ class Found(NamedTuple):
 
     Attributes:
       point: the newest that is whole, or the oldest.
-      damage: why newer ones are not, or older ones, a line each.
+      damage: why newer ones (for the oldest point: older ones) are not whole, one line each.
     """
 
     point: PointState
@@ -245,10 +245,10 @@ def _first_whole(run: Run, folders: Iterable[Path], damage: list[str]) -> Found:
 
 
 def point_at(run: Run, reference: str) -> PointState:
-    """The resume point that a reference means: its number, or `@update:12000` for the newest at or before that update.
+    """The resume point that a reference names: its number, or `@update:12000` for the newest at or before that update.
 
     Raises:
-      UsageError: there is none, or not any more.
+      UsageError: there is none, or it has been removed.
       DamagedError: it is not whole.
     """
     points = run.points()

@@ -87,7 +87,7 @@ def preset_description(name: str) -> str:
 
 
 def load(preset: str, overrides: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> Settings:
-    """The settings of a preset, changed by values by dotted name, or by such pairs; later ones win.
+    """A preset's settings with overrides: a mapping from dotted names to values, or such pairs; later ones win.
 
     Raises:
       UsageError: an unknown preset or name, or a value of the wrong type or out of range.
@@ -110,7 +110,7 @@ def change(settings: Settings, overrides: Iterable[tuple[str, Any]], *, seed: in
       seed: another one, which only a fork may have.
 
     Raises:
-      UsageError: as `load`, and where a change would make what was stored meaningless.
+      UsageError: as `load`, and if a change would make stored data meaningless.
     """
     overrides = list(overrides)
     for key, _ in overrides:
@@ -213,7 +213,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-#: What other programs call our settings, and words for what a section has.
+#: What other programs call these settings, and other words for them.
 _ALSO_CALLED = {
     "batch": "train.batch_size",
     "buffer_size": "replay.capacity_steps",
@@ -243,7 +243,8 @@ _ALSO_CALLED = {
 
 
 def nearest_setting(key: str) -> str:
-    """`; did you mean X?` for a setting: the one others call so, one of the same section, or the closest."""
+    """`; did you mean X?` for a setting: the one known elsewhere by this name, one in the same section, or the
+    closest."""
     known = setting_names()
     section, _, name = key.rpartition(".")
     called = _ALSO_CALLED.get(name, "")

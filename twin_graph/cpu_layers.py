@@ -14,11 +14,11 @@ from twin_graph.layers import Start, Tensor, check_size, convolution_weights, de
 def in_parts(layers: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """`layers(x)`, for half of the examples at a time.
 
-    One layer has to wait for another, there and back, but one half does not wait for the other: two cores can have one
-    each, where threads that share one op would wait for each other at its end.
+    Layers wait for each other, forward and backward; the halves do not. So each of two cores can take one, whereas
+    threads that share an op wait for each other at its end.
     """
     half = tf.shape(x)[0] // 2
-    first = layers(x[: tf.maximum(half, 1)])[:half]  # of one example, too: oneDNN cannot convolve none
+    first = layers(x[: tf.maximum(half, 1)])[:half]  # one example at least: oneDNN cannot convolve an empty batch
     with tf.variable_scope(tf.get_variable_scope(), reuse=True):
         return tf.concat([first, layers(x[half:])], axis=0)
 
@@ -49,7 +49,7 @@ def convolution_of_frames(name: str, frames: Tensor, channels: int, padding: str
     cells = tf.reshape(frames[:, :, :rows, :columns], [-1, stack, rows * columns // 4, 4])
     if frames.dtype == tf.uint8:  # a cell of bytes moves as one word; oneDNN moves words only if they are called floats
         cells = tf.bitcast(tf.transpose(tf.bitcast(cells, tf.float32), [0, 2, 1]), tf.uint8)
-        weights = weights / 255  # bytes are exact in bfloat16, their 255th parts are not
+        weights = weights / 255  # bytes are exact in bfloat16; bytes divided by 255 are not
     else:
         cells = tf.transpose(cells, [0, 2, 1, 3])
     x = tf.cast(tf.reshape(cells, [-1, rows, columns // 4, stack * 4]), dtype)
@@ -66,7 +66,7 @@ def convolution(name: str, x: Tensor, kernel: int, channels: int, stride: int, p
         return tf.nn.bias_add(tf.nn.conv2d(x, weights, strides=stride, padding=padding), bias)
 
 
-#: By the type of an op, under which name its gradient is registered.
+#: The name under which each op type's gradient is registered.
 _FASTER_GRADIENTS = {"Conv2D": "WeightsByDilation", "BiasAdd": "BiasInFloat32"}
 
 
@@ -74,8 +74,8 @@ _FASTER_GRADIENTS = {"Conv2D": "WeightsByDilation", "BiasAdd": "BiasInFloat32"}
 def _weights_by_dilation(convolution: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of a convolution without padding; the weights' is a convolution, too.
 
-    The same sums as TensorFlow's own: of the images with the gradient as a filter, whose taps are the stride apart. In
-    bfloat16 oneDNN makes it in two thirds of the time that its own needs; in float32 it does not.
+    The same sums as TensorFlow's: the images convolved with the gradient as a filter, dilated by the stride. In
+    bfloat16 oneDNN needs two thirds of the time of TensorFlow's op for it; in float32 there is no gain.
     """
     x, weights = convolution.inputs
     strides = convolution.get_attr("strides")
@@ -94,7 +94,8 @@ def _weights_by_dilation(convolution: Any, gradient: Tensor) -> tuple[Tensor, Te
 
 @tf.RegisterGradient(_FASTER_GRADIENTS["BiasAdd"])  # type: ignore[untyped-decorator]
 def _bias_in_float32(addition: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """In float32: TensorFlow adds up in bfloat16 where oneDNN does not compute it with the weights' gradient."""
+    """Sums in float32. TensorFlow would sum in bfloat16 unless oneDNN computes the bias gradient along with the
+    weights'."""
     of_bias = tf.reduce_sum(tf.cast(gradient, tf.float32), axis=[0, 1, 2])
     return gradient, tf.cast(of_bias, addition.inputs[1].dtype)
 
@@ -110,10 +111,10 @@ _WEIGHTS_LAST = "WeightsLast"
 
 @tf.RegisterGradient(_WEIGHTS_LAST)  # type: ignore[untyped-decorator]
 def _weights_last(product: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of a product; the weights' is there when the inputs' is.
+    """The gradients of a product; the weights' is released only once the inputs' is computed.
 
-    TensorFlow's own come in any order. An optimizer that gets the weights' while the inputs' is still reading
-    them changes a copy, and in the network of 2015 this layer has nine tenths of all weights.
+    TensorFlow computes them in any order. If the weights' gradient is applied while the inputs' gradient still reads
+    the weights, the optimizer has to change a copy; in the 2015 network this layer has nine tenths of all weights.
     """
     x, weights = product.inputs
     of_x = tf.matmul(gradient, weights, transpose_b=True)

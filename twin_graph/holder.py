@@ -28,12 +28,13 @@ class Holder:
 
     Args:
       role: `target` or `opponent`.
-      make: a twin of this name.
+      make: makes a twin of the given name.
       members: how many twins there are.
-      combine: how they become one: `min` or `mean` of their Q values, for each action, or `weights`, their mean.
+      combine: how they are combined: the `min` or `mean` of their Q values per action, or `weights`: one network with
+        their mean weights.
 
     Attributes:
-      twins: in no particular order; `snapshots` has that of the choice.
+      twins: in no particular order; `snapshots` has the policy's order.
       since: counters when the present snapshots were restored.
       policy: the one that chose the present snapshots.
       held: whether scheduled refreshes are suspended.
@@ -106,5 +107,5 @@ class Holder:
 
     @property
     def state(self) -> HolderState:
-        """What a resume point keeps of it."""
+        """What a resume point stores about it."""
         return HolderState(snapshots=self.snapshots, since=self.since, policy=self.policy, held=self.held)

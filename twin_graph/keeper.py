@@ -110,14 +110,14 @@ class Keeper:
         if error is None:
             self.close()
         else:
-            with contextlib.suppress(OSError):  # a full disk, perhaps: the error itself matters more
+            with contextlib.suppress(OSError):  # e.g. a full disk: the original error matters more
                 if reason := _BROKEN_OFF.get(type(error)):
                     self.close("stopped", reason)
                 else:
                     self.close("failed", str(error) or type(error).__name__)
 
     def close(self, state: str = "finished", reason: str = "") -> None:
-        """Ends the sessions and records in the ledger how it ended; what was committed stays.
+        """Ends the sessions and records in the ledger how the run ended; what was committed stays.
 
         Args:
           state: `finished`, `stopped` or `failed`.
@@ -162,7 +162,8 @@ class Keeper:
                     self._refresh(learner, role, str(schedule))
 
     def refresh(self, reason: str) -> None:
-        """Restores what the policies choose into each learner's target and into an opponent, and records it."""
+        """Refreshes each learner's target, and the opponent if there is one, with what the policies choose, and records
+        it."""
         for learner in self.learners:
             for role in learner.holders:
                 self._refresh(learner, role, reason)
@@ -245,7 +246,7 @@ class Keeper:
         """Makes a resume point, and removes weights that are no longer needed; see `Checkpoints.commit`."""
         with self.stopwatch.phase("resume point"):
             point, oldest = self.checkpoints.commit(self._saved, returns, request)
-        # If readers hold the weights, the next point removes them.
+        # If readers hold the lock, the next point removes them.
         with self.stopwatch.phase("prune"), contextlib.suppress(BlockingIOError):
             self.store.remove_weights(
                 lambda: retention.removable(self.run, self.store, oldest, self._policies, self.settings.save),

@@ -1,7 +1,7 @@
-"""Layers of Q networks, plainly: `tf.nn` on resource variables, channels last. For GPUs and for exported graphs.
+"""Plain layers of Q networks: `tf.nn` on resource variables, channels last. For GPUs and for exported graphs.
 
-A layer multiplies in the type of what it is given, float32 or bfloat16. Variables are float32 in both, and so is the
-last layer: bfloat16's eight bits cannot tell two close values apart. `cpu_layers` computes some faster.
+A layer multiplies in the type of its input, float32 or bfloat16. Variables are float32 in both, and so is the
+last layer: bfloat16's eight bits cannot tell two close values apart. `cpu_layers` computes some of them faster.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,10 +13,10 @@ from twin_graph.graph_mode import tf
 Tensor = Any
 Initializer = Any
 
-#: How a layer's weights and biases start, from the number of inputs of each of its units and of outputs of each input.
+#: A layer's initializers of weights and biases, given fan_in and fan_out.
 Start = Callable[[int, int], tuple[Initializer, Initializer]]
 
-#: The graph's collection of what hidden layers gave, each named `LAYER/activation`.
+#: The graph collection with the hidden layers' outputs, each named `LAYER/activation`.
 ACTIVATIONS = "activations"
 
 
@@ -44,7 +44,7 @@ def convolution(name: str, x: Tensor, kernel: int, channels: int, stride: int, p
 
 
 def hidden(name: str, x: Tensor, units: int, start: Start) -> Tensor:
-    """A fully connected layer before others, `[B, D]` to `[B, units]`."""
+    """A hidden fully connected layer, `[B, D]` to `[B, units]`."""
     return dense(name, x, units, start)
 
 

@@ -1,4 +1,4 @@
-"""A learner: an online twin, a target, and the snapshots through which one becomes the other."""
+"""A learner: an online twin, a target, and the snapshots that turn one into the other."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -120,7 +120,7 @@ class Learner:
         """Makes prepared updates, one optimizer step each.
 
         Args:
-          updates: their numbers in the run, from 0: those of this learner.
+          updates: their numbers in the run, counted from 0; only those that this learner makes.
           prepared: has their minibatches.
 
         Raises:
@@ -199,7 +199,7 @@ class Learner:
             return self.newest
 
     def check_finite(self, values: Mapping[str, np.ndarray], updates: int) -> None:
-        """Raises `DivergedError` if one of these variables, after so many updates, is NaN or infinite."""
+        """Raises `DivergedError` if one of these variables is NaN or infinite after this many updates."""
         if wrong := next((name for name, value in values.items() if not np.isfinite(value).all()), None):
             raise DivergedError(
                 f"{wrong}{self._whose} is not finite after update {updates}; the last good snapshot is "

@@ -64,7 +64,7 @@ class Learners:
 
     @property
     def target_served(self) -> int:
-        """Updates made since the target was restored; of two targets, since the older one was."""
+        """Updates made since the target was restored; with two targets, since the one that was restored earlier."""
         return self._tally.updates - min(learner.target.since.updates for learner in self)
 
     def q_values(self, observations: np.ndarray) -> np.ndarray:
@@ -72,13 +72,14 @@ class Learners:
         return _mean([learner.online.q_values(observations) for learner in self])
 
     def freeze(self) -> None:
-        """Keeps the current weights, and whose turn it is to act, for `acting_q_values(..., frozen=True)`."""
+        """Freezes the current weights, and remembers whose turn it is to act, for
+        `acting_q_values(..., frozen=True)`."""
         for learner in self:
             learner.online.freeze()
         self._frozen_at = self._tally.updates
 
     def acting_q_values(self, observations: np.ndarray, *, frozen: bool) -> np.ndarray:
-        """Q values to act by now, float32 `[E, A]`, from those whose turn it is."""
+        """Q values to act by, float32 `[E, A]`, of the learners whose turn it is."""
         update = self._frozen_at if frozen else self._tally.updates
         acting = self._turns.act(self._tally.agent_steps, update)
         return _mean([self[name].acting_q_values(observations, frozen=frozen) for name in acting])
@@ -108,7 +109,7 @@ class Learners:
         return prepared._replace(q_target_t=np.concatenate(q))
 
     def by_present_targets(self, prepared: Prepared) -> Prepared:
-        """The same, evaluated again if a target has been refreshed since."""
+        """The same updates, evaluated again if a target has been refreshed since."""
         if prepared.snapshots == self.target_snapshots:
             return prepared
         return self.prepare(prepared.updates, prepared.batch)

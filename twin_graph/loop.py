@@ -24,7 +24,7 @@ class Stepper:
     """Makes a run's steps and updates, and the commits and refreshes between them; closed by `close()`.
 
     Attributes:
-      workers: of asynchronous training, what each last reported and how often it was restarted.
+      workers: in asynchronous training, each worker's last report and its number of restarts.
     """
 
     workers: Sequence[tuple[WorkerStatus, int]] = ()
@@ -44,7 +44,7 @@ class Stepper:
         """Makes the updates that are already prepared, so that a resume point need not store them."""
 
     def end(self) -> None:
-        """As `settle()`, once, when no more steps will be made."""
+        """Like `settle()`; called once, when no more steps will be made."""
         self.settle()
 
     def close(self) -> None:
@@ -61,8 +61,8 @@ def loop(
     Args:
       stepper: makes the steps.
       progress: of the run, kept up to date.
-      requests: what people ask for, carried out between two advances.
-      evaluate: plays the newest snapshot, and yields on its way.
+      requests: people's requests, carried out between advances.
+      evaluate: plays the newest snapshot, yielding meanwhile.
     """
     keeper, settings = progress.keeper, progress.keeper.settings
     log, evaluation, point = settings.log.schedule, settings.evaluate.schedule, settings.resume.schedule
@@ -79,7 +79,7 @@ def loop(
     else:
         yield from _take_up(stepper, progress, play_newest)
     requests.carry_out()
-    is_stopped = progress.stop.is_set() and not settings.workers.count  # workers have begun by now
+    is_stopped = progress.stop.is_set() and not settings.workers.count  # workers are already training
     if done or is_stopped or progress.reached or progress.ended_by:
         yield
         return
@@ -88,7 +88,7 @@ def loop(
         progress.ended = stepper.advance()
         progress.returns.extend(progress.ended)
         progress.workers = stepper.workers
-        now = progress.counters  # read only once: if workers make the steps, they continue while this process writes
+        now = progress.counters  # read once: workers keep making steps while this process writes
         done = now.agent_steps >= progress.total_steps
         if done:
             stepper.end()
@@ -100,7 +100,7 @@ def loop(
         yield
         if done or evaluation.due(since, now):
             yield from play_newest()
-        # Read only once: a signal may come at any moment.
+        # Read once: a signal may arrive at any time.
         ends = done or progress.stop.is_set() or bool(progress.reached or progress.ended_by)
         if ends and not done:
             stepper.end()
@@ -117,13 +117,13 @@ def loop(
 
 
 def _take_up(stepper: Stepper, progress: Progress, play_newest: Callable[[], Iterator[None]]) -> Iterator[None]:
-    """Plays the evaluation, if there is one, that a run was in when it was stopped."""
+    """Plays the evaluation that was under way when the run was stopped, if there was one."""
     keeper, settings, now = progress.keeper, progress.keeper.settings, progress.counters
     played = keeper.matches.last
     is_unplayed = now.agent_steps >= progress.total_steps and played.agent_steps < now.agent_steps
     if is_unplayed or settings.evaluate.schedule.due(since=played, now=now):
         yield from play_newest()
-        if progress.evaluation:  # otherwise, the next resume would go back to before it
+        if progress.evaluation:  # otherwise the next resume would play it again
             stepper.settle()
             keeper.commit_point(progress.returns)
 
@@ -170,7 +170,7 @@ class InChunks(Stepper):
             wait([collecting])
         try:
             trained = agent.learners.train(ready) if ready else None
-        finally:  # even if training fails: nobody may close environments that are being stepped
+        finally:  # even if training fails: environments must not be closed while they are being stepped
             with agent.keeper.stopwatch.phase("wait"):
                 wait([collecting])
         if ready and trained:
@@ -187,9 +187,10 @@ class InChunks(Stepper):
         self._acting.shutdown()
 
     def _take_prepared(self) -> Prepared | None:
-        """Takes out what was prepared, by the target of now: refreshes it first if that is due.
+        """Returns the prepared updates, if any, evaluated by the current target; refreshes the target first if that is
+        due.
 
-        Where anything fails after this, a resumed run prepares it again.
+        If anything fails afterwards, a resumed run prepares them again.
         """
         prepared, self._prepared = self._prepared, None
         if prepared is None:
@@ -198,7 +199,7 @@ class InChunks(Stepper):
         return self._agent.learners.by_present_targets(prepared)
 
     def _collect(self, first: int) -> tuple[list[float], Prepared | None]:
-        """Steps to the chunk's end, and prepares the updates, from `first` on, that are due then."""
+        """Acts to the end of the chunk, then prepares the updates that are due, beginning with number `first`."""
         agent, train = self._agent, self._agent.settings.train
         chunk, began = Schedule("steps", train.chunk_steps), agent.tally.counters
         ended = self._play.step()
@@ -212,7 +213,7 @@ class Play:
     """An agent's episodes in its environments.
 
     Args:
-      agent: acts, also for the opponent in games of two players.
+      agent: acts, and in two-player games also supplies the opponent's actions.
       env: the environments.
       frozen: see `Agent.act`.
     """

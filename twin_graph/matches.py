@@ -42,7 +42,7 @@ class Matches:
     def lower_bound(self, settings: Settings) -> tuple[float, str]:
         """The lower end of the newest score's 95% interval, and whose it is; of two learners, the smaller one.
 
-        Minus infinity before the first by the rules of these settings.
+        Minus infinity before the first evaluation under these settings' rules.
         """
         scores = [line for line in self._records if line["scheduled"] and line["snapshot"] == line["challenger"]]
         newest = [line for line in scores if _rules(self._run.settings_of(line["attempt"])) == _rules(settings)]

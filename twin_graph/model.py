@@ -56,8 +56,8 @@ class Inputs:
       discount_t: float32 `[B]`, 0 after a terminal step.
       q_target_t: float32 `[B, A]`, Q at `s_t` by the twin that supplies bootstrap values.
       s_t: `[B, *observation_shape]`, used by `double`, `minto` and without `target_q`.
-      weight: float32 `[B]`, of each example; one if it is not fed.
-      dropout_seed: int32 `[2]`, from which the masks of dropout follow; if it is not fed there is none.
+      weight: float32 `[B]`, weight of each example; 1 if not fed.
+      dropout_seed: int32 `[2]`, seed of the dropout masks; no dropout if not fed.
       learning_rate: float32 scalar; the settings' if it is not fed.
     """
 
@@ -87,7 +87,7 @@ class Inputs:
         )
 
     def needed(self, train: TrainSettings) -> dict[str, Tensor]:
-        """Those of each example that an update needs, by their names."""
+        """The per-example inputs that an update needs, by name."""
         names = ["s_tm1", "a_tm1", "r_t", "discount_t", "weight"]
         names += ["q_target_t"] if train.target_q else []
         names += ["s_t"] if train.double or train.minto or not train.target_q else []
@@ -106,12 +106,14 @@ class Model(Inputs):
       loss: float32 scalar.
       q_mean: float32 scalar, mean over the batch of max_a Q at `s_tm1`.
       train_op: one optimizer step on the microbatch's gradients, and on those accumulated.
-      accumulate_op: adds the microbatch's gradients to those accumulated; None if the spec has one an update.
-      gradients: of the microbatch and those accumulated, by which `train_op` would change `trainables`, in their order.
-      clear_op: discards what was accumulated, after `gradients`; for workers, which apply these on a server.
+      accumulate_op: adds the microbatch's gradients to those accumulated; None if an update has only one microbatch.
+      gradients: what `train_op` would apply: the microbatch's plus the accumulated gradients, in the order of
+        `trainables`.
+      clear_op: discards the accumulated gradients once `gradients` have been computed; for workers, which apply them on
+        a server.
       activations: of hidden layers at `s_tm1`, `[B, ...]` or of parts of the batch, each named `LAYER/activation`.
       trainables: what a snapshot holds, sorted by name.
-      fed: of the placeholders those of each example that an update needs, by their names.
+      fed: the per-example placeholders that an update needs, by name.
       block: many updates in one run; None if none was asked for.
     """
 
@@ -140,8 +142,8 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
     Args:
       spec: what to build.
       dtype: in which the network multiplies, float32 or bfloat16; variables are the same in both.
-      plain: compute with plain layers and TensorFlow's own gradients, as on a GPU; for those who read the graph without
-        this package.
+      plain: compute with plain layers and TensorFlow's own gradients, as on a GPU; for readers of the graph who do not
+        have this package.
       block: updates that can be made in one run, apart from those of `train_op`; 0 for none.
     """
     gpu = bool(tf.config.list_physical_devices("GPU"))
@@ -182,7 +184,7 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
             accumulate_op, gradients, clear = optimizers.accumulate(gradients, trainables)
     gradients = optimizers.clip(gradients, train)
     optimizer = optimizers.Optimizer(train)
-    # Whoever trains on from an export makes an optimizer of its own, whose slots have the plain names.
+    # Code that trains an export further makes its own optimizer, whose slots take the plain names.
     with tf.variable_scope("optimizer") if plain else contextlib.nullcontext():
         applied = optimizer.apply(gradients, trainables, x.learning_rate)
     with tf.control_dependencies([applied]):
@@ -191,7 +193,7 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
         clear_op = tf.group(*(clear() if clear else ()))
 
     def learn(x: Mapping[str, Tensor]) -> tuple[Any, Tensor, Tensor, Tensor]:
-        """As `train_op` does, on the same variables, in the block's loop."""
+        """What `train_op` does, on the same variables, inside the block's loop."""
         layers = plain_layers if gpu else xla_layers
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
             q_tm1 = network(x["s_tm1"], x["dropout_seed"], layers)
@@ -220,7 +222,7 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
 
 
 def _check_variables(spec: ModelSpec, trainables: tuple[Any, ...]) -> None:
-    """Raises `UsageError` if a network of your own learns nothing, or has what no snapshot would hold."""
+    """Raises `UsageError` if a custom network has nothing to train, or has variables that no snapshot would contain."""
     if not trainables:
         raise UsageError(f"network={spec.network} makes no variables, so there is nothing to learn")
     if fixed := sorted(v.op.name for v in tf.global_variables() if all(v is not other for other in trainables)):
@@ -260,6 +262,6 @@ def _freeze(trainables: tuple[Any, ...]) -> Any:
 
 
 def _local(getter: Callable[..., Any], name: str, *args: Any, **settings: Any) -> Any:
-    """Makes variables that no Saver, optimizer or other twin sees: a copy inside this graph is no snapshot."""
+    """Makes variables that no Saver, optimizer or other twin sees: a copy inside this graph is not a snapshot."""
     local = {"trainable": False, "collections": [tf.GraphKeys.LOCAL_VARIABLES]}
     return getter(name, *args, **{**settings, **local})

@@ -34,7 +34,7 @@ class Turns:
     def commits(self, committed: int) -> tuple[str, ...]:
         """The order in which learners commit after so many snapshots.
 
-        In a shared lineage it alternates; otherwise `latest` would always be the second learner's.
+        In a shared lineage it alternates, because `latest` would otherwise always be the second learner's.
         """
         reverse = self.settings.store.shared and committed // 2 % 2
         return self.learners[::-1] if reverse else self.learners

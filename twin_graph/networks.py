@@ -1,8 +1,8 @@
-"""Q networks, as their papers have them.
+"""Q networks, as in their papers.
 
 Each takes observations `[B, *observation_shape]`, the number of actions A, and a `Build`; it returns Q values, float32
-`[B, A]`. So does a network of your own, named as `module:function`. Its variables come from `tf.get_variable`, or from
-the functions of `twin_graph.layers`.
+`[B, A]`. A network of your own, named as `module:function`, does the same. Its variables come from `tf.get_variable`,
+or from the functions of `twin_graph.layers`.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,8 +52,8 @@ class Build(NamedTuple):
     Attributes:
       model: its settings.
       dtype: in which its layers multiply, float32 or bfloat16.
-      layers: to compute with: those of `layers`, which are plain, of `cpu_layers` or of `xla_layers`.
-      dropout_seed: int32 `[2]`, from which masks of dropout follow; without dropout if the first is negative.
+      layers: the module whose layers to use: `layers` (plain), `cpu_layers` or `xla_layers`.
+      dropout_seed: int32 `[2]`, seed of the dropout masks; no dropout if its first number is negative.
     """
 
     model: ModelSettings
@@ -65,17 +65,17 @@ class Build(NamedTuple):
 def nature(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     """The network of Mnih et al. 2015: three convolutions, 512 units.
 
-    Layers before a rectifier start uniform in +-sqrt(6/fan_in) (He et al. 2015), the read-out in +-1/sqrt(fan_in),
-    biases at zero. DQN 3.0, Stable-Baselines3 and CleanRL start every layer from Torch's +-1/sqrt(fan_in). Four layers
-    of that leave a spread of 0.0002 between the Q values of different Pong screens, so that at the beginning all
-    gradients agree: with Adam at 2e-4 the first convolution was dead after 10,000 updates (no unit above zero on any
-    screen), and nothing was learnt.
+    Layers before a ReLU are initialized uniformly in +-sqrt(6/fan_in) (He et al. 2015), the output layer in
+    +-1/sqrt(fan_in), biases to zero. DQN 3.0, Stable-Baselines3 and CleanRL start every layer from Torch's
+    +-1/sqrt(fan_in). Four such layers leave a spread of 0.0002 between the Q values of different Pong screens, so at
+    first all gradients agree: with Adam at 2e-4 the first convolution was dead after 10,000 updates (no unit above zero
+    on any screen), and nothing was learnt.
 
     Args:
       observation: uint8 `[B, stack, H, W]`, frames first, as Gymnasium stacks them (4x84x84 in the paper), or images
         with channels last, `[B, H, W, C]`, or grey ones, `[B, H, W]`.
       n_actions: A.
-      build: with `model.padding`, of every convolution, and `model.dueling`, see `_read_out`.
+      build: `model.padding` applies to every convolution; for `model.dueling` see `_read_out`.
     """
     return _read_out("fc1", _convolutions(observation, he, build), 512, n_actions, (he, torch_weights), build)
 
@@ -83,7 +83,8 @@ def nature(observation: Tensor, n_actions: int, build: Build) -> Tensor:
 def dopamine(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     """The network of Dopamine's Rainbow and DrQ(eps): `nature`, but the streams of `model.dueling` share its 512 units.
 
-    There `model.padding` is SAME. Weights start uniform in +-sqrt(6/(fan_in + fan_out)) (Glorot and Bengio 2010).
+    Dopamine's padding is SAME (`model.padding=SAME`). Weights start uniform in +-sqrt(6/(fan_in + fan_out)) (Glorot and
+    Bengio 2010).
     """
     x = _convolutions(observation, glorot, build)
     x = relu("fc1", build.layers.hidden("fc1", x, 512, glorot))
@@ -112,7 +113,7 @@ def minatar(observation: Tensor, n_actions: int, build: Build) -> Tensor:
 
 
 def board(observation: Tensor, n_actions: int, build: Build) -> Tensor:
-    """For boards on which four in a row matter: 64 4x4 filters, 128 units; started as `mlp`.
+    """For boards where four in a row matter: 64 4x4 filters, 128 units; initialized like `mlp`.
 
     Takes `[B, H, W, C]`, channels last.
     """
@@ -124,8 +125,8 @@ def board(observation: Tensor, n_actions: int, build: Build) -> Tensor:
 def mlp(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     """Fully connected layers of `model.hidden_units` with rectifiers, for vectors: float32 `[B, D]` to Q `[B, A]`.
 
-    Everything starts uniform in +-1/sqrt(fan_in), as in Torch. Biases at zero would let every unit bend at the origin,
-    which is where the few numbers of a task like CartPole stay.
+    Everything starts uniform in +-1/sqrt(fan_in), as in Torch. With zero biases, every unit would switch at the origin,
+    near which the few inputs of a task like CartPole stay.
     """
     x = flatten(numbers(observation, build.dtype))
     *shared, last = build.model.hidden_units
@@ -181,7 +182,7 @@ def channels_last(shape: Sequence[int]) -> bool:
 def channels_axis(name: str, env: EnvSpec) -> int | None:
     """Which axis of observations `[H, W, C]` or `[stack, H, W]` has the channels; None if that is unknown.
 
-    The network of this name decides; if it takes any numbers, or is your own, their shape does.
+    The named network decides; for `mlp` and networks of your own, the shape does.
     """
     network, shape = NETWORKS.get(name), env.observation_shape
     if network and network.function is not mlp:
@@ -235,7 +236,7 @@ def _is_large_enough_for_blob(env: EnvSpec) -> bool:
     return _has_channels_last(env) and min(env.network_shape[:2]) >= 10
 
 
-_SMALLEST_SIDE = 36  # pixels; of the images that the three convolutions of `nature` leave something of
+_SMALLEST_SIDE = 36  # pixels: below this, the three convolutions of `nature` leave nothing
 
 NETWORKS = {
     "nature": Network(nature, "images [stack, H, W] or [H, W, channels]", _is_image),

@@ -1,10 +1,10 @@
-"""Settings that have no effect next to the others."""
+"""Settings that have no effect given the others."""
 
 from collections.abc import Callable, Iterable, Iterator
 
 from twin_graph.settings import PIXEL_GAMES, Settings
 
-#: Settings, or beginnings of their names, used only where a condition holds, with that condition in words.
+#: Settings, or prefixes of their names, that are used only under a condition, with that condition in words.
 _USED_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
     ("model.hidden_units",): (lambda s: s.network == "mlp" or ":" in s.network, "with network=mlp"),
     ("model.padding",): (
@@ -60,7 +60,7 @@ _USED_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
     ),
 }
 
-#: Settings, or beginnings of their names, that only environments of some namespaces look at.
+#: Settings, or prefixes of their names, that only environments in some namespaces use.
 _USED_ONLY_IN = {
     PIXEL_GAMES: (
         *("env.frame_skip", "env.sticky", "env.noop_max", "env.clip_rewards", "env.max_frames", "env.image_"),

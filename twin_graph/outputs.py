@@ -1,4 +1,4 @@
-"""Pictures and films that a person asks for: refused before any time is spent on what could not be written."""
+"""Checks of the paths for pictures and films, made before any time is spent on what could not be written."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ def check_new(path: Path, what: str, endings: Sequence[str]) -> None:
 
     Args:
       path: of the file.
-      what: it will be, such as `film`.
+      what: what it will be, such as `film`.
       endings: such as `.mp4`; they determine the format.
     """
     if path.suffix.lower() not in endings:

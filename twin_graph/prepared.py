@@ -17,7 +17,7 @@ class Prepared(NamedTuple):
       updates: their numbers, from 0.
       per_minibatch: updates that learn from one minibatch.
       batch: their minibatches, one after the other.
-      snapshots: what each learner's target held.
+      snapshots: the snapshots in each learner's target.
       q_target_t: Q values of the target of each update's learner at `s_t` of its minibatch, float32
         `[updates * examples, A]`; None without `train.target_q`.
     """
@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
         return len(self.batch.step) * self.per_minibatch // len(self.updates)
 
     def rows(self, array: np.ndarray, numbers: list[int]) -> np.ndarray:
-        """The minibatches of these numbers, from 0, in `[M * examples, ...]`; a view if they are neighbours."""
+        """The rows of minibatches `numbers` (from 0), `[M * examples, ...]`; a view if the numbers are consecutive."""
         first, size = numbers[0], self.examples
         if numbers == list(range(first, first + len(numbers))):
             return array[first * size : (first + len(numbers)) * size]

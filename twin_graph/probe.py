@@ -25,7 +25,7 @@ class Probe:
       tally: the largest reward so far.
 
     Attributes:
-      observations: `[PROBE_SIZE, *observation_shape]`; None until they are chosen, when nothing is measured.
+      observations: `[PROBE_SIZE, *observation_shape]`; None until they are chosen; until then nothing is measured.
     """
 
     def __init__(self, train: TrainSettings, tally: Tally) -> None:

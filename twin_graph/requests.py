@@ -16,8 +16,8 @@ class Requests:
     """Carries out what people request of a run between two vector steps: swaps and resume points.
 
     What was carried out after the resume point is an input of the run: when the run resumes, it is repeated at its
-    recorded agent step. Not so in a fork, whose future is its own. What was left out then is not made up for later.
-    What could not be done or repeated is added to the keeper's notices.
+    recorded agent step. A fork does not repeat it: its future is its own. What was left out then is not made up for
+    later. What could not be done or repeated is added to the keeper's notices.
     """
 
     def __init__(self, run: Run, keeper: Keeper) -> None:
@@ -62,7 +62,8 @@ class Requests:
     def _waits_for(self, request: Request, event: Point | Swap) -> bool:
         """Whether something that is still to be repeated comes first.
 
-        It is what was requested; or an undo may refer to it; or it would replace what was requested after it, at rest.
+        The event is this very request; or the request is an undo that may refer to it; or, repeated later, it would
+        overwrite what was requested at rest.
         """
         if request.id == event.request:
             return True

@@ -30,14 +30,14 @@ _EPISODE_STEPS = 10  # agent steps: where snapshots are committed by episodes, f
 
 
 class Need(NamedTuple):
-    """Bytes for one purpose, and what makes them fewer, for people."""
+    """Bytes for one purpose, and how to need fewer, for people."""
 
     purpose: str
     bytes: int
     remedy: str
 
     def words(self) -> str:
-        """For people, after the sum."""
+        """For people, to follow the total."""
         return f"{size(self.bytes)} of it for {self.purpose}"
 
 
@@ -45,8 +45,8 @@ class Needs(NamedTuple):
     """What a run needs and what is free now, in bytes; `members` counts the target twins of each learner.
 
     Attributes:
-      in_memory, on_disk: by purpose; on disk also what is there already.
-      there: of that.
+      in_memory, on_disk: by purpose; on disk including what is there already.
+      there: how much of that is on disk already.
     """
 
     in_memory: Sequence[Need]
@@ -126,11 +126,12 @@ def _in_memory(settings: Settings, env: VectorEnv, model: Model, replay: int, pr
         "end other programs" if processes == 1 else "lower workers.count",
     )
     yield Need("more targets", (twins - 2) * _TWIN_BYTES, "choose policies of fewer snapshots")
-    # In each twin, also that which evaluates: weights and Adam's two moments. In one: a frozen copy, and gradients.
+    # Each twin, the evaluating one included, has weights and Adam's two moments. One also has a frozen copy and
+    # gradients.
     copies = 3 * (twins + bool(settings.evaluate.episodes)) + 2
     yield Need("the network", processes * copies * _weights(model), "choose a smaller network")
-    # Both observations of each transition, of the chunk that is trained and of the one that is prepared; and of a
-    # minibatch what the layers gave, with its gradient, and the observations in floats.
+    # Both observations of every transition in the chunk being trained and in the one being prepared. For one minibatch
+    # also the activations with their gradients, and the observations as floats.
     prepared = max(1, math.ceil(train.chunk_steps / train.every_steps)) * train.examples
     observation = int(np.prod(shape)) * np.dtype(env.spec.observation_dtype).itemsize
     # By layer: some work on a minibatch in parts.
@@ -169,7 +170,7 @@ def _on_disk(settings: Settings, model: Model, replay: int) -> Iterator[Need]:
 
 
 def check(needed: Needs) -> None:
-    """Raises `TwinGraphError` if memory or disk will not suffice; it says what takes most of it."""
+    """Raises `TwinGraphError` if there is not enough memory or disk; the message says what needs most."""
     if needed.memory > needed.memory_free:
         raise TwinGraphError(
             f"too little memory: this run needs about {size(needed.memory)}, {_largest(needed.in_memory).words()}, and "
@@ -184,7 +185,7 @@ def check(needed: Needs) -> None:
 
 
 def _remedies(needs: Sequence[Need], missing: int) -> str:
-    """What alone could be enough, what helps most first; else what helps most."""
+    """The remedies that may suffice alone, the most effective first; if none does, the most effective."""
     by_size = sorted(needs, key=lambda need: -need.bytes)
     enough = [need.remedy for need in by_size if need.bytes > missing] or [by_size[0].remedy]
     return ", or ".join(dict.fromkeys(enough))

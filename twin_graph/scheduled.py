@@ -1,4 +1,4 @@
-"""The evaluations that a run plays on schedule."""
+"""Scheduled evaluations of a run."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,12 +14,13 @@ from twin_graph.twin import Twin
 
 
 def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[None]:
-    """Plays the newest snapshot, and rivals that it has to beat, by this twin; records all of them, or none."""
+    """Plays the newest snapshot, and the rivals it has to beat, with this twin; records all of these evaluations or
+    none."""
     keeper, settings = progress.keeper, progress.keeper.settings
     episodes = settings.evaluate.episodes
     if twin is None or progress.stop.is_set():
         return
-    # Read only once: if workers make the steps, they continue while games are played, and rivals shall play the same.
+    # Read once: workers keep making steps during the games, and rivals must play the same games.
     at = {"seed": settings.seed, "counter": progress.agent_steps}
     with keeper.stopwatch.phase("evaluate"):
         played: list[tuple[Commit, Commit, Evaluation]] = []
@@ -42,7 +43,7 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[None]:
                             progress.note = ""
                             return
                     if film:
-                        with contextlib.suppress(UsageError):  # somebody has recorded one meanwhile
+                        with contextlib.suppress(UsageError):  # someone has recorded one in the meantime
                             film.finish()
                         keeper.show(film.path)
                 played.append((snapshot, newest, evaluation))
@@ -69,7 +70,7 @@ def _filmed(run: Run, snapshot: Commit | None) -> contextlib.AbstractContextMana
     if snapshot is None or not run.settings.evaluate.video:
         return contextlib.nullcontext()
     path = run.videos / f"{snapshot.id}.mp4"
-    if path.exists():  # of an attempt that was killed before it could record the score
+    if path.exists():  # from an attempt that was killed before it recorded the score
         return contextlib.nullcontext()
     make_folder(run.videos)
     return Film(path, (run.name, snapshot.id))

@@ -1,4 +1,4 @@
-"""`session.run` for what is run again and again: lookups happen once."""
+"""`session.run` for what runs repeatedly: names are looked up once."""
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,13 +9,13 @@ import numpy as np
 from twin_graph.errors import WrongGraphError
 from twin_graph.graph_mode import CallableOptions, tf
 
-#: How messages call the owner of a graph.
+#: What messages call the owner of a graph.
 _OWNERS = weakref.WeakKeyDictionary[Any, str]()
 
 
 def takes(dtype: np.dtype[Any], given: np.dtype[Any]) -> bool:
-    """Whether numbers of one type can be converted to another. Bytes are images and stay what they are: truth values
-    would be nearly black, and of larger numbers only the last eight bits would be left."""
+    """Whether numbers of one type can be converted to another. uint8 means images and takes nothing else: booleans
+    would be nearly black, and larger numbers would keep only their last eight bits."""
     return given == dtype if dtype == np.uint8 else np.can_cast(given, dtype, "same_kind")
 
 
@@ -47,15 +47,15 @@ class SessionCalls:
         Args:
           fetches: what to run.
           feed: values by tensor.
-          in_this_thread: runs op after op in the calling thread instead of the session's. Waking another thread takes
-            longer than an op of a small network.
+          in_this_thread: run the ops one after another in the calling thread, not in the session's pool. Waking another
+            thread takes longer than an op of a small network.
 
         Returns:
           The value, None of an operation; of several, a list.
 
         Raises:
           WrongGraphError: something belongs to another graph; the message names tensor and owners.
-          ValueError: an array's shape is not the tensor's, or its type is of another kind, as fractions are for bytes.
+          ValueError: an array's shape is not the tensor's, or its type cannot be converted, such as floats for uint8.
         """
         feed = feed or {}
         wanted = fetches if isinstance(fetches, tuple | list) else (fetches,)
@@ -81,8 +81,8 @@ class SessionCalls:
 class _Call:
     """One set of fetches with one set of fed tensors.
 
-    The public `session.make_callable` passes its feeds through `session.run`. Here the layer under it is called, by
-    which Keras ran its graphs.
+    The public `session.make_callable` passes its feeds through `session.run`. This calls the layer below it, which
+    Keras used to run its graphs.
     """
 
     def __init__(self, session: Any, fetches: Sequence[Any], feeds: Sequence[Any], in_this_thread: bool) -> None:
@@ -105,7 +105,7 @@ class _Call:
                 if not takes(dtype, array.dtype):
                     raise ValueError(f"{array.dtype} was fed to {name}, which takes {dtype}")
                 array = array.astype(dtype)
-            # TensorFlow looks at this in `session.run` alone.
+            # TensorFlow checks this only in `session.run`.
             if array.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True)):
                 raise ValueError(f"an array of shape {array.shape} was fed to {name}, which takes {shape}")
             arrays.append(array)

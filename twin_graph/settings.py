@@ -51,7 +51,7 @@ class Named:
 
 
 class Strict(BaseModel):
-    """What people write in files: `true` is no number there, and no number of a list."""
+    """Base of what people write in files: `true` is not a number, alone or in a list."""
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
@@ -65,7 +65,7 @@ class Strict(BaseModel):
 
 
 class _Section(Strict):
-    # Built when first used: commands that read records need few of them, and answer sooner. JSON has neither NaN nor
+    # Built on first use: commands that read records need few of them and start sooner. JSON has neither NaN nor
     # infinity, and a run is resumed with what its JSON says.
     model_config = ConfigDict(
         extra="forbid", frozen=True, serialize_by_alias=True, defer_build=True, allow_inf_nan=False
@@ -247,7 +247,7 @@ class TrainSettings(_Section):
 
     @property
     def return_lengths(self) -> Sequence[int]:
-        """How many rewards returns sum before they bootstrap; in rollouts, each as often."""
+        """How many rewards a return sums before it bootstraps; in rollouts, each length occurs equally often."""
         return range(1, self.rollout_steps + 1) if self.rollout_steps else [self.n_step]
 
     @property
@@ -256,7 +256,7 @@ class TrainSettings(_Section):
         return self.batch_size * self.accumulate
 
     def learning_rate_at(self, update: int) -> float:
-        """The learning rate of an update, from 0."""
+        """The learning rate of an update, counted from 0."""
         if self.learning_rate_schedule == "staircase":
             return self.learning_rate * self.learning_rate_decay ** (update // self.learning_rate_updates)
         if self.learning_rate_schedule == "linear":
@@ -338,7 +338,7 @@ class OpponentSettings(_Section):
     epsilon: float = _setting(0.0, "share of random actions of the opponent", ge=0, le=1)
     refresh_every_updates: int | None = _setting(
         None,
-        "choose the opponent anew every n updates; set only one of the three units (all null: every 1,000 updates)",
+        "choose a new opponent every n updates; set only one of the three units (all null: every 1,000 updates)",
         unit="updates",
         ge=1,
     )

@@ -39,7 +39,7 @@ class Tally:
         )
 
     def restore(self, point: PointState) -> None:
-        """Goes back to a resume point."""
+        """Restores the counters of a resume point."""
         self.agent_steps, self.updates = point.counters.agent_steps, point.counters.updates
         self.episodes = point.counters.episodes
         self.reward_limit, self.r_max = point.reward_limit, point.r_max

@@ -1,6 +1,7 @@
 """Target policies: pure functions that choose which snapshots the target restores at a refresh.
 
-(Off-policy learning also has target policies. Those are learnt about; these choose the target network's weights.)
+(Not the target policy of off-policy learning, the one that is learned about: these choose the target network's
+weights.)
 
 A policy sees committed records and a random stream that depends on the run's seed and the number of updates alone, so
 that a resumed run chooses as the uninterrupted one would have. To add one, write
@@ -39,7 +40,7 @@ ENSEMBLE_LIMIT = 8
 TEST_EPISODES = 10
 _RESAMPLES = 10_000
 #: One-sided. Snapshots that score alike then change places in fewer than 5% of comparisons, which a test measures:
-#: the percentile bootstrap of so few games is too sure of itself for a level of 5%.
+#: the percentile bootstrap of so few games is too confident at a level of 5%.
 _LEVEL = 0.01
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -62,7 +63,7 @@ class Match(NamedTuple):
 
 
 def matches(evaluations: Iterable[Mapping[str, Any]]) -> list[Match]:
-    """The matches in records of evaluations, of those that are comparable."""
+    """The matches among the comparable evaluation records."""
     found: dict[tuple[int, str], Match] = {}  # two learners are evaluated at the same agent step, each for itself
     for line in comparable(evaluations):
         at = line["played_at"]
@@ -117,7 +118,7 @@ class Needs(NamedTuple):
       members: the largest number of snapshots it chooses at once, or a function that returns it.
       combine: how several become one: `mean` or `min` of their Q values, or `weights`, their mean.
       rival: takes the history; returns the snapshot that the newest has to beat in scheduled evaluations, or None.
-      check: takes the settings; returns in words what the policy needs and they do not give it, or nothing.
+      check: takes the settings; returns, in words, what the policy needs and they lack; empty if nothing.
       snapshot: returns the id of the snapshot that it requires, or the beginning of that id; empty for none.
     """
 
@@ -187,7 +188,7 @@ def mix(history: History, random: np.random.Generator, probability: Probability,
 
 
 def _id(text: str) -> str:
-    """An id, or the beginning of one, as an id begins: `3` is `000003`."""
+    """A snapshot id or a prefix of one, zero-padded: `3` becomes `000003`."""
     if not re.fullmatch(r"\d{1,6}|\d{6,}(-[0-9a-f]{0,8})?", text):
         raise ValueError("must be a snapshot's number or id, such as 3 or 000003-3fa9c1d2")
     return text.zfill(6)
@@ -213,7 +214,7 @@ def rollback(history: History, random: np.random.Generator, limit: Annotated[flo
     """The newest snapshot, unless its Q values diverge; then the newest healthy one.
 
     A snapshot is unhealthy when the largest |Q| on the probe batch is not finite, or above `limit` times the largest
-    value that a return can have: the largest |reward| met / (1 - discount).
+    value that a return can have: the largest |reward| seen / (1 - discount).
 
     Source: soft divergence in van Hasselt et al. 2018, "Deep Reinforcement Learning and the Deadly Triad".
     """
@@ -274,8 +275,8 @@ class Incumbent(NamedTuple):
 def incumbent(history: History, rule: str = "test") -> Incumbent | None:
     """The best snapshot after these matches, among those whose weights are present; None before the first.
 
-    Matches count also where the challenger lost and was removed since: retention must not change what is chosen. If the
-    weights of the best itself are gone, it is who would be best without it.
+    A match counts even if its challenger lost and has been removed: retention must not change the choice. If the best
+    one's own weights are gone, the result is whichever would be best without it.
     """
     present = {snapshot.id for snapshot in history.snapshots}
     gone: set[str] = set()
@@ -352,8 +353,8 @@ def best(
     `test`: at each evaluation the newest snapshot and the incumbent play the same fresh games, and the newest takes
     its place only if a paired bootstrap test of the difference says so, since the highest of many means is luck.
     `mean`: the highest mean return, as most trainers keep it. After `stall` evaluations without a change the newest is
-    chosen instead, until the incumbent changes: values learnt from one target for ever converge to its own, and then
-    no challenger can come of them.
+    chosen instead, until the incumbent changes: values learned from one target forever converge to its bootstrap
+    values, and no challenger can come from those.
 
     Source: keeping the best network, DQN's own Lua code (Mnih et al. 2015); the percentile bootstrap, Efron 1979.
     """
@@ -385,7 +386,7 @@ POLICIES: dict[str, Callable[..., Choice]] = {
     function.__name__: function for function in (latest, best, lag, window, mix, pinned, rollback, ensemble, average)
 } | {"random": no_snapshot, "self": own_weights}
 
-#: By the roles of holders, what their random choices are drawn from.
+#: The random stream of each role's choices.
 PURPOSES = {"target": Purpose.TARGET, "opponent": Purpose.OPPONENT}
 
 
@@ -421,7 +422,7 @@ class Policy(NamedTuple):
             )
 
     def choose(self, history: History, random: np.random.Generator) -> Choice:
-        """Raises `ForeignError` if a user's own policy fails, or does not answer with snapshots it was shown."""
+        """Raises `ForeignError` if a user's own policy fails, or does not return snapshots from its history."""
         try:
             choice = self.function(history, random, **self.arguments)
         except Exception as error:

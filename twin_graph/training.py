@@ -1,4 +1,4 @@
-"""A run from its start, or from a resume point, to its end."""
+"""Trains a run to its end, from the start or from a resume point."""
 
 import contextlib
 import functools
@@ -32,7 +32,8 @@ OnEvaluation = Callable[[Evaluation, Progress], object]
 
 
 def check(settings: Settings, env: VectorEnv) -> None:
-    """Raises `UsageError`, in one line, for what a run of these settings would find out later, or not at all."""
+    """Raises a one-line `UsageError` for problems that a run with these settings would meet only
+    later, or never notice."""
     check_that_it_learns(settings)
     check_rescaling(settings, env.spec)
     evaluation.check(settings)
@@ -43,7 +44,8 @@ def check(settings: Settings, env: VectorEnv) -> None:
 def checked_environments(
     settings: Settings, folder: Path, *, elsewhere: bool = False
 ) -> Iterator[tuple[VectorEnv, resources.Needs]]:
-    """The environments of a run that can be trained here, closed at the end, and what it needs.
+    """Yields the environments of a run, once it is clear that it can be trained here, and what it needs; closes them
+    afterwards.
 
     Args:
       settings: of the run.
@@ -52,7 +54,7 @@ def checked_environments(
 
     Raises:
       UsageError: the run cannot be trained as its settings say.
-      TwinGraphError: memory or disk will not suffice.
+      TwinGraphError: there is not enough memory or disk space.
     """
     check_no_pattern(folder, "rename the folder")
     with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
@@ -74,19 +76,18 @@ def train(
 
     Yields progress after each vector step, or chunk. SIGINT, SIGTERM and `progress.stop` end the run where it would
     yield next. Whether it ends on request or because it is complete, a snapshot and a resume point are committed. After
-    an error, or when the caller stops iterating, the newest ones are those that the schedules committed last; but if
-    foreign code failed, or a target cannot be restored, a resume point is committed first. The ledger records how the
-    run ended.
+    an error, or if the caller stops iterating, the last ones committed on schedule are the newest. If foreign code
+    failed or a target cannot be restored, a resume point is committed first. The ledger records how the run ended.
 
     Args:
       run: with the settings.
       env: its environments.
       point: where to continue; None for the beginning.
-      on_episode: called with the true score of each training episode that ended, and the progress. If it returns
-        False, the run ends with a snapshot and a resume point, and that is the recorded reason; anything else, also
-        None, is ignored.
-      on_evaluation: the same with each scheduled evaluation, of two learners with each one's; `progress.evaluation[0]`
-        is the snapshot's id.
+      on_episode: called with the true score of each finished training episode, and the progress. Returning False ends
+        the run with a snapshot and a resume point, and is recorded as the reason; any other value, including None, is
+        ignored.
+      on_evaluation: the same, for each scheduled evaluation (with two learners, for each learner's);
+        `progress.evaluation[0]` is the snapshot's id.
 
     Raises:
       ForeignError: the environment, the target policy or a callback failed.
@@ -105,7 +106,7 @@ def train(
 
 
 class _Callbacks:
-    """Calls the user's functions with what is new; see `train`."""
+    """Passes new scores and evaluations to the user's callbacks; see `train`."""
 
     def __init__(self, progress: Progress, on_episode: OnEpisode | None, on_evaluation: OnEvaluation | None) -> None:
         self._progress = progress
@@ -133,7 +134,7 @@ class _Callbacks:
 
 
 def run_to_its_end(progress: Progress, stepper: Stepper, callbacks: _Callbacks | None = None) -> Iterator[Progress]:
-    """The run loop with its evaluations, and what is saved when it ends; closes the stepper. See `train`."""
+    """Runs the loop with its evaluations, saves when it ends, and closes the stepper. See `train`."""
     keeper, settings = progress.keeper, progress.keeper.settings
     online = keeper.learners.first.online
     with (
@@ -150,7 +151,7 @@ def run_to_its_end(progress: Progress, stepper: Stepper, callbacks: _Callbacks |
                     callbacks.tell()
                 yield progress
         except (ForeignError, UsageError, DamagedError, NoWorkerError) as error:
-            with contextlib.suppress(OSError, TwinGraphError):  # a second failure: resuming takes the point before
+            with contextlib.suppress(OSError, TwinGraphError):  # if this fails too, a resume uses the previous point
                 if not keeper.at_point:
                     stepper.settle()
                     keeper.commit_point(progress.returns)

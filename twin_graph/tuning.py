@@ -37,7 +37,8 @@ class Timing(NamedTuple):
 def fix(settings: Settings, spec: ModelSpec, *, elsewhere: bool = False) -> tuple[Settings, list[Timing]]:
     """The settings with threads and precision decided, and the timings that decided.
 
-    Workers share the cores evenly, or, if they are `elsewhere`, have machines like this one to themselves.
+    Workers share the cores evenly, or, if they are `elsewhere`, are assumed to have machines like this one to
+    themselves.
     """
     if settings.workers.count:
         sharing = 1 if elsewhere else settings.workers.count
@@ -78,7 +79,7 @@ def has_bf16() -> bool:
 def _possible(settings: Settings) -> list[tuple[int, str]]:
     """Threads and precisions that the settings allow on this processor, the usual ones first.
 
-    What XLA compiles is too small to be shared by threads, and XLA's products in bfloat16 are slow.
+    What XLA compiles is too small to split among threads, and its bfloat16 products are slow.
     """
     processor, given = cpu.describe(), settings.twin
     if given.compiled:

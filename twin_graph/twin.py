@@ -29,14 +29,15 @@ class Twin:
       spec: what to build.
       seed: of the initial weights. Equal seeds give equal weights.
       threads: of this session's ops; 0 is one for each core. With 1, ops run one after another in the calling thread.
-      at_once: among how many ops that run at the same time the threads are divided, 1 or 2.
+      at_once: how many concurrent ops share the threads, 1 or 2.
       precision: `bf16` for products in bfloat16; anything else is float32.
-      gpu_memory_fraction: of each GPU, for this process, if it is its first twin; None for as much as it needs.
+      gpu_memory_fraction: share of each GPU's memory for this process (only its first twin's counts); None: as much as
+        it needs.
       plain, block: see `build_model`.
       like: a twin with which this one must be able to exchange snapshots.
 
     Attributes:
-      snapshot_id: of the snapshot restored last; empty before the first, and after one that failed.
+      snapshot_id: id of the last snapshot restored; empty before the first and after a failed restore.
 
     Raises:
       TwinMismatchError: this twin's variables are not those of `like`; the message names those that differ.
@@ -109,7 +110,7 @@ class Twin:
         return values
 
     def activations(self, observations: np.ndarray) -> dict[str, np.ndarray]:
-        """What hidden layers give after their rectifiers, `[B, ...]` by the layer's name."""
+        """Outputs of the hidden layers after their ReLUs, `[B, ...]`, by layer name."""
         parts: dict[str, list[np.ndarray]] = {}
         values = self.run(list(self.model.activations), {self.model.s_tm1: observations})
         for tensor, value in zip(self.model.activations, values, strict=True):
@@ -125,8 +126,8 @@ class Twin:
 
         Args:
           prefix: of the files.
-          optimizer: all variables, the optimizer's too, and not only the trainable ones.
-          meta_graph: `prefix.meta` too, from which the graph can be rebuilt without this package.
+          optimizer: save all variables, including the optimizer's, not only the trainable ones.
+          meta_graph: also write `prefix.meta`, from which the graph can be rebuilt without this package.
 
         Raises:
           OSError: the disk is full or cannot be written.
@@ -145,13 +146,13 @@ class Twin:
 
         Raises:
           DamagedError: the files are missing, damaged, or hold other variables.
-          UsageError: TensorFlow cannot read what is at such a path.
+          UsageError: TensorFlow cannot read files at this kind of path.
         """
         check_no_pattern(prefix, "rename the folder")
         wanted = {v.name: list(v.shape) for v in self.variables if optimizer or v.name in self._trainable}
         try:
-            # A resource variable takes whatever shape it is given: without this look, another network's weights
-            # of the same names would be loaded without a word.
+            # A resource variable accepts any shape: without this check, another network's weights of the same names
+            # would load silently.
             if tf.train.NewCheckpointReader(str(prefix)).get_variable_to_shape_map() != wanted:
                 raise ValueError("other variables")
             (self._saver_of_all if optimizer else self._saver).restore(self.session, str(prefix))
@@ -159,7 +160,7 @@ class Twin:
             raise DamagedError(f"{prefix} cannot be restored: not this network's weights, or damaged") from error
 
     def restore_snapshot(self, snapshot: Commit, store: SnapshotStore) -> None:
-        """Loads a snapshot, and makes sure that its weights are those that were committed.
+        """Loads a snapshot and verifies that its weights are those that were committed.
 
         Intact files may still belong to another snapshot. So the weights are hashed, which takes 6 ms for 1.7 million.
 
@@ -248,7 +249,7 @@ def session_config(threads: int, at_once: int, gpu_memory_fraction: float | None
         gpu.per_process_gpu_memory_fraction = gpu_memory_fraction
     config = tf.ConfigProto(
         intra_op_parallelism_threads=math.ceil((threads or cpu.describe().cores) / at_once),
-        # One for `train_op`, one for `q_acting`, or for the gradients that do not wait for each other.
+        # One thread for `train_op`, one for `q_acting`; or one each for gradients that do not depend on each other.
         inter_op_parallelism_threads=2,
         use_per_session_threads=True,
         gpu_options=gpu,

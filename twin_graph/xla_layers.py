@@ -20,7 +20,8 @@ def convolution_of_frames(name: str, frames: Tensor, channels: int, padding: str
 
 
 def convolution(name: str, x: Tensor, kernel: int, channels: int, stride: int, padding: str, start: Start) -> Tensor:
-    """See `layers.convolution`: here what each output sees lies in one row, and all rows are multiplied at once."""
+    """See `layers.convolution`; here by im2col: the receptive field of each output is one row, and all rows
+    are multiplied at once."""
     weights, bias = convolution_weights(name, x, kernel, channels, padding, start)
     if padding == "SAME":
         missing = [max(0, (math.ceil(n / stride) - 1) * stride + kernel - n) for n in x.shape[1:3].as_list()]

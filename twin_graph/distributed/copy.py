@@ -28,7 +28,7 @@ class Copy:
       twin: of this worker, in whose graph gradients are accumulated; no optimizer step is made in it.
 
     Attributes:
-      version: updates that the copy is made of, of all workers.
+      version: how many updates, of all workers, the copy contains.
     """
 
     def __init__(self, shared: Shared, twin: Twin) -> None:
@@ -43,7 +43,7 @@ class Copy:
         self.twin.load(trainables)
 
     def apply(self, microbatches: Sequence[Mapping[Any, Any]], learning_rate: float) -> Applied:
-        """Adds up the gradients of these microbatches, to be fed, here, and applies their sum to the shared variables.
+        """Accumulates the gradients of these microbatches locally and applies their sum to the shared variables.
 
         Raises:
           DivergedError: the loss is NaN or infinite; nothing was applied.

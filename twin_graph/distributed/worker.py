@@ -81,11 +81,11 @@ class Worker:
         self._log.close()
 
     def train(self) -> None:
-        """All of it.
+        """Trains until the end.
 
         Raises:
           DivergedError: a loss is not finite.
-          TwinGraphError: the chief is another.
+          TwinGraphError: another chief has taken over the run.
           tf.errors.OpError: a parameter server is lost.
         """
         write_status(self._run.folder, self._status)
