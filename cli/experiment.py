@@ -261,13 +261,13 @@ def _check_room(found: Experiment, states: list[State], jobs: int) -> None:
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise TwinGraphError(
-            f"too little disk: these runs need about {size(needed)} and {size(free)} are free; lower "
+            f"not enough disk space: these runs need about {size(needed)} and {size(free)} are free; lower "
             "save.keep_last, take fewer runs, or choose another --out"
         )
     memory_free = cpu.memory_free()
     if jobs > 1 and jobs * found.trial.memory > memory_free:
         raise TwinGraphError(
-            f"too little memory: {jobs} runs at a time need about {size(jobs * found.trial.memory)} and "
+            f"not enough memory: {jobs} runs at a time need about {size(jobs * found.trial.memory)} and "
             f"{size(memory_free)} are free; lower --jobs or replay.capacity_steps"
         )
 

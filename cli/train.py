@@ -108,7 +108,7 @@ def train(
     overrides += [(key, value) for key, value in named.items() if value is not None]
     settings = config.load(preset, overrides)
     if ps and not settings.workers.count:
-        raise UsageError(f"--ps {ps} is for asynchronous training: give --workers, too")
+        raise UsageError(f"--ps {ps} needs --workers: parameter servers are for asynchronous training")
     check_that_it_learns(settings)
     for sentence in without_effect(settings, (key for key, _ in overrides)):
         say(sentence)
@@ -186,7 +186,7 @@ def described_cluster(file: Path | None, insecure_network: bool) -> Any:
     """The cluster that a file describes, if one is given."""
     if file is None:
         if insecure_network:
-            raise UsageError("--insecure-network is for --cluster, which is not given")
+            raise UsageError("--insecure-network only works with --cluster")
         return None
     from twin_graph.distributed.cluster import Cluster
 

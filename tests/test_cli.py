@@ -216,8 +216,12 @@ def test_evaluate_refuses_damaged_weights(trained: Path) -> None:
         (["train", "cartpole", "--set", "train.discount=2"], 2, "train.discount=2: must be at most 1"),
         (["trian", "cartpole"], 2, "No such command 'trian'. Did you mean 'train'?"),
         (["runs", "nowhere"], 2, "nowhere is not a folder"),
-        (["train", "cartpole", "--ps", "2"], 2, "--ps 2 is for asynchronous training: give --workers, too"),
-        (["train", "cartpole", "--insecure-network"], 2, "--insecure-network is for --cluster"),
+        (
+            ["train", "cartpole", "--ps", "2"],
+            2,
+            "--ps 2 needs --workers: parameter servers are for asynchronous training",
+        ),
+        (["train", "cartpole", "--insecure-network"], 2, "--insecure-network only works with --cluster"),
         (["train", "cartpole", "--set", "train.discount"], 2, "write it as key=value"),
         (["train", "cartpole", "--steps", "0"], 2, "x>=1"),
         (["train", "cartpole", "--run-dir", "checkpoints/cartpole-seed1-1"], 2, "exists already"),
@@ -255,9 +259,13 @@ def test_evaluate_refuses_damaged_weights(trained: Path) -> None:
             "network=minatar needs images [H, W, channels] and ALE/Pong-v5 ",
         ),
         (["train", "pong", "--set", "network=pooled80", "--set", "model.dueling=true"], 2, "no hidden layer to split"),
-        (["train", "pong", "--set", "replay.capacity_steps=1000000000"], 1, "too little memory"),
-        (["train", "cartpole", "--steps=9999999999", "--set=target.refresh_every_updates=1"], 1, "too little disk"),
-        (["resume", "cartpole-seed1-1", "--insecure-network"], 2, "--insecure-network is for --cluster"),
+        (["train", "pong", "--set", "replay.capacity_steps=1000000000"], 1, "not enough memory"),
+        (
+            ["train", "cartpole", "--steps=9999999999", "--set=target.refresh_every_updates=1"],
+            1,
+            "not enough disk space",
+        ),
+        (["resume", "cartpole-seed1-1", "--insecure-network"], 2, "--insecure-network only works with --cluster"),
         (["train"], 2, "Missing argument 'PRESET'"),
         (["tarin"], 2, "No such command 'tarin'"),
         (["status", "nothing"], 2, "no run in nothing"),
@@ -352,7 +360,7 @@ def test_a_disk_that_is_too_small_and_one_that_fills_up_meanwhile(tmp_path: Path
     try:
         refused = twin_graph("train", "cartpole", "--steps=100000", "--run-dir", str(disk / "run"), *TINY, cwd=tmp_path)
         assert refused.returncode == 1
-        assert "too little disk" in refused.stderr
+        assert "not enough disk space" in refused.stderr
         assert not (disk / "run").exists()
 
         trainer = Command("train", "cartpole", "--steps=8000", "--run-dir", str(disk / "run"), *TINY, cwd=tmp_path)

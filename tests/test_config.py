@@ -67,9 +67,9 @@ def test_arguments_of_an_environment_are_set_one_by_one_and_kept() -> None:
     settings = load("env.kwargs.size=8", "env.kwargs.name=hard", "env.kwargs.size=9")
     assert settings.env.kwargs == {"size": 9, "name": "hard"}
     assert config.validate(settings.model_dump()) == settings
-    with pytest.raises(UsageError, match=r"^env\.kwargs\.size\.x=1: env\.kwargs\.size is 8, which has no parts$"):
+    with pytest.raises(UsageError, match=r"^env\.kwargs\.size\.x=1: env\.kwargs\.size is 8, not a group of settings$"):
         load("env.kwargs.size=8", "env.kwargs.size.x=1")
-    with pytest.raises(UsageError, match=r"^env\.kwargs\.x=1: env\.kwargs is 3, which has no parts$"):
+    with pytest.raises(UsageError, match=r"^env\.kwargs\.x=1: env\.kwargs is 3, not a group of settings$"):
         load("env.kwargs=3", "env.kwargs.x=1")
     with pytest.raises(UsageError, match=r"env\.kwargs\.size cannot change in a run that has started"):
         config.change(settings, [("env.kwargs.size", 3)])

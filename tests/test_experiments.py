@@ -712,7 +712,7 @@ def test_what_was_trained_or_changed_while_it_waited_is_not_begun(finished: Path
 
 def test_a_run_failed_for_what_its_last_process_said(finished: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(finished, tmp_path / "tiny", ignore=shutil.ignore_patterns("report", *RUNS))
-    tries = {RUNS[0]: [(1, "Error: too little memory\n"), (1, "killed\n")], RUNS[1]: [(130, "next: log\n")] * 2}
+    tries = {RUNS[0]: [(1, "Error: not enough memory\n"), (1, "killed\n")], RUNS[1]: [(130, "next: log\n")] * 2}
     tries |= {name: [(1, "Error: once\n"), (-9, "")] for name in RUNS[2:]}
 
     def begin(name: str, log: Path) -> Pretended:

@@ -279,7 +279,7 @@ def test_slips_of_the_pen_are_answered_with_a_line(run: notebook.NotebookRun) ->
 
 def test_a_run_that_the_machine_cannot_hold_is_refused_before_it_begins(cartpole: Cartpole, tmp_path: Path) -> None:
     run = notebook.create(tmp_path / "run", cartpole(replay__capacity_steps=10**12, train__steps=10**12))
-    with pytest.raises(TwinGraphError, match="too little memory"):
+    with pytest.raises(TwinGraphError, match="not enough memory"):
         run.train(steps=2 * 10**12)
     assert run.settings.train.steps == 10**12
     assert not run.ledger.attempt

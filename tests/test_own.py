@@ -148,7 +148,7 @@ def test_log_cosh_is_what_it_says() -> None:
             ForeignError,
             "^train.optimizer=wrong:keras_optimizer: TypeError: Can not convert a Variable",
         ),
-        ({"network": "wrong:of_keras"}, UsageError, "^network=wrong:of_keras makes other variables each time that it"),
+        ({"network": "wrong:of_keras"}, UsageError, "^network=wrong:of_keras creates new variables on every call"),
         ({"network": "wrong:a_constant"}, UsageError, "^network=wrong:a_constant makes no variables, so there is not"),
         ({"loss": "half:loss"}, UsageError, r"^loss=half:loss: NameError: .*undefined.* \(.*half\.py:2, in <module>\)"),
         (

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from twin_graph import config, cpu
 from twin_graph.errors import DamagedError, UsageError
-from twin_graph.snapshots import files
+from twin_graph.snapshots import files, report
 from twin_graph.snapshots.files import append_line, checked, read_lines, unchecked
 from twin_graph.snapshots.ledger import Commit, Counters, End, Ledger, Start
 from twin_graph.snapshots.run import Run, create, find, make_in
@@ -475,6 +475,11 @@ def test_a_damaged_run_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(DamagedError, match=r"run\.json is damaged|has format 99"):
         Run(tmp_path)
+
+
+def test_a_run_is_as_long_as_its_vector_steps(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", config.load("cartpole", [("train.steps", 1_001), ("env.count", 8)]))
+    assert report.status(run)["total_steps"] == run.settings.total_steps == 1_008
 
 
 def test_the_state_of_a_run_follows_its_trainers_process(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_mix_takes_the_newest_with_its_probability_and_else_draws_from_the_windo
         share = (1 - probability) / size + (probability if number == 29 else 0)
         assert abs(counts[number] / draws - share) < 4.5 * np.sqrt(share * (1 - share) / draws) + 1e-9
     assert all(numbers(choice.candidates) == [26, 27, 28, 29] for choice in choices)
-    by_window = sum("by lot" in choice.reason for choice in choices)
+    by_window = sum("drawn at random" in choice.reason for choice in choices)
     assert abs(by_window / draws - (1 - probability)) < 0.035
 
 

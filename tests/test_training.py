@@ -419,7 +419,7 @@ def test_what_is_due_is_done_also_where_steps_are_made_meanwhile(
     settings = cartpole(train__steps=2_000, log__every_steps=200, evaluate__every_steps=200, resume__every_steps=200)
     run = create(tmp_path / "run", settings)
     with Agent(run, EnvSpec((4,), 2), environments=8) as agent:
-        for _ in training.run_to_its_end(Progress(agent.keeper, 8, threading.Event()), Followed()):
+        for _ in training.run_to_its_end(Progress(agent.keeper, threading.Event()), Followed()):
             pass
     due = list(range(11))
     assert [at // 200 for at in made] == due
@@ -631,7 +631,7 @@ def test_the_needs_of_a_training_are_measured_and_checked(pong: Make, tmp_path: 
     with pytest.raises(TwinGraphError, match=said):
         resources.check(needed._replace(memory_free=8_000_000_000))
     with pytest.raises(
-        TwinGraphError, match=r"too little disk: .* of it for resume points, .*; lower resume\.keep, or choose"
+        TwinGraphError, match=r"not enough disk space: .* of it for resume points, .*; lower resume\.keep, or choose"
     ):
         resources.check(needed._replace(disk_free=1_000))
 
@@ -659,8 +659,8 @@ def test_what_alone_would_be_enough_is_advised(pong: Make) -> None:
     with contextlib.closing(envs.make(pong().env, count=1)) as env:
         needed = resources.measure(pong(replay__capacity_steps=100_000), env, Path())
     for free, advice in (
-        (needed.memory - 10**8, "end other programs, or lower replay.capacity_steps"),
-        (1, "end other"),
+        (needed.memory - 10**8, "close other programs, or lower replay.capacity_steps"),
+        (1, "close other"),
     ):
         with pytest.raises(TwinGraphError, match=f"of it for TensorFlow, .* are free; {advice}"):
             resources.check(needed._replace(memory_free=free))
@@ -680,7 +680,7 @@ def test_what_takes_most_room_is_named(cartpole: Make, changes: dict[str, Any], 
     settings = cartpole(train__steps=1_000_000, model__hidden_units=[512, 512], **changes)
     with contextlib.closing(envs.make(settings.env, count=1)) as env:
         needed = resources.measure(settings, env, Path())
-    with pytest.raises(TwinGraphError, match=f"too little disk: .* {said}"):
+    with pytest.raises(TwinGraphError, match=f"not enough disk space: .* {said}"):
         resources.check(needed._replace(disk_free=1_000))
 
 

@@ -241,7 +241,7 @@ def _first_whole(run: Run, folders: Iterable[Path], damage: list[str]) -> Found:
             damage.append(str(error))
         else:
             return Found(point, damage)
-    raise DamagedError(f"{run.folder} has no whole resume point: {damage[0]}")
+    raise DamagedError(f"{run.folder} has no intact resume point: {damage[0]}")
 
 
 def point_at(run: Run, reference: str) -> PointState:
@@ -274,7 +274,7 @@ def _checked_point(run: Run, folder: Path) -> PointState:
 
 
 def check_records(run: Run, point: PointState) -> None:
-    """Checks the records before a point and the weights of its target. Raises `DamagedError`."""
+    """Checks the records before a point, and the snapshots in its targets and opponent. Raises `DamagedError`."""
     for name, known in point.known_bytes.items():
         path = run.folder / name
         if known and (not path.exists() or path.stat().st_size < known):

@@ -157,7 +157,7 @@ def _changed(tree: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> dict
         for i, section in enumerate(sections, 1):
             at = at.setdefault(section, {})
             if not isinstance(at, dict):
-                raise UsageError(f"{key}={value}: {'.'.join(sections[:i])} is {at}, which has no parts")
+                raise UsageError(f"{key}={value}: {'.'.join(sections[:i])} is {at}, not a group of settings")
         at[name] = value
     return tree
 

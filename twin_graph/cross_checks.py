@@ -112,13 +112,12 @@ def check_that_it_learns(settings: "Settings") -> None:
     train, workers = settings.train, settings.workers.count
     own = settings.of_worker(0).train if workers else train
     first = max(1, workers) * (own.start_steps + own.every_steps)
-    if settings.vector_steps * settings.env.count < first:
+    if settings.total_steps < first:
         raise UsageError(
             f"this run would never learn: the first update is due after {first:,} agent steps and train.steps="
             f"{train.steps:,}; raise --steps, or lower train.start_steps={train.start_steps:,}"
         )
-    minibatches = (settings.vector_steps * settings.env.count - train.start_steps) // train.every_steps
-    updates = minibatches * settings.updates_per_minibatch
+    updates = settings.total_updates
     if train.learning_rate_schedule == "linear" and not train.learning_rate_at(updates - 1):
         raise UsageError(
             f"this run would learn nothing after {train.learning_rate_updates:,} of {updates:,} updates, when the "
@@ -145,7 +144,7 @@ def check_rescaling(settings: "Settings", env: "EnvSpec") -> None:
 def check_length(settings: "Settings", made: int) -> None:
     """Raises `UsageError` if a run that has made so many agent steps would now be shorter than that."""
     steps = settings.train.steps
-    if settings.vector_steps * settings.env.count < made:
+    if settings.total_steps < made:
         raise UsageError(
             f"{steps:,} would be the total length, and the run has already made {made:,} agent steps; to train "
             f"{steps:,} more, give {made + steps}"

@@ -27,7 +27,7 @@ from twin_graph.tally import Tally
 from twin_graph.words import command
 
 #: The reason of an end that was neither requested nor a failure.
-_BROKEN_OFF = {KeyboardInterrupt: "broken off", GeneratorExit: "the caller stopped iterating"}
+_BROKEN_OFF = {KeyboardInterrupt: "aborted", GeneratorExit: "the caller stopped iterating"}
 
 
 class Keeper:
@@ -181,7 +181,7 @@ class Keeper:
             options = [] if role == "target" else ["--into", role]
             options += ["--learner", learner.name] if len(self.learners) > 1 else []
             instead = command("swap", self.run.folder, *options, "--hold")
-            raise DamagedError(f"{error}. Put its files back, or hold another: `{instead} REF`; then resume") from error
+            raise DamagedError(f"{error}. Restore its files, or hold another: `{instead} REF`; then resume") from error
 
     def rivals(self, learner: Learner) -> list[Commit]:
         """The snapshots that the newest has to beat at the next scheduled evaluation, if the policies want any."""

@@ -236,8 +236,8 @@ def _check_shared(spec: ModelSpec, trainables: tuple[Any, ...]) -> None:
     """Raises `UsageError` if a second call of a network of your own has made variables of its own."""
     if len(tf.trainable_variables()) > len(trainables):
         raise UsageError(
-            f"network={spec.network} makes other variables each time that it is called, as Keras' layers do; take them "
-            "from tf.get_variable or twin_graph.layers"
+            f"network={spec.network} creates new variables on every call, as Keras layers do; create them "
+            "with tf.get_variable or twin_graph.layers"
         )
 
 

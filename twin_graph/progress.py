@@ -23,7 +23,6 @@ class Progress:
 
     Args:
       keeper: of the run.
-      environments: E.
       stop: set by whoever wants training to end after its next vector step, or chunk.
 
     Attributes:
@@ -38,10 +37,10 @@ class Progress:
       workers: what each worker last reported, and how often it was restarted, in asynchronous training.
     """
 
-    def __init__(self, keeper: Keeper, environments: int, stop: threading.Event) -> None:
+    def __init__(self, keeper: Keeper, stop: threading.Event) -> None:
         self.keeper = keeper
         self.stop = stop
-        self.total_steps = keeper.settings.vector_steps * environments
+        self.total_steps = keeper.settings.total_steps
         point = keeper.checkpoints.newest
         self.returns = deque(point.returns if point else (), maxlen=RECENT_EPISODES)
         self.ended: list[float] = []

@@ -79,7 +79,7 @@ class Requests:
             snapshots = self._usable(swap.snapshots, swap.learner, swap.into)
         except TwinGraphError as error:
             what, after = "the undo of a swap" if undo else "a swap", counted(swap.counters.agent_steps, "agent step")
-            self._keeper.notices.append(f"{what} after {after} is not repeated: {error}")
+            self._keeper.notices.append(f"{what} after {after} was not repeated: {error}")
         else:
             self._swap(snapshots, swap.learner, swap.into, hold=swap.hold, request=request, undo=undo)
 

@@ -123,9 +123,9 @@ def _in_memory(settings: Settings, env: VectorEnv, model: Model, replay: int, pr
     yield Need(
         "TensorFlow" if processes == 1 else "TensorFlow in each process",
         processes * PROCESS_BYTES,
-        "end other programs" if processes == 1 else "lower workers.count",
+        "close other programs" if processes == 1 else "lower workers.count",
     )
-    yield Need("more targets", (twins - 2) * _TWIN_BYTES, "choose policies of fewer snapshots")
+    yield Need("more targets", (twins - 2) * _TWIN_BYTES, "choose policies with fewer snapshots")
     # Each twin, the evaluating one included, has weights and Adam's two moments. One also has a frozen copy and
     # gradients.
     copies = 3 * (twins + bool(settings.evaluate.episodes)) + 2
@@ -144,9 +144,7 @@ def _on_disk(settings: Settings, model: Model, replay: int) -> Iterator[Need]:
     """What the run's folder needs at most."""
     train, save, resume, weights = settings.train, settings.save, settings.resume, _weights(model)
     learners = len(mutual.Turns(settings).learners)
-    minibatches = max(0, train.steps - train.start_steps) // train.every_steps
-    updates = minibatches * settings.updates_per_minibatch
-    units = {"updates": updates, "steps": train.steps, "episodes": train.steps // _EPISODE_STEPS}
+    units = {"updates": settings.total_updates, "steps": train.steps, "episodes": train.steps // _EPISODE_STEPS}
     snapshots = learners * (units[settings.save_schedule.unit] // settings.save_schedule.every + 2)
     kept = min(snapshots, learners * save.keep_last + (snapshots // save.keep_every if save.keep_every else 0))
     # Between two resume points nothing is removed, and those kept are there while the next is being written.
@@ -163,7 +161,7 @@ def _on_disk(settings: Settings, model: Model, replay: int) -> Iterator[Need]:
     fewer = "lower replay.capacity_steps" if resume.keep else _FEWER_POINTS
     yield Need("the replay at resume points", stored + older + between_points, fewer)
     records = snapshots * _MANIFEST_AND_LEDGER_BYTES
-    yield Need("records of snapshots", records, "commit fewer (save.every_updates)")
+    yield Need("records of snapshots", records, "commit less often (save.every_updates)")
     shown = len(model.trainables) + len(model.activations)
     line = _METRICS_BYTES + (_VARIABLE_BYTES * shown if settings.log.variables else 0)
     yield Need("what is logged", train.steps // settings.log.every_steps * line, "raise log.every_steps")
@@ -173,13 +171,13 @@ def check(needed: Needs) -> None:
     """Raises `TwinGraphError` if there is not enough memory or disk; the message says what needs most."""
     if needed.memory > needed.memory_free:
         raise TwinGraphError(
-            f"too little memory: this run needs about {size(needed.memory)}, {_largest(needed.in_memory).words()}, and "
+            f"not enough memory: this run needs about {size(needed.memory)}, {_largest(needed.in_memory).words()}, and "
             f"{size(needed.memory_free)} are free; {_remedies(needed.in_memory, needed.memory - needed.memory_free)}"
         )
     if needed.disk > needed.disk_free:
         remedies = _remedies(needed.on_disk, needed.disk - needed.disk_free)
         raise TwinGraphError(
-            f"too little disk: this run needs about {size(needed.disk)}, {_largest(needed.on_disk).words()}, and "
+            f"not enough disk space: this run needs about {size(needed.disk)}, {_largest(needed.on_disk).words()}, and "
             f"{size(needed.disk_free)} are free; {remedies}, or choose another --run-dir"
         )
 

@@ -32,7 +32,7 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[None]:
                     twin.restore_snapshot(snapshot, keeper.store)
                 except DamagedError as error:
                     without = "resume with --set evaluate.episodes=0"
-                    raise DamagedError(f"{error}. Put its files back, or {without}") from error
+                    raise DamagedError(f"{error}. Restore its files, or {without}") from error
                 depth = progress.depth_of(snapshot)
                 with _filmed(keeper.run, newest if snapshot is newest else None) as film:
                     watch = film.watch if film else None

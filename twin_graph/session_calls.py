@@ -71,7 +71,7 @@ class SessionCalls:
     def _check_graph(self, tensor: Any) -> None:
         """Twins have tensors of the same names, so TensorFlow would mistake another's for this one's."""
         if tensor.graph is not self._session.graph:
-            owner = _OWNERS.get(tensor.graph, "a graph that is no twin")
+            owner = _OWNERS.get(tensor.graph, "a graph that belongs to no twin")
             raise WrongGraphError(
                 f"tensor {tensor.name} belongs to {owner} and was run in the session of {self._owner}; "
                 "run it in its own twin's session"

@@ -590,6 +590,17 @@ class Settings(_Section):
         """Vector steps of the whole run: enough for `train.steps` agent steps."""
         return math.ceil(self.train.steps / self.env.count)
 
+    @property
+    def total_steps(self) -> int:
+        """Agent steps of the whole run: `train.steps`, up to a whole vector step."""
+        return self.vector_steps * self.env.count
+
+    @property
+    def total_updates(self) -> int:
+        """Updates of the whole run, if its learning is not broken off."""
+        minibatches = max(0, self.total_steps - self.train.start_steps) // self.train.every_steps
+        return minibatches * self.updates_per_minibatch
+
     def refresh_schedule_of(self, role: str) -> Schedule:
         """When a holder is refreshed, by its role: `target` or `opponent`."""
         return Schedule.of(self, f"{role}.refresh_every") or _REFRESH_DEFAULT

@@ -51,5 +51,5 @@ class Streams:
 
 
 def environment_seeds(seed: int, purpose: Purpose, counter: int, count: int) -> np.ndarray:
-    """`count` seeds for emulators: int32 in [0, 2**31), which is what ALE takes."""
+    """`count` seeds for emulators: int64 `[count]` in [0, 2**31), the range that ALE takes."""
     return stream(seed, purpose, counter).integers(0, 2**31, size=count, dtype=np.int64)

@@ -77,7 +77,7 @@ class History(NamedTuple):
 
     Attributes:
       updates: made so far.
-      snapshots: of this learner, oldest first, never empty; only those whose weights are present.
+      snapshots: of the lineage to choose from, oldest first, never empty; only those whose weights are present.
       matches: scheduled evaluations under the present protocol, oldest first.
     """
 
@@ -171,7 +171,7 @@ def window(history: History, random: np.random.Generator, size: Count) -> Choice
     last = history.snapshots[-size:]
     draw = float(random.random())
     at = int(draw * len(last))
-    return Choice([last[at]], last, f"number {at + 1} of the last {len(last)}, by lot", draw)
+    return Choice([last[at]], last, f"number {at + 1} of the last {len(last)}, drawn at random", draw)
 
 
 def mix(history: History, random: np.random.Generator, probability: Probability, size: Count = 8) -> Choice:
@@ -362,7 +362,7 @@ def best(
     champion = incumbent(history, rule)
     chosen = next((s for s in history.snapshots if champion and s.id == champion.snapshot), None)
     if champion is None or chosen is None:
-        return Choice([newest], [newest], "the newest: none was evaluated yet")
+        return Choice([newest], [newest], "the newest: none has been evaluated yet")
     candidates = [chosen] if chosen is newest else [chosen, newest]
     if champion.stood >= stall:
         reason = f"the newest: {chosen.id} has been best for {champion.stood} evaluations, the limit is {stall}"
@@ -379,7 +379,7 @@ def no_snapshot(history: History, random: np.random.Generator) -> Choice:  # noq
 @needs(members=0)
 def own_weights(history: History, random: np.random.Generator) -> Choice:  # noqa: ARG001
     """None: the opponent acts by the agent's own current weights."""
-    return Choice([], [], "the weights of now")
+    return Choice([], [], "the current weights")
 
 
 POLICIES: dict[str, Callable[..., Choice]] = {

@@ -101,7 +101,7 @@ def train(
         Agent(run, env.spec, environments=env.count, point=point) as agent,
     ):
         stepper = InChunks(agent, env) if run.settings.train.chunk_steps else StepByStep(agent, env)
-        progress = Progress(agent.keeper, env.count, stop)
+        progress = Progress(agent.keeper, stop)
         yield from run_to_its_end(progress, stepper, _Callbacks(progress, on_episode, on_evaluation))
 
 

@@ -50,7 +50,7 @@ def fix(settings: Settings, spec: ModelSpec, *, elsewhere: bool = False) -> tupl
 
 
 def measure(settings: Settings, spec: ModelSpec) -> list[Timing]:
-    """Times what the settings leave open, on random minibatches; the fastest first, empty if nothing is open.
+    """Times what the settings leave open, on random minibatches; the one to use first, empty if nothing is open.
 
     Targets are evaluated in the blocks that training uses, and at the same time as updates if training does so.
     Environments are left out.

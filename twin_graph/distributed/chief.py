@@ -264,7 +264,7 @@ def train(
         stop = open_.enter_context(stop_requests())
         spec = ModelSpec.of(run.settings, env.spec)
         keeper = open_.enter_context(Keeper(run, spec, Tally(env.spec.frames_per_step), None, point))
-        progress = Progress(keeper, env.count, stop)
+        progress = Progress(keeper, stop)
         chief = open_.enter_context(contextlib.closing(Chief(keeper, env, cluster, supervisor)))
         progress.note = f"waiting for the parameter servers at {', '.join(cluster.ps)}"
         for _ in chief.start():

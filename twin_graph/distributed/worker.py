@@ -234,6 +234,8 @@ def _wait_for_run(cluster: Cluster) -> Run:
     deadline = time.monotonic() + _CHIEF_SECONDS
     while not ((cluster.run / "run.json").exists() and (cluster.run / FOLDER).exists()):
         if time.monotonic() > deadline:
-            raise TwinGraphError(f"no run in {cluster.run}: has the chief been started, and is it the same storage?")
+            raise TwinGraphError(
+                f"no run in {cluster.run}: has the chief been started, and does it use the same storage?"
+            )
         time.sleep(0.2)
     return Run(cluster.run)

@@ -53,7 +53,7 @@ def _status(run: Run, store: SnapshotStore, scores: Mapping[str, float]) -> dict
         "attempt": attempt,
         "forked_from": run.description.get("forked_from"),
         "environment": run.settings.env.id,
-        "total_steps": run.settings.train.steps,
+        "total_steps": run.settings.total_steps,
         **counters,
         "targets": [target for swap in targets for target in _targets(swap, counters["updates"])] if has_target else [],
         "opponent": _opponent(opponent, counters) if opponent else None,
