@@ -48,7 +48,7 @@ COMMANDS = ("status", "log -n 3", "show", "explain --update 50", "verify", "prun
 def trainer(folder: Path, changes: dict[str, Any]) -> Iterator[Any]:
     """The agent of a run, new or resumed, after a few steps; it ends with the `with`."""
     from twin_graph import envs, training
-    from twin_graph.checkpoint import newest_point
+    from twin_graph.snapshots.resumable import newest_point
     from twin_graph.snapshots.run import Run, create
 
     is_new = not folder.exists()

@@ -84,8 +84,8 @@ def show(side: str, point: Point) -> None:
 
 def train_twin_graph(where: Path, seed: int, steps: int) -> None:
     from twin_graph import config, envs, training, tuning
-    from twin_graph.checkpoint import newest_point
     from twin_graph.model import ModelSpec
+    from twin_graph.snapshots.resumable import newest_point
     from twin_graph.snapshots.run import Run, create
 
     chosen = {

@@ -9,6 +9,7 @@ from twin_graph.errors import UsageError
 from twin_graph.no_effect import without_effect
 from twin_graph.snapshots import control, swaps
 from twin_graph.snapshots import fork as forks
+from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import find, make_in
 from twin_graph.words import command, counted
 
@@ -55,8 +56,6 @@ def fork(
       twin-graph fork pong-seed1-1 --seed 2
       twin-graph fork pong-seed1-1 --at @update:175000 --set target.policy='lag(5000)' --run-dir checkpoints/what-if
     """
-    from twin_graph.checkpoint import newest_point, point_at
-
     parent = find(run)
     overrides = [config.parse_assignment(text) for text in assignments]
     with parent.points().reading():

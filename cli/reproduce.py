@@ -7,6 +7,7 @@ import click
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.files import scratch_folder
 from twin_graph.snapshots.ledger import Point
+from twin_graph.snapshots.resumable import oldest_point, point_at
 from twin_graph.snapshots.run import Run, find
 from twin_graph.snapshots.store import update_of
 from twin_graph.words import counted
@@ -52,7 +53,6 @@ def reproduce(run: str, begin: str | None, end: str | None, run_dir: Path | None
     last = None if end is None else _last_update(found, end)
     with starting_up("anything was trained"):
         from twin_graph import reproduce as reproducing
-        from twin_graph.checkpoint import oldest_point, point_at
 
         with found.points().reading():
             oldest = None if begin else oldest_point(found)

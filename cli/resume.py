@@ -10,6 +10,7 @@ from twin_graph.cross_checks import check_length
 from twin_graph.errors import UsageError
 from twin_graph.no_effect import without_effect
 from twin_graph.snapshots.report import restored
+from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import find
 
 from .params import Count, json_option, run_argument, say, set_option, verbose_option
@@ -60,7 +61,6 @@ def resume(
     with found.lock("resume"), contextlib.ExitStack() as open_:
         with starting_up("the run resumed; nothing was changed"):
             from twin_graph import targets, training
-            from twin_graph.checkpoint import newest_point
             from twin_graph.matches import Matches
 
             point, damage = newest_point(found)

@@ -13,9 +13,9 @@ import json
 import click
 import numpy as np
 
-from twin_graph.checkpoint import newest_point
 from twin_graph.exchange import spec_of
 from twin_graph.replay import STORED
+from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, find
 from twin_graph.twin import Twin
 

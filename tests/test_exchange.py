@@ -18,13 +18,13 @@ from commands import twin_graph
 from twin_graph_cli.exchange import export as command
 
 from twin_graph import envs, training
-from twin_graph.checkpoint import newest_point
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.exchange import FORMATS, Format, diff, export, import_checkpoint, read, spec_of
 from twin_graph.graph_mode import tf
 from twin_graph.legal import ILLEGAL
 from twin_graph.settings import Settings
 from twin_graph.snapshots.report import restored
+from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create, locate
 from twin_graph.twin import Twin
 

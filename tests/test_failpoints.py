@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from twin_graph import config
-from twin_graph.checkpoint import ReplayLog, newest_point
+from twin_graph.checkpoint import ReplayLog
 from twin_graph.errors import InUseError, UsageError
 from twin_graph.replay import Replay, Transition
 from twin_graph.snapshots import control
@@ -27,6 +27,7 @@ from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.files import append_line, write_new
 from twin_graph.snapshots.ledger import Commit, Counters, utc_now
 from twin_graph.snapshots.points import HolderState, LearnerState, PointState
+from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import RECORDS, Run, create
 from twin_graph.snapshots.store import Variable
 from twin_graph.snapshots.verify import verify

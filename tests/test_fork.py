@@ -13,7 +13,6 @@ from commands import Command, twin_graph
 from test_resume import attempt, end
 
 from twin_graph import config, envs, exchange, nudge, resources, training
-from twin_graph.checkpoint import newest_point, point_at
 from twin_graph.compare import compare
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.settings import Settings
@@ -21,6 +20,7 @@ from twin_graph.snapshots import control, files, report, workers
 from twin_graph.snapshots.files import read_file
 from twin_graph.snapshots.fork import fork
 from twin_graph.snapshots.ledger import Fork, Point, Swap
+from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import Run, create, folders_of_runs
 from twin_graph.snapshots.verify import verify
 

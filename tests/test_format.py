@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from twin_graph import config, cpu, envs, training
-from twin_graph.checkpoint import newest_point
 from twin_graph.snapshots import report
+from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.verify import verify
 

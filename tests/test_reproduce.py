@@ -17,7 +17,6 @@ from test_fork import VARIANTS, contents, forked
 from test_resume import attempt, progress_of, stop_while_playing
 
 from twin_graph import config, envs, nudge, training
-from twin_graph.checkpoint import newest_point, point_at
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.exchange import import_checkpoint
 from twin_graph.graph_mode import tf
@@ -29,6 +28,7 @@ from twin_graph.snapshots.files import append_line, checked, read_file, read_lin
 from twin_graph.snapshots.fork import fork
 from twin_graph.snapshots.ledger import Counters, End, Point, utc_now
 from twin_graph.snapshots.points import PointState
+from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import FileRecord
 from twin_graph.snapshots.verify import verify

@@ -28,7 +28,6 @@ from twin_graph_cli.main import cli
 
 from twin_graph import config, envs, resources, training
 from twin_graph.agent import Agent
-from twin_graph.checkpoint import newest_point
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import DamagedError, ForeignError, InUseError, UsageError
 from twin_graph.learners import Learners, Trained
@@ -40,6 +39,7 @@ from twin_graph.snapshots import control, report, swaps
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Start, Swap
 from twin_graph.snapshots.points import PointState, PointStore
+from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.verify import _Verifier, verify
 

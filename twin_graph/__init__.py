@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from twin_graph.agent import Agent as Agent
-    from twin_graph.checkpoint import newest_point as newest_point
     from twin_graph.config import load as load
     from twin_graph.envs import EnvSpec as EnvSpec
     from twin_graph.errors import TwinGraphError as TwinGraphError
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from twin_graph.notebook import find as find
     from twin_graph.replay import Transition as Transition
     from twin_graph.settings import Settings as Settings
+    from twin_graph.snapshots.resumable import newest_point as newest_point
 
 # Looked up when first used: importing the agent imports TensorFlow, which takes seconds.
 _HOMES = {
@@ -36,7 +36,7 @@ _HOMES = {
     "create": "twin_graph.notebook",
     "find": "twin_graph.notebook",
     "load": "twin_graph.config",
-    "newest_point": "twin_graph.checkpoint",
+    "newest_point": "twin_graph.snapshots.resumable",
 }
 __all__ = ["Agent", "EnvSpec", "Settings", "Transition", "TwinGraphError", "create", "find", "load", "newest_point"]
 

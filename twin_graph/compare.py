@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from twin_graph import config, exchange
-from twin_graph.checkpoint import PROBE
 from twin_graph.errors import UsageError
 from twin_graph.probe import greedy_agreement, q_distance
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Fork, Point, Swap
+from twin_graph.snapshots.points import PROBE
 from twin_graph.snapshots.run import Run
 from twin_graph.twin import Twin
 

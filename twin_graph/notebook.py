@@ -19,6 +19,7 @@ from twin_graph.legal import ILLEGAL, pick
 from twin_graph.settings import Settings
 from twin_graph.snapshots import report, run
 from twin_graph.snapshots.ledger import Commit, Swap, is_import
+from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, locate
 from twin_graph.words import counted
 
@@ -131,7 +132,6 @@ class NotebookRun(Run):
             to return False ends the run. See `twin_graph.training.train`.
         """
         from twin_graph import targets, training, tuning
-        from twin_graph.checkpoint import newest_point
         from twin_graph.envs.gym import check_version
         from twin_graph.matches import Matches
         from twin_graph.model import ModelSpec

@@ -42,10 +42,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from twin_graph import config, cpu
-from twin_graph.checkpoint import newest_point
 from twin_graph.errors import DamagedError, TwinGraphError, UsageError
 from twin_graph.snapshots.ledger import Ledger
 from twin_graph.snapshots.points import PointStore
+from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.snapshots.verify import verify

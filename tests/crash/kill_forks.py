@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from commands import Command, twin_graph
 
 from twin_graph import cpu
-from twin_graph.checkpoint import newest_point
+from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.verify import verify
 

@@ -28,7 +28,6 @@ import click
 from rich.console import Console
 
 from twin_graph import config, cpu, envs, targets, training
-from twin_graph.checkpoint import newest_point, point_at
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.exchange import import_checkpoint
 from twin_graph.learners import Learners, Trained
@@ -40,6 +39,7 @@ from twin_graph.settings import Settings
 from twin_graph.snapshots import control, report
 from twin_graph.snapshots.depth import Depths, combined_by, learnt_from
 from twin_graph.snapshots.fork import fork
+from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.verify import verify
 from twin_graph.view.records import Records, _Known, rounded

@@ -18,6 +18,7 @@ from twin_graph.cross_checks import check_that_it_learns
 from twin_graph.errors import UsageError
 from twin_graph.no_effect import without_effect
 from twin_graph.settings import Settings, Strict
+from twin_graph.snapshots.resumable import point_at
 from twin_graph.snapshots.run import find
 from twin_graph.words import counted, what_is_wrong
 
@@ -316,8 +317,6 @@ def recorded(record: Mapping[str, Any]) -> tuple[Plan, Pairs]:
 
 def _origin(wanted: _From, known: Origin | None) -> Origin:
     """The points that a file names."""
-    from twin_graph.checkpoint import point_at
-
     if known and Path(wanted.run).absolute().name != known.folder.name:
         raise UsageError(f"from.run={wanted.run}: these runs are forked from {known.folder}; choose another --out")
     if known and all(reference in known.points for reference in wanted.references):

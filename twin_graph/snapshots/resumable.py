@@ -1,0 +1,106 @@
+"""Which resume points of a run are whole: for all who continue from one, or read it. No TensorFlow import."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from twin_graph.errors import DamagedError, UsageError
+from twin_graph.snapshots.files import read_lines
+from twin_graph.snapshots.ledger import Commit, Point, Swap
+from twin_graph.snapshots.points import PointState
+from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.store import Snapshots, update_of
+
+
+class Found(NamedTuple):
+    """Where a run can continue.
+
+    Attributes:
+      point: the newest that is whole, or the oldest.
+      damage: why newer ones (for the oldest point: older ones) are not whole, one line each.
+    """
+
+    point: PointState
+    damage: list[str]
+
+
+def newest_point(run: Run) -> Found:
+    """The newest resume point whose files, and the records before it, are exactly what was written.
+
+    Raises:
+      UsageError: none was ever made.
+      DamagedError: none is whole.
+    """
+    points = run.points()
+    folders = points.folders()
+    if not folders:
+        known: list[Commit | Swap] = [*run.ledger.events(Commit), *run.ledger.events(Swap)]
+        if steps := max((event.counters.agent_steps for event in known), default=0):
+            why = f"those that it made are not in {points.folder}"
+            if not run.ledger.events(Point):
+                why = "a custom loop makes them with Agent.commit_point()"
+            raise UsageError(f"{run.folder} has no resume point, after {steps:,} agent steps: {why}")
+        raise UsageError(f"{run.folder} ended before its first resume point; train a new run")
+    lost = run.lost_point()
+    return _first_whole(run, reversed(folders), [lost] if lost else [])
+
+
+def oldest_point(run: Run) -> Found | None:
+    """The oldest resume point that is whole, as `newest_point`; None if none was ever made. Raises `DamagedError`."""
+    folders = run.points().folders()
+    return _first_whole(run, folders, []) if folders else None
+
+
+def _first_whole(run: Run, folders: Iterable[Path], damage: list[str]) -> Found:
+    for folder in folders:
+        try:
+            point = _checked_point(run, folder)
+        except DamagedError as error:
+            damage.append(str(error))
+        else:
+            return Found(point, damage)
+    raise DamagedError(f"{run.folder} has no intact resume point: {damage[0]}")
+
+
+def point_at(run: Run, reference: str) -> PointState:
+    """The resume point that a reference names: its number, or `@update:12000` for the newest at or before that update.
+
+    Raises:
+      UsageError: there is none, or it has been removed.
+      DamagedError: it is not whole.
+    """
+    points = run.points()
+    if reference.isdecimal() and (folder := points.path(int(reference))).exists():
+        return _checked_point(run, folder)
+    states = [state for folder in points.folders() if (state := points.readable(int(folder.name)))]
+    update = update_of(reference)
+    found = [state for state in states if update is not None and state.counters.updates <= update]
+    if not found:
+        kept = ", ".join(f"{state.number} (@update:{state.counters.updates})" for state in states)
+        raise UsageError(
+            f"{run.folder} has no resume point {reference}; kept are: {kept or 'none'}. "
+            "--set resume.keep=all keeps all that are made from then on"
+        )
+    return _checked_point(run, points.path(found[-1].number))
+
+
+def _checked_point(run: Run, folder: Path) -> PointState:
+    point = PointState.read(folder)
+    run.points().check(point)
+    check_records(run, point)
+    return point
+
+
+def check_records(run: Run, point: PointState) -> None:
+    """Checks the records before a point, and the snapshots in its targets and opponent. Raises `DamagedError`."""
+    for name, known in point.known_bytes.items():
+        path = run.folder / name
+        if known and (not path.exists() or path.stat().st_size < known):
+            raise DamagedError(f"{path} is damaged: it is shorter than when resume point {point.number} was made")
+        for line in read_lines(path):
+            if line.start < known and not line.is_whole:
+                raise DamagedError(f"{path} is damaged: line {line.number} is not what was written")
+    run.ledger.check(upto=point.known_bytes[run.ledger.path.name])
+    store = Snapshots(run.store_folder, run.ledger, upto=point.known_bytes[run.ledger.path.name])
+    for snapshot_id in point.snapshots:
+        store.check_files(snapshot_id)
