@@ -12,6 +12,8 @@ from twin_graph.words import command
 from .params import ANY_REF_HELP, REF_HELP, Count, json_option, print_json, ref_argument, run_argument, say, stdout
 
 _MEAN_OF = 16  # snapshots, unless they are named
+#: Endings by which people mean another format than tf1, and which it is likely to be.
+_FOREIGN = {"pb": "savedmodel", "savedmodel": "savedmodel", "h5": "savedmodel", "keras": "savedmodel"}
 
 
 @click.command(epilog=ANY_REF_HELP.replace("REF is", "FIRST or SECOND is"))
@@ -70,6 +72,8 @@ def export(run: str, ref: str, path: Path, form: str | None, as_json: bool) -> N
       twin-graph export pong-seed1-1 best pong --format savedmodel
     """
     ending = path.suffix[1:].lower()
+    if form is None and (wanted := _FOREIGN.get(ending)):
+        raise UsageError(f"{path} would be a checkpoint of TensorFlow 1 of this name: give --format {wanted}, or tf1")
     by_ending = ending if ending in ("onnx", "tflite", "npz") else None
     if form and by_ending and form != by_ending:
         raise UsageError(f"{path} ends in .{by_ending}, but --format says {form}: change one of them")
@@ -124,7 +128,8 @@ def import_(run: str, path: Path, renames: tuple[str, ...], as_json: bool) -> No
         return
     if imported.ignored:
         say(f"not used: {', '.join(imported.ignored)}")
-    say(f"{imported.snapshot.id}; use it with: {command('swap', run, imported.snapshot.id)}")
+    say(f"{imported.snapshot.id}; make it the target: {command('swap', run, imported.snapshot.id)}")
+    say(f"or train on from it: {command('swap', run, imported.snapshot.id, '--into', 'online')}")
 
 
 @click.command(epilog=REF_HELP)

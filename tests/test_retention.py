@@ -19,7 +19,7 @@ import pytest
 
 from twin_graph import config
 from twin_graph.errors import InUseError, UsageError
-from twin_graph.retention import oldest_point, prune, removable
+from twin_graph.retention import oldest_readable, prune, removable
 from twin_graph.settings import SaveSettings
 from twin_graph.snapshots import control, files, report
 from twin_graph.snapshots.control import Answer
@@ -119,7 +119,7 @@ def removed(run: Run, policy: str = "latest", *, keep_last: int = 1, keep_every:
     save = SaveSettings(keep_last=keep_last, keep_every=keep_every)
     store = run.store()
     numbers = {s.id: s.number for s in [*store.snapshots, *store.abandoned]}
-    return [numbers[i] for i in removable(run, store, oldest_point(run), {"target": parse(policy)}, save)]
+    return [numbers[i] for i in removable(run, store, oldest_readable(run), {"target": parse(policy)}, save)]
 
 
 @pytest.fixture
@@ -352,7 +352,7 @@ def test_what_was_seen_answered_is_not_read_again(run: Run) -> None:
 def test_imports_are_never_removed(run: Run, ten: list[Commit]) -> None:
     imported = commit(run, 77, lineage=IMPORT)
     commit_point(run, 950, [ten[9]])
-    assert imported.id not in removable(run, run.store(), oldest_point(run), LATEST, run.settings.save)
+    assert imported.id not in removable(run, run.store(), oldest_readable(run), LATEST, run.settings.save)
 
 
 @pytest.fixture
@@ -383,7 +383,7 @@ def test_an_abandoned_snapshot_whose_weights_were_removed_can_be_committed_again
     point = commit_point(run, 370, [resumed[3]])
     save = run.settings.save
     store = run.store()
-    store.remove_weights(lambda: removable(run, store, oldest_point(run), LATEST, save), attempt=run.attempt)
+    store.remove_weights(lambda: removable(run, store, oldest_readable(run), LATEST, save), attempt=run.attempt)
     run.record_start(point)
     again = commit(run, 400)
     assert again.id == resumed[4].id
@@ -548,7 +548,7 @@ def test_what_was_removed_cannot_be_pinned_and_what_is_not_pinned_not_released(r
 
 def test_a_pin_of_another_process_is_seen_by_a_removal_that_comes_after_it(run: Run, ten: list[Commit]) -> None:
     commit_point(run, 950, [ten[9]])
-    opened_before, point = run.store(), oldest_point(run)
+    opened_before, point = run.store(), oldest_readable(run)
     run.store().pin(ten[3].id, keep=True, attempt=1)
     opened_before.remove_weights(lambda: removable(run, opened_before, point, LATEST, run.settings.save), attempt=1)
     assert weights(run.store()) == {3, 9}

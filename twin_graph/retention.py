@@ -103,7 +103,7 @@ def prune(run: Run, *, keep_last: int | None, keep_every: int | None, dry_run: b
     changes = {"save.keep_last": keep_last, "save.keep_every": keep_every}
     settings = change(run.settings, [(key, value) for key, value in changes.items() if value is not None])
     with contextlib.nullcontext() if dry_run else run.lock("prune"):
-        point = oldest_point(run)
+        point = oldest_readable(run)
         store = run.store()
         present = {snapshot.id: snapshot for snapshot in [*store.available, *store.abandoned]}
 
@@ -119,7 +119,7 @@ def prune(run: Run, *, keep_last: int | None, keep_every: int | None, dry_run: b
         return [present[i] for i in removed]
 
 
-def oldest_point(run: Run) -> PointState:
+def oldest_readable(run: Run) -> PointState:
     """The oldest resume point of a run that can be read. Raises `UsageError` if there is none."""
     if point := run.points().oldest():
         return point
