@@ -349,7 +349,7 @@ def cleanrl(task: Task, checkout: Path, python: str) -> Work:
 
 def sides_of(network: str) -> dict[str, Callable[[], Work]]:
     """All sides but CleanRL's file, which needs a checkout."""
-    from twin_graph import tuning
+    from twin_graph import cpu
 
     task = TASKS[network]
     sides: dict[str, Callable[[], Work]] = {
@@ -359,7 +359,7 @@ def sides_of(network: str) -> dict[str, Callable[[], Work]]:
     }
     if network != "nature":
         sides["twin-graph, not compiled"] = lambda: twin_graph(task, {"twin.compiled": False})
-    elif tuning.has_bf16():
+    elif cpu.has_bf16():
         sides["twin-graph, bf16"] = lambda: twin_graph(task, {"twin.precision": "bf16"})
     sides["Stable-Baselines3"] = lambda: stable_baselines3(task)
     if network == "nature":

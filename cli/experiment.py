@@ -291,6 +291,8 @@ def _show_plan(found: Experiment, states: list[State], jobs: int, console: Conso
     )
     for sentence in plans.unused(plan):
         tell(sentence)
+    for sentence in {s for run in plan.runs for s in cpu.emulated(run.settings.twin.precision)}:
+        tell(sentence)
     if found.fixed:
         tell("fixed for all runs: " + ", ".join(f"{key}={value}" for key, value in found.fixed))
     if left:

@@ -58,6 +58,8 @@ def fork(
     """
     parent = find(run)
     overrides = [config.parse_assignment(text) for text in assignments]
+    if given := [value for key, value in overrides if key == "seed"]:
+        raise UsageError(f"--set seed={given[0]}: give a fork another seed with --seed {given[0]}")
     with parent.points().reading():
         if at is None:
             point, damage = newest_point(parent)

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import click
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from twin_graph import config
 from twin_graph.config import ungrouped
-from twin_graph.errors import TwinGraphError
+from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots.files import finite
 from twin_graph.snapshots.run import RUNS, find, folders_of_runs
 
@@ -84,6 +84,15 @@ class _Results(Console):
 
 #: For results. In a pipe nothing is cut to the width of a terminal that is not there.
 stdout = _Results(highlight=False, width=None if sys.stdout.isatty() else 1000)
+
+
+def overrides_of(assignments: Iterable[str], named: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The settings given by --set, and by options of their own where those are not None; a setting by one of them."""
+    overrides = [config.parse_assignment(text) for text in assignments]
+    given = {key: value for key, value in named.items() if value is not None}
+    if twice := next((key for key, _ in overrides if key in given), None):
+        raise UsageError(f"{twice} is given by --set and by another option, as {given[twice]}; leave one of them out")
+    return [*overrides, *given.items()]
 
 
 def say(text: str, console: Console = stderr) -> None:

@@ -13,7 +13,7 @@ from twin_graph.snapshots.report import restored
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import find
 
-from .params import Count, json_option, run_argument, say, set_option, verbose_option
+from .params import Count, json_option, overrides_of, run_argument, say, set_option, verbose_option
 from .train import cluster_options, described_cluster, elsewhere_of, show_training, starting_up
 
 
@@ -48,9 +48,7 @@ def resume(
     described = described_cluster(cluster, insecure_network)
     if described and described.run.resolve() != found.folder.resolve():
         raise UsageError(f"{cluster} describes {described.run}, not {found.folder}")
-    overrides = [config.parse_assignment(text) for text in assignments]
-    if steps is not None:
-        overrides.append(("train.steps", steps))
+    overrides = overrides_of(assignments, {"train.steps": steps})
     settings = config.change(found.settings, overrides)
     if described and described.workers != settings.workers.count:
         raise UsageError(
@@ -61,14 +59,14 @@ def resume(
     with found.lock("resume"), contextlib.ExitStack() as open_:
         with starting_up("the run resumed; nothing was changed"):
             from twin_graph import targets, training
-            from twin_graph.matches import Matches
+            from twin_graph.matches import nothing_left
 
             point, damage = newest_point(found)
             for reason in damage:
                 say(f"skipped: {reason}")
             steps_made = point.counters.agent_steps
             check_length(settings, steps_made)
-            if why := Matches(found).nothing_left(steps_made, settings):
+            if why := nothing_left(found, steps_made, settings):
                 raise UsageError(why)
             targets.check_present(settings, found.store(), point.counters.updates)
             elsewhere = elsewhere_of(described)
@@ -82,4 +80,8 @@ def resume(
             say(f"  changed: {key} from {before} to {after}")
         for sentence in without_effect(settings, (key for key, _ in overrides)):
             say(sentence)
+        if settings.workers.count:
+            left, first = settings.total_steps - steps_made, settings.first_update_steps
+            more = f"; only {left:,} are left, so nothing is learned" if left < first else ""
+            say(f"workers begin with an empty replay: the next update is due after {first:,} agent steps{more}")
         show_training(found, env, point, as_json, described, verbose)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from twin_graph import config
+from twin_graph import config, cpu
 from twin_graph.cross_checks import check_that_it_learns
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, InUseError, UsageError
 from twin_graph.no_effect import without_effect
@@ -25,6 +25,7 @@ from .params import (
     Count,
     complete_preset,
     json_option,
+    overrides_of,
     print_json,
     protocol_line,
     say,
@@ -96,7 +97,6 @@ def train(
       twin-graph train cartpole --workers 2
       twin-graph train cartpole --seed 2 --set target.policy='mix(0.8, 8)'
     """
-    overrides = [config.parse_assignment(text) for text in assignments]
     described = described_cluster(cluster, insecure_network)
     if described:
         if workers or ps or run_dir:
@@ -105,7 +105,7 @@ def train(
             )
         workers, ps, run_dir = described.workers, len(described.ps), described.run
     named = {"env.id": env_id, "train.steps": steps, "seed": seed, "workers.count": workers, "workers.servers": ps}
-    overrides += [(key, value) for key, value in named.items() if value is not None]
+    overrides = overrides_of(assignments, named)
     settings = config.load(preset, overrides)
     if ps and not settings.workers.count:
         raise UsageError(f"--ps {ps} needs --workers: parameter servers are for asynchronous training")
@@ -206,6 +206,8 @@ def elsewhere_of(described: Any) -> bool:
 def show_training(run: Run, env: Any, point: Any, as_json: bool, cluster: Any, verbose: bool) -> None:
     from twin_graph import training
 
+    for sentence in cpu.emulated(run.settings.twin.precision):
+        say(sentence)
     if run.settings.workers.count:
         from twin_graph.distributed import chief
 

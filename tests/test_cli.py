@@ -224,6 +224,12 @@ def test_evaluate_refuses_damaged_weights(trained: Path) -> None:
         (["train", "cartpole", "--insecure-network"], 2, "--insecure-network only works with --cluster"),
         (["train", "cartpole", "--set", "train.discount"], 2, "write it as key=value"),
         (["train", "cartpole", "--steps", "0"], 2, "x>=1"),
+        (
+            ["train", "cartpole", "--steps=2000", "--set=train.steps=3000"],
+            2,
+            "train.steps is given by --set and by another option, as 2000; leave one of them out",
+        ),
+        (["train", "cartpole", "--workers=2", "--set=workers.count=3"], 2, "workers.count is given by --set and by"),
         (["train", "cartpole", "--run-dir", "checkpoints/cartpole-seed1-1"], 2, "exists already"),
         (["train", "cartpole", "--run-dir", ""], 2, "'.' is no name for a new folder; choose another --run-dir"),
         (

@@ -627,6 +627,18 @@ def test_servers_are_reached_without_the_proxy_of_the_machine(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
 
 
+def test_resuming_says_when_workers_will_learn_again(tmp_path: Path) -> None:
+    begun = twin_graph("train", "cartpole", "--workers=1", "--steps=600", "--run-dir=run", *TINY, cwd=tmp_path)
+    assert begun.returncode == 0, begun.stderr
+    before = report.status(Run(tmp_path / "run"))["updates"]
+    again = twin_graph("resume", "run", "--steps=640", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert re.search(
+        r"the next update is due after \d+ agent steps; only 40 are left, so nothing is learned", again.stderr
+    )
+    assert report.status(Run(tmp_path / "run"))["updates"] == before
+
+
 def test_a_task_that_there_is_not_or_that_runs_already_is_refused(tmp_path: Path, cartpole: Make) -> None:
     run = create(tmp_path / "run", cartpole(workers__count=2))
     (run.folder / FOLDER).mkdir()

@@ -445,7 +445,7 @@ def test_the_command_forks_and_lists_the_tree(
     assert listed[3].startswith("  └ parent-fork1-fork1")
     refused = twin_graph("fork", "parent", "--set", "seed=3", cwd=tmp_path)
     assert refused.returncode == 2
-    assert "seed cannot change" in refused.stderr
+    assert "--set seed=3: give a fork another seed with --seed 3" in refused.stderr
     store = Run(folder / "parent").store()
     gone = store.snapshots[1].id
     store.remove_weights(lambda: [gone], attempt=1)

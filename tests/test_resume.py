@@ -32,6 +32,7 @@ from twin_graph.envs import EnvSpec
 from twin_graph.errors import DamagedError, ForeignError, InUseError, UsageError
 from twin_graph.learners import Learners, Trained
 from twin_graph.loop import StepByStep
+from twin_graph.matches import nothing_left
 from twin_graph.prepared import Prepared
 from twin_graph.progress import Progress
 from twin_graph.settings import Settings
@@ -412,12 +413,46 @@ def test_a_swap_can_be_undone_while_the_run_that_is_to_make_it_still_starts(
     assert control.pending(run.control) == []
 
 
+def test_swaps_are_undone_one_after_the_other(cartpole: Make, tmp_path: Path) -> None:
+    """The hold of the first ends with its undo, though another swap came between."""
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0, resume__every_steps=100, train__steps=2_000))
+    attempt(run, 560)
+    swaps.swap(run, "000001", hold=True)
+    attempt(run, 760)
+    swaps.swap(run, "000000", "online")
+    attempt(run, 900)
+    for steps in (1_100, 1_300):
+        swaps.undo(run)
+        attempt(run, steps)
+    made = run.ledger.events(Swap, text=BY_REQUEST)
+    assert [(swap.into, swap.policy) for swap in made] == [
+        ("target", "by hand"),
+        ("online", "by hand"),
+        ("online", "undo"),
+        ("target", "undo"),
+    ]
+    assert not made[-1].hold
+    with pytest.raises(UsageError, match="there is no manual swap to undo"):
+        swaps.undo(run)
+
+
+def test_a_damaged_evaluation_that_resuming_abandons_is_no_matter(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__every_steps=300, resume__every_steps=500))
+    attempt(run, 760)
+    point = newest_point(run).point
+    path = run.folder / "evaluations.jsonl"
+    lines = path.read_bytes()
+    assert len(lines) > point.known_bytes[path.name]
+    path.write_bytes(lines[: point.known_bytes[path.name]] + b"no record\n")
+    assert nothing_left(Run(run.folder), point.counters.agent_steps, run.settings) == ""
+
+
 def test_an_undo_that_cannot_be_is_refused(cartpole: Make, tmp_path: Path) -> None:
     run = create(tmp_path / "run", cartpole(evaluate__episodes=0))
     attempt(run, 560)
     swaps.swap(run, "latest~1")
     attempt(run, 760)
-    with pytest.raises(UsageError, match=r"the schedule has replaced 0000\S+ since; nothing to undo"):
+    with pytest.raises(UsageError, match=r"no manual swap to undo in \S+: the schedule has replaced 0000\S+ since"):
         swaps.undo(run)
     swaps.swap(run, "000001", hold=True)
     attempt(run, 900)  # no resume point since: the swap is repeated, and then undone
@@ -432,7 +467,8 @@ def test_an_undo_that_cannot_be_is_refused(cartpole: Make, tmp_path: Path) -> No
     control.ask(run.control, "undo")  # as somebody at the same moment might
     with contextlib.closing(envs.make(run.settings.env, count=8)) as env:
         *_, progress = training.train(Run(run.folder), env, newest_point(run).point)
-    assert progress.notices == [f"undo of the last swap is refused: there is no manual swap to undo in {run.folder}"]
+    [notice] = progress.notices
+    assert notice.startswith(f"undo of the last swap is refused: there is no manual swap to undo in {run.folder}")
 
 
 @pytest.mark.parametrize("into", ["target", "online"])

@@ -35,6 +35,20 @@ def test_what_is_given_is_not_measured(cartpole: Make) -> None:
     assert tuning.measure(settings, spec_of(settings)) == []
 
 
+def test_a_precision_that_the_processor_emulates_is_named(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minibatch of images takes six times as long as in float32."""
+    monkeypatch.chdir(tmp_path)
+    wanted = ["--steps", "1100", "--set", "evaluate.episodes=0", "--set", "twin.precision=bf16"]
+    for features, named in (((), True), (("avx512_bf16",), False), (("amx_bf16",), False)):
+        machine(monkeypatch, *features)
+        shown = CliRunner().invoke(cli, ["train", "cartpole", *wanted])
+        assert shown.exit_code == 0
+        assert ("bf16 is several times slower than fp32 here" in shown.stderr) == named
+    assert list(cpu.emulated("fp32")) == []
+
+
 @pytest.mark.parametrize("learner", [{}, {"train__double": True}, {"train__target_q": False}], ids=str)
 def test_what_is_left_open_is_measured(
     cartpole: Make, monkeypatch: pytest.MonkeyPatch, learner: dict[str, bool]

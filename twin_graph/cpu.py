@@ -3,6 +3,7 @@
 import math
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +38,17 @@ def describe() -> Cpu:
         cores=_cores(),
         features=tuple(feature for feature in _FEATURES if feature in flags),
     )
+
+
+def has_bf16() -> bool:
+    """Whether the processor multiplies bfloat16 itself, as far as is known."""
+    return bool({"avx512_bf16", "amx_bf16"} & set(describe().features))
+
+
+def emulated(precision: str) -> Iterator[str]:
+    """A sentence about a precision (`twin.precision`) that this processor can only emulate; none about any other."""
+    if precision == "bf16" and not has_bf16():
+        yield "twin.precision=bf16 is several times slower than fp32 here: this processor only emulates bfloat16"
 
 
 def _cores() -> int:

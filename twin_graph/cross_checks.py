@@ -109,9 +109,7 @@ def _check_rollouts(settings: "Settings") -> None:
 
 def check_that_it_learns(settings: "Settings") -> None:
     """Raises `UsageError` if no update would become due until the end, or many at a learning rate of 0."""
-    train, workers = settings.train, settings.workers.count
-    own = settings.of_worker(0).train if workers else train
-    first = max(1, workers) * (own.start_steps + own.every_steps)
+    train, first = settings.train, settings.first_update_steps
     if settings.total_steps < first:
         raise UsageError(
             f"this run would never learn: the first update is due after {first:,} agent steps and train.steps="

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from twin_graph import targets
+from twin_graph.errors import DamagedError
 from twin_graph.settings import Settings
 from twin_graph.snapshots.ledger import Commit, Counters
 from twin_graph.snapshots.run import Run
@@ -59,20 +60,25 @@ class Matches:
         evaluated = not settings.evaluate.episodes or self.last.agent_steps >= agent_steps
         return agent_steps >= settings.train.steps and evaluated
 
-    def nothing_left(self, agent_steps: int, settings: Settings) -> str:
-        """Why a run of these settings, resumed after so many agent steps, would not train; empty if it would."""
-        if self.complete(agent_steps, settings):
-            return f"{self._run.folder} is complete at {agent_steps:,} agent steps; give more with --steps"
-        until = settings.train.until_score
-        if until is not None and self._run.state() == "finished" and (reached := self.reached(until, settings)):
-            return f"{self._run.folder} has reached {reached}; give a higher one, or null, with --set"
-        return ""
-
     @property
     def last(self) -> Counters:
         """Counters at the newest; zero before the first."""
         at = [line["played_at"] for line in self._records if line["scheduled"]]
         return max(map(Counters.model_validate, at), key=lambda c: c.agent_steps, default=Counters.zero())
+
+
+def nothing_left(run: Run, agent_steps: int, settings: Settings) -> str:
+    """Why a run of these settings would not train from a point after so many agent steps; empty if it would."""
+    try:
+        matches = Matches(run)
+    except DamagedError:  # beyond the point, whose records were checked, and abandoned when training begins
+        return ""
+    if matches.complete(agent_steps, settings):
+        return f"{run.folder} is complete at {agent_steps:,} agent steps; give more with --steps"
+    until = settings.train.until_score
+    if until is not None and run.state() == "finished" and (reached := matches.reached(until, settings)):
+        return f"{run.folder} has reached {reached}; give a higher one, or null, with --set"
+    return ""
 
 
 def _rules(settings: Settings) -> tuple[object, ...]:

@@ -133,7 +133,7 @@ class NotebookRun(Run):
         """
         from twin_graph import targets, training, tuning
         from twin_graph.envs.gym import check_version
-        from twin_graph.matches import Matches
+        from twin_graph.matches import nothing_left
         from twin_graph.model import ModelSpec
 
         with self.lock("train"):
@@ -149,7 +149,7 @@ class NotebookRun(Run):
                 warnings.warn(f"skipped: {reason}", stacklevel=2)
             made = point.counters.agent_steps if point else 0
             check_length(settings, made)
-            if Matches(self).nothing_left(made, settings):
+            if nothing_left(self, made, settings):
                 return self  # as where a cell is run twice
             if point:
                 targets.check_present(settings, self.store(), point.counters.updates)

@@ -596,6 +596,12 @@ class Settings(_Section):
         return self.vector_steps * self.env.count
 
     @property
+    def first_update_steps(self) -> int:
+        """Agent steps after which the first update is due. Workers, if there are any, begin so in each attempt."""
+        own = self.of_worker(0).train if self.workers.count else self.train
+        return max(1, self.workers.count) * (own.start_steps + own.every_steps)
+
+    @property
     def total_updates(self) -> int:
         """Updates of the whole run, if its learning is not broken off."""
         minibatches = max(0, self.total_steps - self.train.start_steps) // self.train.every_steps

@@ -71,11 +71,6 @@ def measure(settings: Settings, spec: ModelSpec) -> list[Timing]:
     return timings
 
 
-def has_bf16() -> bool:
-    """Whether the processor multiplies bfloat16 itself."""
-    return bool({"avx512_bf16", "amx_bf16"} & set(cpu.describe().features))
-
-
 def _possible(settings: Settings) -> list[tuple[int, str]]:
     """Threads and precisions that the settings allow on this processor, the usual ones first.
 
@@ -87,7 +82,7 @@ def _possible(settings: Settings) -> list[tuple[int, str]]:
     threads = [given.threads] if given.threads else sorted({1, processor.cores}, reverse=True)
     precisions = [given.precision]
     if given.precision == "auto":
-        precisions = ["fp32", "bf16"] if has_bf16() else ["fp32"]
+        precisions = ["fp32", "bf16"] if cpu.has_bf16() else ["fp32"]
     return [(count, precision) for precision in precisions for count in threads]
 
 

@@ -31,7 +31,7 @@ from twin_graph import config, cpu, envs, targets, training
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.exchange import import_checkpoint
 from twin_graph.learners import Learners, Trained
-from twin_graph.matches import Matches
+from twin_graph.matches import nothing_left
 from twin_graph.prepared import Prepared
 from twin_graph.progress import Progress
 from twin_graph.reproduce import reproduce
@@ -163,7 +163,7 @@ class Life:
         run = self._run = Run(self._run.folder)
         point = newest_point(run).point if run.points().folders() else None
         begin = point.counters.agent_steps if point else 0
-        if Matches(run).nothing_left(begin, run.settings):  # as the command line refuses it
+        if nothing_left(run, begin, run.settings):  # as the command line refuses it
             return
         last = self._random.randrange(begin, run.settings.train.steps + 40)
         asks = sorted(self._random.randrange(begin, last + 1) for _ in range(self._random.choice([0, 0, 1, 2, 3])))

@@ -240,9 +240,9 @@ class Run:
     def trying(self, settings: Settings) -> Iterator[None]:
         """Other settings for an attempt that begins inside; if none does, because something fails, those before."""
         attempt, before, description = self.ledger.attempt, self.settings, self.description
-        if settings != before:
-            self.change_settings(settings)
         try:
+            if settings != before:
+                self.change_settings(settings)
             yield
         except BaseException:
             if self.settings != before and self.ledger.attempt == attempt:

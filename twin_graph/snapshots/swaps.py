@@ -103,14 +103,22 @@ def undo(run: Run, *, dry_run: bool = False) -> Outcome:
 
 def last_by_hand(run: Run) -> Swap:
     """The manual swap that an undo reverts. Raises `UsageError` if there is none, or it was replaced since."""
-    made = run.ledger.events(Swap, text=BY_REQUEST)
-    if not made or made[-1].policy == UNDO:
-        raise UsageError(f"there is no manual swap to undo in {run.folder}")
-    last = made[-1]
+    last, undone = None, 0
+    for swap in reversed(run.ledger.events(Swap, text=BY_REQUEST)):
+        if swap.policy == UNDO:
+            undone += 1
+        elif undone:
+            undone -= 1
+        else:
+            last = swap
+            break
+    none = f"there is no manual swap to undo in {run.folder}"
+    if last is None:
+        raise UsageError(none)
     twin = last.into, last.learner, ""
     newest = next(s for s in run.ledger.newest_first(Swap) if (s.into, s.learner, s.worker) == twin)
     if newest.request != last.request:
-        raise UsageError(f"the schedule has replaced {last.snapshots[0]} since; nothing to undo")
+        raise UsageError(f"{none}: the schedule has replaced {last.snapshots[0]} since")
     return last
 
 
