@@ -139,8 +139,9 @@ def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, int
     metavar="K",
     help="A run's score is the mean of its last K evaluations, whatever the file says (last_evaluations).",
 )
+@click.option("--also", type=click.Choice(["pdf", "svg"]), help="Draw each picture in this format, too, for a paper.")
 @json_option
-def report(folders: tuple[Path, ...], last: int | None, as_json: bool) -> None:
+def report(folders: tuple[Path, ...], last: int | None, also: str | None, as_json: bool) -> None:
     """Compare the runs of the experiment in FOLDER, finished or not.
 
     FOLDER may also be a name under checkpoints/experiments/, or a folder with the tables of a report, which is then
@@ -152,7 +153,7 @@ def report(folders: tuple[Path, ...], last: int | None, as_json: bool) -> None:
     \b
     Example:
       twin-graph experiment report cartpole-policies
-      twin-graph experiment report studies/results/cartpole-policies --last 6
+      twin-graph experiment report studies/results/cartpole-policies --last 6 --also pdf
       twin-graph experiment report pong-short from-the-other-machine/pong-short
     """
     folder, *more = map(_named, folders)
@@ -170,7 +171,7 @@ def report(folders: tuple[Path, ...], last: int | None, as_json: bool) -> None:
         if last is not None:
             plan = plan.scored_by(last)
             read = [result.scored_by(last) for result in read]
-        written, numbers = library.write(plan, fixed, read, folder / tables.REPORT, meter.show)
+        written, numbers = library.write(plan, fixed, read, folder / tables.REPORT, meter.show, also=also)
     if as_json:
         print_json(numbers)
         return

@@ -1,5 +1,6 @@
-"""The analysis of studies/minatar.toml, as fixed before the runs: our runs beside the published curves. With the
-tables of studies/minatar-breakout.toml, theirs.
+"""The analysis of studies/minatar.toml: our runs beside the published curves, as fixed before the runs, and beside what
+was published at a learning rate like ours, which was added after them. With the tables of
+studies/minatar-breakout.toml, theirs.
 
     python studies/minatar.py [TABLES] [--plot docs/findings/minatar.png]
 

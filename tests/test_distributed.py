@@ -462,6 +462,20 @@ def test_a_swap_into_the_online_twin_reaches_the_servers_whenever_it_is_made(
         assert online.weights_sha256() == wanted.weights_sha256
 
 
+def test_where_no_worker_comes_the_chief_says_how_to_start_one(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twin_graph.distributed.chief._LATE_SECONDS", 0.0)
+    monkeypatch.setattr("twin_graph.distributed.chief._LOOK_SECONDS", 0.0)
+    with chief_of(cartpole(workers__count=1), tmp_path) as (keeper, chief, _):
+        chief.begin()
+        assert keeper.notices == []
+        for _ in range(3):
+            chief.advance()
+        [notice] = keeper.notices
+        assert notice.startswith("no worker has begun yet; start each with: twin-graph cluster FILE --task worker:N")
+
+
 # Whole trainings, in processes
 
 TINY = [
@@ -726,7 +740,7 @@ def test_a_lost_server_a_signal_and_a_killed_launcher_leave_no_process_and_a_run
         _, said = trainer.communicate(timeout=40)
         assert trainer.returncode == 1
         assert re.search(
-            r"Error: (parameter server 0 ended \(killed by SIGKILL\)|a parameter server does not answer)", said
+            r"Error: (parameter server 0 ended \(killed by|(a|the) parameter server .*does not answer)", said
         )
         assert re.search(r"continue from resume point \d+, at [\d,]+ agent steps, with: twin-graph resume", said)
         wait_until(lambda: not children(run), 10)
@@ -778,6 +792,22 @@ def test_a_described_cluster_starts_in_any_order(tmp_path: Path) -> None:
             process.kill()
     status = report.status(Run(tmp_path / "run"))
     assert status["agent_steps"] == sum(worker["agent_steps"] for worker in status["workers"]) == 1_200
+
+
+def test_a_server_that_is_lost_is_named(tmp_path: Path) -> None:
+    file, cluster = described(tmp_path)
+    server, worker = (Command("cluster", str(file), f"--task={task}", cwd=tmp_path) for task in ("ps:0", "worker:0"))
+    chief = Command("train", "cartpole", f"--cluster={file}", "--steps=90000", *TINY, cwd=tmp_path)
+    try:
+        wait_until(lambda: working(tmp_path / "run", attempt=1, workers=1))
+        server.kill()
+        server.wait(10)
+        _, said = chief.communicate(timeout=60)
+        assert (chief.returncode, worker.wait(60)) == (1, 1)
+        assert f"the parameter server at {cluster.ps[0]} does not answer" in said
+    finally:
+        for process in (chief, worker, server):
+            process.kill()
 
 
 def test_a_server_ends_with_its_chief_though_a_worker_died(tmp_path: Path) -> None:

@@ -276,12 +276,13 @@ SHAPES = [[16], [4, 16], [2], [16, 2]]  # of fc1/bias, fc1/weights, q/bias, q/we
 
 def test_classic_code_whose_variables_were_never_named_comes_in_by_a_map(run: Run, tmp_path: Path) -> None:
     first = other_program(CLASSIC, tmp_path / "old", json.dumps(SHAPES))
-    with pytest.raises(
-        UsageError, match=r"has no fc1/bias \[16\]; of that shape it has Variable: --map Variable=fc1/bias"
-    ):
-        import_checkpoint(run, tmp_path / "old", {})
     names = ["fc1/bias", "fc1/weights", "q/bias", "q/weights"]
     renamed = {"Variable" + (f"_{i}" if i else ""): name for i, name in enumerate(names)}
+    with pytest.raises(UsageError) as refused:
+        import_checkpoint(run, tmp_path / "old", {})
+    hint, proposed = str(refused.value).split(". All 4 that are missing, by shape and order, to be checked: ")
+    assert hint.endswith("has no fc1/bias [16]; of that shape it has Variable: --map Variable=fc1/bias")
+    assert proposed == " ".join(f"--map {old}={new}" for old, new in renamed.items())
     with pytest.raises(UsageError, match=r"q/bias is float32\[16, 2\] in .* and float32\[2\] here"):
         import_checkpoint(run, tmp_path / "old", {**renamed, "Variable_2": "q/weights", "Variable_3": "q/bias"})
     with pytest.raises(UsageError, match=r"--map Variable_9: not in"):

@@ -1162,9 +1162,11 @@ def test_a_score_may_be_the_mean_of_the_last_evaluations(finished: Path, tmp_pat
     assert "the mean of its last 2 scheduled evaluations. That was chosen when this report was made" in words
     assert "Nothing is chosen afterwards" not in words
     assert "Nothing is chosen afterwards" in (finished / "report/report.md").read_text()
-    again = twin_graph("experiment", "report", "tables/report", cwd=tmp_path)
+    again = twin_graph("experiment", "report", "tables/report", "--also", "pdf", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert table(tmp_path / "tables/report", "runs.csv") == table(tmp_path / "tables", "runs.csv")
+    drawn = sorted(path.stem for path in (tmp_path / "tables/report/report").glob("*.pdf"))
+    assert drawn == sorted(FIGURES)
 
 
 TABLES = ("runs.csv", "curves.csv", "targets.csv", "telemetry.csv", "conditions.csv")

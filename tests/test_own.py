@@ -1,5 +1,6 @@
 """What people write themselves and name as `module:function`: a loss, a network, a target policy."""
 
+import hashlib
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -13,8 +14,11 @@ from twin_graph.envs import EnvSpec
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
+from twin_graph.reproduce import differences_of_machine
 from twin_graph.settings import Settings
-from twin_graph.snapshots.ledger import Swap
+from twin_graph.snapshots.ledger import Start, Swap
+from twin_graph.snapshots.report import restored
+from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create
 from twin_graph.twin import Twin
 
@@ -87,7 +91,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    for name in ("wrong", "half", "own_loss", "own_network", "own_ensemble"):
+    for name in ("wrong", "half", "own_loss", "own_network", "own_ensemble", "edited_loss"):
         sys.modules.pop(name, None)
 
 
@@ -201,3 +205,20 @@ def test_a_network_of_ones_own_is_a_twin_like_others(cartpole: Make, tmp_path: P
         observations = np.eye(4, dtype=np.float32)
         np.testing.assert_array_equal(online.q_values(observations), target.q_values(observations))
         assert online.q_values(observations).shape == (4, 2)
+
+
+def test_a_module_that_was_edited_since_is_named(cartpole: Make, tmp_path: Path) -> None:
+    """A resumed run, or one trained again, then has other code than its record."""
+    module = tmp_path / "edited_loss.py"
+    module.write_text("def square(td_error, n_actions):\n    return td_error * td_error\n")
+    run = create(tmp_path / "run", cartpole(loss="edited_loss:square"))
+    attempt(run, 560)
+    [start] = run.ledger.events(Start)
+    assert start.modules == {"edited_loss": hashlib.sha256(module.read_bytes()).hexdigest()}
+    point = newest_point(run).point
+    assert not [line for line in restored(run, point) if "edited_loss" in line]
+    assert list(differences_of_machine(run)) == []
+    module.write_text("def square(td_error, n_actions):\n    return td_error**2\n")
+    changed = "the file of edited_loss has changed since this run was last trained"
+    assert f"not guaranteed: equal weights; {changed}" in list(restored(run, point))
+    assert list(differences_of_machine(run)) == ["edited_loss: its file has changed since attempt 1"]

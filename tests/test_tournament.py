@@ -287,7 +287,10 @@ def test_the_command_rates_draws_and_records(run: Run, tmp_path: Path) -> None:
     (run.folder / GAMES).write_bytes(games.replace(b'"games": 8', b'"games": 9', 1))
     assert verify(run).damage == [f"{run.folder / GAMES} is damaged: line 1 is not what was written"]
     (run.folder / GAMES).unlink()
-    for picture, words in (("who.png", "exists already; choose another path"), ("who.gif", "ends in .png or .svg")):
+    for picture, words in (
+        ("who.png", "exists already; choose another path"),
+        ("who.gif", "ends in .png or .svg or .pdf"),
+    ):
         refused = twin_graph(*command, "--plot", picture, cwd=tmp_path)
         assert words in refused.stderr
         assert refused.returncode == 2

@@ -41,12 +41,16 @@ def test_a_precision_that_the_processor_emulates_is_named(
     """A minibatch of images takes six times as long as in float32."""
     monkeypatch.chdir(tmp_path)
     wanted = ["--steps", "1100", "--set", "evaluate.episodes=0", "--set", "twin.precision=bf16"]
-    for features, named in (((), True), (("avx512_bf16",), False), (("amx_bf16",), False)):
-        machine(monkeypatch, *features)
-        shown = CliRunner().invoke(cli, ["train", "cartpole", *wanted])
-        assert shown.exit_code == 0
-        assert ("bf16 is several times slower than fp32 here" in shown.stderr) == named
+    machine(monkeypatch)
+    shown = CliRunner().invoke(cli, ["train", "cartpole", *wanted])
+    assert shown.exit_code == 0
+    [sentence] = cpu.emulated("bf16")
+    assert "several times slower than fp32 here" in sentence
+    assert sentence in shown.stderr
     assert list(cpu.emulated("fp32")) == []
+    for feature in ("avx512_bf16", "amx_bf16"):
+        machine(monkeypatch, feature)
+        assert list(cpu.emulated("bf16")) == []
 
 
 @pytest.mark.parametrize("learner", [{}, {"train__double": True}, {"train__target_q": False}], ids=str)

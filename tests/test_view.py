@@ -555,6 +555,8 @@ def test_a_mean_of_snapshots_has_no_place_on_a_curve_over_agent_steps(work: Path
 
 @needs_browser
 def test_a_run_that_trains_is_followed_and_swapped_by_hand(work: Path, browser: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
     cwd = work / "live"
     cwd.mkdir()
     (cwd / "checkpoints").mkdir()
@@ -587,14 +589,14 @@ def test_a_run_that_trains_is_followed_and_swapped_by_hand(work: Path, browser: 
             buttons = browser.find_elements("css selector", "form.swapping button")
             assert not swap.is_enabled()
             reference = browser.find_element("id", "swap-reference")
-            reference.send_keys("latest~999999")
-            browser.execute_script("arguments[0].click()", buttons[0])
+            reference.send_keys("latest~999999", Keys.ENTER)  # Enter, which only tries
             wait(browser, "document.querySelector('output.bad')?.textContent.includes('the run has only')")
             assert not swap.is_enabled()
             reference.clear()
             reference.send_keys("latest~3")
-            browser.execute_script("arguments[0].click()", buttons[0])
+            buttons[0].send_keys(" ")
             wait(browser, "document.querySelector('output.good')?.textContent.includes('fits; nothing was changed')")
+            wait(browser, "document.activeElement.textContent === 'Swap'")
             tried = answer.text.split()[0]
             newest = run.store().newest.id
             deadline = time.monotonic() + 30

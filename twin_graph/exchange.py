@@ -313,6 +313,9 @@ def _fitting(
         if theirs is None:
             alike = sorted((old for old, value in free.items() if value.shape == ours.shape), key=_as_people_count)
             hint = f"; of that shape it has {_list(alike)}: --map {alike[0]}={name}" if alike else nearest(name, free)
+            maps = _by_shape_and_order({other: wanted[other] for other in wanted if other not in found}, free)
+            if len(maps) > 1:
+                hint += f". All {len(maps)} that are missing, by shape and order, to be checked: {' '.join(maps)}"
             raise UsageError(f"{prefix} has no {name} {list(ours.shape)}{hint or f'; it has {_list(free)}'}")
         if theirs.shape != ours.shape or theirs.dtype != ours.dtype:
             raise UsageError(
@@ -321,6 +324,18 @@ def _fitting(
         if not np.isfinite(theirs).all():
             raise DamagedError(f"{name} in {prefix} holds values that are not finite")
         yield name, theirs
+
+
+def _by_shape_and_order(missing: Mapping[str, np.ndarray], free: Mapping[str, np.ndarray]) -> list[str]:
+    """`--map OLD=NEW` for each variable that is missing; empty if one of them can have no partner."""
+    left, maps = sorted(free, key=_as_people_count), []
+    for name in missing:
+        partner = next((old for old in left if free[old].shape == missing[name].shape), None)
+        if partner is None:
+            return []
+        left.remove(partner)
+        maps.append(f"--map {partner}={name}")
+    return maps
 
 
 def _is_slot(name: str, outside: Mapping[str, np.ndarray]) -> bool:

@@ -1,7 +1,8 @@
 """What people choose by name: an entry of a table, or a function of their own as `module:function`."""
 
 import contextlib
-import importlib
+import hashlib
+import importlib.util
 import inspect
 import re
 import sys
@@ -13,6 +14,7 @@ import pydantic
 
 from twin_graph.config import nearest
 from twin_graph.errors import UsageError, place
+from twin_graph.settings import Settings
 from twin_graph.words import what_is_wrong
 
 T = TypeVar("T")
@@ -25,6 +27,31 @@ def find_modules_here() -> None:
     """
     with contextlib.suppress(FileNotFoundError):
         sys.path.append(str(Path.cwd()))
+
+
+def sources(settings: Settings) -> dict[str, str]:
+    """SHA-256 of the file of each module that a setting names, as `module:function` does, by the module's name.
+
+    Of that file alone, not of what it imports.
+    """
+    sections = settings.model_dump().values()
+    values = [one for section in sections for one in (section.values() if isinstance(section, dict) else [section])]
+    named = {match[1] for text in values if isinstance(text, str) and (match := re.match(r"\s*([\w.]+):\w", text))}
+    return {module: digest for module in sorted(named) if (digest := _sha256_of_file(module))}
+
+
+def edited(recorded: Mapping[str, str]) -> list[str]:
+    """Of the modules that `sources` found, those whose file is another one now."""
+    return [module for module, digest in recorded.items() if _sha256_of_file(module) not in ("", digest)]
+
+
+def _sha256_of_file(module: str) -> str:
+    """Empty where there is none, as of a module that was made in memory."""
+    try:
+        found = importlib.util.find_spec(module)
+        return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest() if found and found.origin else ""
+    except (ImportError, ValueError, OSError):
+        return ""
 
 
 def find(setting: str, name: str, table: Mapping[str, T]) -> T | Any:

@@ -27,6 +27,6 @@ def check_picture(path: Path | None) -> None:
     """Raises `UsageError` if a picture is wanted that cannot be drawn there, or matplotlib is missing."""
     if path is None:
         return
-    check_new(path, "picture", (".png", ".svg"))
+    check_new(path, "picture", (".png", ".svg", ".pdf"))
     if not importlib.util.find_spec("matplotlib"):
         raise UsageError("pictures need matplotlib: pip install 'twin-graph[experiments]'")

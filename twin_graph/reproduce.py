@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from twin_graph import config, cpu, envs, exchange, training
+from twin_graph import config, cpu, envs, exchange, named, training
 from twin_graph.errors import UsageError
 from twin_graph.progress import Progress
 from twin_graph.settings import Settings
@@ -183,6 +183,10 @@ def differences_of_machine(run: Run) -> Iterator[str]:
     for name, before in run.description["versions"].items():
         if (here := version(name)) != before:
             yield f"{name}: {before}, here {here}"
+    starts = run.ledger.events(Start)
+    edited = {module: start.attempt for start in starts[::-1] for module in named.edited(start.modules)}
+    for module, attempt in edited.items():
+        yield f"{module}: its file has changed since attempt {attempt}"
 
 
 def _check(run: Run, point: PointState | None) -> None:

@@ -1,6 +1,7 @@
 """The chief: keeps the run whose steps and updates workers make, on variables that are on parameter servers."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 
@@ -39,6 +40,7 @@ from twin_graph.training import run_to_its_end, stop_requests
 _TICK_SECONDS = 0.2
 _PROBE_EVERY = 20  # vector steps
 _LOOK_SECONDS = 1.0
+_LATE_SECONDS = 30.0  # a worker begins within a few
 _WORKERS_END_SECONDS = 60.0  # for the last updates
 _WORKERS_STOP_SECONDS = 4.0  # for a last message; after that, it is not waited for
 
@@ -64,6 +66,7 @@ class Chief(Stepper):
         self._looked = 0.0
         self._heard: dict[int, tuple[float, float]] = {}  # of each worker: what its clock said last, and when by ours
         self._has_servers = self._has_waited = False
+        self._patient_until = math.inf
         self._since = self._tally.counters
         self.supervisor = supervisor
         self._shared = Shared(cluster, self._learner.online, keeper.settings.vector_steps)
@@ -79,6 +82,8 @@ class Chief(Stepper):
             self._supervise()
             yield
         self._has_servers = True
+        if not self.supervisor:
+            self._patient_until = time.monotonic() + _LATE_SECONDS
 
     def close(self) -> None:
         """Lets the servers go once the workers have ended, or have had time to; nothing where one is lost."""
@@ -168,6 +173,11 @@ class Chief(Stepper):
             return
         self._looked = time.monotonic()
         workers = self._hear()
+        if not workers and time.monotonic() > self._patient_until:
+            self._patient_until = math.inf
+            self._keeper.notices.append(
+                "no worker has begun yet; start each with: twin-graph cluster FILE --task worker:N"
+            )
         restarted = self.supervisor.restarted if self.supervisor else [0] * self._cluster.workers
         self.workers = [(worker, restarted[worker.index]) for worker in workers]
         for worker in workers:
@@ -221,7 +231,9 @@ class Chief(Stepper):
         except tf.errors.OpError as error:
             self._has_servers = False
             self._supervise()  # the cause, which says more
-            raise TwinGraphError(f"a parameter server does not answer ({named(error)})") from None
+            lost = self._shared.unheard()
+            which = f"the parameter server at {', '.join(lost)}" if lost else "a parameter server"
+            raise TwinGraphError(f"{which} does not answer ({named(error)})") from None
 
     def _supervise(self) -> None:
         if self.supervisor:

@@ -222,6 +222,10 @@ class Shared:
         if self._threads:
             self._threads.shutdown()
 
+    def unheard(self) -> list[str]:
+        """Addresses at which no server listens."""
+        return [address for address in self._addresses if not _listens(address)]
+
     def _of_each(self, work: Callable[[_Part], Any]) -> Iterator[Any]:
         """By each server that holds something, at once."""
         return self._threads.map(work, self._holding) if self._threads else map(work, self._holding)
@@ -238,7 +242,7 @@ class Shared:
           TwinGraphError: no server answers, or not as one should.
         """
         for _ in _tries(_START_SECONDS):
-            if not all(map(_listens, self._addresses)):
+            if self.unheard():
                 yield
                 continue
             try:

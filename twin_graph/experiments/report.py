@@ -31,6 +31,7 @@ from twin_graph.snapshots.files import make_folder, write_file
 from twin_graph.words import counted
 
 _DPI = 200
+_DIFFERS = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}  # metadata, between two drawings of the same
 # Of each figure, its heading and what it shows.
 _WORDS = {
     "learning": (
@@ -131,7 +132,13 @@ class _Data(NamedTuple):
 
 
 def write(
-    plan: Plan, fixed: Pairs, found: list[Result], folder: Path, tell: Callable[[str, int, int], None]
+    plan: Plan,
+    fixed: Pairs,
+    found: list[Result],
+    folder: Path,
+    tell: Callable[[str, int, int], None],
+    *,
+    also: str | None = None,
 ) -> tuple[list[Path], dict[str, Any]]:
     """Writes the report of an experiment, finished or not.
 
@@ -140,6 +147,7 @@ def write(
       found: its runs.
       folder: where to write.
       tell: called with what is being done, for progress: in words, how many of how many are done.
+      also: a second format for the pictures, `pdf` or `svg`.
 
     Returns:
       The files, the page first; and the numbers of the comparison.
@@ -154,8 +162,10 @@ def write(
     made = _page(data)
     tell("writing", 0, 1)
     make_folder(folder)
-    pictures = {picture.name: _png(picture.figure) for picture in made.pictures}
+    pictures = {picture.name: _drawn(picture.figure, "png") for picture in made.pictures}
     files = {f"{name}.png": content for name, content in pictures.items()}
+    if also:
+        files |= {f"{picture.name}.{also}": _drawn(picture.figure, also) for picture in made.pictures}
     files["conditions.csv"] = tables.as_csv([numbers(condition) for condition in conditions])
     files |= tables.write(plan, fixed, found, norms)
     files["report.md"] = page.markdown(made).encode()
@@ -511,7 +521,7 @@ def _listed(names: Sequence[str]) -> str:
     return shown[0] if len(shown) == 1 else f"{'; '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _png(figure: Figure) -> bytes:
+def _drawn(figure: Figure, form: str) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=_DPI, format="png", metadata={"Software": None})
+    figure.savefig(buffer, dpi=_DPI, format=form, metadata={_DIFFERS[form]: None})
     return buffer.getvalue()

@@ -82,6 +82,7 @@ class Start(_Event):
       counters: those of the resume point.
       known_bytes: length of each file of records when that point was made, by the file's name; 0 at the beginning.
       found_bytes: how much of it there was at this start; what lies between is abandoned.
+      modules: SHA-256 of the file of each module that the settings name, by the module's name.
     """
 
     event: Literal["start"] = "start"
@@ -92,6 +93,7 @@ class Start(_Event):
     counters: Counters | None = None
     known_bytes: dict[str, int] = {}
     found_bytes: dict[str, int] = {}
+    modules: dict[str, str] = {}
 
 
 class End(_Event):

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from twin_graph import config, cpu, mutual, no_effect
+from twin_graph import config, cpu, mutual, named, no_effect
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.settings import Settings
 from twin_graph.snapshots import control
 from twin_graph.snapshots import workers as worker_records
 from twin_graph.snapshots.depth import Depths
-from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Point, Swap, is_import, is_target_of
+from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Point, Start, Swap, is_import, is_target_of
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run, folders_of_runs
 from twin_graph.snapshots.store import SnapshotStore
@@ -257,6 +257,8 @@ def restored(run: Run, point: PointState) -> Iterator[str]:
     then, now = run.description["cpu"], cpu.describe()
     if then["model"] != now.model or list(then["features"]) != list(now.features):
         yield f"not guaranteed: equal weights; the run began on another processor ({then['model']}, here {now.model})"
+    for module in named.edited(run.ledger.events(Start)[-1].modules):
+        yield f"not guaranteed: equal weights; the file of {module} has changed since this run was last trained"
 
 
 def explain(run: Run, update: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from typing import Any
 
 import filelock
 
-from twin_graph import cpu
+from twin_graph import cpu, named
 from twin_graph.config import replace, validate
 from twin_graph.errors import DamagedError, InUseError, UsageError
 from twin_graph.settings import Settings
@@ -220,6 +220,7 @@ class Run:
                 counters=point.counters if point else None,
                 known_bytes=point.known_bytes if point else dict.fromkeys(RECORDS, 0),
                 found_bytes=self.settle_records(),
+                modules=named.sources(self.settings),
             )
         )
 

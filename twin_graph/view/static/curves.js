@@ -51,7 +51,10 @@ export function metric(lines, x, format) {
   const found = lines
     .map((line) => ({ ...line, columns: pairs(line.metrics, x, line.column) }))
     .filter((line) => line.columns[0].length);
-  const series = found.map(({ name, colour, dash }) => ({ name, colour, dash, width: 1.5, format }));
+  const series = found.map(({ name, colour, dash, columns }) => {
+    const dots = columns[0].length < 2 ? 5 : 0; // a point alone makes no line
+    return { name, colour, dash, width: 1.5, dots, format };
+  });
   return {
     data: found.length ? joined(found.map((line) => line.columns)) : null,
     what: { series, x: UNITS[x], range: fromZero },

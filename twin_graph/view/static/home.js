@@ -188,7 +188,7 @@ function row(index, chosen, tell) {
           "span",
           { title: `${count(run.agent_steps)} of ${count(run.total_steps)}` },
           count(run.agent_steps),
-          h("span", { class: "soft of" }, ` / ${brief(run.total_steps)}`),
+          run.agent_steps < run.total_steps && h("span", { class: "soft of" }, ` / ${brief(run.total_steps)}`),
         ),
         progress,
       );

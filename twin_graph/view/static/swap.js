@@ -45,7 +45,7 @@ export function swapPart(run) {
       oninput: changed,
       onsubmit: (event) => {
         event.preventDefault();
-        if (tried) ask({ ...tried, dry_run: false });
+        ask(event.submitter === go ? { ...tried, dry_run: false } : { ...wanted(), dry_run: true }); // Enter tries
       },
     },
     h("label", { for: "swap-reference" }, "Snapshot"),
@@ -63,11 +63,7 @@ export function swapPart(run) {
     h(
       "div",
       { class: "bar" },
-      h(
-        "button",
-        { type: "button", onclick: () => form.reportValidity() && ask({ ...wanted(), dry_run: true }) },
-        "Try (changes nothing)",
-      ),
+      h("button", { type: "submit" }, "Try (changes nothing)"),
       go,
       h(
         "button",
@@ -97,6 +93,7 @@ export function swapPart(run) {
 
   async function ask(what) {
     const buttons = [...form.querySelectorAll("button")];
+    const focused = document.activeElement; // a button that is disabled loses the focus
     buttons.forEach((button) => {
       button.disabled = true;
     });
@@ -115,6 +112,7 @@ export function swapPart(run) {
     buttons.forEach((button) => {
       button.disabled = button === go && !tried;
     });
+    if (document.activeElement === document.body) (tried ? go : focused).focus();
   }
 
   return part;
