@@ -91,7 +91,9 @@ def overrides_of(assignments: Iterable[str], named: Mapping[str, Any]) -> list[t
     overrides = [config.parse_assignment(text) for text in assignments]
     given = {key: value for key, value in named.items() if value is not None}
     if twice := next((key for key, _ in overrides if key in given), None):
-        raise UsageError(f"{twice} is given by --set and by another option, as {given[twice]}; leave one of them out")
+        raise UsageError(
+            f"{twice} is given by --set and by another option or its file, as {given[twice]}; leave one of them out"
+        )
     return [*overrides, *given.items()]
 
 

@@ -68,7 +68,7 @@ def reproduce(run: str, begin: str | None, end: str | None, run_dir: Path | None
     say(f"training {found.name} again from {where}, update {point.counters.updates + 1 if point else 1:,}")
     with scratch_folder(found.folder, run_dir) as folder, TrainingDisplay(stderr) as display:
         result = reproducing.reproduce(found, point, last, folder, display.show)
-    different = list(reproducing.differences_of_machine(found))
+    different = list(reproducing.differences_of_machine(found, result.first))
     if as_json:
         difference = result.difference
         document = {**result._asdict(), "difference": difference and difference._asdict(), "machine": different}

@@ -82,6 +82,6 @@ def resume(
             say(sentence)
         if settings.workers.count:
             left, first = settings.total_steps - steps_made, settings.first_update_steps
-            more = f"; only {left:,} are left, so nothing is learned" if left < first else ""
-            say(f"workers begin with an empty replay: the next update is due after {first:,} agent steps{more}")
+            more = f"; with {left:,} left, probably nothing is learned" if left < first else ""
+            say(f"the next update is due after about {first:,} agent steps{more}")
         show_training(found, env, point, as_json, described, verbose)

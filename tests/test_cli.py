@@ -227,7 +227,7 @@ def test_evaluate_refuses_damaged_weights(trained: Path) -> None:
         (
             ["train", "cartpole", "--steps=2000", "--set=train.steps=3000"],
             2,
-            "train.steps is given by --set and by another option, as 2000; leave one of them out",
+            "train.steps is given by --set and by another option or its file, as 2000; leave one of them out",
         ),
         (["train", "cartpole", "--workers=2", "--set=workers.count=3"], 2, "workers.count is given by --set and by"),
         (["train", "cartpole", "--run-dir", "checkpoints/cartpole-seed1-1"], 2, "exists already"),

@@ -87,7 +87,7 @@ def test_the_command_prints_a_table_and_draws_a_picture(cartpole: Make, trained:
     assert document["pairs"][0]["updates"] == 100
     wrong = twin_graph("compare", str(parent.folder), "fork", "--plot", "apart.doc", cwd=tmp_path)
     assert wrong.returncode == 2
-    assert "ends in .png or .svg or .pdf" in wrong.stderr
+    assert "ends in .png, .svg or .pdf" in wrong.stderr
 
 
 def test_of_two_learners_each_row_and_each_curve_says_whose_it_is(

@@ -648,7 +648,7 @@ def test_resuming_says_when_workers_will_learn_again(tmp_path: Path) -> None:
     again = twin_graph("resume", "run", "--steps=640", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert re.search(
-        r"the next update is due after \d+ agent steps; only 40 are left, so nothing is learned", again.stderr
+        r"the next update is due after about \d+ agent steps; with 40 left, probably nothing is learned", again.stderr
     )
     assert report.status(Run(tmp_path / "run"))["updates"] == before
 
@@ -739,9 +739,8 @@ def test_a_lost_server_a_signal_and_a_killed_launcher_leave_no_process_and_a_run
         os.kill(children(run, "ps:0")[0], signal.SIGKILL)
         _, said = trainer.communicate(timeout=40)
         assert trainer.returncode == 1
-        assert re.search(
-            r"Error: (parameter server 0 ended \(killed by|(a|the) parameter server .*does not answer)", said
-        )
+        ended = r"parameter server 0 ended \(killed by SIGKILL\)"
+        assert re.search(rf"Error: ({ended}|(a parameter server|the parameter server at \S+) does not answer)", said)
         assert re.search(r"continue from resume point \d+, at [\d,]+ agent steps, with: twin-graph resume", said)
         wait_until(lambda: not children(run), 10)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from test_resume import attempt, end
 
+from twin_graph import named
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.graph_mode import tf
@@ -217,8 +218,16 @@ def test_a_module_that_was_edited_since_is_named(cartpole: Make, tmp_path: Path)
     assert start.modules == {"edited_loss": hashlib.sha256(module.read_bytes()).hexdigest()}
     point = newest_point(run).point
     assert not [line for line in restored(run, point) if "edited_loss" in line]
-    assert list(differences_of_machine(run)) == []
+    assert list(differences_of_machine(run, 1)) == []
     module.write_text("def square(td_error, n_actions):\n    return td_error**2\n")
     changed = "the file of edited_loss has changed since this run was last trained"
     assert f"not guaranteed: equal weights; {changed}" in list(restored(run, point))
-    assert list(differences_of_machine(run)) == ["edited_loss: its file has changed since attempt 1"]
+    assert list(differences_of_machine(run, 1)) == ["edited_loss: its file has changed since attempt 1"]
+    attempt(run, 760)
+    assert list(differences_of_machine(run, point.counters.updates + 1)) == []
+
+
+def test_a_package_that_cannot_be_imported_any_more_hides_no_record(tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "__init__.py").write_text("this is no Python")
+    assert named.edited({"broken.loss": "0" * 64}) == []

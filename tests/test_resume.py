@@ -432,6 +432,16 @@ def test_swaps_are_undone_one_after_the_other(cartpole: Make, tmp_path: Path) ->
         ("target", "undo"),
     ]
     assert not made[-1].hold
+    swaps.swap(run, "000001", hold=True)
+    attempt(run, 1_400)
+    swaps.swap(run, "000000", hold=True)  # into the same twin
+    attempt(run, 1_500)
+    for steps in (1_600, 1_700):
+        swaps.undo(run)
+        attempt(run, steps)
+    assert (
+        run.ledger.events(Swap, text=BY_REQUEST)[-2].snapshots == run.ledger.events(Swap, text=BY_REQUEST)[-4].snapshots
+    )
     with pytest.raises(UsageError, match="there is no manual swap to undo"):
         swaps.undo(run)
 
@@ -445,6 +455,8 @@ def test_a_damaged_evaluation_that_resuming_abandons_is_no_matter(cartpole: Make
     assert len(lines) > point.known_bytes[path.name]
     path.write_bytes(lines[: point.known_bytes[path.name]] + b"no record\n")
     assert nothing_left(Run(run.folder), point.counters.agent_steps, run.settings) == ""
+    attempt(run)
+    assert Run(run.folder).outcome()[0] == "finished"
 
 
 def test_an_undo_that_cannot_be_is_refused(cartpole: Make, tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_the_command_rates_draws_and_records(run: Run, tmp_path: Path) -> None:
     (run.folder / GAMES).unlink()
     for picture, words in (
         ("who.png", "exists already; choose another path"),
-        ("who.gif", "ends in .png or .svg or .pdf"),
+        ("who.gif", "ends in .png, .svg or .pdf"),
     ):
         refused = twin_graph(*command, "--plot", picture, cwd=tmp_path)
         assert words in refused.stderr

@@ -41,7 +41,7 @@ def test_a_precision_that_the_processor_emulates_is_named(
     """A minibatch of images takes six times as long as in float32."""
     monkeypatch.chdir(tmp_path)
     wanted = ["--steps", "1100", "--set", "evaluate.episodes=0", "--set", "twin.precision=bf16"]
-    machine(monkeypatch)
+    machine(monkeypatch, "avx2")
     shown = CliRunner().invoke(cli, ["train", "cartpole", *wanted])
     assert shown.exit_code == 0
     [sentence] = cpu.emulated("bf16")

@@ -263,7 +263,8 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
                 raise UsageError(
                     f"--map {old}={new}: this network has no {new}{nearest(new, ours)}; it has {_list(ours)}"
                 )
-        free = {old: value for old, value in outside.items() if old not in renamed and not _is_slot(old, outside)}
+        spoken_for = {*renamed, *ours}
+        free = {old: value for old, value in outside.items() if old not in spoken_for and not _is_slot(old, outside)}
         weights = dict(_fitting(ours, found, free, prefix))
         snapshot = _commit(run, run.store(), twin, weights, origin=str(prefix.absolute()))
     used = {old for old, new in names.items() if new in weights}
@@ -329,7 +330,7 @@ def _fitting(
 def _by_shape_and_order(missing: Mapping[str, np.ndarray], free: Mapping[str, np.ndarray]) -> list[str]:
     """`--map OLD=NEW` for each variable that is missing; empty if one of them can have no partner."""
     left, maps = sorted(free, key=_as_people_count), []
-    for name in missing:
+    for name in sorted(missing, key=_as_people_count):
         partner = next((old for old in left if free[old].shape == missing[name].shape), None)
         if partner is None:
             return []

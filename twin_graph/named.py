@@ -32,7 +32,7 @@ def find_modules_here() -> None:
 def sources(settings: Settings) -> dict[str, str]:
     """SHA-256 of the file of each module that a setting names, as `module:function` does, by the module's name.
 
-    Of that file alone, not of what it imports.
+    Of that file alone, not of what it imports. A process that has imported it already runs the code of then.
     """
     sections = settings.model_dump().values()
     values = [one for section in sections for one in (section.values() if isinstance(section, dict) else [section])]
@@ -46,11 +46,11 @@ def edited(recorded: Mapping[str, str]) -> list[str]:
 
 
 def _sha256_of_file(module: str) -> str:
-    """Empty where there is none, as of a module that was made in memory."""
+    """Empty where there is none that can be read; to say why is for who imports it."""
     try:
         found = importlib.util.find_spec(module)
         return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest() if found and found.origin else ""
-    except (ImportError, ValueError, OSError):
+    except Exception:  # to find a module in a package imports the package
         return ""
 
 

@@ -16,7 +16,9 @@ def check_new(path: Path, what: str, endings: Sequence[str]) -> None:
       endings: such as `.mp4`; they determine the format.
     """
     if path.suffix.lower() not in endings:
-        raise UsageError(f"{path}: a {what}'s name ends in {' or '.join(endings)}")
+        raise UsageError(
+            f"{path}: a {what}'s name ends in {' or '.join(filter(None, [', '.join(endings[:-1]), endings[-1]]))}"
+        )
     if path.exists() or path.is_symlink():
         raise UsageError(f"{path} exists already; choose another path, or remove it")
     if not path.absolute().parent.is_dir():

@@ -6,6 +6,7 @@ settings. A process that was killed is not killed again: what it did beyond its 
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -172,8 +173,8 @@ def _train(
     return False
 
 
-def differences_of_machine(run: Run) -> Iterator[str]:
-    """How this machine differs from the one where a run began, a line each."""
+def differences_of_machine(run: Run, first_update: int) -> Iterator[str]:
+    """How this machine differs from the one where a run began, and its code from that since an update, a line each."""
     from importlib.metadata import version
 
     then, now = run.description["cpu"], cpu.describe()
@@ -183,8 +184,12 @@ def differences_of_machine(run: Run) -> Iterator[str]:
     for name, before in run.description["versions"].items():
         if (here := version(name)) != before:
             yield f"{name}: {before}, here {here}"
-    starts = run.ledger.events(Start)
-    edited = {module: start.attempt for start in starts[::-1] for module in named.edited(start.modules)}
+    ended = math.inf  # at which update the attempt did
+    edited: dict[str, int] = {}
+    for start in run.ledger.newest_first(Start):
+        if ended >= first_update:
+            edited |= dict.fromkeys(named.edited(start.modules), start.attempt)
+        ended = start.counters.updates if start.counters else 0
     for module, attempt in edited.items():
         yield f"{module}: its file has changed since attempt {attempt}"
 

@@ -242,7 +242,7 @@ class Shared:
           TwinGraphError: no server answers, or not as one should.
         """
         for _ in _tries(_START_SECONDS):
-            if self.unheard():
+            if not all(map(_listens, self._addresses)):  # up to the first that does not
                 yield
                 continue
             try:

@@ -31,7 +31,7 @@ from twin_graph.snapshots.files import make_folder, write_file
 from twin_graph.words import counted
 
 _DPI = 200
-_DIFFERS = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}  # metadata, between two drawings of the same
+_LEFT_OUT = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}  # of metadata: what is not about the picture
 # Of each figure, its heading and what it shows.
 _WORDS = {
     "learning": (
@@ -523,5 +523,5 @@ def _listed(names: Sequence[str]) -> str:
 
 def _drawn(figure: Figure, form: str) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=_DPI, format=form, metadata={_DIFFERS[form]: None})
+    figure.savefig(buffer, dpi=_DPI, format=form, metadata={_LEFT_OUT[form]: None})
     return buffer.getvalue()

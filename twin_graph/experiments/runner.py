@@ -335,10 +335,10 @@ def _look(experiment: Experiment, planned: PlannedRun, error: str = "", *, goes_
         if state == "running":
             steps = run.newest_metrics().get("agent_steps", planned.span[0])
             return State(planned, "running", min(steps, experiment.plan.steps))
+        if _is_complete(run, planned):
+            return State(planned, "done", experiment.plan.steps)
     except DamagedError as damage:
         return State(planned, "damaged", 0, str(damage))
-    if _is_complete(run, planned):
-        return State(planned, "done", experiment.plan.steps)
     return State(planned, "failed" if error else "cut", min(_kept_steps(run), experiment.plan.steps), error)
 
 

@@ -1,5 +1,6 @@
 """Manual swaps, as the command line and the page ask for them: checked here, carried out by the trainer."""
 
+from collections import Counter
 from typing import NamedTuple
 
 from twin_graph import mutual
@@ -102,24 +103,27 @@ def undo(run: Run, *, dry_run: bool = False) -> Outcome:
 
 
 def last_by_hand(run: Run) -> Swap:
-    """The manual swap that an undo reverts. Raises `UsageError` if there is none, or it was replaced since."""
-    last, undone = None, 0
-    for swap in reversed(run.ledger.events(Swap, text=BY_REQUEST)):
-        if swap.policy == UNDO:
-            undone += 1
-        elif undone:
-            undone -= 1
-        else:
-            last = swap
-            break
-    none = f"there is no manual swap to undo in {run.folder}"
-    if last is None:
+    """The manual swap that an undo reverts: the newest that is neither undone nor replaced by the schedule.
+
+    Raises `UsageError` if there is none.
+    """
+    none, because = f"there is no manual swap to undo in {run.folder}", ""
+    if not run.ledger.events(Swap, text=BY_REQUEST):  # all others need not be read
         raise UsageError(none)
-    twin = last.into, last.learner, ""
-    newest = next(s for s in run.ledger.newest_first(Swap) if (s.into, s.learner, s.worker) == twin)
-    if newest.request != last.request:
-        raise UsageError(f"{none}: the schedule has replaced {last.snapshots[0]} since")
-    return last
+    undone, replaced = Counter[tuple[str, ...]](), set[tuple[str, ...]]()
+    for swap in run.ledger.newest_first(Swap):
+        twin = swap.into, swap.learner, swap.worker
+        if swap.request is None:
+            replaced.add(twin)
+        elif swap.policy == UNDO:
+            undone[twin] += 1
+        elif undone[twin]:
+            undone[twin] -= 1
+        elif twin not in replaced:
+            return swap
+        else:
+            because = because or f": the schedule has replaced {swap.snapshots[0]} since"
+    raise UsageError(none + because)
 
 
 def answered(run: Run, request: Request, otherwise: str) -> Answer:

@@ -50,7 +50,7 @@ function show() {
 
 function say(isLinked) {
   link.className = isLinked ? "live" : "lost";
-  link.textContent = isLinked ? "live" : "no connection: if twin-graph view was started again, open the address it prints";
+  link.textContent = isLinked ? "live" : "no connection: is twin-graph view still running? If it was restarted, open the address it prints";
 }
 
 document.getElementById("skip").addEventListener("click", (event) => {

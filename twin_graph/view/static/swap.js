@@ -112,7 +112,7 @@ export function swapPart(run) {
     buttons.forEach((button) => {
       button.disabled = button === go && !tried;
     });
-    if (document.activeElement === document.body) (tried ? go : focused).focus();
+    if (document.activeElement === document.body) focused.focus();
   }
 
   return part;
