@@ -15,6 +15,9 @@ function pairs(metrics, x, y) {
   return columns;
 }
 
+/** The size of a dot where a point is alone and makes no line. */
+const lone = (columns) => (columns[0].length < 2 ? 5 : 0);
+
 /** Scores with their intervals; lines is [{scores, name, colour, dash}], others is [{columns, name, colour}]. */
 export function learning(lines, others, x) {
   const tables = [];
@@ -26,7 +29,7 @@ export function learning(lines, others, x) {
     series.push(...specifications);
   };
   for (const { columns, name, colour } of others) {
-    add(columns, { name, colour, width: 1.25, format: score });
+    add(columns, { name, colour, width: 1.25, dots: lone(columns), format: score });
   }
   for (const { scores, name, colour, dash } of lines) {
     const first = series.length;
@@ -52,8 +55,7 @@ export function metric(lines, x, format) {
     .map((line) => ({ ...line, columns: pairs(line.metrics, x, line.column) }))
     .filter((line) => line.columns[0].length);
   const series = found.map(({ name, colour, dash, columns }) => {
-    const dots = columns[0].length < 2 ? 5 : 0; // a point alone makes no line
-    return { name, colour, dash, width: 1.5, dots, format };
+    return { name, colour, dash, width: 1.5, dots: lone(columns), format };
   });
   return {
     data: found.length ? joined(found.map((line) => line.columns)) : null,
@@ -66,7 +68,7 @@ export function show(plots, place, { data, what }, fixed) {
   if (!data) {
     plots.get(place)?.close(); // the run began again
     plots.delete(place);
-    put(place, h("p", { class: "note" }, "Nothing is recorded yet."));
+    put(place, h("p", { class: "note" }, "Too little is recorded yet."));
     return;
   }
   if (!plots.has(place)) plots.set(place, new Plot(place, { ...fixed, ...what }));

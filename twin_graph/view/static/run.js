@@ -276,7 +276,7 @@ function stacked(read, x, isOf) {
   const total = (values) => values.reduce((sum, value) => sum + (value ?? 0), 0);
   phases.sort((one, other) => total(other.values) - total(one.values));
   const rows = [...(metrics[x] ?? []).keys()].filter((row) => metrics[x][row] !== null);
-  if (!rows.length || !phases.length) return { data: null };
+  if (rows.length < 2 || !phases.length) return { data: null }; // of one row an area has no width
   const size = Math.ceil(rows.length / STEPS);
   const groups = Array.from({ length: Math.ceil(rows.length / size) }, (_, i) => rows.slice(i * size, (i + 1) * size));
   const means = phases.map(({ values }) =>
