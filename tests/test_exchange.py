@@ -352,12 +352,12 @@ def test_maps_that_contradict_each_other_or_the_network_are_refused(
 def test_what_is_proposed_leaves_out_what_fits_and_counts_as_people_do(
     train: Callable[[Settings], Run], cartpole: Callable[..., Settings], tmp_path: Path
 ) -> None:
-    """Otherwise fc1's bias would come into another layer, and dense_10's before dense_2's."""
+    """Otherwise fc1's bias would come into another layer, and layer_10's before layer_2's."""
     run = train(cartpole(model__hidden_units=[16] * 3, train__steps=400, evaluate__episodes=0))
 
     def build() -> None:
         tf.Variable(tf.zeros([4, 16]), name="fc1/weights")
-        for name in ("fc1", "dense_2", "dense_10"):
+        for name in ("fc1", "layer_2", "layer_10"):
             tf.Variable(tf.zeros([16]), name=f"{name}/bias")
         for name in ("fc2", "fc3"):
             tf.Variable(tf.zeros([16, 16]), name=f"{name}/weights")
@@ -367,7 +367,7 @@ def test_what_is_proposed_leaves_out_what_fits_and_counts_as_people_do(
     with pytest.raises(UsageError) as refused:
         import_checkpoint(run, classic_checkpoint(tmp_path / "old", build), {})
     _, proposed = str(refused.value).split(", to be checked: ")
-    assert proposed == "--map dense_2/bias=fc2/bias --map dense_10/bias=fc3/bias"
+    assert proposed == "--map layer_2/bias=fc2/bias --map layer_10/bias=fc3/bias"
 
 
 def test_the_hint_proposes_no_moment_of_an_optimizer_and_counts_as_people_do(run: Run, tmp_path: Path) -> None:
