@@ -292,8 +292,9 @@ def _show_plan(found: Experiment, states: list[State], jobs: int, console: Conso
     )
     for sentence in plans.unused(plan):
         tell(sentence)
-    for sentence in {s for run in plan.runs for s in cpu.emulated(run.settings.twin.precision)}:
-        tell(sentence)
+    for precision in {run.settings.twin.precision for run in plan.runs}:
+        for sentence in cpu.emulated(precision):
+            tell(sentence)
     if found.fixed:
         tell("fixed for all runs: " + ", ".join(f"{key}={value}" for key, value in found.fixed))
     if left:

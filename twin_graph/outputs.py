@@ -13,12 +13,11 @@ def check_new(path: Path, what: str, endings: Sequence[str]) -> None:
     Args:
       path: of the file.
       what: what it will be, such as `film`.
-      endings: such as `.mp4`; they determine the format.
+      endings: two or more, such as `.mp4`; they determine the format.
     """
     if path.suffix.lower() not in endings:
-        raise UsageError(
-            f"{path}: a {what}'s name ends in {' or '.join(filter(None, [', '.join(endings[:-1]), endings[-1]]))}"
-        )
+        *others, last = endings
+        raise UsageError(f"{path}: a {what}'s name ends in {', '.join(others)} or {last}")
     if path.exists() or path.is_symlink():
         raise UsageError(f"{path} exists already; choose another path, or remove it")
     if not path.absolute().parent.is_dir():

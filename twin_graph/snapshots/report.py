@@ -257,9 +257,10 @@ def restored(run: Run, point: PointState) -> Iterator[str]:
     then, now = run.description["cpu"], cpu.describe()
     if then["model"] != now.model or list(then["features"]) != list(now.features):
         yield f"not guaranteed: equal weights; the run began on another processor ({then['model']}, here {now.model})"
-    recorded = run.ledger.events(Start)[-1].modules
-    for module in named.edited({name: recorded[name] for name in named.sources(run.settings) if name in recorded}):
-        yield f"not guaranteed: equal weights; the file of {module} has changed since this run was last trained"
+    sources = named.sources(run.settings)
+    for module, digest in run.ledger.events(Start)[-1].modules.items():
+        if sources.get(module, digest) != digest:
+            yield f"not guaranteed: equal weights; the file of {module} has changed since this run was last trained"
 
 
 def explain(run: Run, update: int) -> dict[str, Any]:
