@@ -3,6 +3,7 @@
     python studies/divergence.py --train FOLDER --jobs 2     # run it again to continue
     python studies/divergence.py                             # prints the analysis of studies/results/divergence
     python studies/divergence.py --plot PICTURE              # also draws the branches
+    python studies/divergence.py divergence-replication      # the same of the replication; see below
 
 `latest` refreshed every 50 updates comes to expect more than a game can give. Ten parents train like that, until well
 after their residual (`expected` less `truncated`: what a snapshot expects of a game, less what the game gave over as
@@ -18,6 +19,7 @@ seed 41, which is not used: its residual stayed between 6 and 11 for 12,000 agen
   online    the network that trains is put back to the past once; its optimizer starts afresh
   both      both of these
   mean      the mean of the last four snapshots is the target: ensemble(4, mean)
+  slow      the newest snapshot is the target, but refreshed every 2,000 updates; in the replication alone
 
 Named before the runs.
   Primary outcome  The residual at the end: the mean of a branch's last four evaluations. (At first this said two.)
@@ -27,6 +29,18 @@ Named before the runs.
                    each of the three moments.
   Hypothesis 2     Putting the learner back does not help: `online` ends within 2 of `continue`, at each moment.
   Hypothesis 3     `mean` ends with a lower residual than `continue`.
+
+The replication has twenty new parents, two new seeds of noise, and fewer arms, with one that the study lacked: in
+`slow`, values pass through as few bootstrap generations as in `target`, but nothing comes from before the fork.
+Named before its runs, with the same primary outcome, and each comparison in pairs of parents:
+  Comparison       As above, corrected over twelve: three moments, four arms less `continue`.
+  Hypothesis 1     `target` ends with a lower residual than `continue` at each of the three moments.
+  Hypothesis 2     So does `online` before the limit and at it; in the study that was found, and not expected.
+  Secondary        `target` less `slow`, and `both` less `target`, at each moment; corrected over these six.
+  Hypothesis 3     `target` ends lower than `slow` at the limit and after it: it matters that the target is from the
+                   past, not only that values pass through few generations.
+  Hypothesis 4     `both` is not told apart from `target`, and their 95% interval lies within 5 to either side.
+  If 1 fails       Claim 5 of docs/findings.md is withdrawn, and both studies stay on the page.
 """
 
 import contextlib
@@ -51,9 +65,7 @@ from twin_graph.experiments import statistics
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 
-TABLE = Path(__file__).parent / "results" / "divergence" / "evaluations.csv"
-PARENTS = range(51, 61)  # seeds
-SEEDS = (101, 102, 103)
+RESULTS = Path(__file__).parent / "results"
 LIMIT = 20.0
 PARENT_STEPS, BRANCH_STEPS, EVALUATION_STEPS = 40_000, 10_000, 1_250
 #: The evaluations of a branch that count.
@@ -77,23 +89,39 @@ SETTINGS = (
 
 
 class Arm(NamedTuple):
-    """What is done to a branch: whether a weight is moved, its policy, and whether the learner is put back."""
+    """What is done to a branch: whether a weight is moved, its settings, and whether the learner is put back."""
 
     nudge: bool = False
-    policy: str = ""
+    setting: str = ""
     back: bool = False
 
 
 ARMS = {
     "continue": Arm(),
     "nudged": Arm(nudge=True),
-    "frozen": Arm(policy="pinned({present})"),
-    "target": Arm(policy="lag(2000)"),
+    "frozen": Arm(setting="target.policy=pinned({present})"),
+    "target": Arm(setting="target.policy=lag(2000)"),
     "online": Arm(back=True),
-    "both": Arm(policy="lag(2000)", back=True),
-    "mean": Arm(policy="ensemble(4, mean)"),
+    "both": Arm(setting="target.policy=lag(2000)", back=True),
+    "mean": Arm(setting="target.policy=ensemble(4, mean)"),
+    "slow": Arm(setting="target.refresh_every_updates=2000"),
 }
 
+
+class Study(NamedTuple):
+    """Whose branches are trained: the parents' seeds, the branches' seeds of noise, and their arms."""
+
+    parents: range
+    seeds: Sequence[int]
+    arms: Sequence[str]
+
+
+STUDIES = {
+    "divergence": Study(range(51, 61), (101, 102, 103), [arm for arm in ARMS if arm != "slow"]),
+    "divergence-replication": Study(range(81, 101), (111, 112), ["continue", "target", "slow", "online", "both"]),
+}
+#: Differences between arms that the replication tests besides those from `continue`.
+SECONDARY = (("target", "slow"), ("both", "target"))
 
 #: Okabe and Ito's. `nudged` lies on `continue`.
 COLOURS = {
@@ -101,6 +129,7 @@ COLOURS = {
     "mean": "#e69f00",
     "online": "#cc79a7",
     "frozen": "#56b4e9",
+    "slow": "#d55e00",
     "both": "#009e73",
     "target": "#0072b2",
 }
@@ -159,8 +188,8 @@ def train_parent(folder: Path, seed: int) -> Path:
     return place
 
 
-def branches(folder: Path) -> list[Branch]:
-    """All branches of a parent; none if it did not diverge, or too early or too late for its three moments."""
+def branches(folder: Path, study: Study) -> list[Branch]:
+    """A study's branches of a parent; none if it did not diverge, or too early or too late for its three moments."""
     parent = Run(folder)
     lines = evaluations(parent)
     first = next((i for i, line in enumerate(lines) if line["expected"] - line["came"] > LIMIT), len(lines))
@@ -174,7 +203,7 @@ def branches(folder: Path) -> list[Branch]:
         line, past = lines[first + later], lines[first + later - PAST]
         steps = line["played_at"]["agent_steps"]
         at = made_at[steps], steps, line["snapshot"], past["snapshot"]
-        found += [Branch(folder, *at, moment, arm, seed) for arm in ARMS for seed in SEEDS]
+        found += [Branch(folder, *at, moment, arm, seed) for arm in study.arms for seed in study.seeds]
     return found
 
 
@@ -185,7 +214,7 @@ def train_branch(branch: Branch) -> list[Row]:
     end = branch.agent_steps + BRANCH_STEPS
     if not (folder / "run.json").exists():
         options = ["--nudge"] if arm.nudge else []
-        options += ["--set", f"target.policy={arm.policy.format(present=branch.present)}"] if arm.policy else []
+        options += ["--set", arm.setting.format(present=branch.present)] if arm.setting else []
         at = ("--at", str(branch.point), "--seed", str(branch.seed))
         # It gets its name when it is whole: one that was killed before its swap would train without it.
         begun = folder.with_suffix(".begun")
@@ -204,24 +233,31 @@ def train_branch(branch: Branch) -> list[Row]:
     return rows
 
 
-def train(folder: Path, jobs: int) -> None:
+def train(name: str, folder: Path, jobs: int) -> None:
     """Trains everything and writes the table."""
+    study = STUDIES[name]
     # A process for each, forked from one that has imported TensorFlow.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["twin_graph.training", "twin_graph.envs.gym", "twin_graph_cli.fork"])
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        parents = track(pool.map(train_parent, repeat(folder), PARENTS), "parents", total=len(PARENTS))
-        waiting = [branch for parent in parents for branch in branches(parent)]
+        trained = pool.map(train_parent, repeat(folder), study.parents)
+        parents = track(trained, "parents", total=len(study.parents))
+        waiting = [branch for parent in parents for branch in branches(parent, study)]
         done = track(pool.map(train_branch, waiting), "branches", total=len(waiting))
         rows = [row for of_branch in done for row in of_branch]
-    TABLE.parent.mkdir(exist_ok=True)
-    with TABLE.open("w", newline="") as file:
+    table(name).parent.mkdir(exist_ok=True)
+    with table(name).open("w", newline="") as file:
         csv.writer(file).writerows([Row._fields, *rows])
 
 
-def read() -> list[Row]:
-    """The table."""
-    with TABLE.open(newline="") as file:
+def table(name: str) -> Path:
+    """The file with a study's evaluations."""
+    return RESULTS / name / "evaluations.csv"
+
+
+def read(name: str) -> list[Row]:
+    """A study's evaluations."""
+    with table(name).open(newline="") as file:
         kinds = Row.__annotations__
         return [Row(**{name: kinds[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
 
@@ -266,7 +302,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     panels = figure.subplots(1, len(MOMENTS), sharey=True)
     for axes, moment in zip(panels, MOMENTS, strict=True):
         for arm, colour in COLOURS.items():
-            of = curve(rows, moment, arm)
+            if not (of := curve(rows, moment, arm)):
+                continue
             axes.plot(list(of), list(of.values()), "o-", color=colour, markersize=3, label=arm)
         axes.axhline(LIMIT, color="#999999", linewidth=0.8, linestyle="--")
         axes.set_title(f"forked {moment} the limit", fontsize=10)
@@ -283,23 +320,24 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 @click.command()
+@click.argument("name", type=click.Choice(list(STUDIES)), default="divergence")
 @click.option("--train", "folder", type=click.Path(path_type=Path), help="Train first, in this folder.")
 @click.option("--jobs", default=1, show_default=True, help="Branches that train at a time.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the branches, too.")
-def main(folder: Path | None, jobs: int, plot: Path | None) -> None:
-    """Print the analysis; train for it first, if asked to."""
+def main(name: str, folder: Path | None, jobs: int, plot: Path | None) -> None:
+    """Print the analysis of a study; train for it first, if asked to."""
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
-        train(folder, jobs)
-    rows = read()
-    kinds = [(moment, arm) for moment in MOMENTS for arm in ARMS]
+        train(name, folder, jobs)
+    rows, study = read(name), STUDIES[name]
+    kinds = [(moment, arm) for moment in MOMENTS for arm in study.arms]
     residuals = {kind: ends(rows, *kind, residual_of) for kind in kinds}
     less = {(moment, arm): found - residuals[moment, "continue"] for (moment, arm), found in residuals.items()}
     tested = [kind for kind in kinds if kind[1] not in ("continue", "nudged")]
     p = dict(zip(tested, statistics.holm([statistics.p_of(less[kind]) for kind in tested]), strict=True))
     print(f"| branch | {' | '.join(f'{moment}: residual (95%) | difference (95%)' for moment in MOMENTS)} |")
     print(f"|---{'|---|---' * len(MOMENTS)}|")
-    for arm in ARMS:
+    for arm in study.arms:
         cells = [
             statistics.mean(of[moment, arm]).words(number) if of is residuals or arm != "continue" else ""
             for moment in MOMENTS
@@ -309,13 +347,25 @@ def main(folder: Path | None, jobs: int, plot: Path | None) -> None:
     print(
         f"\n| branch | {' | '.join(f'{moment}: p | score' for moment in MOMENTS)} |\n|---{'|---|---' * len(MOMENTS)}|"
     )
-    for arm in ARMS:
+    for arm in study.arms:
         scores = {moment: fmean(ends(rows, moment, arm, lambda row: row.score).ravel()) for moment in MOMENTS}
         chances = {moment: f"{p[moment, arm]:.2g}" if (moment, arm) in p else "" for moment in MOMENTS}
         print(f"| `{arm}` | {' | '.join(f'{chances[moment]} | {scores[moment]:.0f}' for moment in MOMENTS)} |")
-    print(f"\n{len(residuals['at', 'continue'])} parents, {len(SEEDS)} seeds a branch.")
+    if "slow" in study.arms:
+        print_secondary(residuals)
+    print(f"\n{len(residuals['at', 'continue'])} parents, {len(study.seeds)} seeds a branch.")
     if plot:
         draw(rows, plot)
+
+
+def print_secondary(residuals: dict[tuple[str, str], np.ndarray]) -> None:
+    """The differences of `SECONDARY` at each moment."""
+    pairs = [(*names, moment) for names in SECONDARY for moment in MOMENTS]
+    differences = [residuals[moment, ours] - residuals[moment, theirs] for ours, theirs, moment in pairs]
+    chances = statistics.holm([statistics.p_of(found) for found in differences])
+    print("\n| branch | less | forked | difference (95%) | p |\n|---|---|---|---|---|")
+    for (ours, theirs, moment), found, p in zip(pairs, differences, chances, strict=True):
+        print(f"| `{ours}` | `{theirs}` | {moment} | {statistics.mean(found).words('+.1f')} | {p:.2g} |")
 
 
 if __name__ == "__main__":
