@@ -8,6 +8,7 @@ comparisons (Holm 1979). "Expects" is the largest Q of a game's first observatio
 the most of the runs; "above 100" counts the runs in which it ever was more than can be true.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -20,11 +21,22 @@ RESULTS = Path(__file__).parent / "results"
 LAST = 6
 #: What no agent can get on CartPole: a game without end, at a discount of 0.99, is worth 100; one of 500 steps is 99.3.
 POSSIBLE = 100.0
-STUDIES = "cartpole-policies", "refresh-period", "mutual-vs-double", "own-policy", "proposed-targets"
+STUDIES = (
+    "cartpole-policies",
+    "refresh-period",
+    "mutual-vs-double",
+    "own-policy",
+    "proposed-targets",
+    "proposed-targets-replication",
+)
 #: What a study's conditions end with, if each such part is a table with comparisons of its own.
 PARTS = {"proposed-targets": (", 50", ", 250")}
-#: Conditions that were compared only after their study: study, ours, theirs.
-AFTERWARDS = (("proposed-targets", "mean, 50", "latest, 250"), ("mutual-vs-double", "mutual-both", "plain-twice"))
+#: Conditions that were compared only after their studies: studies, ours, theirs.
+AFTERWARDS = (
+    (("proposed-targets",), "mean, 50", "latest, 250"),
+    (("mutual-vs-double",), "mutual-both", "plain-twice"),
+    (("proposed-targets", "proposed-targets-replication"), "mean, 50", "latest, 50"),
+)
 #: The chance with which a difference is to be found, and how many studies are drawn to see with which it is.
 POWER, STUDIES_DRAWN = 0.8, 250
 HEAD = """\
@@ -77,13 +89,17 @@ def _compared(
     return list(zip(iqm, [None, *differences], [1.0, *p], strict=True))
 
 
-def afterwards(study: str, ours: str, theirs: str) -> str:
-    """One condition less another, in pairs."""
-    plan, _, results = tables.read(RESULTS / study)
-    rows, others = (_scored([run for run in results if run.planned.condition == name], LAST) for name in (ours, theirs))
-    less = statistics.differences(rows, others, statistics.norms(plan, results))
-    words = statistics.mean(less).words("+.0f")
-    return f"`{ours}` less `{theirs}`, not planned: {words}, p = {statistics.p_of(less):.2g}, not corrected"
+def afterwards(studies: Sequence[str], ours: str, theirs: str) -> str:
+    """One condition less another, in the pairs of all these studies."""
+    pairs = []
+    for study in studies:
+        plan, _, results = tables.read(RESULTS / study)
+        sides = ([run for run in results if run.planned.condition == name] for name in (ours, theirs))
+        rows, others = (_scored(side, LAST) for side in sides)
+        pairs.append(statistics.differences(rows, others, statistics.norms(plan, results)))
+    less = np.concatenate(pairs)
+    words = f"{len(less)} pairs, {statistics.mean(less).words('+.0f')}, p = {statistics.p_of(less):.2g}, not corrected"
+    return f"`{ours}` less `{theirs}`, not planned: {words}"
 
 
 def spread(study: str = "cartpole-policies") -> str:

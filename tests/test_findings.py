@@ -42,6 +42,7 @@ def test_tables_of_the_findings_are_those_of_the_records(monkeypatch: pytest.Mon
         assert "\n".join(printed) in page()
     for part in findings["PARTS"]["proposed-targets"]:
         assert "\n".join(findings["table"]("proposed-targets", part)) in page()
+    assert "\n".join(findings["table"]("proposed-targets-replication")) in page()
     # What is said in words: who expects the impossible, and that no score survives correction.
     rows = cells("\n".join([*findings["table"]("refresh-period"), *findings["table"]("own-policy")[2:]]))
     above = {condition.strip("`"): last for condition, *_, last in rows}
@@ -56,9 +57,10 @@ def test_tables_of_the_findings_are_those_of_the_records(monkeypatch: pytest.Mon
 
 def test_comparisons_that_were_not_planned_are_those_of_the_records() -> None:
     findings = runpy.run_path(str(ROOT / "studies" / "findings.py"))
-    ensemble, mutual = (findings["afterwards"](*conditions) for conditions in findings["AFTERWARDS"])
-    assert ensemble.endswith("not planned: +80 (+32 to +132), p = 0.0078, not corrected")
-    assert mutual.endswith("not planned: +32 (-14 to +76), p = 0.23, not corrected")
+    ensemble, mutual, both = (findings["afterwards"](*conditions) for conditions in findings["AFTERWARDS"])
+    assert ensemble.endswith("not planned: 10 pairs, +80 (+32 to +132), p = 0.0078, not corrected")
+    assert mutual.endswith("not planned: 10 pairs, +32 (-14 to +76), p = 0.23, not corrected")
+    assert both.endswith("not planned: 30 pairs, +103 (+49 to +158), p = 0.0016, not corrected")
 
 
 def test_the_table_of_opponents_is_that_of_the_recorded_games() -> None:
