@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # imports TensorFlow
 @click.command()
 @click.argument("first", shell_complete=complete_run)
 @click.argument("second", shell_complete=complete_run)
-@click.option("--plot", type=click.Path(path_type=Path), help="Also write a picture to this PNG or SVG file.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Also write a picture to this PNG, SVG or PDF file.")
 @json_option
 def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
     """Show where runs FIRST and SECOND diverge, and by how much.

@@ -188,7 +188,7 @@ def report(folders: tuple[Path, ...], last: int | None, also: str | None, as_jso
     show_default=True,
     help="Only runs whose targets served a median of at least this many updates; networks need time to fit them.",
 )
-@click.option("--plot", type=click.Path(path_type=Path), help="Also write a picture to this PNG or SVG file.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Also write a picture to this PNG, SVG or PDF file.")
 @json_option
 def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_json: bool) -> None:
     """Compare what snapshots expect with what the ledger predicts, from the tables in FOLDERS.

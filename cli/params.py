@@ -21,7 +21,7 @@ from twin_graph.snapshots.run import RUNS, find, folders_of_runs
 
 
 class _People(Console):
-    """Whoever reads this may go away, and its disk may be full: that ends no training."""
+    """A console on stderr. The reader may go away, or its disk be full: that never ends a training."""
 
     def _check_buffer(self) -> None:  # where all writes, its bars' too
         try:
@@ -162,7 +162,10 @@ set_option: Callable[[Any], Any] = click.option(
     help="Change a setting; `twin-graph presets PRESET` lists them. Repeatable.",
 )
 verbose_option: Callable[[Any], Any] = click.option(
-    "-v", "--verbose", is_flag=True, help="Also show loss, Q, epsilon, the target's age, and where the time goes."
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Also show loss, Q, epsilon, how long the target has served, and where the time goes.",
 )
 json_option: Callable[[Any], Any] = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document to stdout, and nothing else."

@@ -1,4 +1,4 @@
-"""Commands that read a run's records: `status`, `runs`, `log`, `show`. None of them imports TensorFlow."""
+"""Commands that read a run's records: `status`, `runs`, `log`, `show`, `explain`. None of them imports TensorFlow."""
 
 import time
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ def status(run: str, as_json: bool) -> None:
     for target in summary["targets"]:
         since = f"for {counted(target['served_updates'], 'update')}{', held' if target['held'] else ''}"
         table.add_row(
-            "target" if target["lineage"] == ONLY_LEARNER else f"{target['lineage']}'s target",
+            "target" if target["learner"] == ONLY_LEARNER else f"{target['learner']}'s target",
             f"{target['snapshot']}  (policy {target['policy']}, {since})",
         )
     if opponent := summary["opponent"]:

@@ -84,4 +84,4 @@ def resume(
             left, first = settings.total_steps - steps_made, settings.first_update_steps
             more = f"; with {left:,} left, probably nothing is learned" if left < first else ""
             say(f"the next update is due after about {first:,} agent steps{more}")
-        show_training(found, env, point, as_json, described, verbose)
+        show_training(found, env, point, cluster=described, as_json=as_json, verbose=verbose)

@@ -60,7 +60,7 @@ from .params import (
     "--epsilon", type=Number(0, 1), default=0.0, show_default=True, help="Share of snapshots' moves that are random."
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Also draw who beat whom, to this PNG or SVG file.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Also draw who beat whom, to this PNG, SVG or PDF file.")
 @json_option
 def tournament(
     runs: tuple[str, ...],

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -34,6 +34,12 @@ from .params import (
     verbose_option,
 )
 from .records import worker_line
+
+if TYPE_CHECKING:
+    from twin_graph.distributed.cluster import Cluster
+    from twin_graph.envs import VectorEnv
+    from twin_graph.progress import Progress
+    from twin_graph.snapshots.points import PointState
 
 
 def cluster_options(command: Any) -> Any:
@@ -129,14 +135,14 @@ def train(
         try:
             _introduce(run, env)
             say(needed.words())
-            show_training(run, env, None, as_json, described, verbose)
+            show_training(run, env, cluster=described, as_json=as_json, verbose=verbose)
         except BaseException as error:
             if not run.has_begun and not isinstance(error, InUseError):  # its name shall be free
                 remove_folder(run.folder)
             raise
 
 
-def _introduce(run: Run, env: Any) -> None:
+def _introduce(run: Run, env: "VectorEnv") -> None:
     """What a person should know before it trains."""
     settings, board = run.settings, shlex.join(["tensorboard", "--logdir", str(run.folder)])
     say(f"{run.folder}  (seed {settings.seed}; watch it with: {board})")
@@ -169,7 +175,7 @@ def starting_up(before: str) -> Iterator[None]:
         raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE)
 
 
-def _tuned(settings: config.Settings, env: Any, elsewhere: bool) -> config.Settings:
+def _tuned(settings: config.Settings, env: "VectorEnv", elsewhere: bool) -> config.Settings:
     """The settings with threads and precision measured, where they are left open."""
     from twin_graph import tuning
     from twin_graph.model import ModelSpec
@@ -182,7 +188,7 @@ def _tuned(settings: config.Settings, env: Any, elsewhere: bool) -> config.Setti
     return settings
 
 
-def described_cluster(file: Path | None, insecure_network: bool) -> Any:
+def described_cluster(file: Path | None, insecure_network: bool) -> "Cluster | None":
     """The cluster that a file describes, if one is given."""
     if file is None:
         if insecure_network:
@@ -198,12 +204,21 @@ def described_cluster(file: Path | None, insecure_network: bool) -> Any:
     return described
 
 
-def elsewhere_of(described: Any) -> bool:
+def elsewhere_of(described: "Cluster | None") -> bool:
     """Whether workers and servers have machines of their own."""
     return bool(described and described.beyond_this_machine)
 
 
-def show_training(run: Run, env: Any, point: Any, as_json: bool, cluster: Any, verbose: bool) -> None:
+def show_training(
+    run: Run,
+    env: "VectorEnv",
+    point: "PointState | None" = None,
+    *,
+    cluster: "Cluster | None",
+    as_json: bool,
+    verbose: bool,
+) -> None:
+    """Trains, from the beginning or from a resume point, and shows how that goes and how it ended."""
     from twin_graph import training
 
     for sentence in cpu.emulated(run.settings.twin.precision):
@@ -232,14 +247,14 @@ def show_training(run: Run, env: Any, point: Any, as_json: bool, cluster: Any, v
         raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE)
 
 
-def _resume(folder: Path, cluster: Any) -> str:
+def _resume(folder: Path, cluster: "Cluster | None") -> str:
     """The command that resumes a run, by the same machines."""
     described = ["--cluster", "FILE"] if cluster else []
     insecure = ["--insecure-network"] if elsewhere_of(cluster) else []
     return command("resume", folder, *described, *insecure)
 
 
-def _report(folder: Path, progress: Any, as_json: bool, cluster: Any) -> None:
+def _report(folder: Path, progress: "Progress", as_json: bool, cluster: "Cluster | None") -> None:
     evaluation = progress.evaluation
     if as_json:
         print_json(

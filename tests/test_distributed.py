@@ -563,6 +563,17 @@ def test_a_killed_worker_is_started_again_and_the_steps_are_exact(tmp_path: Path
     assert len(set(weights)) == len(weights) > 4
 
 
+def test_the_last_games_count_in_the_training_return(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train = Command("train", "cartpole", "--workers=1", "--steps=1500", f"--run-dir={run}", *TINY, cwd=tmp_path)
+    _, said = train.communicate(timeout=240)
+    assert train.returncode == 0, said
+    *_, last = (line for line in Run(run).metric_lines() if "train_return" in line)
+    [worker] = statuses(run, attempt=1)
+    assert last["agent_steps"] >= 1_500
+    assert last["train_return"] == pytest.approx(np.mean(worker.returns))
+
+
 def test_a_worker_that_died_too_often_is_given_up_and_that_is_said(tmp_path: Path) -> None:
     run = tmp_path / "run"
     chosen = (*TINY, "--set=workers.restarts=0")

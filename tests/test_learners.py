@@ -1,4 +1,4 @@
-"""Optimizers, accumulated gradients and duelling heads, against NumPy."""
+"""Optimizers, accumulated gradients and dueling heads, against NumPy."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -179,7 +179,7 @@ def test_gradients_are_clipped_by_the_norm_of_all_together() -> None:
         np.testing.assert_allclose(after[name], before[name] - step, rtol=1e-4, atol=1e-6)
 
 
-def test_a_duelling_head_is_value_plus_centered_advantage() -> None:
+def test_a_dueling_head_is_value_plus_centered_advantage() -> None:
     s = minibatch(16)["s_tm1"]
     with Twin("online", spec(dueling=True), seed=1, threads=1) as twin:
         w = twin.weights()

@@ -14,7 +14,7 @@ from test_resume import attempt, end, whole_and_killed
 from twin_graph import config, envs, mutual
 from twin_graph.agent import Agent
 from twin_graph.envs import EnvSpec
-from twin_graph.errors import UsageError
+from twin_graph.errors import DivergedError, UsageError
 from twin_graph.learner import Learner, Losses
 from twin_graph.model import ModelSpec
 from twin_graph.prepared import Prepared
@@ -34,6 +34,21 @@ Train = Callable[[Settings], Run]
 
 # Squared: the Huber loss clips the large errors of the beginning, and with them the target's influence.
 MUTUAL = {"mode": "mutual", "loss": "mse", "train__steps": 800, "evaluate__episodes": 0}
+
+
+def test_a_learner_that_diverges_names_a_snapshot_of_its_own(cartpole: Make, tmp_path: Path) -> None:
+    """Both commit at the start, b after a."""
+    run = create(tmp_path / "run", cartpole(**MUTUAL, mutual__learn="alternate"))
+    with Agent(run, EnvSpec((4,), 2)) as agent, pytest.raises(DivergedError) as diverged:
+        while True:
+            s_t = np.zeros((1, 4), np.float32)
+            nothing_ends = np.zeros(1, bool)
+            agent.observe(
+                Transition(s_t, agent.act(s_t), np.full(1, 1e30, np.float32), nothing_ends, nothing_ends, s_t)
+            )
+            agent.learn()
+    assert "the loss of learner a is" in str(diverged.value)
+    assert "the last good snapshot is 000000-" in str(diverged.value)
 
 
 def reference(settings: Settings) -> tuple[str, list[tuple[int, str]]]:
@@ -312,7 +327,7 @@ def test_a_swap_by_hand_names_its_learner(cartpole: Make, train: Train) -> None:
     )  # of its own past, which no policy does
     run.change_settings(config.change(run.settings, [("train.steps", 1_200)]))
     attempt(run)
-    targets = {target["lineage"]: target for target in report.status(run)["targets"]}
+    targets = {target["learner"]: target for target in report.status(run)["targets"]}
     assert (targets["a"]["snapshot"], targets["a"]["held"]) == (first.id, True)
     assert (targets["b"]["snapshot"], targets["b"]["held"]) != (first.id, True)
     own = [update for update in range(150, 250) if report.explain(run, update)["learner"] == "a"]

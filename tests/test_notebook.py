@@ -277,6 +277,12 @@ def test_slips_of_the_pen_are_answered_with_a_line(run: notebook.NotebookRun) ->
     assert config.load("cartpole", {"train.steps": 7_000}) == config.load("cartpole", [("train.steps", 7_000)])
 
 
+def test_settings_are_those_that_load_returns(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^settings='cartpole': give twin_graph.load\(preset\), or "):
+        notebook.create(tmp_path / "run", "cartpole")  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_that_the_machine_cannot_hold_is_refused_before_it_begins(cartpole: Cartpole, tmp_path: Path) -> None:
     run = notebook.create(tmp_path / "run", cartpole(replay__capacity_steps=10**12, train__steps=10**12))
     with pytest.raises(TwinGraphError, match="not enough memory"):

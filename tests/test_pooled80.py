@@ -86,7 +86,7 @@ def test_one_frame_is_a_whole_observation() -> None:
     assert first.any()
 
 
-def test_it_has_no_duelling_head() -> None:
+def test_it_has_no_dueling_head() -> None:
     with pytest.raises(UsageError, match=r"model\.dueling.*pooled80 has no hidden layer to split"):
         load(model__dueling=True)
 

@@ -148,7 +148,7 @@ def test_what_is_chosen_later_was_a_candidate_or_is_newer_whatever_else_is_remov
 @given(events=_EVENTS, text=_POLICIES, counter=st.integers(0, 10**9))
 def test_a_choice_follows_from_history_and_stream_alone(events: list[tuple[Any, ...]], text: str, counter: int) -> None:
     first = choose(text, history_of(events), counter)
-    targets.chance_of_luck.cache_clear()
+    targets.bootstrap_p.cache_clear()
     choose(text, history_of(events), counter + 1)
     assert choose(text, history_of(events), counter) == first
     assert {s.id for s in first.snapshots} <= {s.id for s in first.candidates}
@@ -332,12 +332,12 @@ def test_a_tie_or_a_slightly_better_mean_is_enough_for_best_mean_alone(
     assert choose(f"best({rule})", History(200, [A, B], played)).snapshots == [winner]
 
 
-def test_the_chance_of_luck_is_the_share_of_resamples_and_the_same_each_time() -> None:
+def test_the_bootstrap_p_is_the_share_of_resamples_and_the_same_each_time() -> None:
     """Ten games, one of them won: a resample without it is as likely as (9 / 10) ** 10."""
     chances = []
     for _ in range(2):
-        targets.chance_of_luck.cache_clear()
-        chances.append(targets.chance_of_luck((1.0,) + (0.0,) * 9, (0.0,) * 10))
+        targets.bootstrap_p.cache_clear()
+        chances.append(targets.bootstrap_p((1.0,) + (0.0,) * 9, (0.0,) * 10))
     assert chances[0] == chances[1] == pytest.approx(0.9**10, abs=0.02)
 
 
@@ -426,10 +426,10 @@ Returns = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 @pytest.fixture
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A tenth of the resamples, so that thousands of comparisons take seconds."""
-    targets.chance_of_luck.cache_clear()
+    targets.bootstrap_p.cache_clear()
     monkeypatch.setattr(targets, "_RESAMPLES", 1_000)
     yield
-    targets.chance_of_luck.cache_clear()
+    targets.bootstrap_p.cache_clear()
 
 
 @pytest.mark.parametrize(

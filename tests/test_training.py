@@ -270,6 +270,14 @@ def test_nan_in_a_loop_of_ones_own_is_no_matter_of_the_learning_rate(
     assert agent.agent_steps == 0
 
 
+def test_a_loop_of_ones_own_may_log_numbers_of_numpy(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole())
+    with Agent(run, EnvSpec((4,), 2)) as agent:
+        agent.log({"return": np.float32(1.5), "count": np.int64(3), "won": np.bool_(True), "words": "as they are"})
+    *_, line = run.metric_lines()
+    assert [line[name] for name in ("return", "count", "won", "words")] == [1.5, 3, True, "as they are"]
+
+
 def test_a_loss_that_is_no_number_stops_the_run_and_names_update_and_snapshot(cartpole: Make, tmp_path: Path) -> None:
     """A reward of 1e30 squares to infinity in single precision."""
     run = create(tmp_path / "run", cartpole(loss="mse", train__batch_size=200))
@@ -700,7 +708,7 @@ def test_status_after_a_training(cartpole: Make, trained: Train) -> None:
     assert summary["state"] == "finished"
     assert (summary["agent_steps"], summary["updates"], summary["frames"]) == (1200, 250, 1200)
     assert summary["targets"] == [
-        {"lineage": "online", "snapshot": target.id, "policy": "latest", "served_updates": 50, "held": False}
+        {"learner": "online", "snapshot": target.id, "policy": "latest", "served_updates": 50, "held": False}
     ]
     assert summary["snapshots"] == 6
     assert summary["weights_sha256"] == newest.weights_sha256

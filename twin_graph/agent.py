@@ -28,7 +28,7 @@ class Agent:
     number of calls and the run's seed.
 
     Args:
-      run: the folder in which snapshots are committed and refreshes recorded; its settings are the agent's.
+      run: where snapshots are committed and refreshes recorded; its settings are the agent's.
       env: observations and actions of one environment.
       environments: E.
       point: where to continue; None for the beginning. The caller must then reset the environments with
@@ -171,7 +171,7 @@ class Agent:
         return self.learners.prepare(updates, batch)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Writes values, with counters, to `metrics.jsonl`, and those that are numbers to TensorBoard."""
+        """Writes values, with counters, to `metrics.jsonl`, and those that are numbers to TensorBoard and `log.to`."""
         self.keeper.log(values)
 
     def commit(self) -> list[Commit]:

@@ -27,7 +27,7 @@ class DamagedError(TwinGraphError):
 
 
 class DivergedError(TwinGraphError):
-    """The loss stopped being a finite number."""
+    """A loss or a variable is NaN or infinite."""
 
 
 class WrongGraphError(TwinGraphError):
@@ -49,7 +49,7 @@ class InUseError(TwinGraphError):
 
 
 class ForeignError(TwinGraphError):
-    """Code from outside twin-graph failed: an environment's, or a policy's."""
+    """Code from outside twin-graph failed: an environment, or a policy, network, loss or callback of the user's own."""
 
 
 def foreign_error(whose: str, error: BaseException) -> ForeignError:

@@ -13,13 +13,13 @@ from twin_graph.actor import Actor
 from twin_graph.checkpoint import Checkpoints
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.events import EventFile
-from twin_graph.learner import Learner
+from twin_graph.learner import Learner, Why
 from twin_graph.learners import Learners
 from twin_graph.matches import Matches
 from twin_graph.model import ModelSpec
 from twin_graph.mutual import Turns
 from twin_graph.probe import Probe
-from twin_graph.snapshots.ledger import Commit, Counters, End, Swap, utc_now
+from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, End, Swap, utc_now
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.stopwatch import Stopwatch
@@ -36,7 +36,7 @@ class Keeper:
     Creating one takes the lock and records a start in the ledger; closing it records an end.
 
     Args:
-      run: in whose folder everything is.
+      run: whose folder has all that this keeps.
       spec: of the twins.
       tally: the counters.
       actor: has the replay that resume points store; None if other processes act.
@@ -98,7 +98,9 @@ class Keeper:
             # Far from the seeds that other runs are likely to have. (TensorFlow takes seeds modulo 2**31 - 1.)
             seed = self.settings.seed + i * 2**30
             like = built[0].online if built else None
-            learner = Learner(name, self.run, self.store, spec, self._policies, self.stopwatch, seed=seed, like=like)
+            learner = Learner(
+                name, turns, self.run, self.store, spec, self._policies, self.stopwatch, seed=seed, like=like
+            )
             building.callback(learner.close)
             built.append(learner)
         return Learners(built, turns, self.tally, self.stopwatch)
@@ -149,8 +151,7 @@ class Keeper:
           DivergedError: a weight is NaN or infinite.
         """
         self._saved = self.tally.counters
-        order = Turns(self.settings).commits(len(self.store.snapshots))
-        learners = [self.learners[name] for name in order]
+        learners = [self.learners[name] for name in self.learners.turns.commits(len(self.store.snapshots))]
         return [learner.commit(self._saved, self.probe.health(learner)) for learner in learners]
 
     def refresh_if_due(self) -> None:
@@ -213,8 +214,10 @@ class Keeper:
         """
         if into == "online":
             self.commit()
-        counters, whose, at_point = self.tally.counters, self.learners[learner], self.at_point
-        return whose.swap(snapshots, counters, into=into, undo=undo, hold=hold, request=request, at_point=at_point)
+        policy, reason = (UNDO, "undone by hand") if undo else (BY_HAND, "by hand")
+        chosen = tuple(snapshot.id for snapshot in snapshots)
+        why = Why(policy, reason, chosen, hold=hold, request=request, at_point=self.at_point)
+        return self.learners[learner].swap(into, snapshots, self.tally.counters, why)
 
     def log(self, values: Mapping[str, Any], counters: Counters | None = None) -> None:
         """Writes values, with counters, to `metrics.jsonl`, and those that are numbers to TensorBoard and `log.to`.
@@ -227,13 +230,14 @@ class Keeper:
           OSError: the disk is full or failed.
         """
         counters = counters or self.tally.counters
-        self.run.record_metrics({**values, **counters.model_dump()})
-        numbers = {name: float(value) for name, value in values.items() if isinstance(value, int | float | np.number)}
+        plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
+        self.run.record_metrics({**plain, **counters.model_dump()})
+        numbers = {name: float(value) for name, value in plain.items() if isinstance(value, int | float)}
         self._events.write(counters.agent_steps, numbers)
         if self._tracker:
             self._tracker.log(counters.agent_steps, numbers)
 
-    def show(self, film: Path) -> None:
+    def log_film(self, film: Path) -> None:
         """Passes the film of an evaluation to `log.to`."""
         if self._tracker:
             self._tracker.film(self.tally.agent_steps, film)

@@ -47,6 +47,7 @@ class Learner:
 
     Args:
       name: `online`, or `a` or `b` of two.
+      turns: where its snapshots go, and from whose its target comes.
       run: in whose folder snapshots are committed and swaps recorded.
       store: the run's snapshots.
       spec: of the twins.
@@ -68,6 +69,7 @@ class Learner:
     def __init__(
         self,
         name: str,
+        turns: Turns,
         run: Run,
         store: SnapshotStore,
         spec: ModelSpec,
@@ -79,7 +81,6 @@ class Learner:
     ) -> None:
         settings = run.settings
         self.name = name
-        turns = Turns(settings)
         self.lineage, self.source, self._whose = turns.lineage(name), turns.source(name), turns.whose(name)
         self.updates = 0
         self.newest: Commit | None = None
@@ -134,10 +135,7 @@ class Learner:
         losses = Losses(*(np.concatenate(values) for values in zip(*made, strict=True)))
         if not np.isfinite(losses.loss).all():
             first = int(np.argmin(np.isfinite(losses.loss)))
-            raise DivergedError(
-                f"the loss{self._whose} is {losses.loss[first]} at update {updates[first] + 1}; the last good snapshot "
-                f"is {self._store.newest.id}. Try a smaller train.learning_rate"
-            )
+            raise self._diverged(f"the loss{self._whose} is {losses.loss[first]} at update {updates[first] + 1}")
         self.updates += len(updates)
         return losses
 
@@ -201,10 +199,11 @@ class Learner:
     def check_finite(self, values: Mapping[str, np.ndarray], updates: int) -> None:
         """Raises `DivergedError` if one of these variables is NaN or infinite after this many updates."""
         if wrong := next((name for name, value in values.items() if not np.isfinite(value).all()), None):
-            raise DivergedError(
-                f"{wrong}{self._whose} is not finite after update {updates}; the last good snapshot is "
-                f"{self._store.newest.id}. Try a smaller train.learning_rate"
-            )
+            raise self._diverged(f"{wrong}{self._whose} is not finite after update {updates}")
+
+    def _diverged(self, what: str) -> DivergedError:
+        newest = f"the last good snapshot is {self.newest.id}" if self.newest else "it has no snapshot yet"
+        return DivergedError(f"{what}; {newest}. Try a smaller train.learning_rate")
 
     def refresh(self, role: str, choice: Choice, counters: Counters, *, policy: str, reason: str) -> None:
         """Restores what a policy chose into the holder of a role, and records it."""
@@ -212,30 +211,17 @@ class Learner:
         why = Why(policy, f"{reason}: {choice.reason}", candidates, choice.draw)
         self._restore(role, choice.snapshots, counters, why)
 
-    def swap(
-        self,
-        snapshots: Sequence[Commit],
-        counters: Counters,
-        *,
-        into: str,
-        undo: bool,
-        hold: bool,
-        request: str,
-        at_point: bool,
-    ) -> Swap:
+    def swap(self, into: str, snapshots: Sequence[Commit], counters: Counters, why: Why) -> Swap:
         """Restores what a person chose, and records it; see `Keeper.swap`."""
-        policy, reason = (UNDO, "undone by hand") if undo else (BY_HAND, "by hand")
-        chosen = tuple(snapshot.id for snapshot in snapshots)
-        why = Why(policy, reason, chosen, hold=hold, request=request, at_point=at_point)
         if into in self.holders:
             swap = self._restore(into, snapshots, counters, why)
-            self.holders[into].held = hold
+            self.holders[into].held = why.hold
             return swap
         assert self.newest is not None
         [snapshot] = snapshots
         self.online.restore_snapshot(snapshot, self._store)
         self.online.reset_optimizer()
-        return self._record("online", chosen, (self.newest.id,), counters, why)
+        return self._record("online", (snapshot.id,), (self.newest.id,), counters, why)
 
     def _restore(self, role: str, snapshots: Sequence[Commit], counters: Counters, why: Why) -> Swap:
         with self._stopwatch.phase("refresh"):

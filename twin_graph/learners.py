@@ -31,11 +31,14 @@ class Learners:
       turns: whose turn it is.
       tally: counts their updates.
       stopwatch: measures phases.
+
+    Attributes:
+      turns: as given.
     """
 
     def __init__(self, learners: Sequence[Learner], turns: Turns, tally: Tally, stopwatch: Stopwatch) -> None:
         self._learners = {learner.name: learner for learner in learners}
-        self._turns = turns
+        self.turns = turns
         self._tally = tally
         self._stopwatch = stopwatch
         self._frozen_at = 0
@@ -81,7 +84,7 @@ class Learners:
     def acting_q_values(self, observations: np.ndarray, *, frozen: bool) -> np.ndarray:
         """Q values to act by, float32 `[E, A]`, of the learners whose turn it is."""
         update = self._frozen_at if frozen else self._tally.updates
-        acting = self._turns.act(self._tally.agent_steps, update)
+        acting = self.turns.act(self._tally.agent_steps, update)
         return _mean([self[name].acting_q_values(observations, frozen=frozen) for name in acting])
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -97,13 +100,13 @@ class Learners:
           updates: their numbers, from 0.
           batch: their minibatches, one after the other.
         """
-        settings = self._turns.settings
+        settings = self.turns.settings
         prepared = Prepared(updates, settings.updates_per_minibatch, batch, self.target_snapshots, None)
         if not settings.train.target_q:
             return prepared
         q = []
         with self._stopwatch.phase("target"):
-            for name, turn in itertools.groupby(updates, self._turns.learns):
+            for name, turn in itertools.groupby(updates, self.turns.learns):
                 s_t = prepared.rows(batch.s_t, prepared.minibatches(list(turn)))
                 q.append(self[name].target.in_blocks(s_t))
         return prepared._replace(q_target_t=np.concatenate(q))
@@ -119,7 +122,7 @@ class Learners:
         count = len(prepared.updates)
         loss, q_mean = np.zeros((2, count))
         td_error = np.zeros((count // prepared.per_minibatch, prepared.examples), np.float32)
-        whose = [self._turns.learns(update) for update in prepared.updates]
+        whose = [self.turns.learns(update) for update in prepared.updates]
         for learner in self:
             updates = [update for update, name in zip(prepared.updates, whose, strict=True) if name == learner.name]
             if updates:

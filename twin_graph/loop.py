@@ -1,6 +1,6 @@
-"""The run loop: everything that happens in a run, in the order in which it happens; see docs/schedule.md.
+"""The run loop: steps, evaluations, requests and resume points, in the order in which they happen.
 
-A vector step may make several updates; the commits and refreshes between them are in `Stepper.advance`.
+The updates, commits and refreshes of a vector step are in `Stepper.advance`. See docs/schedule.md.
 """
 
 import functools
@@ -13,7 +13,7 @@ from twin_graph.agent import Agent
 from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.envs.seats import Seat
 from twin_graph.prepared import Prepared
-from twin_graph.progress import Progress, Scores
+from twin_graph.progress import Progress, RunningScores
 from twin_graph.replay import Transition
 from twin_graph.requests import Requests
 from twin_graph.settings import Schedule
@@ -43,9 +43,10 @@ class Stepper:
     def settle(self) -> None:
         """Makes the updates that are already prepared, so that a resume point need not store them."""
 
-    def end(self) -> None:
-        """Like `settle()`; called once, when no more steps will be made."""
+    def end(self) -> list[float]:
+        """Like `settle()`; called once, when no more steps will be made. Returns scores as `advance()`."""
         self.settle()
+        return []
 
     def close(self) -> None:
         """Ends the threads and processes that it began."""
@@ -86,13 +87,13 @@ def loop(
     stepper.begin()
     while True:
         progress.ended = stepper.advance()
-        progress.returns.extend(progress.ended)
-        progress.workers = stepper.workers
         now = progress.counters  # read once: workers keep making steps while this process writes
         done = now.agent_steps >= progress.total_steps
         if done:
-            stepper.end()
+            progress.ended += stepper.end()
             keeper.commit()
+        progress.returns.extend(progress.ended)
+        progress.workers = stepper.workers
         if done or log.due(since, now):
             keeper.log(progress.metrics())
             if settings.log.variables:
@@ -103,7 +104,7 @@ def loop(
         # Read once: a signal may arrive at any time.
         ends = done or progress.stop.is_set() or bool(progress.reached or progress.ended_by)
         if ends and not done:
-            stepper.end()
+            progress.returns.extend(stepper.end())
             keeper.commit()
         request = requests.carry_out()
         if ends or request or point.due(since, now):
@@ -117,7 +118,7 @@ def loop(
 
 
 def _take_up(stepper: Stepper, progress: Progress, play_newest: Callable[[], Iterator[None]]) -> Iterator[None]:
-    """Plays the evaluation that was under way when the run was stopped, if there was one."""
+    """Plays the evaluation that is due since the last one, for example the one during which the run was stopped."""
     keeper, settings, now = progress.keeper, progress.keeper.settings, progress.counters
     played = keeper.matches.last
     is_unplayed = now.agent_steps >= progress.total_steps and played.agent_steps < now.agent_steps
@@ -163,7 +164,7 @@ class InChunks(Stepper):
 
     def advance(self) -> list[float]:
         agent = self._agent
-        ready = self._take_prepared()
+        ready = self._refresh_and_take()
         agent.learners.freeze()
         collecting = self._acting.submit(self._collect, ready.updates.stop if ready else agent.updates)
         if not agent.settings.twin.overlap:
@@ -180,15 +181,14 @@ class InChunks(Stepper):
         return ended
 
     def settle(self) -> None:
-        if ready := self._take_prepared():
+        if ready := self._refresh_and_take():
             self._agent.train(ready)
 
     def close(self) -> None:
         self._acting.shutdown()
 
-    def _take_prepared(self) -> Prepared | None:
-        """Returns the prepared updates, if any, evaluated by the current target; refreshes the target first if that is
-        due.
+    def _refresh_and_take(self) -> Prepared | None:
+        """If updates are prepared, refreshes the target if that is due, and returns them, evaluated by the present one.
 
         If anything fails afterwards, a resumed run prepares them again.
         """
@@ -222,13 +222,13 @@ class Play:
         self._agent, self._env, self._frozen = agent, env, frozen
         if isinstance(env, Seat):
             env.opponent = functools.partial(agent.opponent_actions, frozen=frozen)
-        self._scores = Scores(env.count)
+        self._scores = RunningScores(env.count)
         self._s_tm1 = np.empty(0)
 
     def begin(self) -> None:
         """Begins an episode in every environment; unfinished ones get no score."""
         self._s_tm1 = self._env.reset(self._agent.environment_seeds())
-        self._scores = Scores(self._env.count)
+        self._scores = RunningScores(self._env.count)
 
     def step(self) -> list[float]:
         """One vector step; returns the true scores of the episodes that ended."""

@@ -46,7 +46,7 @@ def edited(recorded: Mapping[str, str]) -> list[str]:
 
 
 def _sha256_of_file(module: str) -> str:
-    """Empty where there is none that can be read; to say why is for who imports it."""
+    """Empty where there is no file that can be read; whoever imports the module says why."""
     try:
         found = importlib.util.find_spec(module)
         return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest() if found and found.origin else ""

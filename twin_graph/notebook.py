@@ -325,13 +325,15 @@ def find(name: str | Path) -> NotebookRun:
 
 
 def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] = MappingProxyType({})) -> NotebookRun:
-    """Makes the folder of a new run. Raises `UsageError` if it exists already, or cannot be made.
+    """Makes the folder of a new run. Raises `UsageError` if it exists already, or cannot be made of these settings.
 
     Args:
       folder: must not exist yet.
-      settings: of the run.
+      settings: of the run, as `twin_graph.load` returns them.
       protocol: what scores of the environment depend on, for people.
     """
+    if not isinstance(settings, Settings):
+        raise UsageError(f"settings={settings!r}: give twin_graph.load(preset), or load(preset, [(name, value), ...])")
     return NotebookRun(run.create(folder, settings, protocol).folder.absolute())
 
 

@@ -123,8 +123,9 @@ class Optimizer:
         self._rate = learning_rate
         try:
             applied = self._made.apply_gradients(zip(gradients, variables, strict=True))
-            with tf.control_dependencies([applied]):  # which what Keras' optimizers give cannot be
-                return applied
+            if not isinstance(applied, tf.Operation | tf.Tensor):
+                raise TypeError(f"apply_gradients() returned {applied!r}, which is no op; Keras' optimizers give none")
+            return applied
         except Exception as error:
             raise foreign_error(self._name, error) from error
 

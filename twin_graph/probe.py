@@ -29,7 +29,7 @@ class Probe:
     """
 
     def __init__(self, train: TrainSettings, tally: Tally) -> None:
-        self._horizon, self._rescaled = 1 - train.discount, train.rescale_r
+        self._discount, self._rescaled = train.discount, train.rescale_r
         self._tally = tally
         self.observations: np.ndarray | None = None
 
@@ -48,7 +48,7 @@ class Probe:
         return Health(
             q_abs_mean=float(q_abs.mean()) if finite else None,
             q_abs_max=float(q_abs.max()) if finite else None,
-            q_limit=largest / self._horizon if self._horizon and largest else None,
+            q_limit=largest / (1 - self._discount) if self._discount < 1 and largest else None,
         )
 
     def telemetry(self, learners: Learners) -> dict[str, float]:

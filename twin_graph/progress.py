@@ -186,7 +186,7 @@ class Progress:
         return self.agent_steps, self.updates, dict(stopwatch.seconds), dict(stopwatch.calls)
 
 
-class Scores:
+class RunningScores:
     """Adds up the true scores of the episodes that E environments play."""
 
     def __init__(self, environments: int) -> None:

@@ -7,7 +7,6 @@ from twin_graph.keeper import Keeper
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer, Request
 from twin_graph.snapshots.ledger import BY_REQUEST, UNDO, Commit, Fork, Point, Swap
-from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.swaps import last_by_hand
 from twin_graph.words import counted
 
@@ -20,9 +19,9 @@ class Requests:
     later. What could not be done or repeated is added to the keeper's notices.
     """
 
-    def __init__(self, run: Run, keeper: Keeper) -> None:
-        self._run = run
+    def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
+        self._run = run = keeper.run
         self._inbox = control.Inbox(run.control)
         self._at_rest = {request.id for request in control.pending(run.control)}
         points = run.ledger.with_abandoned(Point)

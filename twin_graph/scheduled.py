@@ -45,7 +45,7 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[None]:
                     if film:
                         with contextlib.suppress(UsageError):  # someone has recorded one in the meantime
                             film.finish()
-                        keeper.show(film.path)
+                        keeper.log_film(film.path)
                 played.append((snapshot, newest, evaluation))
     progress.note = ""
     for snapshot, challenger, evaluation in played:

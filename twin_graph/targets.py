@@ -280,26 +280,26 @@ def incumbent(history: History, rule: str = "test") -> Incumbent | None:
     """
     present = {snapshot.id for snapshot in history.snapshots}
     gone: set[str] = set()
-    while leader := _best_of([match for match in history.matches if match.challenger not in gone], rule):
-        if leader.snapshot in present:
-            return leader
-        gone.add(leader.snapshot)
+    while found := _best_of([match for match in history.matches if match.challenger not in gone], rule):
+        if found.snapshot in present:
+            return found
+        gone.add(found.snapshot)
     return None
 
 
 def _best_of(matches: Sequence[Match], rule: str) -> Incumbent | None:
-    champion: Incumbent | None = None
+    best: Incumbent | None = None
     returns: dict[str, list[float]] = {}
     for match in matches:
         challenger = match.challenger
         for snapshot, scores in match.returns.items():
             returns.setdefault(snapshot, []).extend(scores)
-        if champion is None:
-            champion = Incumbent(challenger, 0, "the first that was evaluated")
-        elif challenger != champion.snapshot:
-            won = _beats(rule, challenger, champion.snapshot, match, returns)
-            champion = Incumbent(challenger, 0, won) if won else champion._replace(stood=champion.stood + 1)
-    return champion
+        if best is None:
+            best = Incumbent(challenger, 0, "the first that was evaluated")
+        elif challenger != best.snapshot:
+            won = _beats(rule, challenger, best.snapshot, match, returns)
+            best = Incumbent(challenger, 0, won) if won else best._replace(stood=best.stood + 1)
+    return best
 
 
 def _beats(rule: str, ours: str, theirs: str, match: Match, returns: Mapping[str, Sequence[float]]) -> str:
@@ -309,13 +309,13 @@ def _beats(rule: str, ours: str, theirs: str, match: Match, returns: Mapping[str
         return f"mean return {means[0]:.2f}, {theirs} had {means[1]:.2f}" if means[0] > means[1] else ""
     if theirs not in match.returns:
         return ""
-    p = chance_of_luck(tuple(match.returns[ours]), tuple(match.returns[theirs]))
+    p = bootstrap_p(tuple(match.returns[ours]), tuple(match.returns[theirs]))
     return f"beat {theirs} in the same games (p {p:.4f})" if p < _LEVEL else ""
 
 
 @functools.lru_cache(maxsize=4096)  # each refresh looks at all matches again
-def chance_of_luck(challenger: tuple[float, ...], incumbent: tuple[float, ...]) -> float:
-    """Share of bootstrap resamples in which the challenger's mean is not above the incumbent's.
+def bootstrap_p(challenger: tuple[float, ...], incumbent: tuple[float, ...]) -> float:
+    """One-sided p value: share of bootstrap resamples in which the challenger's mean is not above the incumbent's.
 
     Args:
       challenger, incumbent: returns, episode by episode from the same seeds.
@@ -327,8 +327,8 @@ def chance_of_luck(challenger: tuple[float, ...], incumbent: tuple[float, ...]) 
 
 
 def _rival_of_best(history: History, rule: str, stall: int) -> str | None:  # noqa: ARG001
-    champion = incumbent(history) if rule == "test" else None
-    return champion.snapshot if champion and champion.snapshot != history.snapshots[-1].id else None
+    best = incumbent(history) if rule == "test" else None
+    return best.snapshot if best and best.snapshot != history.snapshots[-1].id else None
 
 
 def _check_best(settings: Settings, rule: str, stall: int) -> str:  # noqa: ARG001
@@ -359,15 +359,15 @@ def best(
     Source: keeping the best network, DQN's own Lua code (Mnih et al. 2015); the percentile bootstrap, Efron 1979.
     """
     newest = history.snapshots[-1]
-    champion = incumbent(history, rule)
-    chosen = next((s for s in history.snapshots if champion and s.id == champion.snapshot), None)
-    if champion is None or chosen is None:
+    best = incumbent(history, rule)
+    chosen = next((s for s in history.snapshots if best and s.id == best.snapshot), None)
+    if best is None or chosen is None:
         return Choice([newest], [newest], "the newest: none has been evaluated yet")
     candidates = [chosen] if chosen is newest else [chosen, newest]
-    if champion.stood >= stall:
-        reason = f"the newest: {chosen.id} has been best for {champion.stood} evaluations, the limit is {stall}"
+    if best.stood >= stall:
+        reason = f"the newest: {chosen.id} has been best for {best.stood} evaluations, the limit is {stall}"
         return Choice([newest], candidates, reason)
-    return Choice([chosen], candidates, champion.reason)
+    return Choice([chosen], candidates, best.reason)
 
 
 @needs(members=0)

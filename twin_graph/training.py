@@ -146,7 +146,7 @@ def run_to_its_end(progress: Progress, stepper: Stepper, callbacks: _Callbacks |
     ):
         evaluate = functools.partial(evaluate_newest, progress, twin)
         try:
-            for _ in loop(stepper, progress, Requests(keeper.run, keeper), evaluate):
+            for _ in loop(stepper, progress, Requests(keeper), evaluate):
                 if callbacks:
                     callbacks.tell()
                 yield progress

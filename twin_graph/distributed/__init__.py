@@ -1,9 +1,9 @@
 """Asynchronous training: workers with environments and replays of their own, on variables on parameter servers.
 
-    chief          the run's folder: snapshots, refreshes, evaluations, resume points (`chief.Chief`, an `Agent`)
+    chief          the run's folder: snapshots, refreshes, evaluations, resume points (`chief.Chief`, with a `Keeper`)
     servers        hold the shared variables and counters (`server.serve`)
     workers        act, sample, compute gradients of a copy, apply them to the shared variables (`worker.work`)
 
-Servers are TensorFlow's own `tf.train.Server`s, and all others are sessions with them. Snapshots reach the workers'
-targets through the run's folder.
+Servers are TensorFlow's own `tf.train.Server`s, and all other processes open sessions on them. Snapshots reach the
+workers' targets through the run's folder.
 """

@@ -9,7 +9,7 @@ import numpy as np
 
 from twin_graph import errors
 from twin_graph.distributed.cluster import Cluster
-from twin_graph.distributed.shared import Counts, Shared, named
+from twin_graph.distributed.shared import Counts, Shared, in_words
 from twin_graph.distributed.supervisor import Supervisor
 from twin_graph.envs import VectorEnv
 from twin_graph.errors import NoWorkerError, TwinGraphError
@@ -124,7 +124,7 @@ class Chief(Stepper):
     def settle(self) -> None:
         self._renew()
 
-    def end(self) -> None:
+    def end(self) -> list[float]:
         with self._speaking():
             self._shared.ask_to_stop()
         all_made = self._tally.agent_steps >= self._keeper.settings.train.steps
@@ -132,6 +132,7 @@ class Chief(Stepper):
         self._looked = 0.0
         self._look_at_workers()
         self._renew()
+        return self._returns()
 
     def _seen_at_random(self) -> np.ndarray:
         """Observations `[PROBE_SIZE, ...]` of random play."""
@@ -233,7 +234,7 @@ class Chief(Stepper):
             self._supervise()  # the cause, which says more
             lost = self._shared.unheard()
             which = f"the parameter server at {', '.join(lost)}" if lost else "a parameter server"
-            raise TwinGraphError(f"{which} does not answer ({named(error)})") from None
+            raise TwinGraphError(f"{which} does not answer ({in_words(error)})") from None
 
     def _supervise(self) -> None:
         if self.supervisor:

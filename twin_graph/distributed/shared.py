@@ -31,7 +31,7 @@ _START_SECONDS = 600.0
 _TRY_SECONDS = 0.2
 _LINE = 300  # characters
 _REFUSED = "RunGraph (Worker) request was received twice"
-#: What a server raises that is not there, or not there yet.
+#: What a call raises whose server is gone, or not up yet.
 _NOT_THERE = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError)
 ANOTHER_CHIEF = "the run was resumed without this task; start it again"
 
@@ -82,7 +82,7 @@ class ServerSession(tf.Session):  # type: ignore[misc]
         """Nothing: the session ends with its server, and to say so to one that is gone would take 10 s."""
 
 
-def named(error: Any) -> str:
+def in_words(error: Any) -> str:
     """A TensorFlow error in one line."""
     return f"{type(error).__name__}: {' '.join(error.message.split())[:_LINE]}"
 
@@ -256,7 +256,7 @@ class Shared:
             except _NOT_THERE:
                 yield
             except tf.errors.OpError as error:
-                raise TwinGraphError(f"a parameter server cannot be used: {named(error)}") from None
+                raise TwinGraphError(f"a parameter server cannot be used: {in_words(error)}") from None
         raise TwinGraphError(f"no parameter server answers at {', '.join(self._addresses)}")
 
     def wait_for_chief(self, seconds: float) -> int:

@@ -20,7 +20,7 @@ def run_task(cluster: Cluster, task: str) -> None:
     """
     job, index = parse(cluster, task)
     from twin_graph.distributed import server, worker
-    from twin_graph.distributed.shared import named
+    from twin_graph.distributed.shared import in_words
     from twin_graph.graph_mode import tf
 
     try:
@@ -35,7 +35,7 @@ def run_task(cluster: Cluster, task: str) -> None:
         lost = isinstance(
             error, errors.UnavailableError | errors.DeadlineExceededError | errors.AbortedError | errors.CancelledError
         )
-        raise TwinGraphError(f"{task}{' lost a parameter server' if lost else ''}: {named(error)}") from None
+        raise TwinGraphError(f"{task}{' lost a parameter server' if lost else ''}: {in_words(error)}") from None
 
 
 def parse(cluster: Cluster, task: str) -> tuple[str, int]:

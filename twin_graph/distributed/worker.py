@@ -20,7 +20,7 @@ from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.holder import Holder
 from twin_graph.model import ModelSpec
 from twin_graph.prepared import feeds
-from twin_graph.progress import RECENT_EPISODES, Scores
+from twin_graph.progress import RECENT_EPISODES, RunningScores
 from twin_graph.replay import Batch, Transition
 from twin_graph.settings import Settings
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Swap, is_target_of, utc_now
@@ -47,12 +47,12 @@ class Worker:
     """Acts and learns until all vector steps are made, or the chief wants an end.
 
     Args:
-      run: whose settings, and in whose folder the snapshots are.
+      run: has the settings and the snapshots.
       index: which worker.
       settings: its own, see `Settings.of_worker`.
       env: its environments.
       shared: the servers' variables.
-      copy: of these.
+      copy: the worker's copy of these variables.
     """
 
     def __init__(self, run: Run, index: int, settings: Settings, env: VectorEnv, shared: Shared, copy: Copy) -> None:
@@ -73,7 +73,7 @@ class Worker:
         self._recorded: Swap | None = None
         self._staleness = deque[int](maxlen=100)
         self._returns = deque[float](maxlen=RECENT_EPISODES)
-        self._scores = Scores(env.count)
+        self._scores = RunningScores(env.count)
         self._marked = time.monotonic(), 0
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ def lines(series: Sequence[Line], x_label: str, y_label: str, *, at: float | Non
       at, at_label: a horizontal line and its label.
     """
     if len(series) <= len(_COLOURS):
-        figure, axes = _figure(3.4), None
+        figure = _figure(3.4)
         axes = figure.subplots()
         for line, colour, dashes in zip(series, _COLOURS, _DASHES, strict=False):
             _line(axes, line, colour, dashes)

@@ -34,7 +34,7 @@ from ray.exceptions import RayActorError  # noqa: E402
 
 
 class _Trainer:
-    """A process on a machine of the cluster. `lock` is one that the process that began it has."""
+    """A process on a machine of the cluster. `lock` is held by the process that started it."""
 
     def __init__(self, arguments: list[str], log: Path, folder: Path, environment: dict[str, str], lock: Path) -> None:
         command = [sys.executable, "-P", "-m", "twin_graph.leash", str(os.getpid()), "twin_graph_cli", *arguments]

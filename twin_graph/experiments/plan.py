@@ -113,7 +113,7 @@ class Origin(NamedTuple):
     """The run from which the runs of an experiment are forked.
 
     Attributes:
-      folder: of it.
+      folder: the run's.
       points: by what the file calls them.
     """
 

@@ -94,7 +94,7 @@ _WORDS = {
         "What a snapshot expects of a game at its first observation (the largest Q value) less what it then gets "
         "(the discounted return of that game), the mean over evaluation games and runs with its 95% interval. Above "
         "0 it overestimates; a game that is cut by its time limit makes it look so, by what would have "
-        "come after.",
+        "come after. With env.life_loss it looks too small: values end with a life, these returns do not.",
     ),
 }
 
@@ -243,9 +243,7 @@ def _findings(data: _Data) -> Iterator[str]:
     if not others:
         return
     differ = [f"{c.name} ({_number(c.difference.value)})" for c in others if c.difference and c.p < statistics.LEVEL]
-    compared = (
-        f"{len(others)} comparison{'s' if len(others) > 1 else ''} with {first.name}, in pairs of runs that began alike"
-    )
+    compared = f"{counted(len(others), 'comparison')} with {first.name}, in pairs of runs that began alike"
     pairs = max(condition.pairs for condition in others)
     if len(statistics.compared(data.conditions)) * 2 / 2**pairs >= statistics.LEVEL:  # of 2**n signs 2 give the least p
         yield f"{pairs} seeds cannot show a difference in {compared}: corrected, no p can be below {statistics.LEVEL}."

@@ -39,6 +39,7 @@ from twin_graph.signals import on_signal
 from twin_graph.snapshots.files import append_line, checked, make_folder, read_file, read_lines, write_file
 from twin_graph.snapshots.ledger import Point, utc_now
 from twin_graph.snapshots.run import RUNS, Run, check_new_folder
+from twin_graph.words import counted
 
 EXPERIMENTS = RUNS / "experiments"
 _FORMAT = 1
@@ -225,7 +226,7 @@ class Experiment:
         length = sum(run.length for run in self.plan.runs) / len(self.plan.runs)
         by_run = sum(done) / len(done) if done else self.trial.startup + length / self.trial.rate
         how = (
-            f"{len(done)} {'run' if len(done) == 1 else 'runs'} took {by_run:.0f} s each"
+            f"{counted(len(done), 'run')} took {by_run:.0f} s each"
             if done
             else f"measured: {self.trial.rate:.0f} agent steps/s in the first run, without evaluations"
         )

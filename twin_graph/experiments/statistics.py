@@ -20,9 +20,9 @@ from twin_graph.experiments.results import Curve, Result
 
 #: Resamples of each interval.
 RESAMPLES = 2_000
-#: Of a test: all there are, for up to 13 pairs.
+#: Permutations of each test; with up to 13 pairs all that there are.
 PERMUTATIONS = 9_999
-#: A difference whose corrected p value is below this is called one.
+#: A difference is reported as one if its corrected p value is below this.
 LEVEL = 0.05
 #: Scores at which performance profiles are looked at, normalised.
 PROFILE_AT = np.linspace(0, 1, 51)
@@ -78,7 +78,7 @@ class Condition(NamedTuple):
     """The results of one condition.
 
     Attributes:
-      name: of it.
+      name: the condition's.
       runs: all that are planned.
       rows: those that are shown as lines, by seed and environment: those that are done; before there are any, those
         that have a score.
@@ -89,8 +89,8 @@ class Condition(NamedTuple):
       difference: mean of its scores less those of the first condition's runs that began alike: with the same seed, from
         the same point. Normalised if there are several environments. None for the first condition itself.
       pairs: how many there are of these.
-      p: how likely so large a difference is by chance, corrected for the number of conditions; NaN if there is none,
-        and of the control for chaos, which is no hypothesis.
+      p: of that difference, two-sided, by permutations within pairs, corrected for the number of conditions by Holm's
+        method; NaN if there is no difference, and of the control for chaos, which is no hypothesis.
       profile: share of runs above each of `PROFILE_AT`.
       curve: IQM of normalised scores by agent steps.
       steps_to, seconds_to: agent steps and seconds of each run until the threshold; infinite if it was not reached.

@@ -51,7 +51,8 @@ def run(settings: Sequence[config.Settings]) -> Trial:
     )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise {2: UsageError}.get(done.returncode, TwinGraphError)(lines[-1])
+        kind = UsageError if done.returncode == UsageError.exit_code else TwinGraphError
+        raise kind(lines[-1])
     return Trial(**json.loads(done.stdout.splitlines()[-1]))
 
 

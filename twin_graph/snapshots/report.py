@@ -43,7 +43,7 @@ def _status(run: Run, store: SnapshotStore, scores: Mapping[str, float]) -> dict
     (state, reason), attempt = run.outcome(), max(1, run.ledger.attempt)
     if state == "running" and metrics.get("attempt") == attempt:
         known.append(Counters(**{name: metrics[name] for name in Counters.model_fields}))
-    counters = max(known, key=lambda known: (known.agent_steps, known.updates), default=_NONE).model_dump()
+    counters = max(known, key=lambda one: (one.agent_steps, one.updates), default=_NONE).model_dump()
     best = store.best(scores)
     latest = next((snapshot for snapshot in reversed(store.snapshots) if snapshot.id in scores), None)
     return {
@@ -122,7 +122,7 @@ def _opponent(swap: Swap, counters: Mapping[str, int]) -> dict[str, Any]:
 
 def _targets(swap: Swap, updates: int) -> list[dict[str, Any]]:
     served = max(0, updates - swap.first_update + 1)
-    told = {"lineage": swap.learner, "policy": swap.policy, "served_updates": served, "held": swap.hold}
+    told = {"learner": swap.learner, "policy": swap.policy, "served_updates": served, "held": swap.hold}
     return [{"snapshot": snapshot, **told} for snapshot in swap.snapshots]
 
 

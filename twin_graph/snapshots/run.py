@@ -67,7 +67,7 @@ GAMES, RATINGS = "games.jsonl", "ratings.json"
 SNAPSHOTS, POINTS, VIDEOS, CONTROL = "snapshots", "resume", "videos", "control"
 
 _NEWEST_METRICS_BYTES = 65_536
-_GLANCE_SECONDS = 0.2  # for which who asks whether a run trains may hold its lock, and far longer than it does
+_GLANCE_SECONDS = 0.2  # to wait for a process that only asks whether the run trains, and holds the lock far shorter
 
 #: Packages whose versions a run records.
 VERSIONED = ("twin-graph", "tensorflow", "numpy", "gymnasium", "ale-py")
@@ -538,7 +538,7 @@ def find(name: str) -> Run:
 
 
 def folders_of_runs(folder: Path) -> list[Path]:
-    """The folders in a folder that hold a run, by name, without those that are being made or are for a while."""
+    """The folders in a folder that hold a run, sorted by name; not temporary ones, whose names begin with a dot."""
     return sorted(path.parent for path in folder.glob("[!.]*/run.json"))
 
 

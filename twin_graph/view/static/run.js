@@ -155,7 +155,7 @@ function targets(now, open) {
   if (!first) return [];
   const others = now.targets.length > 2 ? `, and ${now.targets.length - 1} more` : "";
   return now.targets.slice(0, others ? 1 : 2).map((target) => {
-    const whose = target.lineage === "online" ? "target now" : `${target.lineage}'s target`;
+    const whose = target.learner === "online" ? "target now" : `${target.learner}'s target`;
     return fact(
       whose,
       snapshotButton(target.snapshot, open),
