@@ -291,6 +291,13 @@ def test_a_bad_description_gets_one_line(tmp_path: Path, text: str, message: str
         Cluster.described(file)
 
 
+def test_a_description_in_json_is_told_what_it_should_be(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    file.write_text('{"run": "r", "ps": ["a:1"], "workers": 2}')
+    with pytest.raises(UsageError, match=r"cluster.json is damaged: .*; one of your own is TOML: it needs run ="):
+        Cluster.described(file)
+
+
 @pytest.mark.parametrize("listen", ["10.0.0.1", "localhost"])
 def test_a_server_listens_where_the_file_says_or_not_at_all(tmp_path: Path, listen: str) -> None:
     file = tmp_path / "cluster.toml"

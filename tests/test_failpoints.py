@@ -6,6 +6,7 @@ fresh copy of the run: whoever reads it then sees what was there before or what 
 
 import contextlib
 import errno
+import fcntl
 import functools
 import itertools
 import os
@@ -517,3 +518,21 @@ def filled(disk: Path, pages: int) -> Iterator[None]:
         yield
     finally:
         filler.unlink()
+
+
+@pytest.mark.parametrize("why", [errno.ENOSYS, errno.ENOLCK])
+def test_storage_without_locks_is_refused(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: int
+) -> None:
+    """As Lustre and NFS can be mounted."""
+    run = Run(Path(shutil.copytree(base, tmp_path / "run")))
+
+    def flock(*arguments: object) -> None:
+        raise OSError(why, os.strerror(why))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with (
+        pytest.raises(UsageError, match=r"is on storage without file locks .*: choose another folder"),
+        run.lock("train"),
+    ):
+        pytest.fail("it was locked")

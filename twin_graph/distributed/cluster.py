@@ -9,7 +9,7 @@ from typing import Annotated, Self
 import pydantic
 from pydantic import Field
 
-from twin_graph.errors import UsageError
+from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import checked, read_file, write_file
 from twin_graph.snapshots.ledger import Record, first_problem
 
@@ -57,16 +57,18 @@ class Cluster(Record):
     @classmethod
     def described(cls, path: Path) -> Self:
         """Reads a cluster from a file that `write` wrote, or a user's TOML. Raises `UsageError`."""
+        needs = 'it needs run = "FOLDER", ps = ["HOST:PORT"], workers = 2'
         try:
             if path.suffix == ".json":
                 return cls.model_validate(read_file(path))
             return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        except DamagedError as error:
+            raise UsageError(f"{error}; one of your own is TOML: {needs}") from None
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path}: {error}") from None
+            raise UsageError(f"{path}: {error}; {needs}") from None
         except pydantic.ValidationError as error:
-            needs = 'it needs run = "FOLDER", ps = ["HOST:PORT"], workers = 2'
             raise UsageError(f"{path}: {first_problem(error)}; {needs}") from None
 
     def write(self, path: Path) -> None:

@@ -33,6 +33,7 @@ from twin_graph.snapshots.files import (
     GrowingLines,
     Line,
     append_line,
+    check_has_locks,
     checked,
     commit_folder,
     fsync,
@@ -133,8 +134,10 @@ class Run:
 
         Raises:
           InUseError: another process has it; the message says which.
+          UsageError: the storage has no locks.
         """
         self.control.mkdir(exist_ok=True)
+        check_has_locks(self.control)  # `filelock` would do without, and a process that is killed would keep its lock
         holder = self.control / "holder.json"
         try:
             self._lock.acquire(timeout=_GLANCE_SECONDS)
