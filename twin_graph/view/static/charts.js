@@ -33,7 +33,8 @@ function quiet(name, part) {
 export const HUES = 8;
 /** Colours of things that have no colour of their own, by their place; where these are used up, lines are dashed. */
 export const several = (place) => `hue${place % HUES}`;
-export const dashed = (place) => (place < HUES ? undefined : [6, 3]);
+const DASHES = [undefined, [6, 3], [10, 3, 2, 3], [14, 4]];
+export const dashed = (place) => DASHES[Math.floor(place / HUES) % DASHES.length];
 
 export const UNITS = { agent_steps: "agent steps", updates: "updates" };
 
