@@ -22,7 +22,11 @@ from .params import REF_HELP, json_option, print_json, ref_argument, run_argumen
     help="Which twin to restore it into.",
 )
 @click.option("--learner", type=click.Choice(["a", "b"]), help="Whose twin, in mode=mutual.")
-@click.option("--hold", is_flag=True, help="Suspend scheduled refreshes until --undo, or a swap without --hold.")
+@click.option(
+    "--hold",
+    is_flag=True,
+    help="Suspend scheduled refreshes until --undo, or a swap into the same twin without --hold.",
+)
 @click.option("--undo", is_flag=True, help="Undo the last manual swap, and end its --hold; again, the one before.")
 @click.option("--dry-run", is_flag=True, help="Only check whether it is possible.")
 @json_option

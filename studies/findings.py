@@ -36,6 +36,7 @@ AFTERWARDS = (
     (("proposed-targets",), "mean, 50", "latest, 250"),
     (("mutual-vs-double",), "mutual-both", "plain-twice"),
     (("proposed-targets", "proposed-targets-replication"), "mean, 50", "latest, 50"),
+    (("proposed-targets", "proposed-targets-replication"), "mean, 50", "latest, 250"),
 )
 #: The chance with which a difference is to be found, and how many studies are drawn to see with which it is.
 POWER, STUDIES_DRAWN = 0.8, 250

@@ -294,7 +294,7 @@ def test_a_bad_description_gets_one_line(tmp_path: Path, text: str, message: str
 def test_a_description_in_json_is_told_what_it_should_be(tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     file.write_text('{"run": "r", "ps": ["a:1"], "workers": 2}')
-    with pytest.raises(UsageError, match=r"cluster.json is damaged: .*; one of your own is TOML: it needs run ="):
+    with pytest.raises(UsageError, match=r"cluster.json is damaged: .*; one that you write is TOML: it needs run ="):
         Cluster.described(file)
 
 

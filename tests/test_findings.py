@@ -57,10 +57,37 @@ def test_tables_of_the_findings_are_those_of_the_records(monkeypatch: pytest.Mon
 
 def test_comparisons_that_were_not_planned_are_those_of_the_records() -> None:
     findings = runpy.run_path(str(ROOT / "studies" / "findings.py"))
-    ensemble, mutual, both = (findings["afterwards"](*conditions) for conditions in findings["AFTERWARDS"])
+    ensemble, mutual, often, rarely = (findings["afterwards"](*conditions) for conditions in findings["AFTERWARDS"])
     assert ensemble.endswith("not planned: 10 pairs, +80 (+32 to +132), p = 0.0078, not corrected")
     assert mutual.endswith("not planned: 10 pairs, +32 (-14 to +76), p = 0.23, not corrected")
-    assert both.endswith("not planned: 30 pairs, +103 (+49 to +158), p = 0.0016, not corrected")
+    assert often.endswith("not planned: 30 pairs, +103 (+49 to +158), p = 0.0016, not corrected")
+    assert rarely.endswith("not planned: 30 pairs, +42 (+1 to +83), p = 0.064, not corrected")
+    said = " ".join(page().split())
+    assert "both studies together say 103 (49 to 158; p = 0.0016)" in said
+    assert "in all thirty pairs it is 42 behind (1 to 83; p = 0.064)" in said
+
+
+def test_what_the_replication_confirms_is_what_the_records_say() -> None:
+    findings = runpy.run_path(str(ROOT / "studies" / "findings.py"))
+    first, again = (
+        {name.strip("`"): of for name, *of in cells("\n".join(findings["table"](*table)))}
+        for table in (("proposed-targets", ", 50"), ("proposed-targets-replication",))
+    )
+    assert [table["latest, 50"][-1] for table in (first, again)] == ["10 of 10", "20 of 20"]
+    assert [table["mean, 50"][-1] for table in (first, again)] == ["1 of 10", "6 of 20"]
+    assert again["mean, 50"][-2] == "97 to 215"
+    assert [again[name][1:3] for name in ("latest, 50", "latest, 250")] == [
+        ["-67 (-123 to -4)", "0.086"],
+        ["-24 (-81 to +33)", "0.44"],
+    ]
+    said = " ".join(page().split())
+    for claim in (
+        "`latest` comes to expect the impossible**, in thirty of thirty CartPole runs",
+        "that happens in seven of thirty, but it can go as far (up to 215)",
+        "it was ahead by 67 (p = 0.086), so that **claim is withdrawn**",
+        "it is 24 behind (p = 0.44)",
+    ):
+        assert claim in said
 
 
 def test_the_table_of_opponents_is_that_of_the_recorded_games() -> None:

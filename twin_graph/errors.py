@@ -49,7 +49,7 @@ class InUseError(TwinGraphError):
 
 
 class ForeignError(TwinGraphError):
-    """Code from outside twin-graph failed: an environment, or a policy, network, loss or callback of the user's own."""
+    """Code from outside twin-graph failed: an environment, or a policy, loss and so on of the user's own."""
 
 
 def foreign_error(whose: str, error: BaseException) -> ForeignError:

@@ -36,7 +36,7 @@ class Keeper:
     Creating one takes the lock and records a start in the ledger; closing it records an end.
 
     Args:
-      run: whose folder has all that this keeps.
+      run: in whose folder everything is kept.
       spec: of the twins.
       tally: the counters.
       actor: has the replay that resume points store; None if other processes act.

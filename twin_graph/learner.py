@@ -47,7 +47,7 @@ class Learner:
 
     Args:
       name: `online`, or `a` or `b` of two.
-      turns: where its snapshots go, and from whose its target comes.
+      turns: says where its snapshots go, and whose supply its target.
       run: in whose folder snapshots are committed and swaps recorded.
       store: the run's snapshots.
       spec: of the twins.
@@ -202,7 +202,7 @@ class Learner:
             raise self._diverged(f"{wrong}{self._whose} is not finite after update {updates}")
 
     def _diverged(self, what: str) -> DivergedError:
-        newest = f"the last good snapshot is {self.newest.id}" if self.newest else "it has no snapshot yet"
+        newest = f"the last good snapshot is {self.newest.id}" if self.newest else "there is no snapshot yet"
         return DivergedError(f"{what}; {newest}. Try a smaller train.learning_rate")
 
     def refresh(self, role: str, choice: Choice, counters: Counters, *, policy: str, reason: str) -> None:

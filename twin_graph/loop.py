@@ -73,6 +73,12 @@ def loop(
             yield
             stepper.meanwhile()
 
+    def end() -> None:
+        last = stepper.end()
+        progress.ended += last
+        progress.returns.extend(last)
+        keeper.commit()
+
     since = progress.counters
     done = progress.agent_steps >= progress.total_steps
     if keeper.checkpoints.newest is None:
@@ -87,13 +93,12 @@ def loop(
     stepper.begin()
     while True:
         progress.ended = stepper.advance()
+        progress.returns.extend(progress.ended)
+        progress.workers = stepper.workers
         now = progress.counters  # read once: workers keep making steps while this process writes
         done = now.agent_steps >= progress.total_steps
         if done:
-            progress.ended += stepper.end()
-            keeper.commit()
-        progress.returns.extend(progress.ended)
-        progress.workers = stepper.workers
+            end()
         if done or log.due(since, now):
             keeper.log(progress.metrics())
             if settings.log.variables:
@@ -104,14 +109,14 @@ def loop(
         # Read once: a signal may arrive at any time.
         ends = done or progress.stop.is_set() or bool(progress.reached or progress.ended_by)
         if ends and not done:
-            progress.returns.extend(stepper.end())
-            keeper.commit()
+            end()
         request = requests.carry_out()
         if ends or request or point.due(since, now):
             stepper.settle()
             keeper.commit_point(progress.returns, request)
             requests.carry_out()
             if ends:
+                progress.workers = stepper.workers
                 return
             stepper.begin()
         since = now

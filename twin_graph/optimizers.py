@@ -123,9 +123,8 @@ class Optimizer:
         self._rate = learning_rate
         try:
             applied = self._made.apply_gradients(zip(gradients, variables, strict=True))
-            if not isinstance(applied, tf.Operation | tf.Tensor):
-                raise TypeError(f"apply_gradients() returned {applied!r}, which is no op; Keras' optimizers give none")
-            return applied
+            with tf.control_dependencies([applied]):  # refuses what no operation can wait for, as what Keras' return
+                return applied
         except Exception as error:
             raise foreign_error(self._name, error) from error
 

@@ -288,18 +288,18 @@ def incumbent(history: History, rule: str = "test") -> Incumbent | None:
 
 
 def _best_of(matches: Sequence[Match], rule: str) -> Incumbent | None:
-    best: Incumbent | None = None
+    leader: Incumbent | None = None
     returns: dict[str, list[float]] = {}
     for match in matches:
         challenger = match.challenger
         for snapshot, scores in match.returns.items():
             returns.setdefault(snapshot, []).extend(scores)
-        if best is None:
-            best = Incumbent(challenger, 0, "the first that was evaluated")
-        elif challenger != best.snapshot:
-            won = _beats(rule, challenger, best.snapshot, match, returns)
-            best = Incumbent(challenger, 0, won) if won else best._replace(stood=best.stood + 1)
-    return best
+        if leader is None:
+            leader = Incumbent(challenger, 0, "the first that was evaluated")
+        elif challenger != leader.snapshot:
+            won = _beats(rule, challenger, leader.snapshot, match, returns)
+            leader = Incumbent(challenger, 0, won) if won else leader._replace(stood=leader.stood + 1)
+    return leader
 
 
 def _beats(rule: str, ours: str, theirs: str, match: Match, returns: Mapping[str, Sequence[float]]) -> str:
@@ -327,8 +327,8 @@ def bootstrap_p(challenger: tuple[float, ...], incumbent: tuple[float, ...]) -> 
 
 
 def _rival_of_best(history: History, rule: str, stall: int) -> str | None:  # noqa: ARG001
-    best = incumbent(history) if rule == "test" else None
-    return best.snapshot if best and best.snapshot != history.snapshots[-1].id else None
+    leader = incumbent(history) if rule == "test" else None
+    return leader.snapshot if leader and leader.snapshot != history.snapshots[-1].id else None
 
 
 def _check_best(settings: Settings, rule: str, stall: int) -> str:  # noqa: ARG001
@@ -359,15 +359,15 @@ def best(
     Source: keeping the best network, DQN's own Lua code (Mnih et al. 2015); the percentile bootstrap, Efron 1979.
     """
     newest = history.snapshots[-1]
-    best = incumbent(history, rule)
-    chosen = next((s for s in history.snapshots if best and s.id == best.snapshot), None)
-    if best is None or chosen is None:
+    leader = incumbent(history, rule)
+    chosen = next((s for s in history.snapshots if leader and s.id == leader.snapshot), None)
+    if leader is None or chosen is None:
         return Choice([newest], [newest], "the newest: none has been evaluated yet")
     candidates = [chosen] if chosen is newest else [chosen, newest]
-    if best.stood >= stall:
-        reason = f"the newest: {chosen.id} has been best for {best.stood} evaluations, the limit is {stall}"
+    if leader.stood >= stall:
+        reason = f"the newest: {chosen.id} has been best for {leader.stood} evaluations, the limit is {stall}"
         return Choice([newest], candidates, reason)
-    return Choice([chosen], candidates, best.reason)
+    return Choice([chosen], candidates, leader.reason)
 
 
 @needs(members=0)

@@ -103,7 +103,7 @@ class Twin:
 
         With `frozen` by the weights of the last `freeze()`, also while another thread trains this twin.
         """
-        # The names are those of the update; fed here is whatever Q is wanted of, at a refresh `s_t`.
+        # `s_tm1` is only the model's name for its input: a target is fed `s_t`.
         q = self.model.q_acting if frozen else self.model.q_tm1
         # A forward pass is a chain of ops: if each has one thread, it may as well be this one.
         feed = {self.model.s_tm1: observations}

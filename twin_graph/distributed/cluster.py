@@ -63,7 +63,8 @@ class Cluster(Record):
                 return cls.model_validate(read_file(path))
             return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
         except DamagedError as error:
-            raise UsageError(f"{error}; one of your own is TOML: {needs}") from None
+            hint = f"; one that you write is TOML: {needs}" if path.exists() else ""
+            raise UsageError(f"{error}{hint}") from None
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

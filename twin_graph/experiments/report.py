@@ -94,7 +94,7 @@ _WORDS = {
         "What a snapshot expects of a game at its first observation (the largest Q value) less what it then gets "
         "(the discounted return of that game), the mean over evaluation games and runs with its 95% interval. Above "
         "0 it overestimates; a game that is cut by its time limit makes it look so, by what would have "
-        "come after. With env.life_loss it looks too small: values end with a life, these returns do not.",
+        "come after. With env.life_loss it is understated: values end with a life, while these games go on.",
     ),
 }
 

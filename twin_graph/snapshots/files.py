@@ -166,20 +166,6 @@ def lock_folder(folder: Path, *, shared: bool) -> Iterator[None]:
         os.close(descriptor)
 
 
-def check_has_locks(folder: Path) -> None:
-    """Raises `UsageError` where the storage of a folder has no file locks, as some network file systems."""
-    try:
-        with lock_folder(folder, shared=True):
-            pass
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-            raise
-        raise UsageError(
-            f"{folder} is on storage without file locks ({error.strerror}), and runs need them: choose another folder, "
-            "or mount it with locks"
-        ) from None
-
-
 def _lock_alone(descriptor: int) -> None:
     deadline = time.monotonic() + _WAIT_FOR_READERS_SECONDS
     while True:

@@ -33,7 +33,6 @@ from twin_graph.snapshots.files import (
     GrowingLines,
     Line,
     append_line,
-    check_has_locks,
     checked,
     commit_folder,
     fsync,
@@ -114,7 +113,8 @@ class Run:
                     f"{path}, of twin-graph {made_by}, has settings of another version: {error}"
                 ) from None
             raise DamagedError(f"{path} is damaged: {error}") from None
-        self._lock = filelock.FileLock(folder / "control" / "lock")
+        # Without a file that only marks the lock, as a process that is killed would leave it.
+        self._lock = filelock.FileLock(folder / "control" / "lock", fallback_to_soft=False)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.folder}>"
@@ -137,7 +137,6 @@ class Run:
           UsageError: the storage has no locks.
         """
         self.control.mkdir(exist_ok=True)
-        check_has_locks(self.control)  # `filelock` would do without, and a process that is killed would keep its lock
         holder = self.control / "holder.json"
         try:
             self._lock.acquire(timeout=_GLANCE_SECONDS)
@@ -148,6 +147,13 @@ class Run:
             except DamagedError:
                 by = "another process"
             raise InUseError(f"{self.folder} is in use by {by}") from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise
+            raise UsageError(
+                f"{self.folder} is on storage without file locks ({error.strerror}), and runs need them: "
+                "choose another folder, or mount it with locks"
+            ) from None
         try:
             if self._lock.lock_counter == 1:
                 for folder in (self.folder, self.control, self.videos):  # requests, films and exports need no lock
