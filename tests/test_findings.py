@@ -172,6 +172,27 @@ def test_where_divergence_lives_is_what_the_records_say() -> None:
     assert count == "7 parents, 3 seeds a branch."
 
 
+def test_the_replication_of_divergence_is_what_the_records_say() -> None:
+    residuals, tests, secondary, count = output_of("divergence", "divergence-replication").strip().split("\n\n")
+    assert residuals in page()
+    assert secondary in page()
+    chances = {row[0].strip("`"): row[1::2] for row in cells(tests)}
+    assert chances["target"] == ["0.0024", "0.011", "1"]
+    assert chances["online"] == ["0.011", "1", "1"]
+    assert chances["slow"] == ["0.0024", "0.43", "1"]
+    assert count == "14 parents, 2 seeds a branch."
+    divergence = runpy.run_path(str(ROOT / "studies" / "divergence.py"))
+    rows = divergence["read"]("divergence-replication")
+    lower = {}
+    for moment in divergence["MOMENTS"]:
+        ours, theirs = (
+            divergence["ends"](rows, moment, arm, divergence["residual_of"]).ravel() for arm in ("target", "continue")
+        )
+        lower[moment] = int((ours < theirs).sum())
+        assert len(ours) == 14
+    assert lower == {"before": 14, "at": 12, "after": 6}
+
+
 def test_minatar_beside_its_paper_is_what_the_records_say() -> None:
     printed = output_of("minatar")
     table, count = printed.strip().split("\n\n")
