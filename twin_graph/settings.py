@@ -74,6 +74,12 @@ class _Section(Strict):
 
 #: Namespaces of games that are seen as stacks of `env.stack` images: Atari's, and Pong for two.
 PIXEL_GAMES = ("ALE/", "TwoPlayer/")
+#: Updates between refreshes where none of the three units is set.
+REFRESH_EVERY_UPDATES = 1_000
+#: Agent steps of a game in an evaluation where neither the environment nor `evaluate.max_steps` has a limit.
+EVALUATION_MAX_STEPS = 27_000
+#: Epsilon of evaluations on Atari where `evaluate.epsilon` is not set.
+ATARI_EVALUATION_EPSILON = 0.001
 
 
 class EnvSettings(_Section):
@@ -319,7 +325,8 @@ class TargetSettings(_Section):
     )
     refresh_every_updates: int | None = _setting(
         None,
-        "refresh the target every n updates; set only one of the three units (all null: every 1,000 updates)",
+        "refresh the target every n updates; set only one of the three units (all null: "
+        f"every {REFRESH_EVERY_UPDATES:,} updates)",
         unit="updates",
         source="10,000 in " + NATURE,
         ge=1,
@@ -338,7 +345,8 @@ class OpponentSettings(_Section):
     epsilon: float = _setting(0.0, "share of random actions of the opponent", ge=0, le=1)
     refresh_every_updates: int | None = _setting(
         None,
-        "choose a new opponent every n updates; set only one of the three units (all null: every 1,000 updates)",
+        "choose a new opponent every n updates; set only one of the three units (all null: "
+        f"every {REFRESH_EVERY_UPDATES:,} updates)",
         unit="updates",
         ge=1,
     )
@@ -414,14 +422,15 @@ class EvaluateSettings(_Section):
     episodes: int = _setting(10, "episodes per evaluation; 0 for no evaluations", unit="episodes", ge=0, le=100_000)
     max_steps: int | None = _setting(
         None,
-        "time limit of a game in evaluations; null is 27,000 where the environment has no limit of its own",
+        f"time limit of a game in evaluations; null is {EVALUATION_MAX_STEPS:,} where the environment has no limit of "
+        "its own",
         unit="agent steps",
         source="108,000 frames at frame skip 4, NoFrameskip-v4",
         ge=1,
     )
     epsilon: float | None = _setting(
         None,
-        "epsilon in evaluations; null is 0.001 on Atari and 0 elsewhere",
+        f"epsilon in evaluations; null is {ATARI_EVALUATION_EPSILON} on Atari and 0 elsewhere",
         source="Rainbow, Dopamine; 0.05 in 2015",
         ge=0,
         le=1,
@@ -521,9 +530,6 @@ class Counted(Protocol):
 
 
 UNITS = ("updates", "steps", "episodes")
-#: Agent steps of a game in an evaluation where neither the environment nor `evaluate.max_steps` has a limit.
-EVALUATION_MAX_STEPS = 27_000
-_REFRESH_DEFAULT = Schedule("updates", 1_000)
 
 
 class Settings(_Section):
@@ -609,7 +615,7 @@ class Settings(_Section):
 
     def refresh_schedule_of(self, role: str) -> Schedule:
         """When a holder is refreshed, by its role: `target` or `opponent`."""
-        return Schedule.of(self, f"{role}.refresh_every") or _REFRESH_DEFAULT
+        return Schedule.of(self, f"{role}.refresh_every") or Schedule("updates", REFRESH_EVERY_UPDATES)
 
     @property
     def save_schedule(self) -> Schedule:

@@ -13,7 +13,7 @@ from ale_py.vector_env import AtariVectorEnv
 from twin_graph.config import nearest
 from twin_graph.envs import EnvSpec, VectorStep
 from twin_graph.errors import UsageError
-from twin_graph.settings import EnvSettings
+from twin_graph.settings import ATARI_EVALUATION_EPSILON, EnvSettings
 
 gymnasium.register_envs(ale_py)
 
@@ -89,7 +89,7 @@ class Atari:
             reward_clip=REWARD_CLIP if settings.clip_rewards else None,
         )
         self.action_names = tuple(meanings[i] for i in self._actions)
-        self.evaluation_epsilon = 0.001
+        self.evaluation_epsilon = ATARI_EVALUATION_EPSILON
         self.protocol: dict[str, str | int | float | bool] = {
             "environment": settings.id,
             "environments": count,

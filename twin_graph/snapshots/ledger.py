@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar, overload
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar, get_args, overload
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -246,16 +246,9 @@ IMPORT = "import"
 
 #: How a line begins as `Ledger.append` writes it: enough to pass over those that nobody asks for.
 _BEGINNING = re.compile(rb'\{"attempt": (\d+), "time": "[^"\\]*", "event": "(\w+)", ')
+#: By the names that events have there.
 _KINDS: dict[bytes, type[Event]] = {
-    b"start": Start,
-    b"end": End,
-    b"commit": Commit,
-    b"swap": Swap,
-    b"point": Point,
-    b"fork": Fork,
-    b"pin": Pin,
-    b"unpin": Pin,
-    b"prune": Prune,
+    name.encode(): kind for kind in get_args(Event) for name in get_args(kind.model_fields["event"].annotation)
 }
 _E = TypeVar("_E", bound=_Event)
 
