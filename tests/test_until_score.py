@@ -45,6 +45,18 @@ def test_a_run_ends_at_the_first_evaluation_whose_lower_bound_reaches_the_score(
         assert point.counters.agent_steps == 200 * made
 
 
+def test_what_was_reached_is_looked_up_once_an_evaluation(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    settings_of = Run.settings_of
+    monkeypatch.setattr(Run, "settings_of", lambda run, n: asked.append(n) or settings_of(run, n))
+    run = create(tmp_path / "run", settings(cartpole, train__until_score=1_000))
+    attempt(run)
+    assert len(list(run.evaluation_lines())) == 6
+    assert len(asked) < 100  # of 1,200 vector steps
+
+
 def test_a_score_that_is_not_reached_changes_nothing(cartpole: Make, tmp_path: Path) -> None:
     runs = [create(tmp_path / str(score), settings(cartpole, train__until_score=score)) for score in (None, 1_000)]
     for run in runs:
