@@ -269,7 +269,7 @@ class Life:
         def traced(learners: Learners, prepared: Prepared) -> Trained:
             by_name = dict(zip((learner.name for learner in learners), prepared.snapshots, strict=True))
             for update in prepared.updates:
-                self._learnt[attempt, update + 1] = Learnt(by_name[learners._turns.learns(update)], settings)
+                self._learnt[attempt, update + 1] = Learnt(by_name[learners.turns.learns(update)], settings)
             return train(learners, prepared)
 
         Learners.train = traced
