@@ -244,12 +244,12 @@ def test_images_with_channels_last_and_grey_ones_give_what_frames_of_the_same_pi
 
 @pytest.mark.parametrize("shape", [(4, 84, 84), (3, 64, 64), (4, 4, 84)])
 def test_frames_are_not_taken_for_images_with_channels_last(shape: tuple[int, ...]) -> None:
-    assert not networks.channels_last(shape)
+    assert not networks.looks_channels_last(shape)
 
 
 @pytest.mark.parametrize("shape", [(84, 84, 4), (10, 10, 10), (210, 160, 3)])
 def test_images_may_have_as_many_channels_as_rows(shape: tuple[int, ...]) -> None:
-    assert networks.channels_last(shape)
+    assert networks.looks_channels_last(shape)
 
 
 def test_bytes_are_scaled_and_numbers_are_not(spec: ModelSpec) -> None:

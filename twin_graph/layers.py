@@ -34,7 +34,7 @@ def convolution_of_frames(name: str, frames: Tensor, channels: int, padding: str
     Returns:
       `[B, H', W', C]`.
     """
-    return convolution(name, tf.transpose(numbers(frames, dtype), [0, 2, 3, 1]), 8, channels, 4, padding, start)
+    return convolution(name, tf.transpose(scaled(frames, dtype), [0, 2, 3, 1]), 8, channels, 4, padding, start)
 
 
 def convolution(name: str, x: Tensor, kernel: int, channels: int, stride: int, padding: str, start: Start) -> Tensor:
@@ -78,8 +78,8 @@ def dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
     return tf.where(seed[0] < 0, x, tf.where(kept, x / (1 - rate), tf.zeros_like(x)))
 
 
-def numbers(observation: Tensor, dtype: Any) -> Tensor:
-    """Bytes are treated as brightness and scaled to 0..1; other numbers stay as they are."""
+def scaled(observation: Tensor, dtype: Any) -> Tensor:
+    """As numbers of this type: bytes are brightness and become 0 to 1, other numbers stay as they are."""
     x = tf.cast(observation, dtype)
     return x / 255 if observation.dtype == tf.uint8 else x
 

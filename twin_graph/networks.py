@@ -21,8 +21,8 @@ from twin_graph.layers import (
     glorot,
     he,
     last_layer,
-    numbers,
     relu,
+    scaled,
     torch_default,
     torch_weights,
 )
@@ -107,7 +107,7 @@ def minatar(observation: Tensor, n_actions: int, build: Build) -> Tensor:
 
     Takes uint8 `[B, 10, 10, C]`, or other images with channels last.
     """
-    x = numbers(observation, build.dtype)
+    x = scaled(observation, build.dtype)
     x = relu("conv1", build.layers.convolution("conv1", x, 3, 16, 1, build.model.padding, torch_default))
     return _read_out("fc1", flatten(x), 128, n_actions, (torch_default, torch_default), build)
 
@@ -117,7 +117,7 @@ def board(observation: Tensor, n_actions: int, build: Build) -> Tensor:
 
     Takes `[B, H, W, C]`, channels last.
     """
-    x = numbers(observation, build.dtype)
+    x = scaled(observation, build.dtype)
     x = relu("conv1", build.layers.convolution("conv1", x, 4, 64, 1, build.model.padding, torch_default))
     return _read_out("fc1", flatten(x), 128, n_actions, (torch_default, torch_default), build)
 
@@ -128,7 +128,7 @@ def mlp(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     Everything starts uniform in +-1/sqrt(fan_in), as in Torch. With zero biases, every unit would switch at the origin,
     near which the few inputs of a task like CartPole stay.
     """
-    x = flatten(numbers(observation, build.dtype))
+    x = flatten(scaled(observation, build.dtype))
     *shared, last = build.model.hidden_units
     for i, units in enumerate(shared, start=1):
         x = relu(f"fc{i}", dense(f"fc{i}", x, units, torch_default))
@@ -143,7 +143,7 @@ def blob(observation: Tensor, n_actions: int, build: Build) -> Tensor:
 
     Takes uint8 `[B, 10, 10, 3]`.
     """
-    x = numbers(observation, build.dtype)
+    x = scaled(observation, build.dtype)
     for block in (1, 2):
         x = relu(f"conv{block}", build.layers.convolution(f"conv{block}", x, 3, 256, 1, "VALID", glorot))
         x = tf.nn.max_pool2d(x, 2, 2, "VALID")
@@ -169,12 +169,12 @@ def _first_convolution(image: Tensor, padding: str, start: Start, build: Build) 
     """32 filters, 8x8 with stride 4, of frames `[B, stack, H, W]` or images `[B, H, W, C]`, `[B, H, W]`."""
     if image.shape.rank == 3:
         image = image[..., None]
-    if channels_last(image.shape[1:].as_list()):
-        return build.layers.convolution("conv1", numbers(image, build.dtype), 8, 32, 4, padding, start)
+    if looks_channels_last(image.shape[1:].as_list()):
+        return build.layers.convolution("conv1", scaled(image, build.dtype), 8, 32, 4, padding, start)
     return build.layers.convolution_of_frames("conv1", image, 32, padding, start, build.dtype)
 
 
-def channels_last(shape: Sequence[int]) -> bool:
+def looks_channels_last(shape: Sequence[int]) -> bool:
     """Whether an image `[H, W, C]` or `[C, H, W]` is the former: it has no more channels than rows."""
     return len(shape) == 3 and shape[2] <= shape[0]
 
@@ -186,10 +186,10 @@ def channels_axis(name: str, env: EnvSpec) -> int | None:
     """
     network, shape = NETWORKS.get(name), env.observation_shape
     if network and network.function is not mlp:
-        return 2 if network.channels_last or channels_last(shape) else 0
+        return 2 if network.channels_last or looks_channels_last(shape) else 0
     if env.stack > 1:
         return 0
-    return 2 if channels_last(shape) and shape[2] in (1, 3, 4) else None  # grey, RGB, or RGB and alpha
+    return 2 if looks_channels_last(shape) and shape[2] in (1, 3, 4) else None  # grey, RGB, or RGB and alpha
 
 
 def _read_out(name: str, x: Tensor, units: int, n_actions: int, starts: tuple[Start, Start], build: Build) -> Tensor:
@@ -228,12 +228,12 @@ def _is_image(env: EnvSpec) -> bool:
     return len(env.network_shape) == 3 or (len(env.network_shape) == 2 and env.observation_dtype == "uint8")
 
 
-def _has_channels_last(env: EnvSpec) -> bool:
+def _is_single_image(env: EnvSpec) -> bool:
     return len(env.network_shape) == 3 and env.stack == 1
 
 
 def _is_large_enough_for_blob(env: EnvSpec) -> bool:
-    return _has_channels_last(env) and min(env.network_shape[:2]) >= 10
+    return _is_single_image(env) and min(env.network_shape[:2]) >= 10
 
 
 _SMALLEST_SIDE = 36  # pixels: below this, the three convolutions of `nature` leave nothing
@@ -242,8 +242,8 @@ NETWORKS = {
     "nature": Network(nature, "images [stack, H, W] or [H, W, channels]", _is_image),
     "dopamine": Network(dopamine, "images [stack, H, W] or [H, W, channels]", _is_image),
     "pooled80": Network(pooled80, "images [stack, 80, 80]", lambda env: env.network_shape[1:] == (80, 80)),
-    "minatar": Network(minatar, "images [H, W, channels]", _has_channels_last, channels_last=True),
-    "board": Network(board, "boards [H, W, channels]", _has_channels_last, channels_last=True),
+    "minatar": Network(minatar, "images [H, W, channels]", _is_single_image, channels_last=True),
+    "board": Network(board, "boards [H, W, channels]", _is_single_image, channels_last=True),
     "blob": Network(blob, "images [H, W, channels] of 10x10 or more", _is_large_enough_for_blob, channels_last=True),
     "mlp": Network(mlp, "numbers", lambda env: True),  # noqa: ARG005
 }
@@ -252,10 +252,10 @@ NETWORKS = {
 def _advised(env: EnvSpec) -> str:
     """The name of a network that takes these observations."""
     shape = env.network_shape
-    sides = shape[:2] if channels_last(shape) else shape[-2:]
+    sides = shape[:2] if looks_channels_last(shape) else shape[-2:]
     if _is_image(env) and min(sides) >= _SMALLEST_SIDE:
         return "nature"
-    return "minatar" if _has_channels_last(env) else "mlp"
+    return "minatar" if _is_single_image(env) else "mlp"
 
 
 def check(name: str, env_id: str, env: EnvSpec) -> None:

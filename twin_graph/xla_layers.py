@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from twin_graph.graph_mode import tf
-from twin_graph.layers import Start, Tensor, convolution_weights, dense, in_parts, numbers
+from twin_graph.layers import Start, Tensor, convolution_weights, dense, in_parts, scaled
 
 __all__ = ["convolution", "convolution_of_frames", "hidden", "in_parts"]
 
@@ -16,7 +16,7 @@ hidden = dense
 
 def convolution_of_frames(name: str, frames: Tensor, channels: int, padding: str, start: Start, dtype: Any) -> Tensor:
     """See `layers.convolution_of_frames`."""
-    return convolution(name, tf.transpose(numbers(frames, dtype), [0, 2, 3, 1]), 8, channels, 4, padding, start)
+    return convolution(name, tf.transpose(scaled(frames, dtype), [0, 2, 3, 1]), 8, channels, 4, padding, start)
 
 
 def convolution(name: str, x: Tensor, kernel: int, channels: int, stride: int, padding: str, start: Start) -> Tensor:
