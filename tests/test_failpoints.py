@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 from twin_graph import config
-from twin_graph.checkpoint import ReplayLog
 from twin_graph.errors import InUseError, UsageError
 from twin_graph.replay import Replay, Transition
+from twin_graph.resume_points import ReplayLog
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.files import append_line, write_new

@@ -217,7 +217,7 @@ def test_a_point_that_a_reader_keeps_from_removal_keeps_its_snapshots_too(cartpo
         next(p for p in steps if p.agent_steps > 2_000)
         with reader.points().reading():
             point = point_at(reader, "@update:10000")
-            next(p for p in steps if p.keeper.checkpoints.newest.number > point.number)
+            next(p for p in steps if p.keeper.resume_points.newest.number > point.number)
             other = fork(reader, point, tmp_path / "fork", settings)
     found, damage = newest_point(other)
     assert (found.number, damage) == (point.number, [])

@@ -218,7 +218,7 @@ def test_what_an_attempt_did_without_a_step_recurs_by_its_own_settings(cartpole:
     left_out = newest_point(run).point
     with contextlib.closing(progress_of(run)) as progresses:
         for progress in progresses:
-            if progress.keeper.checkpoints.newest != left_out:
+            if progress.keeper.resume_points.newest != left_out:
                 break
     assert newest_point(run).point.counters == left_out.counters
     changed = Run(run.folder)

@@ -126,7 +126,7 @@ class Agent:
     def observe_checked(self, transition: Transition) -> None:
         """The same for what a `VectorEnv` returned, whose arrays need no check. Raises `ForeignError`."""
         self.actor.observe(transition)
-        self.keeper.checkpoints.replay_grew()
+        self.keeper.resume_points.replay_grew()
 
     def learn(self) -> list[float]:
         """Makes the updates that are due at this agent step, and the commits and refreshes between them.

@@ -10,7 +10,6 @@ import numpy as np
 
 from twin_graph import retention, targets, trackers
 from twin_graph.actor import Actor
-from twin_graph.checkpoint import Checkpoints
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.events import EventFile
 from twin_graph.learner import Learner, Why
@@ -19,6 +18,7 @@ from twin_graph.matches import Matches
 from twin_graph.model import ModelSpec
 from twin_graph.mutual import Turns
 from twin_graph.probe import Probe
+from twin_graph.resume_points import ResumePoints
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, End, Swap, utc_now
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
@@ -47,7 +47,7 @@ class Keeper:
       store: the run's snapshots.
       learners: one, or two in `mode=mutual`.
       probe: observations on which they are measured.
-      checkpoints: its resume points.
+      resume_points: makes and restores them.
       matches: its scheduled evaluations.
       stopwatch: where the time goes.
       notices: what could not be done, and why, for people.
@@ -72,7 +72,7 @@ class Keeper:
             self.learners = self._build_learners(spec, building)
             self.store.remove_leftovers()
             self.probe = Probe(run.settings.train, tally)
-            self.checkpoints = Checkpoints(run, tally, self.learners, self.probe, actor)
+            self.resume_points = ResumePoints(run, tally, self.learners, self.probe, actor)
             self._tracker = tracker = trackers.of(run, self.notices)
             if tracker:
                 building.callback(lambda: tracker.close(self._end.state if self._end else "failed"))
@@ -135,7 +135,7 @@ class Keeper:
     @property
     def at_point(self) -> bool:
         """Whether the newest resume point was made at this very step."""
-        point = self.checkpoints.newest
+        point = self.resume_points.newest
         return point is not None and point.counters.agent_steps == self.tally.agent_steps
 
     def commit_if_due(self) -> None:
@@ -247,9 +247,9 @@ class Keeper:
         self._events.write_histograms(self.tally.agent_steps, dict(self.probe.arrays(self.learners)))
 
     def commit_point(self, returns: Sequence[float] = (), request: str | None = None) -> PointState:
-        """Makes a resume point, and removes weights that are no longer needed; see `Checkpoints.commit`."""
+        """Makes a resume point, and removes weights that are no longer needed; see `ResumePoints.commit`."""
         with self.stopwatch.phase("resume point"):
-            point, oldest = self.checkpoints.commit(self._saved, returns, request)
+            point, oldest = self.resume_points.commit(self._saved, returns, request)
         # If readers hold the lock, the next point removes them.
         with self.stopwatch.phase("prune"), contextlib.suppress(BlockingIOError):
             self.store.remove_weights(
@@ -262,5 +262,5 @@ class Keeper:
         self._saved = point.saved
         self.store.reload()
         targets.check_present(self.settings, self.store, point.counters.updates)
-        for learner, role, policy in self.checkpoints.restore(point, self._policies):
+        for learner, role, policy in self.resume_points.restore(point, self._policies):
             self._refresh(learner, role, f"the policy was {policy}")

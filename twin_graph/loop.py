@@ -81,7 +81,7 @@ def loop(
 
     since = progress.counters
     done = progress.agent_steps >= progress.total_steps
-    if keeper.checkpoints.newest is None:
+    if keeper.resume_points.newest is None:
         keeper.commit_point()
     else:
         yield from _take_up(stepper, progress, play_newest)

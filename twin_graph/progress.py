@@ -41,7 +41,7 @@ class Progress:
         self.keeper = keeper
         self.stop = stop
         self.total_steps = keeper.settings.total_steps
-        point = keeper.checkpoints.newest
+        point = keeper.resume_points.newest
         self.returns = deque(point.returns if point else (), maxlen=RECENT_EPISODES)
         self.ended: list[float] = []
         self.ended_by = ""
@@ -118,7 +118,7 @@ class Progress:
     @property
     def weights_sha256(self) -> str:
         """The hash of the newest resume point's weights; empty before the first."""
-        point = self.keeper.checkpoints.newest
+        point = self.keeper.resume_points.newest
         return point.weights_sha256 if point else ""
 
     @property

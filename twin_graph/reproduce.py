@@ -162,7 +162,7 @@ def _train(
         if part.stop is not None and progress.agent_steps >= part.stop and comparison.has_played(part):
             stopped = True
             progress.stop.set()
-        newest = progress.keeper.checkpoints.newest
+        newest = progress.keeper.resume_points.newest
         if (
             part.until is not None
             and newest

@@ -87,7 +87,7 @@ class Requests:
         if request.kind == "point":
             if not self._keeper.at_point and ("point", request.id) not in self._done:
                 return request.id
-            point = self._keeper.checkpoints.newest
+            point = self._keeper.resume_points.newest
             assert point is not None
             message = f"resume point {point.number} is after {counted(point.counters.updates, 'update')}"
             control.answer(self._run.control, request, Answer(done=True, message=message))

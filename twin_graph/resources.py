@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from twin_graph import cpu, mutual, targets
-from twin_graph.checkpoint import SEGMENT_BYTES
 from twin_graph.envs import VectorEnv
 from twin_graph.errors import TwinGraphError
 from twin_graph.graph_mode import tf
 from twin_graph.model import Model, ModelSpec, build_model
 from twin_graph.replay import Replay
+from twin_graph.resume_points import SEGMENT_BYTES
 from twin_graph.settings import Settings
 from twin_graph.snapshots.run import POINTS, SNAPSHOTS
 from twin_graph.words import size

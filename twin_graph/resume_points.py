@@ -22,7 +22,7 @@ from twin_graph.twin import weights_sha256
 SEGMENT_BYTES = 16_000_000
 
 
-class Checkpoints:
+class ResumePoints:
     """Makes resume points of a run while it trains, and restores one.
 
     Args:
