@@ -99,6 +99,17 @@ def test_the_table_of_opponents_is_that_of_the_recorded_games() -> None:
     assert "Of the 2,900 triples" in page()
 
 
+def test_the_replication_with_opponents_is_that_of_its_recorded_games() -> None:
+    printed = output_of("opponents", str(ROOT / "studies" / "results" / "opponents-replication"))
+    table, cycles = printed.strip().split("\n\n")
+    assert table in page()
+    assert cycles == "0 cycles among 2,600 triples of 26 players."
+    rows = cells(table)
+    assert [row[3] for row in rows] == ["", "0.016", "0.016"]  # 2 * 2 / 2**8: in all eight pairs
+    lost = [[int(number) for number in row[-1].split(" of ")] for row in rows]
+    assert (sum(part for part, _ in lost), sum(whole for _, whole in lost)) == (29, 168)
+
+
 def test_policies_at_equal_depth_are_those_of_the_records() -> None:
     expected, scores, residuals, as_often = output_of("genealogy").strip().split("\n\n")
     shares = {(task, condition): abs(float(share.rstrip("%"))) for task, condition, *_, share in cells(expected)}
