@@ -24,7 +24,7 @@ class Matches:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._records = list(run.evaluation_lines())
-        self._lowest: tuple[Settings, int, tuple[float, str]] | None = None
+        self._lowest: tuple[Settings, tuple[float, str]] | None = None  # of the records so far
         self.played = targets.matches(self._records)
 
     def record(self, snapshot: Commit, result: Mapping[str, Any], *, challenger: Commit, played_at: Counters) -> None:
@@ -40,19 +40,20 @@ class Matches:
             self._run.record_evaluation(snapshot, result, played_at=played_at, challenger=challenger.id)
         )
         self.played = targets.matches(self._records)
+        self._lowest = None
 
     def lower_bound(self, settings: Settings) -> tuple[float, str]:
         """The lower end of the newest score's 95% interval, and whose it is; of two learners, the smaller one.
 
         Minus infinity before the first evaluation under these settings' rules.
         """
-        if self._lowest and self._lowest[0] is settings and self._lowest[1] == len(self._records):
-            return self._lowest[2]  # the run loop asks after each vector step
+        if self._lowest and self._lowest[0] is settings:
+            return self._lowest[1]  # the run loop asks after each vector step
         scores = [line for line in self._records if line["scheduled"] and line["snapshot"] == line["challenger"]]
         newest = [line for line in scores if _rules(self._run.settings_of(line["attempt"])) == _rules(settings)]
         now = [line for line in newest if line["played_at"] == newest[-1]["played_at"]]
         lowest = min(((line["interval_95"][0], line["snapshot"]) for line in now), default=(-math.inf, ""))
-        self._lowest = settings, len(self._records), lowest
+        self._lowest = settings, lowest
         return lowest
 
     def reached(self, score: float, settings: Settings) -> str:
