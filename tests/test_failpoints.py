@@ -21,6 +21,9 @@ import pytest
 
 from twin_graph import config
 from twin_graph.errors import InUseError, UsageError
+from twin_graph.experiments import plan as plans
+from twin_graph.experiments.runner import Experiment
+from twin_graph.experiments.trial import Trial
 from twin_graph.replay import Replay, Transition
 from twin_graph.resume_points import ReplayLog
 from twin_graph.snapshots import control
@@ -531,8 +534,10 @@ def test_storage_without_locks_is_refused(
         raise OSError(why, os.strerror(why))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with (
-        pytest.raises(UsageError, match=r"is on storage without file locks .*: choose another folder"),
-        run.lock("train"),
-    ):
-        pytest.fail("it was locked")
+    plan = plans.parse(
+        'name = "one"\npreset = "cartpole"\nsteps = 6_000\nseeds = [1]\n[factors]\ntarget.policy = ["latest"]'
+    )
+    experiment = Experiment(tmp_path / "experiment", plan, (), Trial(rate=1.0, startup=0.0, disk=[], memory=0))
+    for lock in (run.lock("train"), experiment.lock()):
+        with pytest.raises(UsageError, match=r"is on storage without file locks .*: choose another folder"), lock:
+            pytest.fail("it was locked")

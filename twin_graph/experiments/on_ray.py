@@ -20,6 +20,7 @@ import filelock
 
 from twin_graph.errors import UsageError
 from twin_graph.experiments.runner import Begin, Process
+from twin_graph.snapshots.files import acquire, file_lock
 from twin_graph.words import size
 
 _ADDRESS = os.environ.get("RAY_ADDRESS") or "local"
@@ -147,10 +148,6 @@ def cluster(lock: Path, threads: int, memory: int) -> Iterator[Begin]:
 
 def check_storage(lock: Path) -> None:
     """Raises `OSError` if a lock that another process has is not seen here: then nothing keeps two apart."""
-    try:
-        with filelock.FileLock(lock, timeout=0):
-            raise OSError(
-                f"the lock {lock} of another machine is not seen here: this storage is not for --executor ray"
-            )
-    except filelock.Timeout:
-        pass
+    with contextlib.suppress(filelock.Timeout):
+        acquire(file_lock(lock), lock.parent)
+        raise OSError(f"the lock {lock} of another machine is not seen here: this storage is not for --executor ray")

@@ -36,7 +36,16 @@ from twin_graph.experiments.plan import Pairs, Plan, PlannedRun
 from twin_graph.experiments.trial import Trial
 from twin_graph.matches import Matches
 from twin_graph.signals import on_signal
-from twin_graph.snapshots.files import append_line, checked, make_folder, read_file, read_lines, write_file
+from twin_graph.snapshots.files import (
+    acquire,
+    append_line,
+    checked,
+    file_lock,
+    make_folder,
+    read_file,
+    read_lines,
+    write_file,
+)
 from twin_graph.snapshots.ledger import Point, utc_now
 from twin_graph.snapshots.run import RUNS, Run, check_new_folder
 from twin_graph.words import counted
@@ -153,9 +162,9 @@ class Experiment:
     def lock(self) -> Iterator[None]:
         """Makes the folder; while it lasts, nobody else starts runs here. Raises `InUseError`."""
         make_folder(self.folder)
-        lock = filelock.FileLock(self.lock_file)
+        lock = file_lock(self.lock_file)
         try:
-            lock.acquire(timeout=0)
+            acquire(lock, self.folder)
         except filelock.Timeout:
             raise InUseError(f"{self.folder} is in use: another `experiment run` trains it") from None
         try:

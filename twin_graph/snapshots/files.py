@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
+import filelock
+
 from twin_graph.errors import DamagedError, UsageError
 
 _Result = TypeVar("_Result")
@@ -175,6 +177,30 @@ def _lock_alone(descriptor: int) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
+
+
+def file_lock(path: Path) -> filelock.BaseFileLock:
+    """A lock that one process has at a time, and that ends with it; see `acquire`."""
+    # Without filelock's fallback, a file that only marks the lock: a process that is killed would leave it.
+    return filelock.FileLock(path, fallback_to_soft=False)
+
+
+def acquire(lock: filelock.BaseFileLock, folder: Path, *, timeout: float = 0.0) -> None:
+    """Takes a lock of `file_lock`, which is somewhere in `folder`.
+
+    Raises:
+      filelock.Timeout: after these seconds another process still has it.
+      UsageError: the storage has no locks.
+    """
+    try:
+        lock.acquire(timeout=timeout)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        raise UsageError(
+            f"{folder} is on storage without file locks ({error.strerror}), which twin-graph needs: "
+            "choose another folder, or mount it with locks"
+        ) from None
 
 
 def write_file(path: Path, content: bytes) -> None:

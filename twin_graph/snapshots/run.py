@@ -32,9 +32,11 @@ from twin_graph.settings import Settings
 from twin_graph.snapshots.files import (
     GrowingLines,
     Line,
+    acquire,
     append_line,
     checked,
     commit_folder,
+    file_lock,
     fsync,
     make_folder,
     read_file,
@@ -113,8 +115,7 @@ class Run:
                     f"{path}, of twin-graph {made_by}, has settings of another version: {error}"
                 ) from None
             raise DamagedError(f"{path} is damaged: {error}") from None
-        # Without a file that only marks the lock, as a process that is killed would leave it.
-        self._lock = filelock.FileLock(folder / "control" / "lock", fallback_to_soft=False)
+        self._lock = file_lock(folder / "control" / "lock")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.folder}>"
@@ -139,7 +140,7 @@ class Run:
         self.control.mkdir(exist_ok=True)
         holder = self.control / "holder.json"
         try:
-            self._lock.acquire(timeout=_GLANCE_SECONDS)
+            acquire(self._lock, self.folder, timeout=_GLANCE_SECONDS)
         except filelock.Timeout:
             try:
                 who = read_file(holder)
@@ -147,13 +148,6 @@ class Run:
             except DamagedError:
                 by = "another process"
             raise InUseError(f"{self.folder} is in use by {by}") from None
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise
-            raise UsageError(
-                f"{self.folder} is on storage without file locks ({error.strerror}), and runs need them: "
-                "choose another folder, or mount it with locks"
-            ) from None
         try:
             if self._lock.lock_counter == 1:
                 for folder in (self.folder, self.control, self.videos):  # requests, films and exports need no lock
