@@ -128,7 +128,8 @@ def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, int
         say(f"failed: {state.planned.name}: {state.error}  (more in {found.log(state.planned)})")
     say(f"next: {command('experiment', 'report', found.folder)}")
     if failed:
-        raise TwinGraphError(f"{len(failed)} of {counted(len(states), 'run')} failed; try them again with: {again}")
+        advice = f"; try again with: {again}" if any(state.is_left for state in failed) else ""
+        raise TwinGraphError(f"{len(failed)} of {counted(len(states), 'run')} failed{advice}")
 
 
 @experiment.command()

@@ -111,6 +111,18 @@ def test_conditions_begin_from_the_same_states_and_are_compared_in_pairs(
     shared = {tuple(s.id for s in run.store().snapshots if s.updates <= border) for run in runs.values()}
     assert len(shared) == 1
 
+    # Whatever the parent is resumed with meanwhile, a run that is left begins as it was planned.
+    name = "lag-100,point=1,seed=7"
+    ended = end(runs[name])
+    shutil.rmtree(runs[name].folder)
+    point = parent.points().readable(1)
+    assert point
+    with parent.trying(config.change(parent.settings, [("train.learning_rate", 0.01)])), parent.lock("train"):
+        parent.record_start(point)
+    assert parent.settings_from(point).train.learning_rate == 0.01
+    train(tmp_path / "file.toml", folder)
+    assert end(Run(runs[name].folder)) == ended
+
     shutil.rmtree(parent.folder)
     again = twin_graph("experiment", "run", "file.toml", cwd=tmp_path)
     assert "6 of 6 runs done" in again.stderr

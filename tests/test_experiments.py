@@ -591,6 +591,11 @@ def test_what_a_person_trained_further_stays_done_and_what_ended_early_is_not(fi
     longer_plan = there.plan.runs[1]._replace(
         settings=config.change(there.plan.runs[1].settings, [("train.steps", 700)])
     )
+    taken_up = Run(folder / RUNS[1])
+    with taken_up.lock("resume"):  # nobody waits for what a person trains on
+        taken_up.record_start(taken_up.points().newest())
+        assert taken_up.state() == "running"
+        assert runner.look(there)[1].state == "done"
     assert runner._is_complete(Run(folder / RUNS[1]), there.plan.runs[1])
     assert not runner._is_complete(Run(folder / RUNS[1]), longer_plan)
 
@@ -706,8 +711,13 @@ def test_what_was_trained_or_changed_while_it_waited_is_not_begun(finished: Path
 
     states = pretend(folder, begin, jobs=1)
     assert begun == [RUNS[0]]
-    assert [states[name][0] for name in RUNS] == ["done", "done", "failed", "done"]
+    assert [states[name][0] for name in RUNS] == ["done", "done", "damaged", "done"]
     assert "train.learning_rate" in states[RUNS[2]][1]
+    assert [result.state for result in results.read(Experiment.open(folder))] == ["done", "done", "damaged", "done"]
+    again = twin_graph("experiment", "run", "tiny.toml", "--out", str(folder), cwd=finished.parents[2])
+    assert again.returncode == 1
+    assert "remove that folder to train the run anew, or choose another --out" in again.stderr
+    assert again.stderr.endswith("Error: 1 of 4 runs failed\n")
 
 
 def test_a_run_failed_for_what_its_last_process_said(finished: Path, tmp_path: Path) -> None:
@@ -799,11 +809,15 @@ def test_what_workers_restored_of_the_target_is_not_counted_again(finished: Path
     assert len(before.services) > 2
 
 
-def test_runs_with_workers_have_the_steps_in_common_at_which_they_were_due(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_has_just_been_made_stops_no_report(finished: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "tiny", ignore=shutil.ignore_patterns("report", RUNS[0])))
+    there = Experiment.open(folder)
+    create(folder / RUNS[0], there.plan.runs[0].settings)
+    assert [result.state for result in results.read(there)] == ["cut", "done", "done", "done"]
+
+
+def test_runs_with_workers_have_the_steps_in_common_at_which_they_were_due(tmp_path: Path) -> None:
     """What is played and logged a little later, at another step in each run, makes one curve."""
-    monkeypatch.setattr(results, "_services", lambda *_: ())  # nothing was trained
     more = "workers.count = 2\ntrain.start_steps = 200"
     planned, *others = plan.parse(changed("train.start_steps = 200", more)).runs
     alone = plan.parse(FILE).runs[0]
@@ -1012,6 +1026,36 @@ def test_pairs_are_of_runs_that_are_both_done(monkeypatch: pytest.MonkeyPatch) -
     assert "5 seeds cannot show a difference in 1 comparison" in found
 
 
+def test_of_one_condition_the_score_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "RESAMPLES", 20)
+    planned, norms = plan.parse(changed(', "lag(40)"', "")), {"CartPole-v1": statistics.Norm(0, 500, 475, "")}
+    done = made_up(planned, lambda condition, seed: 100.0 * seed)
+    conditions = statistics.analyse(planned, done, norms, lambda *_: None)
+    [said] = pages._findings(pages._Data(planned, done, norms, conditions))
+    assert said == "Return at the end: latest, 150.0 (100.0 to 200.0) (interquartile mean)."
+
+
+def test_the_time_to_a_threshold_is_shown_also_while_runs_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "RESAMPLES", 20)
+    planned, norms = plan.parse(FILE), {"CartPole-v1": statistics.Norm(0, 500, 475, "")}
+    first, *others = made_up(planned, lambda condition, seed: 480.0)
+    for first_has, panels in ({300: 60.0, 600: 120.0}, 2), ({}, 1):
+        timed = [run._replace(seconds={300: 60.0, 600: 120.0}) for run in others]
+        runs = [
+            first._replace(seconds=first_has),
+            *timed[:2],
+            timed[2]._replace(state="waiting", scores={}, seconds={}),
+        ]
+        conditions = statistics.analyse(planned, runs, norms, lambda *_: None)
+        figure = dict(pages._score_figures(pages._Data(planned, runs, norms, conditions)))["threshold"]
+        assert len(figure.axes) == panels
+
+
+def test_a_value_that_no_legend_would_show_has_a_label_that_does() -> None:
+    found = plan.parse(changed("[factors]", "[factors]\ntrain.optimizer = ['adam', '_mine:optimizer']"))
+    assert 'optimizer="_mine:optimizer", latest' in found.conditions
+
+
 def test_figures_of_targets_are_left_out_where_there_are_none() -> None:
     planned, norms = plan.parse(FILE), {"CartPole-v1": statistics.Norm(0, 500, 475, "")}
     done = made_up(planned, lambda condition, seed: 100.0)
@@ -1026,6 +1070,11 @@ def test_without_rliable_a_report_says_what_to_install(finished: Path, tmp_path:
     )
     assert done.returncode == 1
     assert done.stderr == "Error: a report needs rliable: pip install 'twin-graph[experiments]'\n"
+
+
+def test_pictures_of_other_commands_need_matplotlib_alone() -> None:
+    code = "import sys; sys.modules |= {'rliable': None, 'scipy': None}; import twin_graph.experiments.figures"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_without_ray_its_executor_says_what_to_install_before_anything_else(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, ScalarFormatter
 
 from twin_graph.experiments.results import Curve, Result
-from twin_graph.experiments.statistics import Band, Estimate
 from twin_graph.snapshots.ledger import ONLY_LEARNER
 
-if TYPE_CHECKING:  # imports TensorFlow
+if TYPE_CHECKING:  # these import TensorFlow, and rliable, which few pictures need
     from twin_graph.compare import Comparison
+    from twin_graph.experiments.statistics import Band, Estimate
 
 # Told apart by those who do not see all colours, and in print (after Okabe and Ito 2008).
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
@@ -32,7 +32,7 @@ class Line(NamedTuple):
     """One condition in a figure of lines: its band, and the runs that it is made of."""
 
     name: str
-    band: Band | None
+    band: "Band | None"
     runs: Sequence[Curve] = ()
 
 
@@ -66,14 +66,14 @@ def lines(series: Sequence[Line], x_label: str, y_label: str, *, at: float | Non
     return figure
 
 
-def profiles(names: Sequence[str], bands: Sequence[Band | None], at: np.ndarray) -> Figure:
+def profiles(names: Sequence[str], bands: "Sequence[Band | None]", at: np.ndarray) -> Figure:
     """Performance profiles: the share of runs above each score."""
     series = [Line(name, band and band._replace(at=list(at))) for name, band in zip(names, bands, strict=True)]
     return lines(series, "normalised score", "share of runs above it")
 
 
 def intervals(
-    panels: Sequence[tuple[str, Sequence[Estimate]]], names: Sequence[str], *, at: float | None = None
+    panels: "Sequence[tuple[str, Sequence[Estimate]]]", names: Sequence[str], *, at: float | None = None
 ) -> Figure:
     """Numbers with their intervals, a row for each condition; several numbers one above the other."""
     figure = _figure(len(panels) * (0.75 + 0.27 * len(names)))
@@ -252,7 +252,7 @@ def _line(axes: Axes, line: Line, colour: str, dashes: Any) -> None:
     for run in line.runs:
         axes.plot(list(run), list(run.values()), color=colour, linewidth=0.6, alpha=0.35)
     if line.band is None:
-        axes.plot([], [], color=colour, label=f"{line.name} (nothing yet)")
+        axes.plot([], [], color=colour, label=f"{line.name} (nothing)")
         return
     mark = "o" if len(line.band.at) <= 25 else ""
     axes.fill_between(line.band.at, line.band.low, line.band.high, color=colour, alpha=0.18, linewidth=0)

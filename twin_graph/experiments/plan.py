@@ -465,7 +465,10 @@ def _levels(factor: str, values: Any) -> list[_Level]:
     return [
         _Level(
             factor,
-            value if isinstance(value, str) else f"{short}={json.dumps(value, default=str)}",
+            # A label that begins with _ would be in no legend.
+            value
+            if isinstance(value, str) and not value.startswith("_")
+            else f"{short}={json.dumps(value, default=str)}",
             tuple(_settings({factor: value}, "factors")),
         )
         for value in values

@@ -58,8 +58,8 @@ _WORDS = {
     ),
     "threshold": (
         "Steps and time to the threshold",
-        "When each run's score first reached {threshold}: a dot for each run, in agent steps and in minutes of "
-        "training. The number on the right says how many never did.",
+        "When each run's score first reached {threshold}: a dot for each run, in agent steps and, where "
+        "that is known, in minutes of training. The number on the right says how many never did.",
     ),
     "age": (
         "Age of the targets",
@@ -230,6 +230,11 @@ def _origin(origin: Origin) -> str:
 
 def _findings(data: _Data) -> Iterator[str]:
     known = [c for c in data.conditions if not math.isnan(c.iqm.value)]
+    if len(data.conditions) == 1 and known:
+        [only] = known
+        score = _interval(data.estimate(only.iqm))
+        yield f"{data.unit.capitalize()} at the end: {only.name}, {score} (interquartile mean)."
+        return
     if len(known) < 2:
         yield "Too few runs are done for a comparison."
         return
@@ -367,12 +372,13 @@ def _score_figures(data: _Data) -> Iterator[tuple[str, Figure]]:
         improved = [c.improvement or statistics.UNKNOWN for c in conditions[1:]]
         label = f"probability of a higher score than {names[0]}"
         yield "improvement", figures.intervals([(label, improved)], names[1:], at=0.5)
-    ends = [run.seconds_at(run.agent_steps) / 60 for run in data.results if run.seconds]
+    done = [run for run in data.results if run.state == "done"]
     minutes = [[seconds / 60 for seconds in c.seconds_to] for c in conditions]
     steps = [c.steps_to for c in conditions]
     panels = [("agent steps", float(data.plan.steps), steps)]
-    if len(ends) == len(data.results):  # tables alone may not have the time
-        panels.append(("minutes of training", max(ends, default=0.0) or 1.0, minutes))
+    if done and all(run.seconds for run in done):  # tables alone may not have the time
+        longest = max(run.seconds_at(run.agent_steps) for run in done) / 60
+        panels.append(("minutes of training", longest or 1.0, minutes))
     yield "threshold", figures.dots(panels, names)
 
 

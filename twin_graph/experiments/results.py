@@ -286,8 +286,8 @@ def _services(run: Run, events: Sequence[Event], updates: int) -> Iterator[Servi
         return
     for learner in mutual.Turns(run.settings).learners:
         swaps = target_swaps(events, learner=learner)
-        ends = [swap.first_update - 1 for swap in swaps[1:]] + [updates]
-        for swap, last in zip(swaps, ends, strict=True):
+        for swap, after in itertools.zip_longest(swaps, swaps[1:]):  # a run that has just been made has none yet
+            last = after.first_update - 1 if after else updates
             if last >= swap.first_update and committed.keys() >= set(swap.snapshots):
                 sources = tuple(committed[snapshot] for snapshot in swap.snapshots)
                 yield Service(swap.first_update, last, sources, learner, by_hand=swap.policy in (BY_HAND, UNDO))

@@ -32,7 +32,7 @@ import psutil
 from twin_graph import config, cpu, ended
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, DamagedError, InUseError, TwinGraphError, UsageError
 from twin_graph.experiments import plan as plans
-from twin_graph.experiments.plan import Pairs, Plan, PlannedRun
+from twin_graph.experiments.plan import Origin, Pairs, Plan, PlannedRun
 from twin_graph.experiments.trial import Trial
 from twin_graph.matches import Matches
 from twin_graph.signals import on_signal
@@ -128,7 +128,7 @@ class Experiment:
             grown = plans.parse(plan.text, fixed=begun.fixed, origin=begun.plan.origin, preset=begun.plan.preset)
             _check_same(begun.plan, grown, folder)
             trial = begun.trial
-            if len(grown.runs) > len(begun.plan.runs):
+            if list(map(_kind, _one_of_each(grown))) != list(map(_kind, _one_of_each(begun.plan))):
                 trial = measure([run.settings for run in _one_of_each(grown)])
             return cls(folder, grown, begun.fixed, trial)
         if folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())):
@@ -193,7 +193,10 @@ class Experiment:
         run = Run(folder)
         for key, ours, theirs in config.differences(planned.settings, run.settings):
             if key not in (*_MEASURED, "train.steps"):
-                raise UsageError(f"{folder} is not what the file says: {key} is {theirs} there and {ours} in the file")
+                raise UsageError(
+                    f"{folder} is not what the file says: {key} is {theirs} there and {ours} in the file; remove that "
+                    "folder to train the run anew, or choose another --out"
+                )
         if planned.point and not planned.nudge:
             origin = run.description.get("forked_from") or {}
             if origin.get("weights_sha256") != planned.point.weights_sha256:
@@ -206,10 +209,9 @@ class Experiment:
         if self.found(planned):
             return ["resume", folder, "--steps", str(self.plan.steps)]
         if self.plan.origin and planned.point:
-            sets = [f"--set={assignment(key, value)}" for key, value in planned.overrides]
+            sets = [f"--set={assignment(key, value)}" for key, value in _changes(self.plan.origin, planned)]
             named = ["--at", str(planned.point.number), "--seed", str(planned.seed), "--run-dir", folder]
-            steps, nudge = f"--set=train.steps={self.plan.steps}", ["--nudge"] if planned.nudge else []
-            return ["fork", str(self.plan.origin.folder), *named, *nudge, *sets, steps]
+            return ["fork", str(self.plan.origin.folder), *named, *(["--nudge"] if planned.nudge else []), *sets]
         named = ["--steps", str(self.plan.steps), "--seed", str(planned.seed), "--run-dir", folder]
         # From the preset as it is now, which may have changed since the experiment began.
         preset = config.load(self.plan.preset.preset, [("train.steps", self.plan.steps), ("seed", planned.seed)])
@@ -244,6 +246,21 @@ class Experiment:
 
     def _outcomes(self) -> list[dict[str, Any]]:
         return [line.record for line in read_lines(self.folder / _OUTCOMES) if line.record]
+
+
+def _changes(origin: Origin, planned: PlannedRun) -> Pairs:
+    """The settings by which a run differs from what `fork` would make of the origin now, but for the seed: somebody may
+    have resumed the origin with others since the experiment began."""
+    assert planned.point
+    try:
+        parent = Run(origin.folder)
+        point = parent.points().readable(planned.point.number)
+    except TwinGraphError:
+        point = None
+    if point is None:  # `fork` says so
+        return planned.overrides
+    different = config.differences(parent.settings_from(point), planned.settings)
+    return tuple((key, value) for key, _, value in different if key != "seed")
 
 
 def assignment(key: str, value: Any) -> str:
@@ -308,7 +325,8 @@ class State(NamedTuple):
 
     Attributes:
       planned: which.
-      state: `waiting` (not begun), `cut` (begun, and not at its end), `running`, `done`, `failed`, `damaged`.
+      state: `waiting` (not begun), `cut` (begun, and not at its end), `running`, `done`, `failed`, `damaged` (or with
+        other settings than planned).
       agent_steps: as far as its records say; while nobody trains it, those of its newest resume point.
       error: why it failed.
     """
@@ -330,7 +348,7 @@ class State(NamedTuple):
 
 
 def look(experiment: Experiment) -> list[State]:
-    """How each run is, by its own records. Raises `UsageError` if one is not what was planned."""
+    """How each run is, by its own records."""
     failures = experiment.failures()
     return [_look(experiment, planned, failures.get(planned.name, "")) for planned in experiment.plan.runs]
 
@@ -341,13 +359,12 @@ def _look(experiment: Experiment, planned: PlannedRun, error: str = "", *, goes_
         if run is None:
             return State(planned, "failed" if error else "waiting", planned.span[0], error)
         # A process that is known to be alive is not asked: it may be about to take the lock that this looks at.
-        state = "running" if goes_on else run.state()
-        if state == "running":
+        if not goes_on and _is_complete(run, planned):
+            return State(planned, "done", experiment.plan.steps)
+        if goes_on or run.state() == "running":
             steps = run.newest_metrics().get("agent_steps", planned.span[0])
             return State(planned, "running", min(steps, experiment.plan.steps))
-        if _is_complete(run, planned):
-            return State(planned, "done", experiment.plan.steps)
-    except DamagedError as damage:
+    except (DamagedError, UsageError) as damage:  # UsageError: somebody has changed its settings
         return State(planned, "damaged", 0, str(damage))
     return State(planned, "failed" if error else "cut", min(_kept_steps(run), experiment.plan.steps), error)
 
@@ -540,11 +557,7 @@ class Runner:
         return True
 
     def _note(self, planned: PlannedRun, *, goes_on: bool = False) -> State:
-        try:
-            state = _look(self.experiment, planned, goes_on=goes_on)
-        except UsageError as error:  # somebody has changed its settings since
-            state = State(planned, "failed", 0, str(error))
-        self.states[planned.name] = state
+        self.states[planned.name] = state = _look(self.experiment, planned, goes_on=goes_on)
         return state
 
     def _why(self, job: _Job, code: int) -> str:
