@@ -6,6 +6,7 @@ import click
 from rich.table import Table
 
 from twin_graph.errors import UsageError
+from twin_graph.mutual import Turns
 from twin_graph.snapshots.run import find, locate
 from twin_graph.words import command
 
@@ -128,8 +129,10 @@ def import_(run: str, path: Path, renames: tuple[str, ...], as_json: bool) -> No
         return
     if imported.ignored:
         say(f"not used: {', '.join(imported.ignored)}")
-    say(f"{imported.snapshot.id}; make it the target: {command('swap', run, imported.snapshot.id)}")
-    say(f"or train on from it: {command('swap', run, imported.snapshot.id, '--into', 'online')}")
+    first, *others = Turns(found.settings).learners
+    swap = ["swap", run, imported.snapshot.id, *(["--learner", first] if others else [])]
+    say(f"{imported.snapshot.id}; make it the target: {command(*swap)}")
+    say(f"or train on from it: {command(*swap, '--into', 'online')}")
 
 
 @click.command(epilog=REF_HELP)

@@ -91,9 +91,12 @@ def fork(
         say(f"  changed: {key} from {was} to {now}")
     for sentence in without_effect(settings, (key for key, _ in overrides)):
         say(sentence)
-    for role in point.held:
-        end = command("swap", made.folder, "latest", *(("--into", role) if role != "target" else ()))
-        say(f"the {role} is held by hand: {role}.policy has no effect until the hold ends, as by {end}")
+    for learner in point.learners:
+        whose = ["--learner", learner.name] if len(point.learners) > 1 else []
+        for role in (role for role, holder in learner.holders.items() if holder.held):
+            end = command("swap", made.folder, "latest", *(["--into", role] if role != "target" else []), *whose)
+            of = f" of {learner.name}" if whose else ""
+            say(f"the {role}{of} is held by hand: {role}.policy has no effect until the hold ends, as by {end}")
     more = ("--steps", "N") if counters.agent_steps >= settings.train.steps else ()
     say(f"continue with: {command('resume', made.folder, *more)}")
 

@@ -601,16 +601,19 @@ def test_a_worker_that_died_too_often_is_given_up_and_that_is_said(tmp_path: Pat
 def test_where_no_worker_is_left_the_run_says_why_each_ended(tmp_path: Path) -> None:
     run = tmp_path / "run"
     chosen = (*TINY, "--set=workers.restarts=0")
-    trainer = Command("train", "cartpole", "--workers=1", "--steps=90000", f"--run-dir={run}", *chosen, cwd=tmp_path)
+    trainer = Command("train", "cartpole", "--workers=2", "--steps=90000", f"--run-dir={run}", *chosen, cwd=tmp_path)
     try:
-        wait_until(lambda: steps_of(run) > 300)
+        wait_until(lambda: working(run, attempt=1) and steps_of(run) > 300)
+        os.kill(children(run, "worker:1")[0], signal.SIGKILL)
+        wait_until(lambda: statuses(run, attempt=1)[1].state == "given up")
         os.kill(killed := children(run, "worker:0")[0], signal.SIGKILL)
         _, said = trainer.communicate(timeout=60)
     finally:
         trainer.kill()
     assert trainer.returncode == 1
-    assert re.search(r"Error: .*no worker is left: worker-0 ended \(killed by SIGKILL\), restarted 0 times", said)
-    [worker] = statuses(run, 1)
+    for name in ("worker-0", "worker-1"):
+        assert re.search(rf"Error: .*no worker is left: .*{name} ended \(killed by SIGKILL\), restarted 0 times", said)
+    worker = statuses(run, attempt=1)[0]
     assert (worker.state, worker.pid) == ("given up", killed)
     point = Run(run).points().newest()
     assert point is not None

@@ -248,7 +248,10 @@ def test_an_export_says_where_it_is_and_needs_a_name(run: Run, tmp_path: Path) -
         export(run, run.store().newest, "savedmodel", tmp_path / "a*b")
 
 
-def test_what_is_exported_comes_back_bit_for_bit(run: Run, tmp_path: Path) -> None:
+def test_what_is_exported_comes_back_bit_for_bit(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"there is no TensorFlow Saver checkpoint \.: give what"):
+        import_checkpoint(run, Path(), {})
     newest = run.store().newest
     export(run, newest, "tf1", tmp_path / "network")
     imported = import_checkpoint(run, tmp_path / "network.index", {})

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -9,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import twin_graph
 from test_resume import attempt, end, whole_and_killed
 
 from twin_graph import config, envs, mutual
 from twin_graph.agent import Agent
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import DivergedError, UsageError
+from twin_graph.exchange import export
 from twin_graph.learner import Learner, Losses
 from twin_graph.model import ModelSpec
 from twin_graph.prepared import Prepared
@@ -22,7 +25,7 @@ from twin_graph.replay import Replay, Transition
 from twin_graph.retention import prune
 from twin_graph.sampling import Prioritized
 from twin_graph.settings import Settings
-from twin_graph.snapshots import control, report
+from twin_graph.snapshots import control, report, swaps
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.verify import verify
@@ -356,3 +359,17 @@ def test_references_name_a_lineage(cartpole: Make, train: Train) -> None:
 def test_what_makes_no_sense_is_refused(cartpole: Make, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         cartpole(**changes)
+
+
+def test_proposed_swaps_say_into_whose_twin(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(mode="mutual", train__steps=700, evaluate__episodes=0))
+    attempt(run, 600)
+    swaps.swap(run, "000000", learner="b", hold=True)
+    attempt(run)
+    forked = twin_graph("fork", "run", "--run-dir", "fork", cwd=tmp_path)
+    assert "the target of b is held by hand: " in forked.stderr
+    assert "as by twin-graph swap fork latest --learner b\n" in forked.stderr
+    export(run, run.store().newest, "tf1", tmp_path / "network")
+    imported = twin_graph("import", "run", "network", cwd=tmp_path)
+    [proposed] = re.findall("make it the target: twin-graph (.*)", imported.stderr)
+    assert twin_graph(*proposed.split(), "--dry-run", cwd=tmp_path).returncode == 0, proposed

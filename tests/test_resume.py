@@ -317,6 +317,20 @@ def test_a_damaged_snapshot_does_not_lock_a_run_out_of_resume(cartpole: Make, tm
     assert len({tuple(snapshots) for _, snapshots in held}) == 1
 
 
+def test_a_policy_whose_snapshot_is_damaged_can_be_left_again(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0))
+    attempt(run, 1_100)
+    [file] = run.folder.glob("snapshots/000002-*/model.data*")  # of no resume point
+    file.write_bytes(file.read_bytes()[:-4] + b"!!!!")
+    run.change_settings(config.change(run.settings, [("target.policy", "pinned(000002)")]))
+    for _ in range(2):
+        with pytest.raises(DamagedError, match=r"files, or resume with --set target\.policy=latest$"):
+            attempt(run)
+    run.change_settings(config.change(run.settings, [("target.policy", "latest")]))
+    attempt(run)
+    assert run.state() == "finished"
+
+
 def test_killed_is_told_from_failed(cartpole: Make, tmp_path: Path) -> None:
     run = create(tmp_path / "run", cartpole())
     script = """
@@ -369,6 +383,23 @@ def test_an_undo_at_rest_takes_a_swap_back_and_leaves_other_requests(cartpole: M
     control.ask(run.control, "point")
     assert swaps.undo(run).message.startswith("undone: swap ")
     assert [request.kind for request in control.pending(run.control)] == ["point"]
+
+
+def test_an_undo_of_a_swap_that_was_made_and_not_answered_follows_it(cartpole: Make, tmp_path: Path) -> None:
+    """The process was killed in between: the swap will be repeated."""
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0))
+    attempt(run, 560)
+    swaps.swap(run, "000001", hold=True)
+    attempt(run, 720)
+    [swap] = run.ledger.events(Swap, text=BY_REQUEST)
+    assert swap.request
+    unanswered = control.read(run.control, swap.request).model_copy(update={"answer": None})
+    control._write(run.control, unanswered)
+    assert [request.kind for request in control.pending(run.control)] == ["swap"]
+    assert f": swap {swap.snapshots[0]} into the target twin" in swaps.undo(run, dry_run=True).message
+    assert swaps.undo(run).request
+    attempt(run, 900)
+    assert [swap.policy for swap in run.ledger.events(Swap, text=BY_REQUEST)] == ["by hand", "undo"]
 
 
 def test_a_run_is_not_made_shorter_than_it_is(cartpole: Make, tmp_path: Path) -> None:
@@ -468,6 +499,7 @@ def test_an_undo_that_cannot_be_is_refused(cartpole: Make, tmp_path: Path) -> No
         swaps.undo(run)
     swaps.swap(run, "000001", hold=True)
     attempt(run, 900)  # no resume point since: the swap is repeated, and then undone
+    assert swaps.undo(run, dry_run=True).message.startswith("would undo: swap 000001-")
     assert swaps.undo(run).request
     attempt(run, 1_100)
     assert [swap.policy for swap in run.ledger.events(Swap, text=BY_REQUEST)] == ["by hand", "by hand", "undo"]
@@ -846,8 +878,11 @@ def test_what_a_death_left_unfinished_is_named_as_that_and_the_next_resume_remov
     assert stranger.exists()
     living.kill()
     living.wait()
-    with run.lock("train"):
+    averaging = run.folder / f"snapshots/.tmp-import-aaaaaaaa-{dead.pid}"
+    averaging.mkdir()
+    with run.lock("resume"):  # which then may find nothing to train
         assert not asking.exists()
+        assert not averaging.exists()
         assert not filming.exists()
     assert verify(run).leftover == []
 

@@ -464,6 +464,26 @@ def test_a_person_chooses_the_opponent_while_it_trains(tictactoe: Make, tmp_path
     assert resumed["opponent"]["held"] is False
 
 
+def test_a_player_without_snapshots_is_none_of_a_policy_that_needs_some(tictactoe: Make, tmp_path: Path) -> None:
+    often = {"resume__every_steps": 100, "opponent__refresh_every_updates": 1_000}
+    run = create(tmp_path / "run", tictactoe(opponent__policy="random", evaluate__episodes=0, **often))
+    attempt(run, 320)
+    swaps.swap(run, "000000", "opponent", hold=True)
+    attempt(run, 440)
+    swaps.undo(run)
+    attempt(run, 560)
+    run = Run(run.folder)
+    point = run.points().newest()
+    assert point
+    opponent = point.learners[0].opponent
+    assert opponent
+    assert (opponent.policy, opponent.snapshots) == ("undo", ())
+    run.change_settings(change(run.settings, [("opponent.policy", "average(2)")]))
+    attempt(run, 960)
+    swap = next(swap for swap in _into_opponent(run) if swap.policy == "average(2)")
+    assert swap.reason.startswith("the policy was undo: ")
+
+
 def test_the_undo_of_an_opponent_follows_the_policy_where_there_was_no_snapshot_before(
     tictactoe: Make, tmp_path: Path
 ) -> None:

@@ -434,6 +434,22 @@ def test_what_is_due_is_done_also_where_steps_are_made_meanwhile(
     assert len(list(run.evaluation_lines())) == len(due[1:])
 
 
+def test_a_rival_that_is_damaged_is_told_with_a_policy_that_needs_none(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create(tmp_path / "run", cartpole())
+    monkeypatch.setattr(Keeper, "rivals", lambda keeper, _: {"target": keeper.store.snapshots[0]})
+    env = envs.make(run.settings.env, count=run.settings.env.count)
+    with (
+        contextlib.closing(env),
+        pytest.raises(DamagedError, match=r"files, or resume with --set target\.policy=latest"),
+    ):
+        for progress in training.train(run, env):
+            if progress.agent_steps > 300:
+                [file] = run.store_folder.glob("000000-*/model.data*")
+                file.write_bytes(b"")
+
+
 def test_rivals_play_the_same_games_though_workers_go_on_meanwhile(cartpole: Make, tmp_path: Path) -> None:
     run = create(tmp_path / "run", cartpole(target__policy="best", evaluate__every_steps=200, evaluate__episodes=10))
     with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
@@ -788,7 +804,11 @@ def test_images_of_fractions_are_not_taken_for_bytes(pong: Make) -> None:
 
 def test_an_agent_does_not_begin_anew_in_a_run_that_was_trained(cartpole: Make, trained: Train) -> None:
     run = trained(cartpole())
-    with pytest.raises(UsageError, match="was trained already"):
+    with pytest.raises(UsageError, match="was trained already; `twin-graph resume` continues it"):
+        Agent(run, EnvSpec((4,), 2))
+    for folder in run.points().folders():
+        shutil.rmtree(folder)
+    with pytest.raises(UsageError, match="was trained already; it has no resume point; make a new one"):
         Agent(run, EnvSpec((4,), 2))
 
 

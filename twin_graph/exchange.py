@@ -240,7 +240,7 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
     check_no_pattern(prefix, "move the checkpoint elsewhere")
     if re.fullmatch(r"\.(meta|index|data-\d{5}-of-\d{5})", prefix.suffix):
         prefix = prefix.with_suffix("")
-    if prefix.is_dir() and not prefix.with_name(f"{prefix.name}.index").exists():
+    if prefix.is_dir() and not Path(f"{prefix}.index").exists():
         prefix = Path(tf.train.latest_checkpoint(str(prefix)) or prefix)
     if not (prefix.is_file() or Path(f"{prefix}.index").exists()):
         raise UsageError(

@@ -68,7 +68,9 @@ class Keeper:
             building.enter_context(run.lock("train"))
             self.store = run.store()
             if self.store.snapshots and point is None:
-                raise UsageError(f"{run.folder} was trained already; `twin-graph resume` continues it")
+                resumable = run.points().folders()
+                what_now = "`twin-graph resume` continues it" if resumable else "it has no resume point; make a new one"
+                raise UsageError(f"{run.folder} was trained already; {what_now}")
             self.learners = self._build_learners(spec, building)
             self.store.remove_leftovers()
             self.probe = Probe(run.settings.train, tally)
@@ -174,21 +176,22 @@ class Keeper:
         random = targets.choice_stream(self.settings.seed, role, learner.name, self.tally.updates)
         return self._policies[role].choose(self._history(learner.source), random)
 
-    def _refresh(self, learner: Learner, role: str, reason: str) -> None:
+    def _refresh(self, learner: Learner, role: str, reason: str, *, instead: str = "") -> None:
         choice, policy = self.choice(learner, role), self._policies[role].text
         try:
             learner.refresh(role, choice, self.tally.counters, policy=policy, reason=reason)
         except DamagedError as error:
             options = [] if role == "target" else ["--into", role]
             options += ["--learner", learner.name] if len(self.learners) > 1 else []
-            instead = command("swap", self.run.folder, *options, "--hold")
-            raise DamagedError(f"{error}. Restore its files, or hold another: `{instead} REF`; then resume") from error
+            swap = command("swap", self.run.folder, *options, "--hold")
+            instead = instead or f"hold another: `{swap} REF`; then resume"
+            raise DamagedError(f"{error}. Restore its files, or {instead}") from error
 
-    def rivals(self, learner: Learner) -> list[Commit]:
-        """The snapshots that the newest has to beat at the next scheduled evaluation, if the policies want any."""
+    def rivals(self, learner: Learner) -> dict[str, Commit]:
+        """By role, what the newest has to beat at the next scheduled evaluation, where a policy wants that."""
         history = self._history(learner.lineage)
-        rivals = dict.fromkeys(policy.rival(history) for policy in self._policies.values())
-        return [self.store.find(rival) for rival in rivals if rival]
+        rivals = {role: policy.rival(history) for role, policy in self._policies.items()}
+        return {role: self.store.find(rival) for role, rival in rivals.items() if rival}
 
     def _history(self, lineage: str) -> targets.History:
         """What a target policy may look at now."""
@@ -263,4 +266,6 @@ class Keeper:
         self.store.reload()
         targets.check_present(self.settings, self.store, point.counters.updates)
         for learner, role, policy in self.resume_points.restore(point, self._policies):
-            self._refresh(learner, role, f"the policy was {policy}")
+            # Before training begins, nobody can hold another.
+            instead = f"resume with --set {role}.policy=latest"
+            self._refresh(learner, role, f"the policy was {policy}", instead=instead)

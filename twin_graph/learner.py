@@ -293,7 +293,9 @@ class Learner:
         chosen_otherwise = []
         for role, holder in self.holders.items():
             then, valid = state.holders.get(role), (policies[role].text, BY_HAND, UNDO)
-            if then and then.policy in valid and len(then.snapshots) <= len(holder.twins):
+            # A player without snapshots, to which a person went back, is none of a policy that needs some.
+            fewest = min(1, policies[role].members)
+            if then and then.policy in valid and fewest <= len(then.snapshots) <= len(holder.twins):
                 holder.restore([self._store.find(i) for i in then.snapshots], self._store)
                 holder.since, holder.policy, holder.held = then.since, then.policy, then.held
             else:

@@ -141,7 +141,9 @@ class NotebookRun(Run):
             self.description, self.settings = now.description, now.settings
             settings = self.settings
             if settings.workers.count:
-                raise UsageError(f"{self.folder} is trained by workers: use `twin-graph resume`")
+                started = self.points().folders()
+                instead = "`twin-graph resume` continues it" if started else "start one by `twin-graph train --workers`"
+                raise UsageError(f"{self.folder} is for workers, which no notebook starts: {instead}")
             if steps is not None:
                 settings = config.change(settings, [("train.steps", steps)])
             point, damage = newest_point(self) if self.points().folders() else (None, ())

@@ -1,6 +1,7 @@
 """Which snapshots' weight files may be removed."""
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 
@@ -22,8 +23,8 @@ def removable(
     """Ids of the snapshots whose weights are no longer needed.
 
     Kept are each learner's newest `save.keep_last`, each `save.keep_every`-th, all that is pinned or best, and all
-    that a run resumed from the oldest resume point could want: its target and its opponent, what their policies could
-    choose, what was committed later, and what people asked for.
+    that a run resumed from the oldest resume point could want: the newest then, its target and its opponent, what their
+    policies could choose, what was committed later, and what people asked for.
 
     Args:
       run, store: just read.
@@ -52,6 +53,8 @@ def removable(
     for learner in turns.learners:
         history = History.of(store, turns.source(learner), then, played)
         known = [snapshot for snapshot in history.snapshots if snapshot.id not in later]
+        mine = (s for s in reversed(store.snapshots) if s.learner == learner and s.id not in later)
+        kept |= {snapshot.id for snapshot in itertools.islice(mine, 1)}  # an evaluation that is due there plays it
         for role, policy in policies.items() if known else ():
             choice = policy.choose(
                 history._replace(snapshots=known), choice_stream(run.settings.seed, role, learner, then)

@@ -27,12 +27,12 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[None]:
         for learner in keeper.learners:
             newest = learner.newest
             assert newest is not None
-            for snapshot in [*keeper.rivals(learner), newest]:
+            rivals = {rival: f"{role}.policy=latest" for role, rival in keeper.rivals(learner).items()}
+            for snapshot, without in {**rivals, newest: "evaluate.episodes=0"}.items():
                 try:
                     twin.restore_snapshot(snapshot, keeper.store)
                 except DamagedError as error:
-                    without = "resume with --set evaluate.episodes=0"
-                    raise DamagedError(f"{error}. Restore its files, or {without}") from error
+                    raise DamagedError(f"{error}. Restore its files, or resume with --set {without}") from error
                 depth = progress.depth_of(snapshot)
                 with _filmed(keeper.run, newest if snapshot is newest else None) as film:
                     watch = film.watch if film else None

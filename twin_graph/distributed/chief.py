@@ -66,6 +66,7 @@ class Chief(Stepper):
         self._looked = 0.0
         self._heard: dict[int, tuple[float, float]] = {}  # of each worker: what its clock said last, and when by ours
         self._has_servers = self._has_waited = False
+        self._given_up: dict[int, str] = {}
         self._patient_until = math.inf
         self._since = self._tally.counters
         self.supervisor = supervisor
@@ -248,8 +249,9 @@ class Chief(Stepper):
                 last = known.get(worker) or own_status(worker, self._run.attempt, GIVEN_UP)
                 _raise_failure(last)
                 write_status(self._run.folder, last.model_copy(update={"state": GIVEN_UP, "message": why}))
+            self._given_up |= given_up
             if given_up and not self.supervisor.has_workers:
-                every = "; ".join(f"{name_of(worker)} {why}" for worker, why in given_up.items())
+                every = "; ".join(f"{name_of(worker)} {why}" for worker, why in sorted(self._given_up.items()))
                 raise NoWorkerError(f"no worker is left: {every}")
 
 

@@ -150,7 +150,7 @@ class Run:
             raise InUseError(f"{self.folder} is in use by {by}") from None
         try:
             if self._lock.lock_counter == 1:
-                for folder in (self.folder, self.control, self.videos):  # requests, films and exports need no lock
+                for folder in self.written:  # requests, films and exports need no lock
                     remove_leftovers(folder, spare_the_living=True)
                 here = {"pid": os.getpid(), "host": socket.gethostname(), "purpose": purpose, "since": utc_now()}
                 try:

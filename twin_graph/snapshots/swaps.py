@@ -88,17 +88,22 @@ def _check_kept(run: Run, store: SnapshotStore, snapshot: Commit) -> None:
 def undo(run: Run, *, dry_run: bool = False) -> Outcome:
     """Reverts the last manual swap, even one that has not taken effect yet. Raises what `swap` raises."""
     waiting = [request for request in control.pending(run.control) if request.kind != "point"]
-    if waiting and run.state() != "running":
+    # A process that was killed may have carried the last one out, and not have answered it: it will be repeated.
+    was_made = waiting and any(
+        swap.request == waiting[-1].id for swap, _ in run.ledger.with_abandoned(Swap, text=BY_REQUEST)
+    )
+    if waiting and not was_made and run.state() != "running":
         last = waiting[-1]
         if not dry_run:
             control.answer(run.control, last, Answer(done=False, message="undone before it took effect"))
         words = f"{'would undo' if dry_run else 'undone'}: {last.words()}, which had not taken effect yet"
         return Outcome(words, done=not dry_run)
     # A run that has just started may not have carried out waiting requests yet. It takes requests in order.
-    if not any(request.kind == "swap" for request in waiting):
-        last_by_hand(run)
+    asked = next((request for request in reversed(waiting) if request.kind == "swap"), None)
+    swap = None if asked else last_by_hand(run)
     if dry_run:
-        return Outcome("there is a manual swap to undo; nothing was changed")
+        what = asked.words() if asked else f"swap {', '.join(swap.snapshots)} into the {swap.into}" if swap else ""
+        return Outcome(f"would undo: {what}; nothing was changed")
     return _requested(run, control.ask(run.control, "undo"))
 
 
