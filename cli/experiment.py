@@ -125,7 +125,8 @@ def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, int
         raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE)
     failed = [state for state in states if state.state in ("failed", "damaged")]
     for state in failed:
-        say(f"failed: {state.planned.name}: {state.error}  (more in {found.log(state.planned)})")
+        more = f"  (more in {found.log(state.planned)})" if state.state == "failed" else ""
+        say(f"{state.state}: {state.planned.name}: {state.error}{more}")
     say(f"next: {command('experiment', 'report', found.folder)}")
     if failed:
         advice = f"; try again with: {again}" if any(state.is_left for state in failed) else ""

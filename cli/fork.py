@@ -95,8 +95,8 @@ def fork(
         whose = ["--learner", learner.name] if len(point.learners) > 1 else []
         for role in (role for role, holder in learner.holders.items() if holder.held):
             end = command("swap", made.folder, "latest", *(["--into", role] if role != "target" else []), *whose)
-            of = f" of {learner.name}" if whose else ""
-            say(f"the {role}{of} is held by hand: {role}.policy has no effect until the hold ends, as by {end}")
+            of, on = (f" of {learner.name}", f" on {learner.name}") if whose else ("", "")
+            say(f"the {role}{of} is held by hand: {role}.policy has no effect{on} until the hold ends, as by {end}")
     more = ("--steps", "N") if counters.agent_steps >= settings.train.steps else ()
     say(f"continue with: {command('resume', made.folder, *more)}")
 

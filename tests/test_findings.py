@@ -44,6 +44,7 @@ def test_tables_of_the_findings_are_those_of_the_records(monkeypatch: pytest.Mon
     assert "\n".join(often) in page()
     scores = [row[2].split()[0] for row in cells("\n".join(rarely))[1:]]
     assert scores == ["-20", "-145", "-105"]
+    assert min(float(row[3]) for row in cells("\n".join(rarely))[1:]) == 0.1
     assert {row[-1] for row in cells("\n".join(rarely))} == {"0 of 10"}
     assert "score 20, 145 and 105 less, and none of these differences survives" in " ".join(page().split())
     assert "\n".join(findings["table"]("proposed-targets-replication")) in page()
@@ -87,7 +88,7 @@ def test_what_the_replication_confirms_is_what_the_records_say() -> None:
     said = " ".join(page().split())
     for claim in (
         "`latest` comes to expect the impossible**, in thirty of thirty CartPole runs",
-        "that happens in seven of thirty, but it can go as far (up to 215)",
+        "that happens in seven of thirty, but it can go far, too (up to 215)",
         "it was ahead by 67 (p = 0.086), so that **claim is withdrawn**",
         "it is 24 behind (p = 0.44)",
     ):
@@ -100,9 +101,8 @@ def test_the_table_of_opponents_is_that_of_the_recorded_games() -> None:
     assert len(table.splitlines()) == 2 + 5
     assert table in page()
     assert cycles == "0 cycles among 2,900 triples of 27 players."
-    assert "of 2,900 triples of players in the first study and 2,600 in the replication none is" in " ".join(
-        page().split()
-    )
+    said = " ".join(page().split())
+    assert "none among 2,900 triples of players who all met in the first study, and none among 2,600 in" in said
 
 
 def test_the_replication_with_opponents_is_that_of_its_recorded_games() -> None:
@@ -181,9 +181,21 @@ def test_where_divergence_lives_is_what_the_records_say() -> None:
     table, tests, count = printed.strip().split("\n\n")
     assert len(table.splitlines()) == 2 + 7
     less = {row[0].strip("`"): [float(cell.split()[0]) for cell in row[2::2]] for row in cells(table)[1:]}
-    assert less["frozen"] == [-111.8, -145.5, -94.6]
-    assert less["mean"][:2] == [-75.5, -86.7]
+    highest = {
+        row[0].strip("`"): [float(cell.rstrip(")").split()[-1]) for cell in row[2::2]] for row in cells(table)[1:]
+    }
+    assert less["target"] == [-118.1, -156.2, -129.4]
+    assert less["online"] == [-90.6, -112.6, -55.5]
+    assert less["frozen"] == [-111.8, -145.5, -94.6]  # -145.54
+    assert less["mean"][:2] == [-75.5, -86.7]  # -75.506
     assert max(map(abs, less["nudged"])) == 9.0
+    assert [limit < 0 for limit in highest["online"]] == [True, True, False]
+    assert max(*highest["target"], *highest["frozen"], *highest["mean"][:2]) < 0 < highest["mean"][2]
+    said = " ".join(page().split())
+    assert "`target` ends 118, 156 and 129 lower than `continue` (before, at, after), no interval includes 0" in said
+    assert "(91, 113 and 55 lower; after the limit the interval includes 0)" in said
+    assert "`frozen` ends 112, 146 and 95 lower" in said
+    assert "`mean` ends 76 and 87 lower before and at the limit" in said
     chances = [float(p) for row in cells(tests) for p in row[1::2] if p]
     assert (len(chances), min(chances)) == (15, 0.23)
     assert count == "7 parents, 3 seeds a branch."

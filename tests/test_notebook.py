@@ -191,7 +191,9 @@ def test_what_is_left_open_is_measured_and_fixed_as_train_does(
 ) -> None:
     monkeypatch.setattr(tuning, "_ROUND_SECONDS", 0.05)
     for_workers = twin_graph.create(tmp_path / "workers", cartpole(workers__count=2))
-    with pytest.raises(UsageError, match="for workers, which no notebook starts: start one by `twin-graph train"):
+    with pytest.raises(
+        UsageError, match="for workers, which no notebook starts: train a new run with `twin-graph train"
+    ):
         for_workers.train()
     run = twin_graph.create(tmp_path / "new", cartpole(twin__precision="auto"))
     run.train()

@@ -808,7 +808,7 @@ def test_an_agent_does_not_begin_anew_in_a_run_that_was_trained(cartpole: Make, 
         Agent(run, EnvSpec((4,), 2))
     for folder in run.points().folders():
         shutil.rmtree(folder)
-    with pytest.raises(UsageError, match="was trained already; it has no resume point; make a new one"):
+    with pytest.raises(UsageError, match="was trained already; it has no resume point, so train a new run"):
         Agent(run, EnvSpec((4,), 2))
 
 

@@ -69,7 +69,9 @@ class Keeper:
             self.store = run.store()
             if self.store.snapshots and point is None:
                 resumable = run.points().folders()
-                what_now = "`twin-graph resume` continues it" if resumable else "it has no resume point; make a new one"
+                what_now = (
+                    "`twin-graph resume` continues it" if resumable else "it has no resume point, so train a new run"
+                )
                 raise UsageError(f"{run.folder} was trained already; {what_now}")
             self.learners = self._build_learners(spec, building)
             self.store.remove_leftovers()
@@ -267,5 +269,7 @@ class Keeper:
         targets.check_present(self.settings, self.store, point.counters.updates)
         for learner, role, policy in self.resume_points.restore(point, self._policies):
             # Before training begins, nobody can hold another.
-            instead = f"resume with --set {role}.policy=latest"
+            instead = f"resume with another {role}.policy"
+            if self._policies[role].text != "latest":
+                instead = f"resume with --set {role}.policy=latest"
             self._refresh(learner, role, f"the policy was {policy}", instead=instead)

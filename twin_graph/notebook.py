@@ -142,7 +142,8 @@ class NotebookRun(Run):
             settings = self.settings
             if settings.workers.count:
                 started = self.points().folders()
-                instead = "`twin-graph resume` continues it" if started else "start one by `twin-graph train --workers`"
+                a_new_one = "train a new run with `twin-graph train PRESET --workers N`"
+                instead = "`twin-graph resume` continues it" if started else a_new_one
                 raise UsageError(f"{self.folder} is for workers, which no notebook starts: {instead}")
             if steps is not None:
                 settings = config.change(settings, [("train.steps", steps)])

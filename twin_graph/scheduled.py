@@ -27,8 +27,10 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[None]:
         for learner in keeper.learners:
             newest = learner.newest
             assert newest is not None
-            rivals = {rival: f"{role}.policy=latest" for role, rival in keeper.rivals(learner).items()}
-            for snapshot, without in {**rivals, newest: "evaluate.episodes=0"}.items():
+            rivals = {
+                rival: f"{role}.policy=latest" for role, rival in keeper.rivals(learner).items() if rival != newest
+            }
+            for snapshot, without in [*rivals.items(), (newest, "evaluate.episodes=0")]:
                 try:
                     twin.restore_snapshot(snapshot, keeper.store)
                 except DamagedError as error:

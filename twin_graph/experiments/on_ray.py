@@ -147,7 +147,8 @@ def cluster(lock: Path, threads: int, memory: int) -> Iterator[Begin]:
 
 
 def check_storage(lock: Path) -> None:
-    """Raises `OSError` if a lock that another process has is not seen here: then nothing keeps two apart."""
+    """Raises `OSError` if a lock that another process has is not seen here, and `UsageError` where there are no locks:
+    then nothing keeps two apart."""
     with contextlib.suppress(filelock.Timeout):
         acquire(file_lock(lock), lock.parent)
         raise OSError(f"the lock {lock} of another machine is not seen here: this storage is not for --executor ray")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from twin_graph import mutual
-from twin_graph.errors import DamagedError
+from twin_graph.errors import DamagedError, UsageError
 from twin_graph.experiments.plan import PlannedRun
 from twin_graph.experiments.runner import Experiment, State, look
 from twin_graph.snapshots.ledger import (
@@ -163,10 +163,10 @@ def of_whole_seeds(results: Sequence[Result]) -> list[Result]:
 def read(experiment: Experiment) -> Iterator[Result]:
     """Every run of an experiment, started or not; for a damaged one, only that it is damaged."""
     for state in look(experiment):
-        run = None if state.state == "damaged" else experiment.found(state.planned)
         try:
+            run = None if state.state == "damaged" else experiment.found(state.planned)
             yield _result(state, run) if run else _nothing(state)
-        except DamagedError as error:
+        except (DamagedError, UsageError) as error:  # also where somebody has changed its settings meanwhile
             yield _nothing(state._replace(state="damaged", error=str(error)))
 
 

@@ -502,7 +502,7 @@ class Runner:
     def _start(self, planned: PlannedRun) -> None:
         """Starts a run, or waits for the process that trains it; not one that is done by now, or cannot be trained."""
         state = self._note(planned)
-        if state.state in ("done", "damaged", "failed"):
+        if state.state in ("done", "damaged"):
             return
         folder = self.experiment.run_folder(planned)
         if state.state == "running" or _trainer(folder):
@@ -553,7 +553,9 @@ class Runner:
         self._tries[planned.name] -= 1
         if error and self._tries[planned.name] > 0 and code not in _HOPELESS:
             self._waiting.appendleft(planned)
-        self.states[planned.name] = state._replace(state="failed" if error else state.state, error=error)
+        self.states[planned.name] = state._replace(
+            state="failed" if error and state.state != "damaged" else state.state, error=error
+        )
         return True
 
     def _note(self, planned: PlannedRun, *, goes_on: bool = False) -> State:

@@ -55,13 +55,17 @@ class Request(Record):
     answer: Answer | None = None
 
     def words(self) -> str:
-        """For people: `swap 000042-3fa9c1d2 into the target twin`."""
+        """For people; see `words_of_swap`."""
         if self.kind != "swap":
             return {"undo": "undo of the last swap", "point": "a resume point"}[self.kind]
-        whose = "the" if self.learner == ONLY_LEARNER else f"{self.learner}'s"
-        return f"swap {self.snapshot} into {whose} {self.into}{'' if self.into == 'opponent' else ' twin'}" + (
-            ", held" if self.hold else ""
-        )
+        return words_of_swap(self.snapshot, self.into, self.learner, hold=self.hold)
+
+
+def words_of_swap(snapshot: str, into: str, learner: str, *, hold: bool) -> str:
+    """For people: `swap 000042-3fa9c1d2 into the target twin`."""
+    whose = "the" if learner == ONLY_LEARNER else f"{learner}'s"
+    twin = into if into == "opponent" else f"{into} twin"
+    return f"swap {snapshot} into {whose} {twin}{', held' if hold else ''}"
 
 
 def ask(

@@ -99,10 +99,11 @@ def undo(run: Run, *, dry_run: bool = False) -> Outcome:
         words = f"{'would undo' if dry_run else 'undone'}: {last.words()}, which had not taken effect yet"
         return Outcome(words, done=not dry_run)
     # A run that has just started may not have carried out waiting requests yet. It takes requests in order.
-    asked = next((request for request in reversed(waiting) if request.kind == "swap"), None)
-    swap = None if asked else last_by_hand(run)
+    swap = None if any(request.kind == "swap" for request in waiting) else last_by_hand(run)
     if dry_run:
-        what = asked.words() if asked else f"swap {', '.join(swap.snapshots)} into the {swap.into}" if swap else ""
+        what = waiting[-1].words() if waiting and waiting[-1].kind == "swap" else "what is then the last swap"
+        if swap:
+            what = control.words_of_swap(", ".join(swap.snapshots), swap.into, swap.learner, hold=swap.hold)
         return Outcome(f"would undo: {what}; nothing was changed")
     return _requested(run, control.ask(run.control, "undo"))
 
