@@ -176,6 +176,22 @@ def test_minatar_at_equal_depth_is_that_of_the_records() -> None:
     assert invaders[3:] == ["+1.2 (+0.4 to +1.8)", "0.023, not corrected"]
 
 
+def test_the_replication_of_equal_depth_is_what_the_records_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "studies")
+    printed = output_of("genealogy_replication")
+    assert printed.strip() in page()
+    chances = {(row[0].strip("`"), row[1].removeprefix("MinAtar/")): row[-1] for row in cells(printed)}
+    assert [chances["mean` expects too much", game] for game in ("SpaceInvaders-v1", "CartPole-v1")] == [
+        "0.0012",
+        "0.047",
+    ]
+    confirmed = {game for (what, game), p in chances.items() if what == "looking back, score" and float(p) < 0.05}
+    assert confirmed == {"Acrobot-v1", "Breakout-v1"}
+    assert "by 2.25% of the largest return in SpaceInvaders and 0.08% in CartPole (p = 0.0012 and 0.047" in " ".join(
+        page().split()
+    )
+
+
 def test_where_divergence_lives_is_what_the_records_say() -> None:
     printed = output_of("divergence")
     table, tests, count = printed.strip().split("\n\n")
