@@ -7,6 +7,7 @@ from rich.table import Table
 
 from twin_graph.errors import UsageError
 from twin_graph.mutual import Turns
+from twin_graph.snapshots.control import swap_command
 from twin_graph.snapshots.run import find, locate
 from twin_graph.words import command
 
@@ -129,10 +130,12 @@ def import_(run: str, path: Path, renames: tuple[str, ...], as_json: bool) -> No
         return
     if imported.ignored:
         say(f"not used: {', '.join(imported.ignored)}")
-    first, *others = Turns(found.settings).learners
-    swap = ["swap", run, imported.snapshot.id, *(["--learner", first] if others else [])]
-    say(f"{imported.snapshot.id}; make it the target: {command(*swap)}")
-    say(f"or train on from it: {command(*swap, '--into', 'online')}")
+    first = Turns(found.settings).learners[0]
+    target, online = (
+        swap_command(run, imported.snapshot.id, into=into, learner=first) for into in ("target", "online")
+    )
+    say(f"{imported.snapshot.id}; make it the target: {target}")
+    say(f"or train on from it: {online}")
 
 
 @click.command(epilog=REF_HELP)

@@ -92,10 +92,9 @@ def fork(
     for sentence in without_effect(settings, (key for key, _ in overrides)):
         say(sentence)
     for learner in point.learners:
-        whose = ["--learner", learner.name] if len(point.learners) > 1 else []
+        of, on = (f" of {learner.name}", f" on {learner.name}") if len(point.learners) > 1 else ("", "")
         for role in (role for role, holder in learner.holders.items() if holder.held):
-            end = command("swap", made.folder, "latest", *(["--into", role] if role != "target" else []), *whose)
-            of, on = (f" of {learner.name}", f" on {learner.name}") if whose else ("", "")
+            end = control.swap_command(made.folder, "latest", into=role, learner=learner.name)
             say(f"the {role}{of} is held by hand: {role}.policy has no effect{on} until the hold ends, as by {end}")
     more = ("--steps", "N") if counters.agent_steps >= settings.train.steps else ()
     say(f"continue with: {command('resume', made.folder, *more)}")

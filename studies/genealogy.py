@@ -158,10 +158,15 @@ def print_pairs(of: Sequence[Pair], what: str, places: Callable[[str], int]) -> 
     print(f"\n| environment | policy | control | difference in pairs{what} (95%) | p |\n|---|---|---|---|---|")
     for (task, condition, control, less), p in zip(of, corrected, strict=True):
         print(f"| {task} | {condition} | {control} | {statistics.mean(less).words(f'+.{places(task)}f')} | {p:.2g} |")
-    for task in dict.fromkeys(pair.task for pair in of):
-        less = np.mean([pair.less for pair in of if pair.task == task], axis=0)
+    for task, less in means(of):
         words = statistics.mean(less).words(f"+.{places(task)}f")
         print(f"| {task} | mean of these | | {words} | {statistics.p_of(less):.2g}, not corrected |")
+
+
+def means(of: Sequence[Pair]) -> Iterator[tuple[str, np.ndarray]]:
+    """For each environment the mean of its pairs, by seed."""
+    for task in dict.fromkeys(pair.task for pair in of):
+        yield task, np.mean([pair.less for pair in of if pair.task == task], axis=0)
 
 
 def draw(path: Path) -> None:

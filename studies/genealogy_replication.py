@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import click
 import numpy as np
-from genealogy import AS_OFTEN, CONTROLS, RESULTS, pairs, places, read, score, share
+from genealogy import AS_OFTEN, CONTROLS, RESULTS, means, pairs, places, read, score, share
 
 from twin_graph.experiments import statistics, tables
 
@@ -70,9 +70,7 @@ def comparisons(folder: Path) -> Iterator[Comparison]:
     runs, norm = read(folder)
     for pair in pairs(runs, norm, share, {"mean": CONTROLS["mean"]}):
         yield Comparison(EXPECTS, pair.task, pair.less, 2)
-    back = list(pairs(runs, norm, score, AS_OFTEN))
-    for task in dict.fromkeys(pair.task for pair in back):
-        less = np.mean([pair.less for pair in back if pair.task == task], axis=0)
+    for task, less in means(list(pairs(runs, norm, score, AS_OFTEN))):
         yield Comparison(SCORES, task, less, places(task))
 
 

@@ -19,12 +19,12 @@ from twin_graph.model import ModelSpec
 from twin_graph.mutual import Turns
 from twin_graph.probe import Probe
 from twin_graph.resume_points import ResumePoints
+from twin_graph.snapshots.control import swap_command
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, End, Swap, utc_now
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.stopwatch import Stopwatch
 from twin_graph.tally import Tally
-from twin_graph.words import command
 
 #: The reason of an end that was neither requested nor a failure.
 _BROKEN_OFF = {KeyboardInterrupt: "aborted", GeneratorExit: "the caller stopped iterating"}
@@ -183,9 +183,7 @@ class Keeper:
         try:
             learner.refresh(role, choice, self.tally.counters, policy=policy, reason=reason)
         except DamagedError as error:
-            options = [] if role == "target" else ["--into", role]
-            options += ["--learner", learner.name] if len(self.learners) > 1 else []
-            swap = command("swap", self.run.folder, *options, "--hold")
+            swap = swap_command(self.run.folder, "--hold", into=role, learner=learner.name)
             instead = instead or f"hold another: `{swap} REF`; then resume"
             raise DamagedError(f"{error}. Restore its files, or {instead}") from error
 

@@ -358,9 +358,9 @@ def _look(experiment: Experiment, planned: PlannedRun, error: str = "", *, goes_
         run = experiment.found(planned)
         if run is None:
             return State(planned, "failed" if error else "waiting", planned.span[0], error)
-        # A process that is known to be alive is not asked: it may be about to take the lock that this looks at.
         if not goes_on and _is_complete(run, planned):
             return State(planned, "done", experiment.plan.steps)
+        # A process that is known to be alive is not asked: it may be about to take the lock that this looks at.
         if goes_on or run.state() == "running":
             steps = run.newest_metrics().get("agent_steps", planned.span[0])
             return State(planned, "running", min(steps, experiment.plan.steps))

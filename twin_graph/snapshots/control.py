@@ -12,6 +12,7 @@ from typing import Literal
 
 from twin_graph.snapshots.files import checked, make_folder, write_file
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Into, Record, utc_now
+from twin_graph.words import command
 
 Kind = Literal["swap", "undo", "point"]
 _PATTERN = "request-*.json"
@@ -59,6 +60,13 @@ class Request(Record):
         if self.kind != "swap":
             return {"undo": "undo of the last swap", "point": "a resume point"}[self.kind]
         return words_of_swap(self.snapshot, self.into, self.learner, hold=self.hold)
+
+
+def swap_command(run: object, *words: object, into: str = "target", learner: str = ONLY_LEARNER) -> str:
+    """The `twin-graph swap` that a person can paste, with the options that this twin needs; see `words.command`."""
+    options = ["--into", into] if into != "target" else []
+    options += ["--learner", learner] if learner != ONLY_LEARNER else []
+    return command("swap", run, *words, *options)
 
 
 def words_of_swap(snapshot: str, into: str, learner: str, *, hold: bool) -> str:
