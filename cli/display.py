@@ -8,7 +8,7 @@ from typing import Any, Self
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
@@ -20,6 +20,7 @@ from .records import worker_line
 
 _PANEL_SECONDS = 0.25
 LINE_SECONDS = 15.0  # between lines, where there is no terminal
+_RATE_SECONDS = 300.0  # over which a rate is measured, with the evaluations in them
 
 
 class TrainingDisplay:
@@ -35,7 +36,9 @@ class TrainingDisplay:
         self._verbose = verbose
         self._live = Live(console=console, auto_refresh=False) if console.is_interactive else None
         self._interval = _PANEL_SECONDS if self._live else LINE_SECONDS
-        self._start = self._shown = time.monotonic()
+        self._start = self._shown = self._measured = time.monotonic()
+        self._rate = Progress(disable=True, speed_estimate_period=_RATE_SECONDS, get_time=time.monotonic)
+        self._task = self._rate.add_task("")
         self._of: object = None  # the newest progress; `reproduce` has several, one after the other
         self._evaluation: object = None
         self._notices = 0  # that have been shown
@@ -54,9 +57,13 @@ class TrainingDisplay:
         now = time.monotonic()
         if progress is not self._of:
             self._of, self._evaluation, self._notices = progress, None, 0
+            self._rate.reset(self._task, total=progress.total_steps)
         for notice in progress.notices[self._notices :]:
             self._console.print(notice, soft_wrap=True, markup=False)
         self._notices = len(progress.notices)
+        if progress.updates and now - self._measured >= _PANEL_SECONDS:  # filling the replay is faster
+            self._measured = now
+            self._rate.update(self._task, completed=progress.agent_steps)
         new_evaluation = progress.evaluation is not self._evaluation
         if now - self._shown < self._interval and not new_evaluation:
             return
@@ -68,10 +75,11 @@ class TrainingDisplay:
                 f"{progress.agent_steps:>11,} agent steps: score of {snapshot} is {evaluation.words()}",
                 soft_wrap=True,
             )
+        rate = self._rate.tasks[0]
         if self._live:
-            self._live.update(_panel(progress, now - self._start, verbose=self._verbose), refresh=True)
+            self._live.update(_panel(progress, now - self._start, rate, verbose=self._verbose), refresh=True)
         else:
-            self._console.print(_line(progress, now - self._start, verbose=self._verbose), soft_wrap=True)
+            self._console.print(_line(progress, now - self._start, rate, verbose=self._verbose), soft_wrap=True)
 
 
 class Meter:
@@ -108,16 +116,16 @@ class Meter:
             say(f"{what}: {done:,} of {total:,}" + ("" if left is None else f", {clock(left)} left"))
 
 
-def _line(progress: Any, elapsed: float, *, verbose: bool) -> str:
+def _line(progress: Any, elapsed: float, rate: Task, *, verbose: bool) -> str:
     done = f"{progress.agent_steps:>9,} of {progress.total_steps:,} agent steps"
     if progress.note:
         return f"{done}  {progress.note}"
     parts = [done, f"return {_recent_return(progress)}"]
     if progress.evaluation:
         parts.append(f"score {progress.evaluation[1].mean:.2f}")
-    if progress.latest:
-        parts.append(f"{progress.latest['agent_steps_per_second']:,.0f}/s")
-    if left := _seconds_left(progress):
+    if rate.speed:
+        parts.append(f"{rate.speed:,.0f}/s")
+    if left := rate.time_remaining:
         parts.append(f"{clock(left)} left")
     if progress.has_target:
         served = f" (for {counted(progress.target_served, 'update')})" if verbose else ""
@@ -130,7 +138,7 @@ def _line(progress: Any, elapsed: float, *, verbose: bool) -> str:
     return "  ".join(parts)
 
 
-def _panel(progress: Any, elapsed: float, *, verbose: bool) -> Group:
+def _panel(progress: Any, elapsed: float, rate: Task, *, verbose: bool) -> Group:
     bar = Table.grid(padding=(0, 1))
     bar.add_row(
         ProgressBar(total=progress.total_steps, completed=progress.agent_steps, width=40),
@@ -142,9 +150,10 @@ def _panel(progress: Any, elapsed: float, *, verbose: bool) -> Group:
         *("episodes", f"{progress.counters.episodes:,}"),
         *("epsilon", f"{progress.epsilon:.3f}"),
     )
-    left, served = _seconds_left(progress), counted(progress.target_served, "update")
+    left, served = rate.time_remaining, counted(progress.target_served, "update")
+    speed = f"{rate.speed:.0f} agent steps/s" if rate.speed else "rate not known yet"
     facts = Table.grid(padding=(0, 2))  # a line each: names of snapshots are long, and lines of 80 letters are not
-    facts.add_row("time", f"{clock(elapsed)}{f', about {clock(left)} left' if left else ''}, {_rate(progress)}")
+    facts.add_row("time", f"{clock(elapsed)}{f', about {clock(left)} left' if left else ''}, {speed}")
     facts.add_row("loss", f"{_number(progress.loss, 4)}, mean max Q {_number(progress.q_mean, 2)}")
     facts.add_row("return", _recent_return(progress))
     facts.add_row("score", _score(progress))
@@ -180,19 +189,6 @@ def _recent_return(progress: Any) -> str:
     returns = progress.returns
     recent = f"(last {counted(len(returns), 'game')})"
     return f"{sum(returns) / len(returns):.2f} {recent}" if returns else "no game ended yet"
-
-
-def _rate(progress: Any) -> str:
-    latest = progress.latest
-    return f"{latest['agent_steps_per_second']:.0f} agent steps/s" if latest else "rate not known yet"
-
-
-def _seconds_left(progress: Any) -> float | None:
-    """By the rate after the first updates, since filling the replay is fast; None before it is known."""
-    latest = progress.latest
-    if not (latest and progress.updates and latest["agent_steps_per_second"] > 0):
-        return None
-    return float((progress.total_steps - progress.agent_steps) / latest["agent_steps_per_second"])
 
 
 def _number(value: float, digits: int) -> str:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import twin_graph
@@ -200,11 +201,35 @@ def test_lines_of_a_run_that_was_trained_in_parts_are_shown_while_it_is_reproduc
     assert done.stderr.count("score of") == 5
 
 
+def test_rate_and_time_left_are_not_those_of_filling_the_replay(
+    cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(display, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(display, "LINE_SECONDS", 0.0)
+    said = io.StringIO()
+    run = create(tmp_path / "run", cartpole(train__start_steps=400, log__every_steps=600, evaluate__every_steps=1200))
+    with (
+        contextlib.closing(envs.make(run.settings.env, count=8)) as env,
+        display.TrainingDisplay(Console(file=said, width=1000)) as shown,
+    ):
+        for progress in training.train(run, env):
+            now += 1.0 if progress.updates else 2**-10  # 8 agent steps a second, and 8,192
+            shown.show(progress)
+    rated = [line for line in said.getvalue().splitlines() if "/s" in line]
+    assert len(rated) > 50
+    for line in rated:
+        assert " 8/s" in line, line
+        left = (1200 - int(line.split(" of ")[0].replace(",", ""))) / 8
+        assert left == 0 or f"  {display.clock(left)} left" in line, line
+
+
 @pytest.mark.parametrize(("verbose", "most"), [(False, 120), (True, 600)])
 def test_lines_of_progress_are_short_and_tell_the_rest_if_asked(
     cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verbose: bool, most: int
 ) -> None:
     monkeypatch.setattr(display, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(display, "_PANEL_SECONDS", 0.0)
     lines = lines_while_training(create(tmp_path / "run", cartpole()), verbose=verbose)
     assert max(map(len, lines)) <= most
     assert not [line for line in lines if "nan" in line]
