@@ -315,7 +315,7 @@ def test_targets_on_atari_are_compared_in_pairs_of_equal_game_and_seed(
             for (condition, game, seed), score in scores.items()
             if condition == "n_step=3, mean"
         ]
-        printed = output_of("atari_100k_targets", str(tmp_path))
+        printed = output_of("atari_targets", str(tmp_path))
         assert f"in {len(less)} pairs of equal game and seed" in printed
         [line] = re.findall(r"^`n_step=3, mean`: (.*)", printed, re.MULTILINE)
         assert line.startswith(f"{fmean(less):+.2f} (")

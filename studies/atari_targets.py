@@ -1,7 +1,7 @@
 """The analysis of studies/atari-100k-targets.toml, as fixed before the runs: each policy less `latest`.
 
-    python studies/atari_100k_targets.py [TABLES]
-    python studies/atari_100k_targets.py --power
+    python studies/atari_targets.py [TABLES]
+    python studies/atari_targets.py --power
 
 TABLES is the folder of the experiment's tables, `studies/results/atari-100k-targets` unless given. Only seeds count
 that are done in all games under all policies. Printed are:
