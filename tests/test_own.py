@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from test_resume import attempt, end
@@ -96,7 +97,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("name", ["own_loss", "own_network", "own_ensemble"])
+@pytest.mark.parametrize("name", ["own_loss", "own_network", "own_ensemble", "own_environment"])
 def test_the_examples_are_short(name: str) -> None:
     code = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()
     assert len(code) <= 30
@@ -108,6 +109,7 @@ def test_the_examples_are_short(name: str) -> None:
         {"loss": "own_loss:log_cosh"},
         {"network": "own_network:residual", "model__hidden_units": [16]},
         {"target__policy": "own_ensemble:spread(min)", "save__every_updates": 20, "save__keep_last": 100},
+        {"env__id": "own_environment:Memory/Boxing-v5"},
     ],
     ids=lambda chosen: next(iter(chosen.values())),
 )
@@ -120,6 +122,20 @@ def test_each_example_trains_and_resumes_exactly(
     attempt(killed)
     assert end(killed) == end(whole)
     assert end(whole) != end(trained(cartpole(evaluate__episodes=0)))
+
+
+def test_the_environment_shows_the_memory_of_two_steps_and_counts_in_its_unit() -> None:
+    mine, game = gymnasium.make("own_environment:Memory/Krull-v5"), gymnasium.make("ALE/Krull-v5", obs_type="ram")
+    s_tm1, _ = game.reset(seed=3)
+    assert np.array_equal(mine.reset(seed=3)[0], np.concatenate([s_tm1, s_tm1]))
+    points = 0.0
+    for step in range(600):
+        s_t, r_t, terminal_t, last_t, _ = game.step(step % 18)
+        seen, reward, *ends, _ = mine.step(step % 18)
+        assert np.array_equal(seen, np.concatenate([s_tm1, s_t]))
+        assert (reward, ends) == (r_t / 100, [terminal_t, last_t])
+        s_tm1, points = s_t, points + r_t
+    assert points > 0
 
 
 def test_a_policy_of_ones_own_restores_three_snapshots(cartpole: Make, train: Train) -> None:
