@@ -16,7 +16,7 @@ UNITS = {"ALE/Asterix-v5": 100.0, "ALE/Krull-v5": 100.0}
 
 
 def make(game: str, **arguments: Any) -> gymnasium.Env[Any, Any]:
-    """A game by its Gymnasium id; observations are its memory at this agent step and at the one before, uint8 `[256]`."""
+    """A game by its Gymnasium id; observations are its memory at this agent step and the one before, uint8 `[256]`."""
     memory = gymnasium.make(game, obs_type="ram", **arguments)
     unit = UNITS.get(game, 1.0)
     return TransformReward(FlattenObservation(FrameStackObservation(memory, 2)), lambda points: float(points) / unit)

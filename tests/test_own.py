@@ -1,8 +1,10 @@
 """What people write themselves and name as `module:function`: a loss, a network, a target policy."""
 
+import gc
 import hashlib
 import importlib
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,13 +13,14 @@ import numpy as np
 import pytest
 from test_resume import attempt, end
 
-from twin_graph import named
+from twin_graph import envs, named
 from twin_graph.envs import EnvSpec
+from twin_graph.envs.gym import Gym
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
 from twin_graph.reproduce import differences_of_machine
-from twin_graph.settings import Settings
+from twin_graph.settings import EnvSettings, Settings
 from twin_graph.snapshots.ledger import Start, Swap
 from twin_graph.snapshots.report import restored
 from twin_graph.snapshots.resumable import newest_point
@@ -136,6 +139,17 @@ def test_the_environment_shows_the_memory_of_two_steps_and_counts_in_its_unit() 
         assert (reward, ends) == (r_t / 100, [terminal_t, last_t])
         s_tm1, points = s_t, points + r_t
     assert points > 0
+
+
+def test_a_closed_environment_lets_its_games_go() -> None:
+    """An emulator that is still there when Python ends fills the terminal with complaints."""
+    env = envs.make(EnvSettings(id="own_environment:Memory/Boxing-v5"), count=2)
+    assert isinstance(env, Gym)
+    games = [weakref.ref(game.unwrapped) for game in env._env.envs]
+    env.reset(np.arange(2))
+    env.close()
+    gc.collect()
+    assert [game() for game in games] == [None, None]
 
 
 def test_a_policy_of_ones_own_restores_three_snapshots(cartpole: Make, train: Train) -> None:

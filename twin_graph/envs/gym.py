@@ -144,6 +144,7 @@ class Gym:
                 process.terminate()
                 process.join()
             self._env.closed = True  # or it is tried again when this object goes
+        vars(self._env).pop("envs", None)  # or a traceback keeps them until Python ends, and ALE's then complain
 
     def _checked(self, observations: np.ndarray) -> np.ndarray:
         # A copy: Gymnasium may hand out a buffer that its next step overwrites.
