@@ -38,10 +38,11 @@ from twin_graph.progress import Progress
 from twin_graph.settings import Settings
 from twin_graph.snapshots import control, report, swaps
 from twin_graph.snapshots.control import Answer
+from twin_graph.snapshots.fork import fork
 from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Start, Swap
 from twin_graph.snapshots.points import PointState, PointStore
 from twin_graph.snapshots.resumable import newest_point
-from twin_graph.snapshots.run import Run, create
+from twin_graph.snapshots.run import METRICS, Run, create
 from twin_graph.snapshots.verify import _Verifier, verify
 
 Make = Callable[..., Settings]
@@ -761,6 +762,37 @@ def assert_noticed(run: Run, path: Path, whole: PointState) -> None:
     if found.point != whole:
         assert found.point.number == whole.number - 1
         assert found.damage
+
+
+@pytest.mark.parametrize("left", [0.0, 0.3, None], ids=["none", "a third", "all but a bit"])
+def test_damaged_metrics_stop_no_training_and_those_that_follow_are_kept(
+    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path, left: float | None
+) -> None:
+    settings = cartpole(evaluate__episodes=0, log__every_steps=80, resume__every_steps=200)
+    run = create(tmp_path / "run", settings)
+    attempt(run, 780)  # and abandons what follows 600
+    attempt(run, 900)
+    path, whole = run.folder / METRICS, [line["agent_steps"] for line in run.metric_lines()]
+    if left is None:
+        flip(path, path.stat().st_size // 3)
+    elif left:
+        path.write_bytes(path.read_bytes()[: int(left * path.stat().st_size)])
+    else:
+        path.unlink()
+
+    found = newest_point(run)
+    assert found.point.counters.agent_steps == 800
+    assert [str(path) in line for line in found.damage] == [True]
+    forked = fork(Run(run.folder), found.point, tmp_path / "fork", run.settings)
+    for one in (run, forked):
+        attempt(one)
+        assert end(one)[0] == end(trained(settings))[0]
+        kept = [line["agent_steps"] for line in Run(one.folder).metric_lines()]
+        assert [step for step in kept if step > 800] == [880, 960, 1_040, 1_120, 1_200]
+        before = [step for step in kept if step <= 800]
+        assert set(before) < {step for step in whole if step <= 800}
+        assert len(before) >= (6 if left is None else 1 if left else 0)
+        assert [line for line in verify(Run(one.folder)).damage if "shorter" in line] == []
 
 
 def test_a_resumed_run_may_change_settings_but_not_those_that_its_data_depend_on(cartpole: Make) -> None:

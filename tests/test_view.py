@@ -370,10 +370,11 @@ def test_damaged_metrics_hide_neither_the_run_nor_its_scores(work: Path, tmp_pat
     evaluations = folder / "evaluations.jsonl"
     evaluations.write_bytes(evaluations.read_bytes().splitlines(keepends=True)[0])
     _, [one] = Library([], tmp_path).changes(-1)
-    assert (one["state"], one["spark"]) == ("finished", one["spark"][:1])
+    assert (one["state"], len(one["spark"]) > 1) == ("finished", True)  # of returns in training
     curves = Records(Run(folder)).curves()
     assert len(curves["scores"]) == 1
-    assert (curves["metrics"], "metrics.jsonl is damaged: line 1" in curves["damage"]) == ({}, True)
+    assert "metrics.jsonl is damaged: line 1" in curves["damage"]
+    assert curves["metrics"]["agent_steps"] == Records(Run(run_folder(work))).curves()["metrics"]["agent_steps"]
 
 
 @needs_browser

@@ -220,6 +220,16 @@ def write_file(path: Path, content: bytes) -> None:
     fsync(path.parent)
 
 
+def lengthen(path: Path, length: int) -> None:
+    """Makes a file of lines at least this long, durably: what it lacks becomes a damaged line."""
+    lost = length - (path.stat().st_size if path.exists() else 0)
+    if lost > 0:
+        with path.open("ab") as file:
+            file.write(b" " * (lost - 1) + b"\n")
+        fsync(path)
+        fsync(path.parent)
+
+
 @contextlib.contextmanager
 def scratch_folder(beside: Path, folder: Path | None = None) -> Iterator[Path]:
     """The path of a folder to be made, and removed in the end; one that the caller names is kept.

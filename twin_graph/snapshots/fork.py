@@ -17,6 +17,7 @@ from twin_graph.snapshots import workers
 from twin_graph.snapshots.files import (
     checked,
     fsync,
+    lengthen,
     make_folder,
     share,
     write_new,
@@ -116,8 +117,9 @@ def copy_past(parent: Run, point: PointState, folder: Path) -> tuple[str, ...]:
     """
     for name in RECORDS:
         if size := point.known_bytes[name]:
-            with (parent.folder / name).open("rb") as file:
-                write_new(folder / name, file.read(size))
+            source = parent.folder / name
+            write_new(folder / name, source.read_bytes()[:size] if source.exists() else b"")
+            lengthen(folder / name, size)  # some metrics may be lost
     # What the records of then do not say: how the attempt ended there, and that the parent is itself a fork from there.
     ledger = Ledger(folder / LEDGER)
     made = [other.number for other, _ in parent.ledger.with_abandoned(Point) if other.attempt == point.attempt]

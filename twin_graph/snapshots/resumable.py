@@ -1,6 +1,7 @@
 """Which resume points of a run are whole: for all who continue from one, or read it. No TensorFlow import."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import read_lines
 from twin_graph.snapshots.ledger import Commit, Point, Swap
 from twin_graph.snapshots.points import PointState
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import METRICS, Run
 from twin_graph.snapshots.store import Snapshots, update_of
 
 
@@ -17,7 +18,8 @@ class Found(NamedTuple):
 
     Attributes:
       point: the newest that is whole, or the oldest.
-      damage: why newer ones (for the oldest point: older ones) are not whole, one line each.
+      damage: why newer ones (for the oldest point: older ones) are not whole, and what training does without: one line
+        each.
     """
 
     point: PointState
@@ -26,6 +28,8 @@ class Found(NamedTuple):
 
 def newest_point(run: Run) -> Found:
     """The newest resume point whose files, and the records before it, are exactly what was written.
+
+    But for `metrics.jsonl`, which is for people alone.
 
     Raises:
       UsageError: none was ever made.
@@ -58,7 +62,7 @@ def _first_whole(run: Run, folders: Iterable[Path], damage: list[str]) -> Found:
         except DamagedError as error:
             damage.append(str(error))
         else:
-            return Found(point, damage)
+            return Found(point, [*damage, *itertools.islice(_wrong_records(run, point, METRICS), 1)])
     raise DamagedError(f"{run.folder} has no intact resume point: {damage[0]}")
 
 
@@ -93,14 +97,20 @@ def _checked_point(run: Run, folder: Path) -> PointState:
 
 def check_records(run: Run, point: PointState) -> None:
     """Checks the records before a point, and the snapshots in its targets and opponent. Raises `DamagedError`."""
-    for name, known in point.known_bytes.items():
-        path = run.folder / name
-        if known and (not path.exists() or path.stat().st_size < known):
-            raise DamagedError(f"{path} is damaged: it is shorter than when resume point {point.number} was made")
-        for line in read_lines(path):
-            if line.start < known and not line.is_whole:
-                raise DamagedError(f"{path} is damaged: line {line.number} is not what was written")
+    for name in point.known_bytes.keys() - {METRICS}:
+        for wrong in _wrong_records(run, point, name):
+            raise DamagedError(wrong)
     run.ledger.check(upto=point.known_bytes[run.ledger.path.name])
     store = Snapshots(run.store_folder, run.ledger, upto=point.known_bytes[run.ledger.path.name])
     for snapshot_id in point.snapshots:
         store.check_files(snapshot_id)
+
+
+def _wrong_records(run: Run, point: PointState, name: str) -> Iterator[str]:
+    """What is wrong with a file of records, as far as it was written before a point."""
+    path, known = run.folder / name, point.known_bytes[name]
+    if known and (not path.exists() or path.stat().st_size < known):
+        yield f"{path} is damaged: it is shorter than when resume point {point.number} was made"
+    for line in read_lines(path):
+        if line.start < known and not line.is_whole:
+            yield f"{path} is damaged: line {line.number} is not what was written"

@@ -38,6 +38,7 @@ from twin_graph.snapshots.files import (
     commit_folder,
     file_lock,
     fsync,
+    lengthen,
     make_folder,
     read_file,
     read_lines,
@@ -210,9 +211,13 @@ class Run:
     def record_start(self, point: PointState | None = None) -> None:
         """Records in the ledger that this process trains from here on, from a resume point or from the beginning.
 
-        All that was recorded beyond is abandoned.
+        All that was recorded beyond is abandoned. What is abandoned of a file is known by where it stands: a file of
+        metrics of which some are lost gets its length back.
         """
         self.attempt = self.ledger.attempt + 1
+        if point:  # some metrics may be lost
+            starts = [start.found_bytes[METRICS] for start in self.ledger.events(Start) if start.found_bytes]
+            lengthen(self.folder / METRICS, max([point.known_bytes[METRICS], *starts]))
         self.ledger.append(
             Start(
                 attempt=self.attempt,
@@ -378,8 +383,9 @@ class Run:
         )
 
     def metric_lines(self) -> Iterator[dict[str, Any]]:
-        """Metrics that hold. Raises `DamagedError`."""
-        return self._that_hold(METRICS, ((line, line.record) for line in read_lines(self.folder / METRICS)))
+        """Metrics that hold, without damaged lines: no run depends on them, and `verify` names them."""
+        lines = ((line, line.record) for line in read_lines(self.folder / METRICS))
+        return self._that_hold(METRICS, ((line, record) for line, record in lines if record))
 
     def abandoned(self, name: str) -> list[range]:
         """The parts of a file of records that a resumed run abandoned, in bytes."""

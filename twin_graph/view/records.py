@@ -87,23 +87,24 @@ class _Columns:
         self._columns: dict[str, array[float]] = {}
         self._damaged: list[tuple[int, int]] = []  # start and number of a line
 
-    def read(self) -> dict[str, list[float]]:
-        """The columns that hold, of at most `POINTS` rows, which are means; NaN where there is no number.
-
-        Raises:
-          DamagedError: a line that holds is not what was written.
-        """
-        self._catch_up()
+    def read(self) -> tuple[dict[str, list[float]], str]:
+        """The columns that hold, of at most `POINTS` rows, which are means, NaN where there is no number; and what is
+        damaged there, if anything."""
+        damage = ""
+        try:
+            self._catch_up()
+        except DamagedError as error:
+            damage = str(error)
         parts = [part for part in self._run.abandoned(METRICS) if part]
         for start, number in self._damaged:
             if not any(start in part for part in parts):
-                raise DamagedError(f"{self._run.folder / METRICS} is damaged: line {number} is not what was written")
+                damage = damage or f"{self._run.folder / METRICS} is damaged: line {number} is not what was written"
         starts = np.array(self._starts)
         holds = np.ones(len(starts), bool)
         for part in parts:
             holds &= (starts < part.start) | (starts >= part.stop)
         first = np.arange(0, holds.sum(), max(1, math.ceil(holds.sum() / POINTS)))
-        return {name: _means(np.array(column)[holds], first) for name, column in self._columns.items()}
+        return {name: _means(np.array(column)[holds], first) for name, column in self._columns.items()}, damage
 
     def _catch_up(self) -> None:
         is_anew, lines = self._lines.new()
@@ -147,10 +148,7 @@ class Records:
         first = [line for line in lines if learner_of.get(line["snapshot"]) == learner_of.get(lines[0]["snapshot"])]
         curve = [(line["played_at"]["agent_steps"], line["mean"]) for line in first]
         if len(curve) < 2:
-            try:
-                columns = self._columns.read()
-            except DamagedError:  # told where the metrics are shown
-                columns = {}
+            columns, _ = self._columns.read()  # what is damaged is told where the metrics are shown
             pairs = zip(columns.get("agent_steps", []), columns.get("train_return", []), strict=True)
             curve = [(steps, mean) for steps, mean in pairs if math.isfinite(mean)]
         every = max(1, math.ceil(len(curve) / SPARK_POINTS))
@@ -192,12 +190,7 @@ class Records:
         for lines in sorted(by_hand.values(), key=lambda lines: int(lines[0]["agent_steps"])):
             at = {name: lines[0][name] for name in _COUNTERS}
             add(lines[0], **at, mean=fmean(score for line in lines for score in line["returns"]))
-        metrics: dict[str, Any] = {}
-        damage = ""
-        try:
-            metrics = self._columns.read()
-        except DamagedError as error:
-            damage = str(error)
+        metrics, damage = self._columns.read()
         counters = {
             name: [round(value) if math.isfinite(value) else None for value in metrics[name]]
             for name in _COUNTERS
