@@ -367,6 +367,12 @@ def test_what_goes_wrong_in_an_environment_is_told_with_its_number_and_line(
         play(env, 2)
 
 
+def test_what_an_environment_says_of_itself_for_people_need_not_be_right() -> None:
+    name = registered("Boastful", get_action_meanings=explode, metadata={"render_fps": "fast", "render_modes": []})
+    env = envs.make(EnvSettings(id=name), count=1)
+    assert (env.action_names, env.screens_per_second) == ((), 30.0)
+
+
 def test_an_evaluation_of_an_environment_without_a_limit_ends(cartpole: Callable[..., Settings]) -> None:
     """Nobody ever falls: without a limit the games last for ever."""
 

@@ -332,6 +332,35 @@ def test_a_policy_whose_snapshot_is_damaged_can_be_left_again(cartpole: Make, tm
     assert run.state() == "finished"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"target__policy": "best"}, {"train__until_score": 600.0}],
+    ids=["latest", "best", "until a score"],
+)
+def test_a_run_whose_newest_snapshot_is_damaged_goes_on_as_it_says(
+    cartpole: Make, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    never = {"target__refresh_every_updates": 100_000, "save__every_updates": 20}
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=10, **never, **changes))
+    stop_while_playing(run)
+    assert run.points().newest() is not None
+    [file] = run.folder.glob(f"snapshots/{run.store().newest.id}/model.data*")
+    file.write_bytes(file.read_bytes()[:-4] + b"!!!!")
+    with pytest.raises(DamagedError, match=r"files, or resume with --set (evaluate\.every_steps=\d+)$") as told:
+        attempt(run)
+    assignment = str(told.value).rpartition("--set ")[2]
+    run.change_settings(config.change(run.settings, [config.parse_assignment(assignment)]))
+    attempt(run)
+    assert run.state() == "finished"
+
+    run.change_settings(config.change(run.settings, [("train.steps", 1_400)]))
+    stop_while_playing(run)
+    [file] = run.folder.glob(f"snapshots/{run.store().newest.id}/model.data*")
+    file.write_bytes(file.read_bytes()[:-4] + b"!!!!")
+    with pytest.raises(DamagedError, match=r"Restore its files; this evaluation alone is left to do$"):
+        attempt(run)
+
+
 def test_killed_is_told_from_failed(cartpole: Make, tmp_path: Path) -> None:
     run = create(tmp_path / "run", cartpole())
     script = """

@@ -298,6 +298,11 @@ def test_arguments_of_which_no_game_can_be_made_are_refused(game: str, arguments
         envs.make(EnvSettings(id=f"OpenSpiel/{game}", kwargs=arguments), count=1)
 
 
+def test_arguments_of_a_game_are_part_of_its_protocol() -> None:
+    env = envs.make(EnvSettings(id="OpenSpiel/hex", kwargs={"board_size": 4}), count=1)
+    assert env.protocol["arguments"] == "board_size=4"
+
+
 def test_a_share_of_moves_is_random() -> None:
     boards = boards_of(TICTACTOE, 1)
     observations = np.repeat(boards.observe(np.array([0]), np.array([0])), 4_000, axis=0)

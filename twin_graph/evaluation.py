@@ -181,7 +181,8 @@ def play(
       episodes: games to play.
       seed, counter: give the environments' seeds and the random actions; use a pair once for fresh ones.
       depth: see `Evaluation`.
-      at_once: games played side by side, if there are so many; None for `PARALLEL_GAMES`.
+      at_once: games played side by side, if there are so many; None for `PARALLEL_GAMES`. So many have seeds of their
+        own. Chance in those that follow depends on how long the games before them lasted.
       watch: called after each vector step; the first environment is then drawn, see `VectorEnv.screens`.
     """
     count = min(episodes, at_once or PARALLEL_GAMES)

@@ -27,14 +27,20 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[None]:
         for learner in keeper.learners:
             newest = learner.newest
             assert newest is not None
-            rivals = {
-                rival: f"{role}.policy=latest" for role, rival in keeper.rivals(learner).items() if rival != newest
-            }
-            for snapshot, without in [*rivals.items(), (newest, "evaluate.episodes=0")]:
+            roles: dict[Commit, list[str]] = {}
+            for role, rival in keeper.rivals(learner).items():
+                roles.setdefault(rival, []).append(role)
+            for snapshot in [*(rival for rival in roles if rival != newest), newest]:
                 try:
                     twin.restore_snapshot(snapshot, keeper.store)
                 except DamagedError as error:
-                    raise DamagedError(f"{error}. Restore its files, or resume with --set {without}") from error
+                    without = [f"{role}.policy=latest" for role in roles.get(snapshot, ())]
+                    if snapshot is newest:  # play another one, later
+                        left = settings.train.steps - progress.agent_steps
+                        without = [f"evaluate.every_steps={progress.agent_steps + left // 2}"] if left > 0 else []
+                    options = " ".join(f"--set {assignment}" for assignment in without)
+                    instead = f", or resume with {options}" if options else "; this evaluation alone is left to do"
+                    raise DamagedError(f"{error}. Restore its files{instead}") from error
                 depth = progress.depth_of(snapshot)
                 with _filmed(keeper.run, newest if snapshot is newest else None) as film:
                     watch = film.watch if film else None

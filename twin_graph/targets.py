@@ -54,7 +54,8 @@ class Match(NamedTuple):
     Attributes:
       updates: made when it was played.
       challenger: the snapshot that was the newest.
-      returns: by snapshot id, of each episode; those of one match begin from the same seeds.
+      returns: by snapshot id, of each episode. The first ten of a match begin from the same seeds; see
+        `twin_graph.evaluation.play`.
     """
 
     updates: int
@@ -318,7 +319,7 @@ def bootstrap_p(challenger: tuple[float, ...], incumbent: tuple[float, ...]) -> 
     """One-sided p value: share of bootstrap resamples in which the challenger's mean is not above the incumbent's.
 
     Args:
-      challenger, incumbent: returns, episode by episode from the same seeds.
+      challenger, incumbent: returns, in pairs of episodes that began alike, if possible.
     """
     differences = np.subtract(challenger, incumbent)
     random = np.random.Generator(np.random.Philox(key=0))

@@ -1,6 +1,7 @@
 """How numbers, commands and wrong values are worded, in one place."""
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,11 @@ def counted(number: int, thing: str) -> str:
 def size(count: int) -> str:
     """So many bytes: `3.4 MB`, `1.3 GB`."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def assigned(values: Mapping[str, Any]) -> str:
+    """`length=12, name='x'`."""
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
 def command(*words: object) -> str:

@@ -24,7 +24,7 @@ from twin_graph.config import nearest
 from twin_graph.envs import EnvSpec, VectorStep, check_finite
 from twin_graph.errors import ForeignError, UsageError, foreign_error, place
 from twin_graph.settings import EVALUATION_MAX_STEPS, EnvSettings
-from twin_graph.words import counted
+from twin_graph.words import assigned, counted
 
 
 class Gym:
@@ -105,7 +105,7 @@ class Gym:
             "time limit, steps": time_limit or "none",
         }
         if settings.kwargs:
-            self.protocol["arguments"] = ", ".join(f"{name}={value!r}" for name, value in settings.kwargs.items())
+            self.protocol["arguments"] = assigned(settings.kwargs)
         if declared.masked:
             self.protocol["actions"] = f"{n_actions}, of which the legal ones"
         if declared.flattened:
@@ -383,7 +383,8 @@ _ACTION_NAMES = {
 
 def _action_names(environment: gymnasium.Env[Any, Any], environment_id: str) -> tuple[str, ...]:
     if environment.has_wrapper_attr("get_action_meanings"):
-        return tuple(map(str, environment.get_wrapper_attr("get_action_meanings")()))
+        with contextlib.suppress(Exception):  # for people alone
+            return tuple(map(str, environment.get_wrapper_attr("get_action_meanings")()))
     return _ACTION_NAMES.get(environment_id.rpartition("-")[0], ())
 
 
@@ -409,7 +410,9 @@ def _look_at(settings: EnvSettings) -> _Declared:
     time_limit = environment.spec.max_episode_steps if environment.spec else None
     masked = _tells_what_is_legal(environment)
     names, drawn = _action_names(environment, settings.id), environment.metadata
-    modes, per_second = drawn.get("render_modes") or (), float(drawn.get("render_fps") or _SCREENS_PER_SECOND)
+    modes, per_second = drawn.get("render_modes") or (), _SCREENS_PER_SECOND
+    with contextlib.suppress(Exception):  # for people alone
+        per_second = float(drawn.get("render_fps") or per_second)
     with contextlib.suppress(Exception):  # told of those that are played
         environment.close()
     seen = _seen(observations)

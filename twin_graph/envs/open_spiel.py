@@ -13,6 +13,7 @@ from twin_graph.errors import ForeignError, UsageError, foreign_error
 from twin_graph.legal import mask
 from twin_graph.named import call
 from twin_graph.settings import EnvSettings
+from twin_graph.words import assigned
 
 try:
     import pyspiel
@@ -74,6 +75,8 @@ class Spiel:
             "seats": "both, in turns",
             "time limit, steps": -(-self._game.max_game_length() // 2) or "none",
         }
+        if settings.kwargs:
+            self.protocol["arguments"] = assigned(settings.kwargs)
         self._states = [self._game.new_initial_state() for _ in range(count)]
         # Some other games end the process if they are asked for the name of an illegal action.
         known = range(n_actions if self._pieces else 0)
