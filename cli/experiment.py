@@ -19,8 +19,9 @@ from rich.table import Table
 from twin_graph import cpu, outputs
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, TwinGraphError, UsageError
 from twin_graph.experiments import plan as plans
-from twin_graph.experiments import runner, trial
-from twin_graph.experiments.runner import EXPERIMENTS, Begin, Experiment, Runner, State, begin_here
+from twin_graph.experiments import trial
+from twin_graph.experiments.experiment import EXPERIMENTS, Experiment, State, look
+from twin_graph.experiments.runner import Begin, Runner, begin_here
 from twin_graph.words import command, counted, size
 
 from .display import LINE_SECONDS, Meter, clock
@@ -92,7 +93,7 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
         Experiment.check_free(folder)
     with stderr.status("checking the runs, then training for a few seconds to measure the rate"):
         found = Experiment.prepare(plan, folder, jobs, trial.run)
-    states = runner.look(found)
+    states = look(found)
     _check_room(found, states, jobs if executor == "local" else 1)
     _show_plan(found, states, jobs, stdout if dry_run and not as_json else stderr)
     if not dry_run:

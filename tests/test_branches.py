@@ -19,7 +19,8 @@ from twin_graph import config
 from twin_graph.errors import UsageError
 from twin_graph.experiments import clock, plan, results, statistics, tables
 from twin_graph.experiments import report as pages
-from twin_graph.experiments.runner import Experiment, Runner
+from twin_graph.experiments.experiment import Experiment
+from twin_graph.experiments.runner import Runner
 from twin_graph.experiments.trial import Trial
 from twin_graph.settings import Settings
 from twin_graph.snapshots import control

@@ -33,9 +33,9 @@ from twin_graph_cli.main import cli
 
 from twin_graph import config
 from twin_graph.errors import UsageError
-from twin_graph.experiments import figures, plan, results, runner, statistics, tables, trial
+from twin_graph.experiments import experiment, figures, plan, results, runner, statistics, tables, trial
 from twin_graph.experiments import report as pages
-from twin_graph.experiments.runner import Experiment, assignment
+from twin_graph.experiments.experiment import Experiment, assignment
 from twin_graph.keeper import Keeper
 from twin_graph.settings import Settings
 from twin_graph.snapshots import ledger, report
@@ -479,7 +479,7 @@ def test_the_rest_of_a_run_that_was_cut_counts_from_its_resume_point(finished: P
     lines = run.ledger.path.read_bytes().splitlines(keepends=True)
     *_, before_last, _ = (i for i, line in enumerate(lines) if b'"event": "point"' in line)
     run.ledger.path.write_bytes(b"".join(lines[: before_last + 1]))
-    state = runner._look(there, planned)
+    state = experiment.state_of(there, planned)
     assert (state.state, state.agent_steps, state.trained) == ("cut", 400, 400)
     assert run.newest_metrics()["agent_steps"] == 600
 
@@ -595,9 +595,9 @@ def test_what_a_person_trained_further_stays_done_and_what_ended_early_is_not(fi
     with taken_up.lock("resume"):  # nobody waits for what a person trains on
         taken_up.record_start(taken_up.points().newest())
         assert taken_up.state() == "running"
-        assert runner.look(there)[1].state == "done"
-    assert runner._is_complete(Run(folder / RUNS[1]), there.plan.runs[1])
-    assert not runner._is_complete(Run(folder / RUNS[1]), longer_plan)
+        assert experiment.look(there)[1].state == "done"
+    assert experiment._is_complete(Run(folder / RUNS[1]), there.plan.runs[1])
+    assert not experiment._is_complete(Run(folder / RUNS[1]), longer_plan)
 
 
 def test_ctrl_c_makes_trainings_save_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -1161,14 +1161,14 @@ def sentence_on(p: list[float], seeds: list[int]) -> str:
 def test_threads_are_shared_by_all_workers_of_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twin_graph.cpu.os.sched_getaffinity", lambda _: range(16))
     alone = changed('preset = "cartpole"', 'preset = "pong"')
-    assert dict(runner._fixed(plan.parse(alone), 2))["twin.threads"] == 8
+    assert dict(experiment._fixed(plan.parse(alone), 2))["twin.threads"] == 8
     named = alone.replace("[factors]", "[factors.kind]").replace(
         'target.policy = ["latest", "lag(40)"]', "one = {twin.threads = 1}\nrest = {train.double = true}"
     )
-    fixed = runner._fixed(plan.parse(named), 2)
+    fixed = experiment._fixed(plan.parse(named), 2)
     assert [run.settings.twin.threads for run in plan.parse(named, fixed=fixed).runs] == [1, 8, 1, 8]
     shared = alone.replace("train.batch_size = 16", "train.batch_size = 16\nworkers.count = 4")
-    assert dict(runner._fixed(plan.parse(shared), 2))["twin.threads"] == 2
+    assert dict(experiment._fixed(plan.parse(shared), 2))["twin.threads"] == 2
 
 
 def test_one_run_has_no_interval() -> None:
@@ -1241,7 +1241,7 @@ def test_a_report_loses_no_run_that_the_last_one_had(finished: Path, tmp_path: P
     _, _, before = tables.found(folder)
     shutil.rmtree(folder / RUNS[0])
     attempt(create(folder / RUNS[0], before[0].planned.settings), 300)
-    assert runner.look(Experiment.open(folder))[0].state == "cut"
+    assert experiment.look(Experiment.open(folder))[0].state == "cut"
     _, _, after = tables.found(folder)
     assert after[0] == before[0]._replace(taken_from=str(folder / "report"))
 

@@ -22,7 +22,7 @@ import pytest
 from twin_graph import config
 from twin_graph.errors import InUseError, UsageError
 from twin_graph.experiments import plan as plans
-from twin_graph.experiments.runner import Experiment
+from twin_graph.experiments.experiment import Experiment
 from twin_graph.experiments.trial import Trial
 from twin_graph.replay import Replay, Transition
 from twin_graph.resume_points import ReplayLog

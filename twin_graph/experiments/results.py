@@ -10,8 +10,8 @@ import numpy as np
 
 from twin_graph import mutual
 from twin_graph.errors import DamagedError, UsageError
+from twin_graph.experiments.experiment import Experiment, State, look
 from twin_graph.experiments.plan import PlannedRun
-from twin_graph.experiments.runner import Experiment, State, look
 from twin_graph.snapshots.ledger import (
     BY_HAND,
     IMPORT,
@@ -67,7 +67,7 @@ class Result(NamedTuple):
 
     Attributes:
       planned: which.
-      state: see `twin_graph.experiments.runner.State`.
+      state: see `twin_graph.experiments.experiment.State`.
       agent_steps, updates: according to its records.
       scores: mean return of the games that the newest snapshot played, by agent steps; of two learners, their mean.
       evaluated: after how many updates that snapshot was committed, by agent steps.

@@ -19,10 +19,10 @@ from twin_graph import config
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments.clock import predicted
+from twin_graph.experiments.experiment import Experiment
 from twin_graph.experiments.plan import Plan
 from twin_graph.experiments.results import Curve, Result, Service
 from twin_graph.experiments.results import read as read_runs
-from twin_graph.experiments.runner import Experiment
 from twin_graph.experiments.statistics import Norm
 from twin_graph.snapshots.files import checked, read_file
 
