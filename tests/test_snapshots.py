@@ -421,10 +421,18 @@ def test_a_run_with_settings_of_another_version_is_not_called_damaged(tmp_path: 
 def test_films_that_died_unfinished_are_removed_by_the_next_writer(tmp_path: Path) -> None:
     run = create(tmp_path / "run", config.load("cartpole"))
     run.videos.mkdir()
-    for process in ("999999", str(os.getppid())):
-        (run.videos / f".tmp-000001-aaaaaaaa.mp4-{process}").touch()
+    here = files.temporary_of(run.videos / "000001-aaaaaaaa.mp4").name
+    assert here.startswith(f".tmp-000001-aaaaaaaa.mp4-{os.getpid()}@")
+    by_a_parent = here.replace(f"-{os.getpid()}@", f"-{os.getppid()}@")
+    elsewhere, long_ago = f"{here[:-8]}00000000", f"{here[:-8]}00000001"
+    by_an_older_version = f".tmp-000001-aaaaaaaa.mp4-{os.getppid()}"
+    dead = here.replace(f"-{os.getpid()}@", "-4194305@")
+    for name in (here, by_a_parent, elsewhere, long_ago, by_an_older_version, dead, ".tmp-000001-aaaaaaaa.mp4-4194305"):
+        (run.videos / name).touch()
+    os.utime(run.videos / long_ago, times=(0, 0))
     with run.lock("train"):
-        assert [path.name for path in run.videos.iterdir()] == [f".tmp-000001-aaaaaaaa.mp4-{os.getppid()}"]
+        left = {path.name for path in run.videos.iterdir()}
+    assert left == {by_a_parent, elsewhere, by_an_older_version}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import math
-import os
 import re
 import shlex
 import shutil
@@ -18,7 +17,7 @@ from twin_graph.config import nearest
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.graph_mode import tf
 from twin_graph.model import ModelSpec, build_model
-from twin_graph.snapshots.files import fsync, publish, remove_leftovers
+from twin_graph.snapshots.files import fsync, publish, remove_leftovers, temporary_of
 from twin_graph.snapshots.ledger import IMPORT, Commit, Counters
 from twin_graph.snapshots.run import Run, check_no_pattern
 from twin_graph.snapshots.store import SnapshotStore
@@ -125,7 +124,7 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
         check_no_pattern(path, "choose another path")
     store = run.store()
     remove_leftovers(path.parent, of=path.name, spare_the_living=True)
-    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    temporary = temporary_of(path)
     temporary.mkdir()
     try:
         spec = spec_of(run)

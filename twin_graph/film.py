@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import os
 import shutil
 import subprocess
 from collections import deque
@@ -18,7 +17,7 @@ from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.errors import UsageError
 from twin_graph.legal import ILLEGAL, legal_only
 from twin_graph.settings import Settings
-from twin_graph.snapshots.files import fsync, publish, remove_leftovers
+from twin_graph.snapshots.files import fsync, publish, remove_leftovers, temporary_of
 
 HEIGHT = 420  # pixels, at scale 1: twice that of Atari's screen
 KINDS = ".mp4", ".gif"
@@ -392,7 +391,7 @@ class _Writer:
         self._path = path
         remove_leftovers(path.parent, of=path.name, spare_the_living=True)
         # Absolute, since ffmpeg takes what is before a colon for a protocol.
-        self._folder = path.absolute().with_name(f".tmp-{path.name}-{os.getpid()}")
+        self._folder = temporary_of(path.absolute())
         self._folder.mkdir()
         self._is_gif = path.suffix.lower() == ".gif"
         self._encoded = self._folder / ("film.mkv" if self._is_gif else "film.mp4")

@@ -18,6 +18,7 @@ from twin_graph.cross_checks import check_that_it_learns
 from twin_graph.errors import UsageError
 from twin_graph.no_effect import without_effect
 from twin_graph.settings import Settings, Strict
+from twin_graph.snapshots.files import LONGEST_NAME
 from twin_graph.snapshots.resumable import point_at
 from twin_graph.snapshots.run import find
 from twin_graph.words import counted, what_is_wrong
@@ -28,7 +29,6 @@ KNOWN_SCORES = {"CartPole-v1": (0.0, 500.0), "ALE/Pong-v5": (-21.0, 21.0)}
 THRESHOLD = 0.95
 #: After the name of a condition that is the first one but for one weight.
 NUDGED = ", one weight moved"
-_LONGEST_NAME = 255 - len(".tmp--4194304")  # letters, one byte each: of what a run's folder is called while it is made
 _TASK = "env.id"
 _OWN_KEYS = {"seed": "seeds, or noise_seeds in [from]", "train.steps": "steps", "preset": "preset"}
 
@@ -531,9 +531,9 @@ def _check_different(runs: Sequence[PlannedRun]) -> None:
     names = Counter(run.name for run in runs)
     if twice := next((name for name, count in names.items() if count > 1), None):
         raise UsageError(f"two runs would be called {twice}: give their values names, in a table of variants")
-    if long := next((name for name in names if len(name) > _LONGEST_NAME), None):
+    if long := next((name for name in names if len(name) > LONGEST_NAME), None):
         raise UsageError(
-            f"the name of a run, {long[:40]}..., has {len(long)} letters, and at most {_LONGEST_NAME} are possible: "
+            f"the name of a run, {long[:40]}..., has {len(long)} letters, and at most {LONGEST_NAME} are possible: "
             "give its values shorter names, in a table of variants"
         )
 

@@ -9,7 +9,9 @@ import fcntl
 import json
 import math
 import os
+import re
 import shutil
+import socket
 import tempfile
 import time
 import zlib
@@ -23,10 +25,25 @@ from twin_graph.errors import DamagedError, UsageError
 
 _Result = TypeVar("_Result")
 _TEMPORARY = ".tmp-"
+#: `.tmp-NAME-PROCESS@MACHINE`; those of 0.2.0 name no machine.
+_TEMPORARY_NAME = re.compile(r"\.tmp-(?P<of>.*)-(?P<process>\d+)(@(?P<machine>[0-9a-f]{8}))?", re.DOTALL)
+#: Letters in the longest name of what can be written, one byte each.
+LONGEST_NAME = 255 - len(".tmp--4194304@00000000")
+#: After so long nobody on another machine is still writing.
+_ABANDONED_SECONDS = 7 * 86_400.0
 _FICLONE = 0x40049409  # of linux/fs.h: the files share their blocks until one of them is written to
 _WAIT_FOR_READERS_SECONDS = 2.0
 _SUM = b'"crc": '
 _TAIL = len(_SUM) + 11  # of a line: its sum, eight digits in quotes, and the end of the record
+
+
+def temporary_of(path: Path) -> Path:
+    """Where this process writes what is to be at a path: beside it, under a name that no other process has."""
+    return path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}@{_machine()}")
+
+
+def _machine() -> str:
+    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
 def fsync(path: Path) -> None:
@@ -73,7 +90,7 @@ def commit_folder(destination: Path, fill: Callable[[Path], _Result], *, index: 
     Raises:
       OSError: the disk is full, a write or an fsync failed; `destination` does not exist then, or was there before.
     """
-    temporary = destination.with_name(f"{_TEMPORARY}{destination.name}-{os.getpid()}")
+    temporary = temporary_of(destination)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
@@ -205,7 +222,7 @@ def acquire(lock: filelock.BaseFileLock, folder: Path, *, timeout: float = 0.0) 
 
 def write_file(path: Path, content: bytes) -> None:
     """Creates or replaces a small file, durably: readers see the old content or the new."""
-    temporary = path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}")
+    temporary = temporary_of(path)
     try:
         temporary.unlink(missing_ok=True)  # of a process that died and had the same number, as in containers
         write_new(temporary, content)
@@ -246,7 +263,7 @@ def scratch_folder(beside: Path, folder: Path | None = None) -> Iterator[Path]:
         remove_leftovers(parent, of=name, spare_the_living=True)
     else:
         parent = Path(tempfile.gettempdir())
-    temporary = parent / f"{_TEMPORARY}{name}-{os.getpid()}"
+    temporary = temporary_of(parent / name)
     try:
         yield temporary
     finally:
@@ -264,10 +281,11 @@ def remove_leftovers(folder: Path, *, of: str = "", spare_the_living: bool = Fal
     Args:
       folder: where this process alone writes.
       of: only of what was to have this name.
-      spare_the_living: others write there too: leave what another living process of this machine may be writing.
+      spare_the_living: others write there too: leave what another living process may be writing.
     """
     for path in leftovers(folder):
-        if of and path.name.rpartition("-")[0] != f"{_TEMPORARY}{of}":
+        named = _TEMPORARY_NAME.fullmatch(path.name)
+        if of and (named is None or named["of"] != of):
             continue
         if spare_the_living and _may_be_written(path):
             continue
@@ -278,11 +296,17 @@ def remove_leftovers(folder: Path, *, of: str = "", spare_the_living: bool = Fal
 
 
 def _may_be_written(path: Path) -> bool:
-    pid = path.name.rpartition("-")[2]
-    if not pid.isdecimal() or int(pid) == os.getpid():
+    named = _TEMPORARY_NAME.fullmatch(path.name)
+    if named is None:
+        return False
+    if named["machine"] not in (None, _machine()):  # whose processes cannot be seen from here
+        with contextlib.suppress(FileNotFoundError):
+            return time.time() - path.stat().st_mtime < _ABANDONED_SECONDS
+        return False
+    if int(named["process"]) == os.getpid():
         return False
     try:
-        os.kill(int(pid), 0)
+        os.kill(int(named["process"]), 0)
     except ProcessLookupError:
         return False
     except OSError:  # another user's
@@ -292,7 +316,7 @@ def _may_be_written(path: Path) -> bool:
 
 def remove_folder(folder: Path) -> None:
     """Removes one of our folders: readers see all of it or nothing."""
-    doomed = folder.with_name(f"{_TEMPORARY}{folder.name}-{os.getpid()}")
+    doomed = temporary_of(folder)
     folder.rename(doomed)
     shutil.rmtree(doomed)
 
