@@ -1,4 +1,4 @@
-"""The analysis of studies/atari-100k-targets.toml, as fixed before the runs: each policy less `latest`.
+"""The analysis of studies/atari-100k-targets.toml and atari-memory.toml, fixed before their runs: policies less `latest`.
 
     python studies/atari_targets.py [TABLES]
     python studies/atari_targets.py --power
@@ -7,13 +7,13 @@ TABLES is the folder of the experiment's tables, `studies/results/atari-100k-tar
 that are done in all games under all policies. Printed are:
 
 1. for each game and policy the score, how old its targets were in updates, and how much more its last snapshots expect
-   at the start of a game than their games return, in discounted clipped rewards (where a lost life ends what is
-   expected, too much is understated; see docs/experiments.md);
+   at the start of a game than their games return, discounted and as rewarded in training (where a lost life ends what
+   is expected, too much is understated; see docs/experiments.md);
 2. for each policy its normalised score less that of `latest`, over pairs of equal game and seed, and in how many pairs
    it is ahead; once all seeds are done, also p, corrected for the number of policies.
 
-With --power, instead: how often a study of this size would find a difference, if a policy changed every score by a
-given amount, and runs differed from each other as the published ones do.
+With --power, instead: how often a study like atari-100k-targets would find a difference, if a policy changed every score
+by a given amount, and runs differed from each other as the published ones do.
 """
 
 from pathlib import Path
@@ -61,7 +61,7 @@ def main(folder: Path, power: bool) -> None:
     print("|---|---|---|---|---|")
     for i, task in enumerate(plan.tasks):
         for policy in plan.conditions:
-            print(f"| {task} | `{policy}` | {_cells([row[i] for row in rows[policy]])} |")
+            print(f"| {task.rpartition('/')[2]} | `{policy}` | {_cells([row[i] for row in rows[policy]])} |")
 
     first, *others = plan.conditions
     norm = statistics.norms(plan, results)

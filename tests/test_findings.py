@@ -328,6 +328,25 @@ def test_targets_on_atari_are_compared_in_pairs_of_equal_game_and_seed(
             writer.writerows(rows)
 
 
+def test_targets_on_ataris_memory_are_compared_as_the_records_say() -> None:
+    printed = output_of("atari_targets", str(ROOT / "studies" / "results" / "atari-memory"))
+    table, compared = printed.strip().split("\n\n")
+    assert table in page()
+    said = {policy: line for policy, line in re.findall(r"^`(.+)`: (.*)$", compared, re.MULTILINE)}
+    assert said == {
+        "lag(1000)": "+0.02 (-0.06 to +0.11), p = 1, ahead in 6 of 12",
+        "ensemble(4, mean)": "-0.04 (-0.17 to +0.07), p = 1, ahead in 7 of 12",
+        "best": "+0.06 (-0.05 to +0.18), p = 0.9, ahead in 9 of 12",
+    }
+    text = " ".join(page().split())
+    assert "are +0.02 (-0.06 to 0.11) and -0.04 (-0.17 to 0.07), both with p = 1" in text
+    assert "+0.06 (-0.05 to 0.18; p = 0.9), and it is ahead in nine of twelve pairs" in text
+    ages = {(game, policy): float(age.replace(",", "")) for game, policy, _, age, _ in cells(table)}
+    older = [age / ages[game, "`latest`"] for (game, policy), age in ages.items() if policy == "`best`"]
+    assert (round(min(older)), round(max(older))) == (7, 11)
+    assert "seven to eleven times as old as those of `latest`" in text
+
+
 def test_spread_of_scores_is_that_of_the_records() -> None:
     printed = runpy.run_path(str(ROOT / "studies" / "findings.py"))["spread"]()
     assert printed.startswith("`latest`, standard deviation: 145 within a run, 72 between runs' means; ")
