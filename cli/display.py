@@ -20,7 +20,7 @@ from .records import worker_line
 
 _PANEL_SECONDS = 0.25
 LINE_SECONDS = 15.0  # between lines, where there is no terminal
-_RATE_SECONDS = 300.0  # over which a rate is measured, with the evaluations in them
+_RATE_SECONDS = 300.0  # over which a rate is measured; with all that happens in them, as evaluations
 
 
 class TrainingDisplay:
@@ -93,7 +93,7 @@ class Meter:
             console=stderr,
             transient=True,
             disable=not live,
-            speed_estimate_period=300,
+            speed_estimate_period=_RATE_SECONDS,
             get_time=time.monotonic,
         )
         self._task = self._bar.add_task("", total=None)
