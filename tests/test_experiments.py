@@ -165,7 +165,7 @@ def test_every_value_survives_the_command_line(key: str, value: Any) -> None:
         (changed('["latest", "lag(40)"]', '["lag(40)", "lag 40"]'), "two runs would be called lag-40,seed=1"),
         (
             changed("lag(40)", "a" * 245),
-            "aaaa..., has 252 letters, and at most 242 are possible: give its values shorter",
+            "aaaa..., has 252 letters, and at most 233 are possible: give its values shorter",
         ),
         (
             changed("[factors]", "[factors]\nlog.every_steps = [1]"),
