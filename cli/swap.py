@@ -27,7 +27,11 @@ from .params import REF_HELP, json_option, print_json, ref_argument, run_argumen
     is_flag=True,
     help="Suspend scheduled refreshes until --undo, or a swap into the same twin without --hold.",
 )
-@click.option("--undo", is_flag=True, help="Undo the last manual swap, and end its --hold; again, the one before.")
+@click.option(
+    "--undo",
+    is_flag=True,
+    help="Undo the last manual swap, and end its --hold; while it trains, again for the one before.",
+)
 @click.option("--dry-run", is_flag=True, help="Only check whether it is possible.")
 @json_option
 def swap(

@@ -1,4 +1,4 @@
-"""The analysis of studies/atari-100k-targets.toml and atari-memory.toml, fixed before their runs: policies less `latest`.
+"""The analysis of studies/atari-100k-targets.toml and atari-memory.toml, fixed before the runs: policies less `latest`.
 
     python studies/atari_targets.py [TABLES]
     python studies/atari_targets.py --power
@@ -12,8 +12,8 @@ that are done in all games under all policies. Printed are:
 2. for each policy its normalised score less that of `latest`, over pairs of equal game and seed, and in how many pairs
    it is ahead; once all seeds are done, also p, corrected for the number of policies.
 
-With --power, instead: how often a study like atari-100k-targets would find a difference, if a policy changed every score
-by a given amount, and runs differed from each other as the published ones do.
+With --power, instead: how often a study like atari-100k-targets would find a difference, if a policy changed every
+score by a given amount, and runs differed from each other as the published ones do.
 """
 
 from pathlib import Path

@@ -332,7 +332,7 @@ def test_targets_on_ataris_memory_are_compared_as_the_records_say() -> None:
     printed = output_of("atari_targets", str(ROOT / "studies" / "results" / "atari-memory"))
     table, compared = printed.strip().split("\n\n")
     assert table in page()
-    said = {policy: line for policy, line in re.findall(r"^`(.+)`: (.*)$", compared, re.MULTILINE)}
+    said = dict(re.findall(r"^`(.+)`: (.*)$", compared, re.MULTILINE))
     assert said == {
         "lag(1000)": "+0.02 (-0.06 to +0.11), p = 1, ahead in 6 of 12",
         "ensemble(4, mean)": "-0.04 (-0.17 to +0.07), p = 1, ahead in 7 of 12",

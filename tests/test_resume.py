@@ -28,6 +28,7 @@ from twin_graph_cli.main import cli
 
 from twin_graph import config, envs, resources, training
 from twin_graph.agent import Agent
+from twin_graph.compare import compare
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import DamagedError, ForeignError, InUseError, UsageError
 from twin_graph.learners import Learners, Trained
@@ -791,6 +792,19 @@ def assert_noticed(run: Run, path: Path, whole: PointState) -> None:
     if found.point != whole:
         assert found.point.number == whole.number - 1
         assert found.damage
+
+
+def test_a_ledger_that_was_cut_is_named_though_retention_has_removed_older_points(
+    cartpole: Make, trained: Callable[[Settings], Run]
+) -> None:
+    run = trained(cartpole(resume__every_steps=100))
+    path = run.ledger.path
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[: len(lines) // 2]))
+    with pytest.raises(DamagedError, match=rf"no intact resume point: {path} is damaged: it is shorter"):
+        newest_point(Run(run.folder))
+    with pytest.raises(DamagedError, match=rf"^{path} is damaged: it lacks the commit of \S+, which was evaluated$"):
+        compare(Run(run.folder), run)
 
 
 @pytest.mark.parametrize("left", [0.0, 0.3, None], ids=["none", "a third", "all but a bit"])

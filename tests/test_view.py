@@ -22,12 +22,12 @@ import pytest
 from commands import Command, twin_graph
 from starlette.responses import PlainTextResponse
 
-from twin_graph import notebook
+from twin_graph import config, notebook
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots import report
 from twin_graph.snapshots.files import checked
 from twin_graph.snapshots.ledger import End, Swap, utc_now
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import Run, create
 from twin_graph.view.records import Library, Records, rounded
 from twin_graph.view.server import Guard
 
@@ -361,6 +361,12 @@ def test_a_zoomed_plot_holds_the_lines_that_cross_it_and_tells_its_ticks_apart(s
     assert within == [1, 9]
     assert beside == [None, None]  # dots alone: there is no line
     assert ticks == [["5,000,000", "5,002,000", "5,004,000"], ["0", "1K", "2K"]]
+
+
+def test_the_fork_that_is_proposed_has_another_seed(tmp_path: Path) -> None:
+    for seed, other in ((1, 2), (2, 1)):
+        run = create(tmp_path / str(seed), config.load("cartpole", [("seed", seed)]))
+        assert Records(run).about()["fork"].endswith(f"--seed {other}")
 
 
 def test_damaged_metrics_hide_neither_the_run_nor_its_scores(work: Path, tmp_path: Path) -> None:

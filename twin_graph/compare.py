@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from twin_graph import config, exchange
-from twin_graph.errors import UsageError
+from twin_graph.errors import DamagedError, UsageError
 from twin_graph.probe import greedy_agreement, q_distance
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Fork, Point, Swap
 from twin_graph.snapshots.points import PROBE
@@ -209,6 +209,8 @@ def _scores(run: Run) -> Iterator[Score]:
         at: Mapping[str, int] = line["played_at"]
         low, high = line["interval_95"]
         snapshot = line["snapshot"]
+        if snapshot not in learners:
+            raise DamagedError(f"{run.ledger.path} is damaged: it lacks the commit of {snapshot}, which was evaluated")
         yield Score(at["updates"], at["agent_steps"], learners[snapshot], snapshot, line["mean"], low, high)
 
 

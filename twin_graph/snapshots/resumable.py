@@ -56,6 +56,7 @@ def oldest_point(run: Run) -> Found | None:
 
 
 def _first_whole(run: Run, folders: Iterable[Path], damage: list[str]) -> Found:
+    known = len(damage)
     for folder in folders:
         try:
             point = _checked_point(run, folder)
@@ -63,7 +64,7 @@ def _first_whole(run: Run, folders: Iterable[Path], damage: list[str]) -> Found:
             damage.append(str(error))
         else:
             return Found(point, [*damage, *itertools.islice(_wrong_records(run, point, METRICS), 1)])
-    raise DamagedError(f"{run.folder} has no intact resume point: {damage[0]}")
+    raise DamagedError(f"{run.folder} has no intact resume point: {damage[known]}")
 
 
 def point_at(run: Run, reference: str) -> PointState:

@@ -446,7 +446,7 @@ def _resolve(
     if reference == "best":
         best = _best(snapshots, scores())
         if best is None:
-            raise UsageError("no snapshot has been evaluated yet, so there is no best one")
+            raise UsageError("no snapshot has a scheduled evaluation yet, and `best` counts no others")
         return best
     if match := re.fullmatch(r"latest(?:~(\d{1,15}))?", reference):
         back = int(match[1] or 0)

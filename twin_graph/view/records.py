@@ -158,7 +158,7 @@ class Records:
         """What the page needs before any plot: protocol, settings that affect pictures, films."""
         settings = self.run.settings
         return {
-            "fork": command("fork", self.run.folder, "--seed", 2),
+            "fork": command("fork", self.run.folder, "--seed", 1 if settings.seed != 1 else 2),
             "learners": mutual.Turns(settings).learners,
             "policy": settings.target.policy,
             "seed": settings.seed,

@@ -184,7 +184,7 @@ export function evaluationsPart(run) {
       } else {
         plot?.close(); // the run began again
         plot = null;
-        put(host, h("p", { class: "note" }, "No snapshot has been evaluated yet."));
+        put(host, h("p", { class: "note" }, "No snapshot that the run trained has been evaluated yet."));
       }
       await readRows();
     },
