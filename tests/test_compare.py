@@ -15,7 +15,7 @@ from twin_graph import exchange
 from twin_graph.compare import compare
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.settings import Settings
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import Run, create
 
 Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]
@@ -40,6 +40,18 @@ def test_a_fork_parts_where_it_was_forked(cartpole: Make, trained: Train, tmp_pa
     assert found.pairs[0].q_distance is not None
     assert 0 < found.pairs[0].q_distance < last.q_distance
     assert [score.agent_steps for score in found.scores[0]] == [600, 1_200]
+
+
+def test_settings_that_differed_where_runs_part_are_named_though_they_are_equal_now(
+    cartpole: Make, trained: Train, tmp_path: Path
+) -> None:
+    whole = trained(cartpole())
+    changed = create(tmp_path / "changed", cartpole(train__learning_rate=1e-2))
+    attempt(changed, 700)
+    changed.change_settings(whole.settings)
+    attempt(changed)
+    found = compare(changed, whole)
+    assert found.settings == [("train.learning_rate", 1e-2, whole.settings.train.learning_rate)]
 
 
 def test_equal_runs_have_nothing_to_show(cartpole: Make, trained: Train, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ class Comparison(NamedTuple):
     """What `compare` found.
 
     Attributes:
-      settings: name and both values of each setting that differs.
+      settings: name and both values of each setting that differs, where the runs part or now.
       equal: updates up to which everything that both have recorded is equal.
       parted: the first thing that is not; None where there is none.
       pairs: snapshots since, oldest first.
@@ -102,8 +102,11 @@ def compare(first: Run, second: Run) -> Comparison:
     equal, parted = _parting(*marks)
     since = parted.updates if parted else equal
     scores = list(_scores(first)), list(_scores(second))
-    settings = list(config.differences(first.settings, second.settings))
-    return Comparison(settings, equal, parted, list(_pairs(first, second, since)), scores)
+    settings = {name: (name, *values) for name, *values in config.differences(first.settings, second.settings)}
+    if parted:  # either run may have been resumed with others since
+        then = (run.settings_of(run.attempt_of(max(0, parted.updates - 1))) for run in (first, second))
+        settings |= {name: (name, *values) for name, *values in config.differences(*then)}
+    return Comparison(list(settings.values()), equal, parted, list(_pairs(first, second, since)), scores)
 
 
 #: What a run did, by place: (updates, order, which) -> (how people call it, what it was). Order 0 may be missing.
