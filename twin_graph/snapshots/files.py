@@ -6,6 +6,8 @@ Every write, fsync, rename and removal of a run's records goes through this modu
 import contextlib
 import errno
 import fcntl
+import functools
+import hashlib
 import json
 import math
 import os
@@ -42,8 +44,9 @@ def temporary_of(path: Path) -> Path:
     return path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}@{_machine()}")
 
 
+@functools.cache
 def _machine() -> str:
-    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
 def fsync(path: Path) -> None:
