@@ -136,7 +136,7 @@ def test_references(store: SnapshotStore, reference: str, number: int) -> None:
         ("4", "no snapshot '4'"),
         ("zzz", "no snapshot 'zzz'; the newest is 000003-0000012c"),
         ("", "no snapshot ''"),
-        ("best", "no snapshot has been evaluated"),
+        ("best", "no snapshot has a scheduled evaluation yet"),
     ],
 )
 def test_references_that_mean_nothing(store: SnapshotStore, reference: str, message: str) -> None:
