@@ -117,9 +117,10 @@ def copy_past(parent: Run, point: PointState, folder: Path) -> tuple[str, ...]:
     """
     for name in RECORDS:
         if size := point.known_bytes[name]:
-            source = parent.folder / name
-            write_new(folder / name, source.read_bytes()[:size] if source.exists() else b"")
-            lengthen(folder / name, size)  # some metrics may be lost
+            if (parent.folder / name).exists():
+                with (parent.folder / name).open("rb") as file:
+                    write_new(folder / name, file.read(size))
+            lengthen(folder / name, size)  # some metrics, or all, may be lost
     # What the records of then do not say: how the attempt ended there, and that the parent is itself a fork from there.
     ledger = Ledger(folder / LEDGER)
     made = [other.number for other, _ in parent.ledger.with_abandoned(Point) if other.attempt == point.attempt]

@@ -46,17 +46,18 @@ def newest_point(run: Run) -> Found:
             raise UsageError(f"{run.folder} has no resume point, after {steps:,} agent steps: {why}")
         raise UsageError(f"{run.folder} ended before its first resume point; train a new run")
     lost = run.lost_point()
-    return _first_whole(run, reversed(folders), [lost] if lost else [])
+    point, damage = _first_whole(run, reversed(folders))
+    return Found(point, [lost, *damage] if lost else damage)
 
 
 def oldest_point(run: Run) -> Found | None:
     """The oldest resume point that is whole, as `newest_point`; None if none was ever made. Raises `DamagedError`."""
     folders = run.points().folders()
-    return _first_whole(run, folders, []) if folders else None
+    return _first_whole(run, folders) if folders else None
 
 
-def _first_whole(run: Run, folders: Iterable[Path], damage: list[str]) -> Found:
-    known = len(damage)
+def _first_whole(run: Run, folders: Iterable[Path]) -> Found:
+    damage: list[str] = []
     for folder in folders:
         try:
             point = _checked_point(run, folder)
@@ -64,7 +65,7 @@ def _first_whole(run: Run, folders: Iterable[Path], damage: list[str]) -> Found:
             damage.append(str(error))
         else:
             return Found(point, [*damage, *itertools.islice(_wrong_records(run, point, METRICS), 1)])
-    raise DamagedError(f"{run.folder} has no intact resume point: {damage[known]}")
+    raise DamagedError(f"{run.folder} has no intact resume point: {damage[0]}")
 
 
 def point_at(run: Run, reference: str) -> PointState:
@@ -109,9 +110,17 @@ def check_records(run: Run, point: PointState) -> None:
 
 def _wrong_records(run: Run, point: PointState, name: str) -> Iterator[str]:
     """What is wrong with a file of records, as far as it was written before a point."""
+    path = run.folder / name
+    if short := too_short(run, point, name):
+        yield short
+    for line in read_lines(path):
+        if line.start < point.known_bytes[name] and not line.is_whole:
+            yield f"{path} is damaged: line {line.number} is not what was written"
+
+
+def too_short(run: Run, point: PointState, name: str) -> str:
+    """That a file of records is shorter than when a point was made, in words; empty if it is not."""
     path, known = run.folder / name, point.known_bytes[name]
     if known and (not path.exists() or path.stat().st_size < known):
-        yield f"{path} is damaged: it is shorter than when resume point {point.number} was made"
-    for line in read_lines(path):
-        if line.start < known and not line.is_whole:
-            yield f"{path} is damaged: line {line.number} is not what was written"
+        return f"{path} is damaged: it is shorter than when resume point {point.number} was made"
+    return ""

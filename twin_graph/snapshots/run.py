@@ -384,8 +384,8 @@ class Run:
 
     def metric_lines(self) -> Iterator[dict[str, Any]]:
         """Metrics that hold, without damaged lines: no run depends on them, and `verify` names them."""
-        lines = ((line, line.record) for line in read_lines(self.folder / METRICS))
-        return self._that_hold(METRICS, ((line, record) for line, record in lines if record))
+        lines = read_lines(self.folder / METRICS)
+        return self._that_hold(METRICS, ((line, record) for line in lines if (record := line.record)))
 
     def abandoned(self, name: str) -> list[range]:
         """The parts of a file of records that a resumed run abandoned, in bytes."""

@@ -11,6 +11,7 @@ from twin_graph.snapshots import control, workers
 from twin_graph.snapshots.files import leftovers, read_file, read_lines
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.points import SEGMENTS, STATE, PointState, PointStore
+from twin_graph.snapshots.resumable import too_short
 from twin_graph.snapshots.run import EVALUATIONS, GAMES, LEDGER, METRICS, RATINGS, Run
 from twin_graph.snapshots.store import ID, MANIFEST, MODEL_PREFIX, Manifest, SnapshotStore
 
@@ -155,10 +156,7 @@ class _Verifier:
             if path not in self.known:
                 self.known.add(path)
                 self._try(segment.file.check, points.folder / SEGMENTS)
-        for name, known in point.known_bytes.items():
-            path = self._run.folder / name
-            if known and (not path.exists() or path.stat().st_size < known):
-                self.damage.append(f"{path} is damaged: it is shorter than when resume point {point.number} was made")
+        self.damage.extend(filter(None, (too_short(self._run, point, name) for name in point.known_bytes)))
 
     def rest(self) -> None:
         """Whatever else there is."""
