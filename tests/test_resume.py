@@ -26,7 +26,7 @@ from click.testing import CliRunner
 from gymnasium.envs.classic_control import CartPoleEnv
 from twin_graph_cli.main import cli
 
-from twin_graph import config, envs, resources, training
+from twin_graph import config, envs, exchange, resources, training
 from twin_graph.agent import Agent
 from twin_graph.compare import compare
 from twin_graph.envs import EnvSpec
@@ -317,6 +317,22 @@ def test_a_damaged_snapshot_does_not_lock_a_run_out_of_resume(cartpole: Make, tm
     held = attempt(run)
     assert run.state() == "finished"
     assert len({tuple(snapshots) for _, snapshots in held}) == 1
+
+
+def test_where_the_newest_snapshot_lost_its_manifest_another_is_held_and_averaged(
+    cartpole: Make, tmp_path: Path
+) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0, target__refresh_every_updates=10))
+    attempt(run, 1_100)
+    store, point = run.store(), run.points().newest()
+    assert point is not None
+    before = [snapshot for snapshot in store.available if snapshot.updates < point.counters.updates][-1]
+    for newer in store.available[store.available.index(before) + 1 :]:  # at the point, and those that resuming abandons
+        (store.folder / newer.id / "manifest.json").write_bytes(b"damaged")
+    assert exchange.average(run, [before]).id.startswith(f"import-{before.id[-8:]}")
+    swaps.swap(run, before.id, hold=True)
+    assert {tuple(snapshots) for _, snapshots in attempt(run)} == {(before.id,)}
+    assert run.state() == "finished"
 
 
 def test_a_policy_whose_snapshot_is_damaged_can_be_left_again(cartpole: Make, tmp_path: Path) -> None:

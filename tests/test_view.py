@@ -735,6 +735,25 @@ def test_the_timeline_of_opponents_says_what_the_ledger_says(tmp_path: Path) -> 
     assert records.timeline() != lines
 
 
+@needs_browser
+def test_the_page_draws_past_opponents_though_the_moves_are_random_now(tmp_path: Path, browser: Any) -> None:
+    game = ["tictactoe", "--steps", "600", *TINY, "--set=env.count=4"]
+    random = "--set=opponent.policy=random"
+    for arguments in (
+        ["train", *game, "--set=opponent.policy=latest", "--run-dir", "checkpoints/before"],
+        ["resume", "checkpoints/before", "--steps", "800", random],
+        ["train", *game, random, "--run-dir", "checkpoints/random"],
+    ):
+        done = twin_graph(*arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    with serving(cwd=tmp_path) as server:
+        look(browser, f"{server.address}#/run/{server.number('before')}")
+        wait(browser, "document.querySelector('#opponents canvas')")
+        look(browser, f"{server.address}#/run/{server.number('random')}")
+        note = wait(browser, "document.querySelector('#opponents .body .note')?.textContent")
+        assert note == "Random moves: no snapshot plays."
+
+
 def test_curves_are_the_records_own_and_are_averaged_when_long(
     opened: Callable[[str], Records], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -283,7 +283,7 @@ def average(run: Run, snapshots: Sequence[Commit]) -> Commit:
     with run.lock("average"), Twin("average", spec_of(run)) as twin:
         store, members = run.store(), list[dict[str, np.ndarray]]()
         for snapshot in snapshots:
-            store.check_same_variables(snapshot.id, store.newest.id)
+            store.check_fits(snapshot.id)
             twin.restore_snapshot(snapshot, store)
             members.append(twin.weights())
         weights = {name: np.mean([member[name] for member in members], axis=0) for name in members[0]}

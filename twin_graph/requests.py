@@ -125,7 +125,7 @@ class Requests:
             raise UsageError(f"the {into} held {len(snapshots)} snapshots, more than this policy has twins for")
         for snapshot in snapshots:
             store.check_usable(snapshot.id)
-            store.check_same_variables(snapshot.id, store.newest.id)
+            store.check_fits(snapshot.id)
         return snapshots
 
     def _swap(self, snapshots: list[Commit], learner: str, into: str, *, hold: bool, request: str, undo: bool) -> None:

@@ -257,11 +257,18 @@ class Snapshots:
         self.prefix(snapshot_id)
         self.check_files(snapshot_id)
 
-    def check_same_variables(self, first: str, second: str) -> None:
-        """Compares two snapshots' variables by their manifests. Raises `UsageError` naming those that differ."""
-        ours, theirs = ({(v.name, v.shape, v.dtype) for v in self.manifest(i).variables} for i in (first, second))
-        if differing := sorted({name for name, *_ in ours ^ theirs}):
-            raise UsageError(f"{first} does not fit this run's network: {', '.join(differing)} differ from {second}'s")
+    def check_fits(self, snapshot_id: str) -> None:
+        """Compares a snapshot's variables with those of the newest that has its manifest. Raises `UsageError`."""
+        ours = self.manifest(snapshot_id).variables
+        for other in reversed(self.snapshots):
+            try:
+                theirs = self.manifest(other.id).variables
+            except DamagedError:
+                continue
+            if differing := sorted({variable.name for variable in {*ours} ^ {*theirs}}):
+                names = ", ".join(differing)
+                raise UsageError(f"{snapshot_id} does not fit this run's network: {names} differ from {other.id}'s")
+            return
 
     def resolve(self, reference: str, scores: Callable[[], Mapping[str, float]]) -> Commit:
         """The snapshot that a reference means.

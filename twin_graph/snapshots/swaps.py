@@ -63,7 +63,7 @@ def swap(
     store = run.store()
     snapshot = store.resolve(reference, run.scores)
     store.check_usable(snapshot.id)
-    store.check_same_variables(snapshot.id, store.newest.id)
+    store.check_fits(snapshot.id)
     if run.state() != "running":
         _check_kept(run, store, snapshot)
     if dry_run:

@@ -16,13 +16,10 @@ export function timelinePart(run, role) {
     `The online twin moves up the diagonal, an update at a time. Each bar is a snapshot that was the ${role}: its height shows when it was committed, its length when it served. The shading shows its age. An import or a mean of snapshots, which has no age, is a bar at the bottom.`,
     `${role}s`,
   );
+  const asks = isTarget && run.about.has_target;
   const none = isTarget
-    ? !run.about.has_target && "This run uses no target: updates bootstrap from the online twin."
+    ? !asks && "This run uses no target: updates bootstrap from the online twin."
     : { random: "Random moves: no snapshot plays.", self: "The online twin's own weights play." }[run.about.opponent];
-  if (none) {
-    put(part.body, h("p", { class: "note" }, none));
-    return part;
-  }
   const hosts = { served: h("div"), age: h("div"), depth: h("div") };
   const input = h("input", {
     type: "number",
@@ -46,7 +43,7 @@ export function timelinePart(run, role) {
     input,
     h("button", { type: "submit" }, "Explain"),
   );
-  part.body.append(hosts.served, ...(isTarget ? [form, why] : []), hosts.age, hosts.depth);
+  part.body.append(hosts.served, ...(asks ? [form, why] : []), hosts.age, hosts.depth);
   let lines = null;
   let shown = [0, 1]; // updates
   const plots = {};
@@ -224,7 +221,7 @@ export function timelinePart(run, role) {
       input.max = lines.updates;
       if (!lines.first.length) {
         for (const name of Object.keys(plots)) drop(name); // the run began again
-        put(hosts.served, h("p", { class: "note" }, "No snapshot has served yet."));
+        put(hosts.served, h("p", { class: "note" }, none || "No snapshot has served yet."));
         return;
       }
       const key = (name, tone, dash) => ({ name, colour: tone, dash, line: false });
@@ -250,7 +247,7 @@ export function timelinePart(run, role) {
         xRange: (u, min, max) => (shown = [min ?? 0, max || lines.updates || 1]),
         range: () => [lowest(...shown), shown[1]],
         read: told,
-        click: isTarget ? (x) => explain(updateAt(x)) : undefined,
+        click: asks ? (x) => explain(updateAt(x)) : undefined,
         fixedKeys: true,
       });
       plots.served.show([places, ...series.map(() => places)], { series });
