@@ -402,6 +402,11 @@ class Line(NamedTuple):
             return None
 
 
+def damaged_line(path: Path, number: int) -> str:
+    """For people: this line of a file of records is not what was written."""
+    return f"{path} is damaged: line {number} is not what was written"
+
+
 def read_lines(path: Path, *, newest_bytes: int | None = None) -> Iterator[Line]:
     """The lines of a file; none where there is no file. A last line without an end is one that is being written.
 

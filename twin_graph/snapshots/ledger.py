@@ -16,7 +16,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from twin_graph.errors import DamagedError
-from twin_graph.snapshots.files import GrowingLines, Line, append_line, read_file
+from twin_graph.snapshots.files import GrowingLines, Line, append_line, damaged_line, read_file
 
 
 class Record(BaseModel):
@@ -429,10 +429,10 @@ class Ledger:
         try:
             return entry.read()
         except pydantic.ValidationError as error:
-            line = f"{self.path} is damaged: line {entry.line.number}"
+            number = entry.line.number
             if entry.line.record is None:
-                raise DamagedError(f"{line} is not what was written") from None
-            raise DamagedError(f"{line}: {first_problem(error)}") from None
+                raise DamagedError(damaged_line(self.path, number)) from None
+            raise DamagedError(f"{self.path} is damaged: line {number}: {first_problem(error)}") from None
 
 
 class Follower(Generic[_E]):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from twin_graph.errors import DamagedError, UsageError
-from twin_graph.snapshots.files import read_lines
+from twin_graph.snapshots.files import damaged_line, read_lines
 from twin_graph.snapshots.ledger import Commit, Point, Swap
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import METRICS, Run
@@ -115,7 +115,7 @@ def _wrong_records(run: Run, point: PointState, name: str) -> Iterator[str]:
         yield short
     for line in read_lines(path):
         if line.start < point.known_bytes[name] and not line.is_whole:
-            yield f"{path} is damaged: line {line.number} is not what was written"
+            yield damaged_line(path, line.number)
 
 
 def too_short(run: Run, point: PointState, name: str) -> str:

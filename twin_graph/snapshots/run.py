@@ -36,6 +36,7 @@ from twin_graph.snapshots.files import (
     append_line,
     checked,
     commit_folder,
+    damaged_line,
     file_lock,
     fsync,
     lengthen,
@@ -400,7 +401,7 @@ class Run:
             if record is None:
                 if abandoned:
                     continue
-                raise DamagedError(f"{self.folder / name} is damaged: line {line.number} is not what was written")
+                raise DamagedError(damaged_line(self.folder / name, line.number))
             if not abandoned or record.get("scheduled") is False:
                 yield record
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots import control, workers
-from twin_graph.snapshots.files import leftovers, read_file, read_lines
+from twin_graph.snapshots.files import damaged_line, leftovers, read_file, read_lines
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.points import SEGMENTS, STATE, PointState, PointStore
 from twin_graph.snapshots.resumable import too_short
@@ -81,7 +81,7 @@ class _Verifier:
             self.known.add(path)
             for line in read_lines(path):
                 if line.record is None:
-                    self.damage.append(f"{path} is damaged: line {line.number} is not what was written")
+                    self.damage.append(damaged_line(path, line.number))
             if path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size:
                 self.unknown.append(f"{path}: a line without an end; what a crash left, or the newest line, damaged")
         self._try(self._run.ledger.events)

@@ -15,7 +15,7 @@ from twin_graph import config, mutual
 from twin_graph.errors import DamagedError, TwinGraphError, UsageError, place
 from twin_graph.snapshots import report
 from twin_graph.snapshots.depth import Depths
-from twin_graph.snapshots.files import GrowingLines
+from twin_graph.snapshots.files import GrowingLines, damaged_line
 from twin_graph.snapshots.ledger import (
     BY_HAND,
     ONLY_LEARNER,
@@ -98,7 +98,7 @@ class _Columns:
         parts = [part for part in self._run.abandoned(METRICS) if part]
         for start, number in self._damaged:
             if not any(start in part for part in parts):
-                damage = damage or f"{self._run.folder / METRICS} is damaged: line {number} is not what was written"
+                damage = damage or damaged_line(self._run.folder / METRICS, number)
         starts = np.array(self._starts)
         holds = np.ones(len(starts), bool)
         for part in parts:
