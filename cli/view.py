@@ -45,7 +45,7 @@ def view(runs: tuple[str, ...], folder: Path, port: int, allow_swaps: bool, no_b
         if error.name not in ("starlette", "uvicorn"):
             raise
         raise TwinGraphError("view needs starlette and uvicorn: pip install 'twin-graph[view]'") from None
-    from twin_graph.view.records import Library
+    from twin_graph.view.library import Library
 
     if not runs and not folder.is_dir():
         raise UsageError(f"no folder {folder}; name the one with your runs with --folder")

@@ -1,4 +1,6 @@
-"""The analysis of studies/atari-100k-targets.toml and atari-memory.toml, fixed before the runs: policies less `latest`.
+"""The analysis of studies/atari-100k-targets.toml, atari-memory.toml and atari-images.toml: policies less `latest`.
+
+It was fixed before the runs.
 
     python studies/atari_targets.py [TABLES]
     python studies/atari_targets.py --power

@@ -28,7 +28,8 @@ from twin_graph.snapshots import report
 from twin_graph.snapshots.files import checked
 from twin_graph.snapshots.ledger import End, Swap, utc_now
 from twin_graph.snapshots.run import Run, create
-from twin_graph.view.records import Library, Records, rounded
+from twin_graph.view.library import Library
+from twin_graph.view.records import Records, rounded
 from twin_graph.view.server import Guard
 
 TINY = [
@@ -902,7 +903,7 @@ def test_browsers_leave_out_port_80(port: int, host: str, admits: bool) -> None:
 def test_view_needs_no_tensorflow(work: Path) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nimport twin_graph_cli.view\nfrom twin_graph.view import server\n"
-        "from twin_graph.view.records import Library\n"
+        "from twin_graph.view.library import Library\n"
         "library = Library([], Path('checkpoints'))\nlibrary.changes(-1)\n"
         "for ask in ('about', 'curves', 'timeline', 'episodes'): getattr(library.find(0), ask)()\n"
         "print({'tensorflow', 'gymnasium', 'ale_py', 'matplotlib'} & set(sys.modules))"

@@ -42,7 +42,8 @@ from twin_graph.snapshots.fork import fork
 from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.verify import verify
-from twin_graph.view.records import Records, _Known, rounded
+from twin_graph.view.library import ShownRun
+from twin_graph.view.records import Records, rounded
 
 SMALL = {
     "env.count": 2,
@@ -137,7 +138,7 @@ class Life:
         self._learnt: dict[tuple[int, int], Learnt] = {}  # by attempt and update
         self._forks = 0
         self._is_swapped = False  # into the online twin
-        self._shown: dict[Path, _Known] = {}  # as the page follows runs
+        self._shown: dict[Path, ShownRun] = {}  # as the page follows runs
 
     def live(self) -> None:
         """All of it. Raises `Broken`, and whatever the program raises that it should not."""
@@ -298,7 +299,7 @@ class Life:
         self._look_at_page(run)
 
     def _page(self) -> Records:
-        shown = self._shown.setdefault(self._run.folder, _Known(self._run.folder))
+        shown = self._shown.setdefault(self._run.folder, ShownRun(self._run.folder))
         shown.look()
         return shown.records()
 

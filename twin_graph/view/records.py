@@ -1,18 +1,16 @@
-"""What the page shows, read from the records of runs. Files that grow are read one line at a time, each line once."""
+"""What the page shows of a run, read from its records. Files that grow are read one line at a time, each line once."""
 
 import math
-import threading
-import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin_graph import config, mutual
-from twin_graph.errors import DamagedError, TwinGraphError, UsageError, place
+from twin_graph import mutual
+from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots import report
 from twin_graph.snapshots.depth import Depths
 from twin_graph.snapshots.files import GrowingLines, damaged_line
@@ -32,7 +30,7 @@ from twin_graph.snapshots.ledger import (
     Swap,
     is_import,
 )
-from twin_graph.snapshots.run import CONTROL, EVALUATIONS, LEDGER, METRICS, VIDEOS, Run, folders_of_runs
+from twin_graph.snapshots.run import METRICS, Run
 from twin_graph.stopwatch import PHASES
 from twin_graph.targets import PURPOSES
 from twin_graph.words import command, counted
@@ -42,8 +40,6 @@ POINTS = 1_500
 #: Episodes in one picture; beyond that every k-th evaluation is drawn.
 EPISODES = 20_000
 SPARK_POINTS = 60
-#: How long a request waits for runs that nobody has read yet; what is missing then comes with the next.
-PATIENCE_SECONDS = 0.1
 
 _COUNTERS = "agent_steps", "updates"
 _CURVES = "train_return", "loss", "q_mean", "epsilon", "agent_steps_per_second"
@@ -352,154 +348,6 @@ class _Served(NamedTuple):
     hold: bool
 
 
-class _Known:
-    """A run that the page shows.
-
-    Attributes:
-      folder: of the run.
-      summary: see `Records.summary`. Before the first `look` its state is `reading`; of a damaged run it is `damaged`,
-        of one whose folder was removed `gone`, with the reason.
-      changed: the library's version when the summary last changed.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.summary: dict[str, Any] = {"run": folder.resolve().name, "state": "reading"}
-        self.changed = 0
-        self._files = [folder / name for name in (LEDGER, EVALUATIONS, METRICS, CONTROL, VIDEOS)]
-        self._seen: object = None
-        self._described: object = None
-        self._records: Records | None = None
-        self._is_kept = False
-
-    def look(self) -> bool:
-        """Whether there is something new, which `summary` then has."""
-        described = _stamp(self.folder / "run.json")
-        seen = described, [_stamp(path) for path in self._files]
-        if seen == self._seen and not self._may_have_ended():
-            return False
-        self._seen = seen
-        if described is None:
-            self._fail("gone", "its folder was removed")
-            return True
-        try:
-            if described != self._described or self._records is None:
-                self._records, self._described = Records(Run(self.folder)), described
-            self.summary = self._records.summary()
-            if self.summary["state"] != "running" and not self._is_kept:
-                self._records = None  # a list of runs needs no more of it
-        except (TwinGraphError, OSError) as error:
-            self._fail("damaged", str(error))
-        except Exception as error:  # others are shown all the same
-            self._fail("damaged", f"{type(error).__name__}: {error} ({place(error)})")
-        return True
-
-    def _may_have_ended(self) -> bool:
-        try:
-            return self.summary["state"] == "running" and not (self._records and self._records.run.state() == "running")
-        except TwinGraphError:  # `look` says what is wrong
-            return True
-
-    def _fail(self, state: str, reason: str) -> None:
-        self.summary = {"run": self.folder.resolve().name, "state": state, "reason": reason}
-        self._records = None
-
-    def records(self) -> Records:
-        """Opens the run, and keeps what is read of it from here on. Call after `look`.
-
-        Raises:
-          UsageError: its folder was removed.
-          DamagedError: its records are not what was written.
-        """
-        if self.summary["state"] == "gone":
-            raise UsageError(f"{self.folder} was removed")
-        if self.summary["state"] == "damaged":
-            raise DamagedError(self.summary["reason"])
-        self._is_kept = True
-        if self._records is None:
-            self._records = Records(Run(self.folder))
-            self._records.summary()
-        return self._records
-
-
-class Library:
-    """The runs of the page, each known by its place in this list, which stays. For several threads.
-
-    Args:
-      folders: of runs that were named.
-      folder: all runs in it are shown, also those made later; None for the named ones alone.
-
-    Attributes:
-      lock: held by whoever reads a run.
-    """
-
-    def __init__(self, folders: Iterable[Path], folder: Path | None) -> None:
-        self.lock = threading.Lock()
-        self._folder = folder
-        self._known = [_Known(path) for path in folders]
-        self._version = 0
-
-    def find(self, index: int) -> Records:
-        """The run with this number. Raises `UsageError` if there is none, or none any more, and `DamagedError`."""
-        if not 0 <= index < len(self._known):
-            raise UsageError("there is no such run")
-        self._look(self._known[index])
-        return self._known[index].records()
-
-    def changes(self, since: int) -> tuple[int, list[dict[str, Any]]]:
-        """What is new on disk after a version that this returned before; all of it after -1.
-
-        Returns:
-          The present version, and the summaries of runs that changed, with their `index`.
-        """
-        with self.lock:
-            self._discover()
-            until = time.monotonic() + PATIENCE_SECONDS
-            for known in self._known:
-                if known.summary["state"] != "reading" or time.monotonic() < until:
-                    self._look(known)
-            return self._version, [
-                {**known.summary, "index": index} for index, known in enumerate(self._known) if known.changed > since
-            ]
-
-    @property
-    def is_read(self) -> bool:
-        """Whether every run that is known was read."""
-        return all(known.summary["state"] != "reading" for known in self._known)
-
-    def tree(self) -> list[tuple[int, int]]:
-        """Depth and number of each run, forks after the run that they were forked from."""
-        with self.lock:
-            summaries = [
-                {**known.summary, "index": index}
-                for index, known in enumerate(self._known)
-                if known.summary["state"] != "gone"
-            ]
-        by_name = sorted(summaries, key=lambda summary: str(summary["run"]))
-        return [(depth, summary["index"]) for depth, summary in report.tree(by_name)]
-
-    def differences(self, indexes: Sequence[int]) -> list[dict[str, Any]]:
-        """The settings in which runs differ, with the value of each."""
-        runs = [self.find(index).run for index in indexes]
-        described = [{setting.key: setting.value for setting in config.describe(run.settings)} for run in runs]
-        return [
-            {"key": key, "values": [settings[key] for settings in described]}
-            for key, value in described[0].items()
-            if any(settings[key] != value for settings in described)
-        ]
-
-    def _discover(self) -> None:
-        if self._folder is None:
-            return
-        folders = {known.folder for known in self._known}
-        self._known += [_Known(folder) for folder in folders_of_runs(self._folder) if folder not in folders]
-
-    def _look(self, known: _Known) -> None:
-        if known.look():
-            self._version += 1
-            known.changed = self._version
-
-
 def rounded(value: Any) -> Any:
     """Numbers for a screen, with only as many digits as it shows; null for what is not a number."""
     if isinstance(value, dict):
@@ -522,15 +370,6 @@ def _means(column: np.ndarray, first: np.ndarray) -> list[float]:
     with np.errstate(invalid="ignore"):
         means: list[float] = (sums / np.add.reduceat(is_number.astype(int), first)).tolist()
     return means
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Changes when the file does, or what is in the folder."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size
 
 
 def _row(event: Event, holds: bool) -> Row:

@@ -30,7 +30,8 @@ from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots import swaps
 from twin_graph.snapshots.run import Run
 from twin_graph.targets import PURPOSES
-from twin_graph.view.records import Library, Records, rounded
+from twin_graph.view.library import Library
+from twin_graph.view.records import Records, rounded
 
 ADDRESS = "127.0.0.1"
 STATIC = Path(__file__).parent / "static"
