@@ -660,6 +660,31 @@ def test_the_needs_of_a_training_are_measured_and_checked(pong: Make, tmp_path: 
         resources.check(needed._replace(disk_free=1_000))
 
 
+def test_a_run_that_has_begun_is_advised_what_it_can_still_do(
+    pong: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = pong(
+        replay__capacity_steps=1_000_000,
+        train__steps=1_000_000,
+        target__refresh_every_updates=10_000,
+        save__keep_every=0,
+        resume__every_steps=100_000,
+    )
+    begun = create(tmp_path / "begun", settings).folder
+
+    def told(folder: Path) -> str:
+        with pytest.raises(TwinGraphError) as error, training.checked_environments(settings, folder):
+            pass
+        return str(error.value)
+
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10**9))
+    assert told(tmp_path / "new").endswith("; lower replay.capacity_steps, or choose another --run-dir")
+    assert told(begun).endswith("; lower save.keep_last, or make room")
+    monkeypatch.setattr("twin_graph.cpu.memory_free", lambda: 7 * 10**9)
+    assert told(tmp_path / "new").endswith("; lower replay.capacity_steps")
+    assert told(begun).endswith("; close other programs")
+
+
 def test_a_large_network_and_a_large_minibatch_need_what_was_measured(cartpole: Make, pong: Make) -> None:
     """3.4 GB, resident after an update, with hidden layers of 8,192 units; 0.7 GB more by 2,048 images at a time."""
     with contextlib.closing(envs.make(EnvSettings(id="CartPole-v1"), count=1)) as env:

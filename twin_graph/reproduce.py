@@ -31,7 +31,7 @@ from twin_graph.snapshots.ledger import (
     utc_now,
 )
 from twin_graph.snapshots.points import PointState
-from twin_graph.snapshots.run import LEDGER, Run, check_new_folder
+from twin_graph.snapshots.run import DESCRIPTION, LEDGER, Run, check_new_folder
 from twin_graph.twin import weights_sha256
 
 
@@ -275,7 +275,7 @@ def _scratch(run: Run, point: PointState | None, folder: Path, settings: Setting
         with reading_past(run, point):
             gone = copy_past(run, point, folder)
     description = {**describe(run, point.attempt if point else 0, settings), "name": folder.name, "created": utc_now()}
-    write_new(folder / "run.json", checked(description, indent=1))
+    write_new(folder / DESCRIPTION, checked(description, indent=1))
     made = Run(folder)
     if point and gone:
         made.ledger.append(Prune(attempt=point.attempt, time=utc_now(), snapshots=gone))

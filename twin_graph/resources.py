@@ -30,11 +30,12 @@ _EPISODE_STEPS = 10  # agent steps: where snapshots are committed by episodes, f
 
 
 class Need(NamedTuple):
-    """Bytes for one purpose, and how to need fewer, for people."""
+    """Bytes for one purpose, and how to need fewer, for people; `in_new` if only a new run can do that."""
 
     purpose: str
     bytes: int
     remedy: str
+    in_new: bool = False
 
     def words(self) -> str:
         """For people, to follow the total."""
@@ -118,7 +119,7 @@ def _in_memory(settings: Settings, env: VectorEnv, model: Model, replay: int, pr
     train, shape = settings.train, env.spec.observation_shape
     learners = len(mutual.Turns(settings).learners)
     twins = learners * (1 + sum(max(1, policy.members) for policy in targets.roles(settings).values()))
-    yield Need("the replay", replay, "lower replay.capacity_steps")
+    yield Need("the replay", replay, "lower replay.capacity_steps", in_new=True)
     trainers = settings.workers.count if processes > 1 else 1
     yield Need(
         "TensorFlow" if processes == 1 else "TensorFlow in each process",
@@ -129,7 +130,7 @@ def _in_memory(settings: Settings, env: VectorEnv, model: Model, replay: int, pr
     # Each twin, the evaluating one included, has weights and Adam's two moments. One also has a frozen copy and
     # gradients.
     copies = 3 * (twins + bool(settings.evaluate.episodes)) + 2
-    yield Need("the network", processes * copies * _weights(model), "choose a smaller network")
+    yield Need("the network", processes * copies * _weights(model), "choose a smaller network", in_new=True)
     # Both observations of every transition in the chunk being trained and in the one being prepared. For one minibatch
     # also the activations with their gradients, and the observations as floats.
     prepared = max(1, math.ceil(train.chunk_steps / train.every_steps)) * train.examples
@@ -159,7 +160,7 @@ def _on_disk(settings: Settings, model: Model, replay: int) -> Iterator[Need]:
     # Older points may need what the newest no longer does, and segments go as a whole.
     older = int(min(replay * train.steps // capacity, (points - 1) * between_points + SEGMENT_BYTES))
     fewer = "lower replay.capacity_steps" if resume.keep else _FEWER_POINTS
-    yield Need("the replay at resume points", stored + older + between_points, fewer)
+    yield Need("the replay at resume points", stored + older + between_points, fewer, in_new=bool(resume.keep))
     records = snapshots * _MANIFEST_AND_LEDGER_BYTES
     yield Need("records of snapshots", records, "commit less often (save.every_updates)")
     shown = len(model.trainables) + len(model.activations)
@@ -167,23 +168,28 @@ def _on_disk(settings: Settings, model: Model, replay: int) -> Iterator[Need]:
     yield Need("what is logged", train.steps // settings.log.every_steps * line, "raise log.every_steps")
 
 
-def check(needed: Needs) -> None:
-    """Raises `TwinGraphError` if there is not enough memory or disk; the message says what needs most."""
+def check(needed: Needs, *, begun: bool = False) -> None:
+    """Raises `TwinGraphError` if there is not enough memory or disk.
+
+    The message says what needs most, and what helps; where the run has `begun`, only what can still be done.
+    """
     if needed.memory > needed.memory_free:
+        remedies = _remedies(needed.in_memory, needed.memory - needed.memory_free, begun=begun)
         raise TwinGraphError(
             f"not enough memory: this run needs about {size(needed.memory)}, {_largest(needed.in_memory).words()}, and "
-            f"{size(needed.memory_free)} are free; {_remedies(needed.in_memory, needed.memory - needed.memory_free)}"
+            f"{size(needed.memory_free)} are free; {remedies}"
         )
     if needed.disk > needed.disk_free:
-        remedies = _remedies(needed.on_disk, needed.disk - needed.disk_free)
+        remedies = _remedies(needed.on_disk, needed.disk - needed.disk_free, begun=begun)
+        room = "make room" if begun else "choose another --run-dir"
         raise TwinGraphError(
             f"not enough disk space: this run needs about {size(needed.disk)}, {_largest(needed.on_disk).words()}, and "
-            f"{size(needed.disk_free)} are free; {remedies}, or choose another --run-dir"
+            f"{size(needed.disk_free)} are free; {remedies}, or {room}"
         )
 
 
-def _remedies(needs: Sequence[Need], missing: int) -> str:
+def _remedies(needs: Sequence[Need], missing: int, *, begun: bool) -> str:
     """The remedies that may suffice alone, the most effective first; if none does, the most effective."""
-    by_size = sorted(needs, key=lambda need: -need.bytes)
+    by_size = sorted((need for need in needs if not (begun and need.in_new)), key=lambda need: -need.bytes)
     enough = [need.remedy for need in by_size if need.bytes > missing] or [by_size[0].remedy]
     return ", or ".join(dict.fromkeys(enough))

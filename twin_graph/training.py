@@ -59,7 +59,7 @@ def checked_environments(
     check_no_pattern(folder, "rename the folder")
     with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
         needed = resources.measure(settings, env, folder, elsewhere=elsewhere)
-        resources.check(needed)
+        resources.check(needed, begun=folder.exists())
         check(settings, env)
         yield env, needed
 

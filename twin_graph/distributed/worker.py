@@ -24,7 +24,7 @@ from twin_graph.progress import RECENT_EPISODES, RunningScores
 from twin_graph.replay import Batch, Transition
 from twin_graph.settings import Settings
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Swap, is_target_of, utc_now
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import DESCRIPTION, Run
 from twin_graph.snapshots.workers import FOLDER, UpdateLog, name_of, own_status, write_status
 from twin_graph.streams import Purpose, environment_seeds
 from twin_graph.tally import Tally
@@ -232,7 +232,7 @@ def work(cluster: Cluster, index: int) -> None:
 def _wait_for_run(cluster: Cluster) -> Run:
     """The run, when the chief has made its folder."""
     deadline = time.monotonic() + _CHIEF_SECONDS
-    while not ((cluster.run / "run.json").exists() and (cluster.run / FOLDER).exists()):
+    while not ((cluster.run / DESCRIPTION).exists() and (cluster.run / FOLDER).exists()):
         if time.monotonic() > deadline:
             raise TwinGraphError(
                 f"no run in {cluster.run}: has the chief been started, and does it use the same storage?"

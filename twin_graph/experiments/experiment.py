@@ -35,7 +35,7 @@ from twin_graph.snapshots.files import (
     write_file,
 )
 from twin_graph.snapshots.ledger import Point, utc_now
-from twin_graph.snapshots.run import RUNS, Run, check_new_folder
+from twin_graph.snapshots.run import DESCRIPTION, RUNS, Run, check_new_folder
 from twin_graph.words import counted
 
 EXPERIMENTS = RUNS / "experiments"
@@ -173,7 +173,7 @@ class Experiment:
     def found(self, planned: PlannedRun) -> Run | None:
         """The run, if it has begun. Raises `UsageError` if its settings are not those planned."""
         folder = self.run_folder(planned)
-        if not (folder / "run.json").exists():
+        if not (folder / DESCRIPTION).exists():
             return None
         run = Run(folder)
         for key, ours, theirs in config.differences(planned.settings, run.settings):

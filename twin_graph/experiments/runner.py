@@ -24,7 +24,7 @@ from twin_graph.experiments.experiment import Experiment, State, look, state_of
 from twin_graph.experiments.plan import PlannedRun
 from twin_graph.signals import on_signal
 from twin_graph.snapshots.ledger import utc_now
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import DESCRIPTION, Run
 
 _LOOK_SECONDS = 0.2
 #: Exit codes after which another try is of no use: known from the settings, or damaged data.
@@ -237,7 +237,7 @@ def _remove_unstarted(folder: Path) -> None:
     """Removes a run that was killed before its first resume point: there is nothing to resume, and nothing is lost."""
     if not folder.exists():
         return
-    if (folder / "run.json").exists():
+    if (folder / DESCRIPTION).exists():
         if Run(folder).has_begun:
             return  # where its points are gone, `resume` says so
     elif any(path.name[0] != "." for path in folder.iterdir()):

@@ -24,7 +24,7 @@ from twin_graph.snapshots.files import (
 )
 from twin_graph.snapshots.ledger import End, Fork, Ledger, Point, Prune, utc_now
 from twin_graph.snapshots.points import SEGMENTS, PointState
-from twin_graph.snapshots.run import LEDGER, POINTS, RECORDS, Run, make_run
+from twin_graph.snapshots.run import DESCRIPTION, LEDGER, POINTS, RECORDS, Run, make_run
 from twin_graph.snapshots.store import MANIFEST, Snapshots
 
 _FSYNCS_AT_ONCE = 32
@@ -77,7 +77,7 @@ def fork(parent: Run, point: PointState, folder: Path, settings: Settings, chang
         }
         description = describe(parent, point.attempt, settings)
         description |= {"name": folder.name, "created": now, "forked_from": origin}
-        write_new(temporary / "run.json", checked(description, indent=1))
+        write_new(temporary / DESCRIPTION, checked(description, indent=1))
         folders = [inside for inside in temporary.rglob("*") if inside.is_dir()]
         with ThreadPoolExecutor(_FSYNCS_AT_ONCE) as pool:  # one after the other, 100,000 snapshots take minutes
             list(pool.map(fsync, folders))

@@ -64,6 +64,8 @@ from twin_graph.snapshots.points import PointState, PointStore
 from twin_graph.snapshots.store import FORMAT, SnapshotStore
 
 RUNS = Path("checkpoints")
+#: The file of a run that says what it is; without one, a folder is no run.
+DESCRIPTION = "run.json"
 RECORDS = LEDGER, EVALUATIONS, METRICS = "ledger.jsonl", "evaluations.jsonl", "metrics.jsonl"
 #: Files of a run that played tournaments.
 GAMES, RATINGS = "games.jsonl", "ratings.json"
@@ -100,7 +102,7 @@ class Run:
         self._evaluations = GrowingLines(folder / EVALUATIONS)
         self._evaluated: list[tuple[Line, dict[str, Any] | None]] = []
         self._past_settings: dict[str, Settings] = {}  # by their hashes
-        path = folder / "run.json"
+        path = folder / DESCRIPTION
         if not path.exists():
             raise UsageError(f"no run in {folder}; `twin-graph runs` lists those in {RUNS}/")
         self.description = read_file(path)
@@ -244,7 +246,7 @@ class Run:
             "past_settings": [*self.description["past_settings"], past],
         }
         self.settings = settings
-        write_file(self.folder / "run.json", checked(self.description, indent=1))
+        write_file(self.folder / DESCRIPTION, checked(self.description, indent=1))
 
     @contextlib.contextmanager
     def trying(self, settings: Settings) -> Iterator[None]:
@@ -257,7 +259,7 @@ class Run:
         except BaseException:
             if self.settings != before and self.ledger.attempt == attempt:
                 self.settings, self.description = before, description
-                write_file(self.folder / "run.json", checked(description, indent=1))
+                write_file(self.folder / DESCRIPTION, checked(description, indent=1))
             raise
 
     @property
@@ -497,7 +499,7 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
         "cpu": cpu.describe()._asdict(),
         "past_settings": [],
     }
-    return make_run(folder, lambda temporary: write_new(temporary / "run.json", checked(description, indent=1)))
+    return make_run(folder, lambda temporary: write_new(temporary / DESCRIPTION, checked(description, indent=1)))
 
 
 def make_run(folder: Path, fill: Callable[[Path], None]) -> Run:
@@ -544,12 +546,12 @@ def make_in(folder: Path | None, stem: str, make: Callable[[Path], Run]) -> Run:
 def find(name: str) -> Run:
     """The run in a folder, or of that name under `checkpoints/`."""
     here, there = Path(name), RUNS / name
-    return Run(here if (here / "run.json").exists() or not (there / "run.json").exists() else there)
+    return Run(here if (here / DESCRIPTION).exists() or not (there / DESCRIPTION).exists() else there)
 
 
 def folders_of_runs(folder: Path) -> list[Path]:
     """The folders in a folder that hold a run, sorted by name; not temporary ones, whose names begin with a dot."""
-    return sorted(path.parent for path in folder.glob("[!.]*/run.json"))
+    return sorted(path.parent for path in folder.glob(f"[!.]*/{DESCRIPTION}"))
 
 
 def locate(run: Run, reference: str) -> tuple[Run, Commit]:

@@ -12,7 +12,7 @@ from twin_graph.snapshots.files import damaged_line, leftovers, read_file, read_
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.points import SEGMENTS, STATE, PointState, PointStore
 from twin_graph.snapshots.resumable import too_short
-from twin_graph.snapshots.run import EVALUATIONS, GAMES, LEDGER, METRICS, RATINGS, Run
+from twin_graph.snapshots.run import DESCRIPTION, EVALUATIONS, GAMES, LEDGER, METRICS, RATINGS, Run
 from twin_graph.snapshots.store import ID, MANIFEST, MODEL_PREFIX, Manifest, SnapshotStore
 
 
@@ -59,7 +59,7 @@ class _Verifier:
         self.leftover: list[str] = []
         self.unknown: list[str] = []
         self.unchecked: set[Path] = set()
-        self.known: set[Path] = {run.folder / "run.json"}  # was read when the run was opened
+        self.known: set[Path] = {run.folder / DESCRIPTION}  # was read when the run was opened
 
     def _is_running(self) -> bool:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 from twin_graph import config
 from twin_graph.errors import DamagedError, TwinGraphError, UsageError, place
 from twin_graph.snapshots import report
-from twin_graph.snapshots.run import CONTROL, EVALUATIONS, LEDGER, METRICS, VIDEOS, Run, folders_of_runs
+from twin_graph.snapshots.run import CONTROL, DESCRIPTION, EVALUATIONS, LEDGER, METRICS, VIDEOS, Run, folders_of_runs
 from twin_graph.view.records import Records
 
 # How long a request waits for runs that nobody has read yet; what is missing then comes with the next.
@@ -38,7 +38,7 @@ class ShownRun:
 
     def look(self) -> bool:
         """Whether there is something new, which `summary` then has."""
-        described = _stamp(self.folder / "run.json")
+        described = _stamp(self.folder / DESCRIPTION)
         seen = described, [_stamp(path) for path in self._files]
         if seen == self._seen and not self._may_have_ended():
             return False
