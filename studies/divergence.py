@@ -356,13 +356,17 @@ def main(name: str, folder: Path | None, jobs: int, plot: Path | None) -> None:
             for of, number in ((residuals, ".1f"), (less, "+.1f"))
         ]
         print(f"| `{arm}` | {' | '.join(cells)} |")
-    print(
-        f"\n| branch | {' | '.join(f'{moment}: p | score' for moment in MOMENTS)} |\n|---{'|---|---' * len(MOMENTS)}|"
-    )
+    heads = " | ".join(f"{moment}: p of the residual | score | difference (95%)" for moment in MOMENTS)
+    print(f"\n| branch | {heads} |\n|---{'|---|---|---' * len(MOMENTS)}|")
+    scores = {kind: ends(rows, *kind, lambda row: row.score) for kind in kinds}
     for arm in study.arms:
-        scores = {moment: fmean(ends(rows, moment, arm, lambda row: row.score).ravel()) for moment in MOMENTS}
-        chances = {moment: f"{p[moment, arm]:.2g}" if (moment, arm) in p else "" for moment in MOMENTS}
-        print(f"| `{arm}` | {' | '.join(f'{chances[moment]} | {scores[moment]:.0f}' for moment in MOMENTS)} |")
+        cells = []
+        for moment in MOMENTS:
+            less_score = statistics.mean(scores[moment, arm] - scores[moment, "continue"]).words("+.0f")
+            cells.append(f"{p[moment, arm]:.2g}" if (moment, arm) in p else "")
+            cells.append(f"{scores[moment, arm].mean():.0f}")
+            cells.append(less_score if arm != "continue" else "")
+        print(f"| `{arm}` | {' | '.join(cells)} |")
     if study.secondary:
         print_secondary(study.secondary, residuals)
     print(f"\n{len(residuals['at', 'continue'])} parents, {len(study.seeds)} seeds a branch.")

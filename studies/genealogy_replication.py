@@ -5,7 +5,7 @@
 TABLES are folders of the experiments' tables, both in `studies/results` unless given. Printed are for each environment,
 in pairs of equal seeds:
 
-1. what `mean` expects too much, less what its control of equal depth does, in % of the largest return;
+1. the residual of `mean` less that of its control of equal depth, in % of the largest return;
 2. the score of the policies that look back, their mean, less that of the `latest` that is refreshed as often.
 
 The six comparisons for which a hypothesis was stated have a p, corrected for six, once all runs are done.
@@ -22,7 +22,7 @@ from genealogy import AS_OFTEN, CONTROLS, RESULTS, means, pairs, places, read, s
 from twin_graph.experiments import statistics, tables
 
 STUDIES = ("genealogy-replication", "genealogy-minatar-replication")
-EXPECTS, SCORES = "`mean` expects too much", "looking back, score"
+EXPECTS, SCORES = "residual of `mean`", "score of looking back"
 #: The hypotheses: in which direction each difference lies.
 STATED = {
     (EXPECTS, "CartPole-v1"): "less",
@@ -55,7 +55,7 @@ def main(folders: tuple[Path, ...]) -> None:
     if finished:
         corrected = statistics.holm([statistics.p_of(one.less) for one in stated])
         p = {(one.what, one.task): f"{value:.2g}" for one, value in zip(stated, corrected, strict=True)}
-    print("| outcome | environment | difference in pairs (95%) | more in | stated | p |\n|---|---|---|---|---|---|")
+    print("| outcome | environment | difference in pairs (95%) | positive in | stated | p |\n|---|---|---|---|---|---|")
     for what, task, less, decimals in found:
         print(
             f"| {what} | {task} | {statistics.mean(less).words(f'+.{decimals}f')} "

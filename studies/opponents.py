@@ -81,7 +81,7 @@ def table(conditions: Mapping[str, Sequence[str]], own: Sequence[Pairing], joint
     compare = compared({name: np.array([[elo[run]] for run in runs]) for name, runs in conditions.items()})
     lines = [
         "| opponent | Elo (95%) | difference in pairs | p | points against `random` | against `mcts(100)` | against "
-        "its own past | past selves that it loses to |",
+        "its own past | past selves that take more than half |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for (name, runs), cells in zip(conditions.items(), compare, strict=True):
