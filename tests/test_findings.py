@@ -19,6 +19,12 @@ from twin_graph.snapshots.files import read_file
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.fixture(autouse=True)
+def _scripts_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where they are run as commands."""
+    monkeypatch.syspath_prepend(ROOT / "studies")
+
+
 def output_of(study: str, *arguments: str) -> str:
     """What the command of a study's analysis prints."""
     return CliRunner().invoke(runpy.run_path(str(ROOT / "studies" / f"{study}.py"))["main"], arguments).output
@@ -184,8 +190,7 @@ def test_minatar_at_equal_depth_is_that_of_the_records() -> None:
     assert invaders[3:] == ["+1.2 (+0.4 to +1.8)", "0.023, not corrected"]
 
 
-def test_the_replication_of_equal_depth_is_what_the_records_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "studies")
+def test_the_replication_of_equal_depth_is_what_the_records_say() -> None:
     printed = output_of("genealogy_replication")
     assert printed.strip() in page()
     chances = {(row[0].strip("`"), row[1].removeprefix("MinAtar/")): row[-1] for row in cells(printed)}
@@ -312,11 +317,8 @@ def test_atari_beside_published_runs_is_what_the_records_say() -> None:
     assert "is 0.97 (0.68 to 1.51); that of the published runs is 0.69 (0.66 to 0.73)." in said
 
 
-def test_targets_on_atari_are_compared_in_pairs_of_equal_game_and_seed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_targets_on_atari_are_compared_in_pairs_of_equal_game_and_seed(tmp_path: Path) -> None:
     """On the tables of another study, since its own runs are to come: all its seeds, and then one that lacks a run."""
-    monkeypatch.syspath_prepend(ROOT / "studies")
     for name in ("plan.json", "runs.csv", "curves.csv"):
         shutil.copy(ROOT / "studies" / "results" / "genealogy-minatar" / name, tmp_path)
     with (tmp_path / "runs.csv").open(newline="") as file:
@@ -362,6 +364,12 @@ def test_targets_on_ataris_memory_are_compared_as_the_records_say() -> None:
     older = [age / ages[game, "`latest`"] for (game, policy), age in ages.items() if policy == "`best`"]
     assert (round(min(older)), round(max(older))) == (7, 11)
     assert "seven to eleven times as old as those of `latest`" in text
+
+
+def test_of_targets_on_ataris_images_as_many_seeds_are_done_as_the_page_says() -> None:
+    printed = output_of("atari_targets", str(ROOT / "studies" / "results" / "atari-images"))
+    assert printed.endswith("\n1 of 4 seeds: nothing is tested before all are done\n")
+    assert "of which one seed of four is done and nothing tested" in " ".join(page().split())
 
 
 def test_spread_of_scores_is_that_of_the_records() -> None:
