@@ -258,7 +258,12 @@ class Snapshots:
         self.check_files(snapshot_id)
 
     def check_fits(self, snapshot_id: str) -> None:
-        """Compares a snapshot's variables with those of the newest that has its manifest. Raises `UsageError`."""
+        """Compares a snapshot's variables with those of the newest that has its manifest.
+
+        Raises:
+          UsageError: some differ; the message names them.
+          DamagedError: its own manifest is not what was written.
+        """
         ours = self.manifest(snapshot_id).variables
         for other in reversed(self.snapshots):
             try:
