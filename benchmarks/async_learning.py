@@ -50,7 +50,7 @@ from rich.table import Table
 
 from twin_graph import cpu
 from twin_graph.errors import TwinGraphError
-from twin_graph.snapshots.run import VERSIONED, Run
+from twin_graph.snapshots.run import DESCRIPTION, VERSIONED, Run
 
 GOAL, GAMES = 475.0, 20  # CartPole-v1's reward threshold in Gymnasium's registry
 CARTPOLE_STEPS = 100_000
@@ -178,7 +178,7 @@ def is_done(plan: Plan, where: Path) -> bool:
 
 def make(plan: Plan, where: Path, log: Path) -> None:
     """Trains until it is done; ends the training in order at CartPole's score, and with this program."""
-    if where.exists() and not ((where / "run.json").exists() and Run(where).points().newest()):
+    if where.exists() and not ((where / DESCRIPTION).exists() and Run(where).points().newest()):
         shutil.rmtree(where)  # cut before it had anything to go on from
     with log.open("ab") as output:
         command = [sys.executable, "-m", "twin_graph_cli", *plan.command(where)]

@@ -86,7 +86,7 @@ def train_twin_graph(where: Path, seed: int, steps: int) -> None:
     from twin_graph import config, envs, training, tuning
     from twin_graph.model import ModelSpec
     from twin_graph.snapshots.resumable import newest_point
-    from twin_graph.snapshots.run import Run, create
+    from twin_graph.snapshots.run import DESCRIPTION, Run, create
 
     chosen = {
         "seed": seed,
@@ -106,7 +106,7 @@ def train_twin_graph(where: Path, seed: int, steps: int) -> None:
     settings = config.load("pong", chosen.items())
     env = envs.make(settings.env, count=ENVIRONMENTS)
     point = None
-    if (where / "run.json").exists():
+    if (where / DESCRIPTION).exists():
         run = Run(where)
         point = newest_point(run).point
         run.change_settings(config.change(run.settings, [("train.steps", steps)]))

@@ -67,7 +67,7 @@ from twin_graph_cli.main import cli
 
 from twin_graph.experiments import statistics
 from twin_graph.snapshots.points import PointState
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import DESCRIPTION, Run
 
 RESULTS = Path(__file__).parent / "results"
 LIMIT = 20.0
@@ -191,7 +191,7 @@ def evaluations(run: Run) -> list[dict[str, Any]]:
 def train_parent(folder: Path, seed: int) -> Path:
     """The folder of this seed's parent, which is trained to its end."""
     place = folder / f"parent-{seed}"
-    if not (place / "run.json").exists():
+    if not (place / DESCRIPTION).exists():
         options = [part for assignment in SETTINGS for part in ("--set", assignment)]
         command("train", "cartpole", "--seed", str(seed), "--steps", str(PARENT_STEPS), "--run-dir", place, *options)
     elif Run(place).state() != "finished":
@@ -223,7 +223,7 @@ def train_branch(branch: Branch) -> list[Row]:
     arm, seed = ARMS[branch.arm], Run(branch.parent).settings.seed
     folder = branch.parent.with_name(f"{seed}-{branch.moment}-{branch.arm}-{branch.seed}")
     end = branch.agent_steps + BRANCH_STEPS
-    if not (folder / "run.json").exists():
+    if not (folder / DESCRIPTION).exists():
         options = ["--nudge"] if arm.nudge else []
         for setting in arm.settings:
             options += ["--set", setting.format(present=branch.present)]
@@ -362,10 +362,9 @@ def main(name: str, folder: Path | None, jobs: int, plot: Path | None) -> None:
     for arm in study.arms:
         cells = []
         for moment in MOMENTS:
-            less_score = statistics.mean(scores[moment, arm] - scores[moment, "continue"]).words("+.0f")
-            cells.append(f"{p[moment, arm]:.2g}" if (moment, arm) in p else "")
-            cells.append(f"{scores[moment, arm].mean():.0f}")
-            cells.append(less_score if arm != "continue" else "")
+            ours, theirs = scores[moment, arm], scores[moment, "continue"]
+            more = statistics.mean(ours - theirs).words("+.0f") if arm != "continue" else ""
+            cells += [f"{p[moment, arm]:.2g}" if (moment, arm) in p else "", f"{ours.mean():.0f}", more]
         print(f"| `{arm}` | {' | '.join(cells)} |")
     if study.secondary:
         print_secondary(study.secondary, residuals)

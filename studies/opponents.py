@@ -23,7 +23,7 @@ from rich.progress import track
 
 from twin_graph import tournament
 from twin_graph.experiments import figures, statistics, tables
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import Run, folders_of_runs
 from twin_graph.tournament import Contestant, Pairing
 from twin_graph.words import counted
 
@@ -35,7 +35,7 @@ PAST = 7
 
 def play(experiment: Path) -> Iterator[dict[str, Any]]:
     """Plays all games that are not recorded with the runs in the folder yet; yields a record of each pair."""
-    runs = [Run(path.parent) for path in sorted(experiment.glob("*/run.json"))]
+    runs = [Run(folder) for folder in folders_of_runs(experiment)]
     last = tournament.contestants(runs, 1, FIXED)
     yield from played(runs, last, progress=True)
     for run in track(runs, "forgetting"):
