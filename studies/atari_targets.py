@@ -1,8 +1,8 @@
 """The analysis of studies/atari-100k-targets.toml, atari-memory.toml and atari-images.toml: policies less `latest`.
 
-It was fixed before the runs.
+It was fixed before the runs; the picture was added after those of atari-memory.
 
-    python studies/atari_targets.py [TABLES]
+    python studies/atari_targets.py [TABLES] [--plot PICTURE]
     python studies/atari_targets.py --power
 
 TABLES is the folder of the experiment's tables, `studies/results/atari-100k-targets` unless given. Only seeds count
@@ -14,6 +14,8 @@ that are done in all games under all policies. Printed are:
 2. for each policy its normalised score less that of `latest`, over pairs of equal game and seed, and in how many pairs
    it is ahead; once all seeds are done, also p, corrected for the number of policies.
 
+With --plot, the learning curves of the policies are drawn, too.
+
 With --power, instead: how often a study like atari-100k-targets would find a difference, if a policy changed every
 score by a given amount, and runs differed from each other as the published ones do.
 """
@@ -24,9 +26,10 @@ from statistics import fmean
 import click
 import numpy as np
 from atari_100k import published
+from matplotlib.figure import Figure
 
+from twin_graph.experiments import figures, statistics, tables
 from twin_graph.experiments import plan as plans
-from twin_graph.experiments import statistics, tables
 from twin_graph.experiments.results import Result, of_whole_seeds
 
 HERE = Path(__file__).parent
@@ -41,8 +44,9 @@ AMOUNTS = 0.5, 1.0, 1.5  # in standard deviations of the published runs
     type=click.Path(path_type=Path, file_okay=False),
     default=HERE / "results" / "atari-100k-targets",
 )
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw learning curves, too.")
 @click.option("--power", is_flag=True, help="Print what a study of this size can find.")
-def main(folder: Path, power: bool) -> None:
+def main(folder: Path, plot: Path | None, power: bool) -> None:
     """Print the table of games, and the comparison over all games."""
     if power:
         print_power()
@@ -77,6 +81,18 @@ def main(folder: Path, power: bool) -> None:
         print(f"`{policy}`: {statistics.mean(pairs).words('+.2f')}{tested}, {ahead}")
     if len(seeds) < len(planned):
         print(f"{len(seeds)} of {len(planned)} seeds: nothing is tested before all are done")
+    if plot:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        learning(rows, norm).savefig(plot, dpi=200)
+
+
+def learning(rows: dict[str, list[list[Result]]], norm: dict[str, statistics.Norm]) -> Figure:
+    """Normalised scores of each policy while its runs train: the interquartile mean over games and seeds."""
+    lines = []
+    for policy, runs in rows.items():
+        curves = [[statistics.normalised(run, norm) for run in row] for row in runs]
+        lines.append(figures.Line(policy, statistics.curve(curves, statistics.iqm_by_step)))
+    return figures.lines(lines, "agent steps", "normalised score")
 
 
 def _cells(runs: list[Result]) -> str:

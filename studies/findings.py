@@ -1,6 +1,6 @@
 """The tables of docs/findings.md, made from the tables in studies/results/.
 
-    python studies/findings.py [STUDY]... [--plot docs/findings/expected.png]
+    python studies/findings.py [STUDY]... [--plot docs/findings]
 
 A run's score is the mean of its last six scheduled evaluations, and beside it stands its last evaluation alone. Each
 condition is compared with the first one in pairs of equal seeds by a permutation test, corrected for the number of
@@ -13,12 +13,15 @@ from pathlib import Path
 
 import click
 import numpy as np
+from matplotlib.figure import Figure
 
 from twin_graph.experiments import figures, statistics, tables
 from twin_graph.experiments.results import Result
 
 RESULTS = Path(__file__).parent / "results"
 LAST = 6
+#: Evaluations of which a run's score is the mean, and what that is called; the second is what was planned at first.
+MEASURES = {LAST: f"last {LAST} evaluations", 1: "last evaluation alone"}
 #: What no agent can get on CartPole: a game without end, at a discount of 0.99, is worth 100; one of 500 steps is 99.3.
 POSSIBLE = 100.0
 STUDIES = (
@@ -38,6 +41,8 @@ AFTERWARDS = (
     (("proposed-targets", "proposed-targets-replication"), "mean, 50", "latest, 50"),
     (("proposed-targets", "proposed-targets-replication"), "mean, 50", "latest, 250"),
 )
+#: The picture of a study's differences.
+PICTURES = {"cartpole-policies": "policies.png", "mutual-vs-double": "mutual.png"}
 #: The chance with which a difference is to be found, and how many studies are drawn to see with which it is.
 POWER, STUDIES_DRAWN = 0.8, 250
 HEAD = """\
@@ -51,7 +56,7 @@ def table(study: str, part: str = "") -> list[str]:
     names = [name for name in plan.conditions if name.endswith(part)]
     of = {name: [result for result in results if result.planned.condition == name] for name in names}
     norm = statistics.norms(plan, results)
-    six, one = (_compared([_scored(runs, last) for runs in of.values()], norm) for last in (LAST, 1))
+    six, one = (_compared([_scored(runs, last) for runs in of.values()], norm) for last in MEASURES)
     lines = HEAD.splitlines()
     for name, runs, (score, difference, p), (last, _, p_last) in zip(names, of.values(), six, one, strict=True):
         ages = [run.mean_age(1, run.updates) for run in runs]
@@ -92,15 +97,17 @@ def _compared(
 
 def afterwards(studies: Sequence[str], ours: str, theirs: str) -> str:
     """One condition less another, in the pairs of all these studies."""
-    pairs = []
-    for study in studies:
-        plan, _, results = tables.read(RESULTS / study)
-        sides = ([run for run in results if run.planned.condition == name] for name in (ours, theirs))
-        rows, others = (_scored(side, LAST) for side in sides)
-        pairs.append(statistics.differences(rows, others, statistics.norms(plan, results)))
-    less = np.concatenate(pairs)
+    less = np.concatenate([_pairs(study, ours, theirs, LAST) for study in studies])
     words = f"{len(less)} pairs, {statistics.mean(less).words('+.0f')}, p = {statistics.p_of(less):.2g}, not corrected"
     return f"`{ours}` less `{theirs}`, not planned: {words}"
+
+
+def _pairs(study: str, ours: str, theirs: str, last: int) -> np.ndarray:
+    """A study's scores under one condition less those under another, `[seeds, 1]`, as means of `last` evaluations."""
+    plan, _, results = tables.read(RESULTS / study)
+    sides = ([run for run in results if run.planned.condition == name] for name in (ours, theirs))
+    rows, others = (_scored(side, last) for side in sides)
+    return statistics.differences(rows, others, statistics.norms(plan, results))
 
 
 def spread(study: str = "cartpole-policies") -> str:
@@ -140,23 +147,42 @@ def detectable(pairs: int, level: float) -> float:
     return high
 
 
-def draw(path: Path, study: str = "proposed-targets", part: str = ", 50") -> None:
+def picture_of_expected(study: str = "proposed-targets", part: str = ", 50") -> Figure:
     """What the snapshots of a study's part expect, the mean and its interval over seeds."""
     plan, _, results = tables.read(RESULTS / study)
     series = []
     for name in (name for name in plan.conditions if name.endswith(part)):
         rows = [[result.expected] for result in results if result.planned.condition == name]
         series.append(figures.Line(name.removesuffix(part), statistics.curve(rows, statistics.mean_by_step)))
-    figure = figures.lines(
+    return figures.lines(
         series, "agent steps", "expected at the start of a game", at=POSSIBLE, at_label="the most that is possible"
     )
-    figure.savefig(path, dpi=150)
+
+
+def picture_of_differences(study: str) -> Figure:
+    """A study's conditions less the first one, and below them those that were compared only afterwards."""
+    plan, _, _ = tables.read(RESULTS / study)
+    first, *others = plan.conditions
+    rows = {name: (name, first) for name in others}
+    rows |= {f"{ours}\nless {theirs}": (ours, theirs) for studies, ours, theirs in AFTERWARDS if studies == (study,)}
+    panels = [
+        (
+            f"score less that of {first}, {words}",
+            [statistics.mean(_pairs(study, *pair, last)) for pair in rows.values()],
+        )
+        for last, words in MEASURES.items()
+    ]
+    figure = figures.intervals(panels, list(rows), at=0)
+    ends = [axes.get_xlim() for axes in figure.axes]
+    for axes in figure.axes:
+        axes.set_xlim(min(low for low, _ in ends), max(high for _, high in ends))
+    return figure
 
 
 @click.command()
 @click.argument("studies", nargs=-1)
 @click.option(
-    "--plot", type=click.Path(path_type=Path), help="Draw what targets that are refreshed often lead to, too."
+    "--plot", type=click.Path(path_type=Path, file_okay=False), help="Draw the page's pictures into this folder, too."
 )
 def main(studies: tuple[str, ...], plot: Path | None) -> None:
     """Print the tables of docs/findings.md."""
@@ -166,7 +192,10 @@ def main(studies: tuple[str, ...], plot: Path | None) -> None:
     if not studies:
         print(*(afterwards(*conditions) for conditions in AFTERWARDS), spread(), sep="\n")
     if plot:
-        draw(plot)
+        plot.mkdir(parents=True, exist_ok=True)
+        picture_of_expected().savefig(plot / "expected.png", dpi=150)
+        for study, name in PICTURES.items():
+            picture_of_differences(study).savefig(plot / name, dpi=150)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from statistics import fmean
 
 import pytest
 from click.testing import CliRunner
+from matplotlib.image import imread
 
 from twin_graph import config
 from twin_graph.snapshots.files import read_file
@@ -64,6 +65,34 @@ def test_tables_of_the_findings_are_those_of_the_records(monkeypatch: pytest.Mon
     chances = [float(row[3]) for row in rows if row[3]]
     assert len(chances) == 15
     assert min(chances) > 0.05
+
+
+def test_a_command_on_its_page_draws_each_picture() -> None:
+    findings = runpy.run_path(str(ROOT / "studies" / "findings.py"))
+    assert "\npython studies/findings.py --plot docs/findings\n" in page()
+    by_findings = {"expected.png", *findings["PICTURES"].values()}
+    for name in ("findings", "published"):
+        shown = set(re.findall(r"\]\(findings/(.+?\.png)\)", page(name)))
+        drawn = set(re.findall(r"--plot docs/findings/(.+?\.png)", " ".join(page(name).split())))
+        assert drawn == shown - by_findings
+        assert shown <= {path.name for path in (ROOT / "docs" / "findings").iterdir()}
+    for study in findings["PICTURES"]:
+        by_six, by_last = findings["picture_of_differences"](study).axes
+        assert by_six.get_xlim() == by_last.get_xlim()
+        names = [label.get_text() for label in by_six.get_yticklabels()]
+        points = [float(line.get_xdata()[0]) for line in by_six.lines if line.get_marker() == "o"]
+        rows = cells("\n".join(findings["table"](study)))[1:]
+        assert [(f"`{name}`", f"{x:+.0f}") for name, x in zip(names, points, strict=True)][: len(rows)] == [
+            (name, difference.split()[0]) for name, _, difference, *_ in rows
+        ]
+    assert (names[-1], f"{points[-1]:+.0f}") == ("mutual-both\nless plain-twice", "+32")
+
+
+def test_learning_curves_on_atari_are_drawn_from_its_records(tmp_path: Path) -> None:
+    picture = tmp_path / "new" / "memory.png"
+    printed = output_of("atari_targets", str(ROOT / "studies" / "results" / "atari-memory"), "--plot", str(picture))
+    assert "ahead in" in printed
+    assert imread(picture).shape == (680, 1040, 4)
 
 
 def test_comparisons_that_were_not_planned_are_those_of_the_records() -> None:

@@ -186,7 +186,7 @@ def _condition(
         pairs=len(pairs),
         p=math.nan if _is_nudged(runs) else p_of(pairs),
         profile=profile(scores),
-        curve=curve([[_normalised(run, norm) for run in row] for row in rows], iqm_by_step),
+        curve=curve([[normalised(run, norm) for run in row] for row in rows], iqm_by_step),
         steps_to=[math.inf if steps is None else steps for _, steps in reached],
         seconds_to=[math.inf if steps is None else run.seconds_at(steps) for run, steps in reached],
     )
@@ -204,7 +204,8 @@ def _whole_seeds(runs: Sequence[Result], tasks: Sequence[str]) -> list[list[Resu
     return [[row[task] for task in tasks] for row in by_seed.values() if len(row) == len(tasks)]
 
 
-def _normalised(run: Result, norm: Mapping[str, Norm]) -> Curve:
+def normalised(run: Result, norm: Mapping[str, Norm]) -> Curve:
+    """A run's normalised scores, by agent steps."""
     return {step: norm[run.planned.task].normalised(score) for step, score in run.scores.items()}
 
 
