@@ -73,7 +73,9 @@ def main(folder: Path, plot: Path | None, power: bool) -> None:
     norm = statistics.norms(plan, results)
     less = {policy: statistics.differences(rows[policy], rows[first], norm).reshape(-1, 1) for policy in others}
     planned = {run.seed for run in plan.runs}
-    print(f"\nNormalised scores less those of `{first}`, in {len(less[others[0]])} pairs of equal game and seed:")
+    usual = fmean(norm[run.planned.task].normalised(run.final) for row in rows[first] for run in row)
+    pairs_of = f"in {len(less[others[0]])} pairs of equal game and seed"
+    print(f"\nNormalised scores less those of `{first}`, which scores {usual:.2f}, {pairs_of}:")
     corrected = statistics.holm([statistics.p_of(pairs) for pairs in less.values()])
     for (policy, pairs), p in zip(less.items(), corrected, strict=True):
         tested = f", p = {p:.2g}" if len(seeds) == len(planned) else ""

@@ -3,25 +3,30 @@
     python studies/genealogy_replication.py [TABLES ...]
 
 TABLES are folders of the experiments' tables, both in `studies/results` unless given. Printed are for each environment,
-in pairs of equal seeds:
+in pairs of equal seeds, beside what the first studies had found with 1-step returns:
 
 1. the residual of `mean` less that of its control of equal depth, in % of the largest return;
-2. the score of the policies that look back, their mean, less that of the `latest` that is refreshed as often.
+2. the score of the policies that look back, their mean, less that of the `latest` that is refreshed as often; and below
+   it that of each, which was added after the runs.
 
 The six comparisons for which a hypothesis was stated have a p, corrected for six, once all runs are done.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 import numpy as np
-from genealogy import AS_OFTEN, CONTROLS, RESULTS, means, pairs, places, read, score, share
+from genealogy import AS_OFTEN, CONTROLS, RESULTS, Pair, means, pairs, places, read, score, share
 
 from twin_graph.experiments import statistics, tables
 
+FIRST = ("genealogy", "genealogy-minatar")
 STUDIES = ("genealogy-replication", "genealogy-minatar-replication")
+POLICIES = ("lag", "mean", "window")
+#: How the conditions' names begin: the first studies have 3-step returns, too.
+ONE_STEP = "n_step=1, "
 EXPECTS, SCORES = "residual of `mean`", "score of looking back"
 #: The hypotheses: in which direction each difference lies.
 STATED = {
@@ -42,6 +47,11 @@ class Comparison(NamedTuple):
     less: np.ndarray
     places: int
 
+    @property
+    def words(self) -> str:
+        """The mean difference and its interval."""
+        return statistics.mean(self.less).words(f"+.{self.places}f")
+
 
 @click.command()
 @click.argument("folders", type=click.Path(path_type=Path, exists=True, file_okay=False), nargs=-1)
@@ -55,23 +65,45 @@ def main(folders: tuple[Path, ...]) -> None:
     if finished:
         corrected = statistics.holm([statistics.p_of(one.less) for one in stated])
         p = {(one.what, one.task): f"{value:.2g}" for one, value in zip(stated, corrected, strict=True)}
-    print("| outcome | environment | difference in pairs (95%) | positive in | stated | p |\n|---|---|---|---|---|---|")
-    for what, task, less, decimals in found:
-        print(
-            f"| {what} | {task} | {statistics.mean(less).words(f'+.{decimals}f')} "
-            f"| {int((less > 0).sum())} of {len(less)} | {STATED.get((what, task), '')} | {p.get((what, task), '')} |"
-        )
+    before = {(one.what, one.task): one.words for study in FIRST for one in comparisons(RESULTS / study)}
+    print("| outcome | environment | first study | difference in pairs (95%) | positive in | stated | p |")
+    print("|---|---|---|---|---|---|---|")
+    for one in found:
+        key, positive = (one.what, one.task), f"{int((one.less > 0).sum())} of {len(one.less)}"
+        cells = (*key, before[key], one.words, positive, STATED.get(key, ""), p.get(key, ""))
+        print(f"| {' | '.join(cells)} |")
     if not finished:
         print("\nNothing is tested before all runs of both experiments are done.")
+    print_policies(pair for folder in folders for pair in looking_back(folder))
+
+
+def print_policies(of: Iterable[Pair]) -> None:
+    """A row for each policy that looks back, a column for each environment."""
+    words = {
+        (pair.condition.rpartition(", ")[2], pair.task): statistics.mean(pair.less).words(f"+.{places(pair.task)}f")
+        for pair in of
+    }
+    tasks = list(dict.fromkeys(task for _, task in words))
+    print(f"\n| {SCORES} | {' | '.join(tasks)} |\n|---|{'---|' * len(tasks)}")
+    for policy in POLICIES:
+        print(f"| `{policy}` | {' | '.join(words[policy, task] for task in tasks)} |")
 
 
 def comparisons(folder: Path) -> Iterator[Comparison]:
     """Both outcomes in each environment of a folder of tables, of the seeds that are done everywhere."""
     runs, norm = read(folder)
     for pair in pairs(runs, norm, share, {"mean": CONTROLS["mean"]}):
-        yield Comparison(EXPECTS, pair.task, pair.less, 2)
-    for task, less in means(list(pairs(runs, norm, score, AS_OFTEN))):
+        if pair.condition.startswith(ONE_STEP):
+            yield Comparison(EXPECTS, pair.task, pair.less, 2)
+    for task, less in means(list(looking_back(folder))):
         yield Comparison(SCORES, task, less, places(task))
+
+
+def looking_back(folder: Path) -> Iterator[Pair]:
+    """Each of the three policies less the `latest` that is refreshed as often, by score."""
+    for pair in pairs(*read(folder), score, {policy: AS_OFTEN[policy] for policy in POLICIES}):
+        if pair.condition.startswith(ONE_STEP):
+            yield pair
 
 
 def is_done(folder: Path) -> bool:

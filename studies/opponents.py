@@ -1,4 +1,4 @@
-"""The analysis of studies/opponents.toml, which has what was named before the runs: ratings, cycles, and forgetting.
+"""The analysis of studies/opponents.toml, which has what was named before the runs: ratings and forgetting.
 
     python studies/opponents.py [TABLES] [--plot PICTURE]
     python studies/opponents.py [TABLES] --play EXPERIMENT
@@ -92,8 +92,13 @@ def table(conditions: Mapping[str, Sequence[str]], own: Sequence[Pairing], joint
     met = {frozenset(pairing[:2]) for pairing in joint}
     names = [one.name for one in who]
     triples = sum({*map(frozenset, combinations(three, 2))} <= met for three in combinations(names, 3))
-    found = tournament.cycles(who, joint)
-    return [*lines, "", f"{counted(len(found), 'cycle')} among {triples:,} triples of {len(who)} players."]
+    found, learnt = tournament.cycles(who, joint), [one for one in joint if run_of(one.first) and run_of(one.second)]
+    return [
+        *lines,
+        "",
+        f"{counted(len(found), 'cycle')} among {triples:,} triples of {len(who)} players.",
+        f"{len(tournament.beats(learnt))} of {len(learnt)} pairs of trained agents differ by the test used for cycles.",
+    ]
 
 
 def players(pairings: Sequence[Pairing]) -> list[Contestant]:

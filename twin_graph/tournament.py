@@ -354,27 +354,29 @@ def _labels(shares: np.ndarray) -> np.ndarray:
 
 
 def cycles(who: Sequence[Contestant], pairings: Sequence[Pairing]) -> list[tuple[str, str, str]]:
-    """Contestants of whom the first beats the second, the second the third, and the third the first, by their names.
-
-    One beats another if it has more points in significantly more openings than the other, by a sign test at 5%.
-    """
-    names = {one.key: one.name for one in who}
-    beats = set()
-    for pairing in pairings:
-        by_opening = _points(pairing.returns).reshape(-1, 2).mean(axis=1)
-        better, worse = int((by_opening > 0.5).sum()), int((by_opening < 0.5).sum())
-        if better + worse and binomtest(better, better + worse).pvalue < _LEVEL:
-            beats.add((pairing.first, pairing.second) if better > worse else (pairing.second, pairing.first))
+    """Contestants of whom the first beats the second, the second the third, and the third the first, by their names."""
+    names, won = {one.key: one.name for one in who}, beats(pairings)
     after: dict[str, list[str]] = {}
-    for one, other in sorted(beats):
+    for one, other in sorted(won):
         after.setdefault(one, []).append(other)
     return [
         (names[a], names[b], names[c])
         for a in after
         for b in after[a]
         for c in after.get(b, [])
-        if (c, a) in beats and a == min(a, b, c)
+        if (c, a) in won and a == min(a, b, c)
     ]
+
+
+def beats(pairings: Sequence[Pairing]) -> set[tuple[str, str]]:
+    """By their keys, who beats whom: has more points in significantly more openings, by a sign test at 5%."""
+    found = set()
+    for pairing in pairings:
+        by_opening = _points(pairing.returns).reshape(-1, 2).mean(axis=1)
+        better, worse = int((by_opening > 0.5).sum()), int((by_opening < 0.5).sum())
+        if better + worse and binomtest(better, better + worse).pvalue < _LEVEL:
+            found.add((pairing.first, pairing.second) if better > worse else (pairing.second, pairing.first))
+    return found
 
 
 def draw(who: Sequence[Contestant], shares: np.ndarray, ratings: Sequence[Rating], path: Path) -> None:
