@@ -55,7 +55,7 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
         print_json(document)
         return
     for name, ours, theirs in found.settings:
-        stdout.print(f"{name}: {ours} in {names[0]}, {theirs} in {names[1]}", markup=False)
+        stdout.print(f"{name}: {ours} in {names[0]}, {theirs} in {names[1]}")
     if not found.settings:
         stdout.print("equal settings")
     stdout.print(f"equal up to update {found.equal:,}")
@@ -64,7 +64,7 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
         return
     words = f"first difference, after update {found.parted.updates:,}: {found.parted.what} is"
     ours, theirs = (f"{what or 'missing'} in {name}" for what, name in zip(found.parted[2:], names, strict=True))
-    stdout.print(f"{words} {ours}, {theirs}", markup=False)
+    stdout.print(f"{words} {ours}, {theirs}")
     if not found.pairs:
         stdout.print("no pair of snapshots made after the same number of updates still has weights")
         return

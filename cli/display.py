@@ -7,10 +7,10 @@ from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from twin_graph.stopwatch import PHASES
 from twin_graph.words import counted
@@ -20,7 +20,7 @@ from .records import worker_line
 
 _PANEL_SECONDS = 0.25
 LINE_SECONDS = 15.0  # between lines, where there is no terminal
-_RATE_SECONDS = 300.0  # over which a rate is measured; with all that happens in them, as evaluations
+RATE_SECONDS = 300.0  # over which a rate is measured; with all that happens in them, as evaluations
 
 
 class TrainingDisplay:
@@ -37,7 +37,7 @@ class TrainingDisplay:
         self._live = Live(console=console, auto_refresh=False) if console.is_interactive else None
         self._interval = _PANEL_SECONDS if self._live else LINE_SECONDS
         self._start = self._shown = self._measured = time.monotonic()
-        self._rate = Progress(disable=True, speed_estimate_period=_RATE_SECONDS, get_time=time.monotonic)
+        self._rate = Progress(disable=True, speed_estimate_period=RATE_SECONDS, get_time=time.monotonic)
         self._task = self._rate.add_task("")
         self._of: object = None  # the newest progress; `reproduce` has several, one after the other
         self._evaluation: object = None
@@ -59,7 +59,7 @@ class TrainingDisplay:
             self._of, self._evaluation, self._notices = progress, None, 0
             self._rate.reset(self._task, total=progress.total_steps)
         for notice in progress.notices[self._notices :]:
-            self._console.print(notice, soft_wrap=True, markup=False)
+            self._console.print(notice, soft_wrap=True)
         self._notices = len(progress.notices)
         if progress.updates and now - self._measured >= _PANEL_SECONDS:  # filling the replay is faster
             self._measured = now
@@ -93,7 +93,7 @@ class Meter:
             console=stderr,
             transient=True,
             disable=not live,
-            speed_estimate_period=_RATE_SECONDS,
+            speed_estimate_period=RATE_SECONDS,
             get_time=time.monotonic,
         )
         self._task = self._bar.add_task("", total=None)
@@ -121,8 +121,8 @@ def _line(progress: Any, elapsed: float, rate: Task, *, verbose: bool) -> str:
     if progress.note:
         return f"{done}  {progress.note}"
     parts = [done, f"return {_recent_return(progress)}"]
-    if progress.evaluation:
-        parts.append(f"score {progress.evaluation[1].mean:.2f}")
+    if progress.evaluations:
+        parts.append(f"score {', '.join(f'{found.mean:.2f}' for _, found in progress.evaluations.values())}")
     if rate.speed:
         parts.append(f"{rate.speed:,.0f}/s")
     if left := rate.time_remaining:
@@ -163,9 +163,9 @@ def _panel(progress: Any, elapsed: float, rate: Task, *, verbose: bool) -> Group
     workers = Table.grid(padding=(0, 2))
     for worker, restarts in progress.workers:
         again = f", restarted {counted(restarts, 'time')}" if restarts else ""
-        workers.add_row(worker.name, escape(worker_line(worker.model_dump()) + again))
-    phases = f"[dim]{_phases(progress)}[/]" if verbose else ""
-    return Group(bar, counts, facts, workers, phases, f"[yellow]{escape(progress.note)}[/]")
+        workers.add_row(worker.name, worker_line(worker.model_dump()) + again)
+    phases = Text(_phases(progress) if verbose else "", "dim")
+    return Group(bar, counts, facts, workers, phases, Text(progress.note, "yellow"))
 
 
 def _phases(progress: Any) -> str:
@@ -179,10 +179,8 @@ def _phases(progress: Any) -> str:
 
 
 def _score(progress: Any) -> str:
-    if progress.evaluation is None:
-        return "not evaluated yet"
-    snapshot, evaluation = progress.evaluation
-    return f"{evaluation.mean:.2f} ({snapshot})"
+    found = [f"{evaluation.mean:.2f} ({snapshot})" for snapshot, evaluation in progress.evaluations.values()]
+    return ", ".join(found) or "not evaluated yet"
 
 
 def _recent_return(progress: Any) -> str:

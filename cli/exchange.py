@@ -90,7 +90,7 @@ def export(run: str, ref: str, path: Path, form: str | None, as_json: bool) -> N
         print_json({"snapshot": snapshot.id, "format": form, "files": [str(file) for file in written]})
         return
     for file in written:
-        stdout.print(str(file), soft_wrap=True, markup=False)
+        stdout.print(str(file), soft_wrap=True)
 
 
 @click.command(name="import")

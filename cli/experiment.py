@@ -12,7 +12,6 @@ from typing import Any, Self
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -24,7 +23,7 @@ from twin_graph.experiments.experiment import EXPERIMENTS, Experiment, State, lo
 from twin_graph.experiments.runner import Begin, Runner, begin_here
 from twin_graph.words import command, counted, size
 
-from .display import LINE_SECONDS, Meter, clock
+from .display import LINE_SECONDS, RATE_SECONDS, Meter, clock
 from .params import Count, json_option, print_json, say, stderr, stdout
 
 _RETRIES = 1  # of a run that fails
@@ -179,7 +178,7 @@ def report(folders: tuple[Path, ...], last: int | None, also: str | None, as_jso
         print_json(numbers)
         return
     for path in written:
-        stdout.print(str(path), soft_wrap=True, markup=False)
+        stdout.print(str(path), soft_wrap=True)
 
 
 @experiment.command("clock")
@@ -244,7 +243,7 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
         table.add_column(heading, justify="left" if heading == "condition" else "right")
     for name, (count, fit) in rows.items():
         numbers = (f"{fit.correlation:.4f}", f"{fit.error:.2f}", f"{fit.bias:.2f}")
-        table.add_row(escape(name), str(count), f"{fit.evaluations:,}", *numbers)
+        table.add_row(name, str(count), f"{fit.evaluations:,}", *numbers)
     stdout.print(table)
 
 
@@ -284,7 +283,7 @@ def _show_plan(found: Experiment, states: list[State], jobs: int, console: Conso
         table.add_column(heading, justify="left" if heading == "condition" else "right")
     for condition in plan.conditions:
         its = [state.state for state in states if state.planned.condition == condition]
-        table.add_row(escape(condition), str(len(its)), *(str(its.count(kind) or "") for kind in kinds))
+        table.add_row(condition, str(len(its)), *(str(its.count(kind) or "") for kind in kinds))
     console.print(table)
     seconds, how = found.seconds_left(states, jobs)
     left = [state for state in states if state.is_left]
@@ -336,7 +335,7 @@ class ExperimentDisplay:
     def __init__(self, found: Experiment) -> None:
         self._total = sum(run.length for run in found.plan.runs)
         columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%")
-        self._bars = Progress(*columns, TimeRemainingColumn(), console=stderr, speed_estimate_period=300)
+        self._bars = Progress(*columns, TimeRemainingColumn(), console=stderr, speed_estimate_period=RATE_SECONDS)
         self._in_all = self._bars.add_task("in all", total=self._total)
         self._tasks: dict[str, TaskID] = {}
         self._known: dict[str, str] = {}
@@ -377,7 +376,7 @@ class ExperimentDisplay:
             say(f"{name}: {what}{f': {state.error}' if state.error else ''}")
         if state.state == "running":
             if name not in self._tasks:
-                self._tasks[name] = self._bars.add_task(escape(name), total=state.planned.length)
+                self._tasks[name] = self._bars.add_task(name, total=state.planned.length)
             self._bars.update(self._tasks[name], completed=state.trained)
         elif name in self._tasks:
             self._bars.remove_task(self._tasks.pop(name))

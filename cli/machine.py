@@ -3,8 +3,8 @@
 import json
 
 import click
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from twin_graph import config
 
@@ -41,12 +41,13 @@ def presets(preset: str | None, as_json: bool) -> None:
         value = json.dumps(setting.value)  # as --set takes it
         default = defaults[setting.key]
         style = "bold green" if setting.value != default else "green"
-        stdout.print(f"[bold]{setting.key}[/] = [{style}]{escape(value)}[/] {setting.unit}", soft_wrap=True)
+        stdout.print(Text.assemble((setting.key, "bold"), " = ", (value, style), f" {setting.unit}"), soft_wrap=True)
         limits = f"; {setting.range}" if setting.range else f"; {setting.type}" if "|" in setting.type else ""
         source = f"source: {setting.source}" if setting.source else ""
         if setting.value != default and default != "":
             source = f"default: {json.dumps(default)}" + (f" ({setting.source})" if setting.source else "")
-        stdout.print(f"    {escape(setting.meaning)}[dim]{limits}{'; ' if source else ''}{source}[/]", soft_wrap=True)
+        rest = f"{limits}{'; ' if source else ''}{source}"
+        stdout.print(Text.assemble(f"    {setting.meaning}", (rest, "dim")), soft_wrap=True)
     stdout.print("\nChange one with --set, for example: --set train.batch_size=64")
 
 
@@ -68,7 +69,7 @@ def doctor(as_json: bool) -> None:
     else:
         table = Table.grid(padding=(0, 2))
         for finding in findings:
-            mark = "[green]ok[/]" if finding.ok else "[red]no[/]"
+            mark = Text("ok", "green") if finding.ok else Text("no", "red")
             table.add_row(mark, finding.subject, f"{finding.found}{'' if finding.ok else f'; {finding.advice}'}")
         stdout.print(table)
     if not all(finding.ok for finding in findings):

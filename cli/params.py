@@ -36,7 +36,8 @@ class _People(Console):
 
 
 #: For people: progress and logs.
-stderr = _People(stderr=True, highlight=False)
+#: Neither reads markup or names of emoji, which names of runs, policies and conditions may look like.
+stderr = _People(stderr=True, markup=False, emoji=False, highlight=False)
 
 
 #: What `--help` says of the argument REF, where it names a snapshot of RUN, and where it may be another run's.
@@ -83,7 +84,7 @@ class _Results(Console):
 
 
 #: For results. In a pipe nothing is cut to the width of a terminal that is not there.
-stdout = _Results(highlight=False, width=None if sys.stdout.isatty() else 1000)
+stdout = _Results(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else 1000)
 
 
 def overrides_of(assignments: Iterable[str], named: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -99,7 +100,7 @@ def overrides_of(assignments: Iterable[str], named: Mapping[str, Any]) -> list[t
 
 def say(text: str, console: Console = stderr) -> None:
     """Prints one line for people, on stderr; never wrapped by us, so that paths and hashes can be copied."""
-    console.print(text, soft_wrap=True, markup=False)
+    console.print(text, soft_wrap=True)
 
 
 def protocol_line(protocol: Mapping[str, Any]) -> str:

@@ -86,7 +86,7 @@ def record(
     if as_json:
         print_json({"film": str(path), "snapshot": snapshot.id, "scores": made.scores, "score_so_far": made.score})
         return
-    stdout.print(str(path), soft_wrap=True, markup=False)
+    stdout.print(str(path), soft_wrap=True)
     if made.scores:
         say(f"score: {', '.join(f'{score:g}' for score in made.scores)}")
     else:

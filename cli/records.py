@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.markup import escape
 from rich.table import Table
 
 from twin_graph.errors import UsageError
@@ -36,14 +35,14 @@ def status(run: str, as_json: bool) -> None:
         print_json(summary)
         return
     table = Table.grid(padding=(0, 2))
-    table.add_row("run", escape(summary["run"]))
-    table.add_row("state", escape(": ".join(part for part in (summary["state"], summary["reason"]) if part)))
+    table.add_row("run", summary["run"])
+    table.add_row("state", ": ".join(part for part in (summary["state"], summary["reason"]) if part))
     table.add_row("attempt", str(summary["attempt"]))
     if origin := summary["forked_from"]:
         moved = f"; moved {origin['moved']}" if origin.get("moved") else ""
         table.add_row(
             "forked from",
-            escape(f"{origin['run']}, resume point {origin['point']}, update {origin['updates']:,}{moved}"),
+            f"{origin['run']}, resume point {origin['point']}, update {origin['updates']:,}{moved}",
         )
     table.add_row("agent steps", f"{summary['agent_steps']:,} of {summary['total_steps']:,}")
     for name in ("updates", "frames", "episodes", "snapshots"):
@@ -66,7 +65,7 @@ def status(run: str, as_json: bool) -> None:
     if facts := [f"{names[name]} {telemetry[name]:.3g}" for name in names if name in telemetry]:
         table.add_row("target's distance", ", ".join(facts))
     for worker in summary["workers"]:
-        table.add_row(worker["name"], escape(worker_line(worker)))
+        table.add_row(worker["name"], worker_line(worker))
     for request in summary["requests"]:
         table.add_row("requested", request["words"])
     if point := summary["resume_point"]:
@@ -108,11 +107,11 @@ def runs(folder: Path, as_json: bool) -> None:
     for depth, summary in report.tree(summaries):
         name = f"{'  ' * (depth - 1)}└ {summary['run']}" if depth else summary["run"]
         if summary["state"] == "damaged":
-            table.add_row(escape(name), "damaged", escape(summary["reason"]))
+            table.add_row(name, "damaged", summary["reason"])
             continue
         scores = (summary["scores"][name] for name in ("latest", "best"))
         table.add_row(
-            escape(name),
+            name,
             summary["state"],
             summary["environment"],
             f"{summary['agent_steps']:,}",
@@ -186,9 +185,9 @@ def show(run: str, ref: str, as_json: bool) -> None:
     ):
         table.add_row(name, "-" if manifest[name] is None else str(manifest[name]))
     if details["run"] != found.name:
-        table.add_row("made by", escape(f"{details['run']}, from which this run was forked"))
+        table.add_row("made by", f"{details['run']}, from which this run was forked")
     if origin := manifest["origin"]:
-        table.add_row("origin", escape(_origin(origin)))
+        table.add_row("origin", _origin(origin))
     if details["abandoned"]:
         table.add_row("abandoned", "the run went back to a resume point before it")
     for name, value in manifest["counters"].items() if not origin else ():
@@ -203,9 +202,7 @@ def show(run: str, ref: str, as_json: bool) -> None:
             f"{counted(evaluation['episodes'], 'episode')})",
         )
     for swap in details["swaps"]:
-        table.add_row(
-            f"restored into {swap['into']}", f"from update {swap['first_update']:,}  ({escape(swap['reason'])})"
-        )
+        table.add_row(f"restored into {swap['into']}", f"from update {swap['first_update']:,}  ({swap['reason']})")
     stdout.print(table)
     stdout.print(_variables(manifest["variables"]))
 
@@ -254,8 +251,8 @@ def explain(run: str, update: int | None, step: int | None, as_json: bool) -> No
         if snapshot["depth_agent_steps"] is not None:
             age += f", depth {snapshot['depth_agent_steps']:,.0f} agent steps"
         table.add_row("bootstrapped from", f"{snapshot['id']}  ({age})")
-    table.add_row("policy", escape(told["policy"]))
-    table.add_row("reason", escape(told["reason"]))
+    table.add_row("policy", told["policy"])
+    table.add_row("reason", told["reason"])
     candidates = told["candidates"]
     listed = ", ".join(candidates) if len(candidates) <= 8 else f"{candidates[0]} ... {candidates[-1]}"
     table.add_row("candidates", f"{len(candidates)}: {listed}")
@@ -266,7 +263,7 @@ def explain(run: str, update: int | None, step: int | None, as_json: bool) -> No
     if told["opponent"]:
         _add_opponent(table, told["opponent"])
     of = f" of {told['run']}" if told["run"] != found.name else ""
-    table.add_row("recorded", escape(f"attempt {told['attempt']}{of}, {told['time'][:19].replace('T', ' ')} UTC"))
+    table.add_row("recorded", f"attempt {told['attempt']}{of}, {told['time'][:19].replace('T', ' ')} UTC")
     stdout.print(table)
 
 
@@ -275,8 +272,8 @@ def _add_opponent(table: Table, opponent: Mapping[str, Any]) -> None:
     first, until = opponent["agent_steps"]
     span = f"agent steps {first:,} to {until:,}" if until else f"from agent step {first:,} on"
     table.add_row("opponent", f"{_who(opponent)}  ({span}{', held' if opponent['held'] else ''})")
-    table.add_row("its policy", escape(opponent["policy"]))
-    table.add_row("its reason", escape(opponent["reason"]))
+    table.add_row("its policy", opponent["policy"])
+    table.add_row("its reason", opponent["reason"])
     if opponent["draw"] is not None:
         table.add_row("its draw", f"{opponent['draw']:.6f}")
 

@@ -130,7 +130,7 @@ def _show(
         table.add_row(one["name"], f"{one['elo']:.0f}", interval, f"{shares[one['key']]:.1%}")
     stdout.print(table)
     for a, b, c in circles[:_SHOWN]:
-        stdout.print(f"cycle: {a} beats {b}, which beats {c}, which beats the first", markup=False)
+        stdout.print(f"cycle: {a} beats {b}, which beats {c}, which beats the first")
     if len(circles) > _SHOWN:
         stdout.print(f"and {len(circles) - _SHOWN} more cycles; --json has all of them")
     if len(groups) > 1:

@@ -11,7 +11,7 @@ import click
 
 from twin_graph import config, cpu
 from twin_graph.cross_checks import check_that_it_learns
-from twin_graph.errors import INTERRUPTED_EXIT_CODE, InUseError, UsageError
+from twin_graph.errors import INTERRUPTED_EXIT_CODE, DivergedError, InUseError, UsageError
 from twin_graph.no_effect import without_effect
 from twin_graph.settings import EVALUATION_MAX_STEPS
 from twin_graph.signals import on_signal
@@ -237,10 +237,13 @@ def show_training(
                 display.show(progress)
             assert progress is not None
             display.show(progress)  # what was noticed when it ended
-    except (Exception, KeyboardInterrupt):
+    except (Exception, KeyboardInterrupt) as error:
         if newest := run.points().newest():
             at = f"resume point {newest.number}, at {newest.counters.agent_steps:,} agent steps"
-            say(f"continue from {at}, with: {_resume(run.folder, cluster)}")
+            other = ""
+            if isinstance(error, DivergedError):  # with the same settings it would, again
+                other = f" --set train.learning_rate={run.settings.train.learning_rate / 2:g}"
+            say(f"continue from {at}, with: {_resume(run.folder, cluster)}{other}")
         raise
     _report(run.folder, progress, as_json, cluster)
     if progress.interrupted:
@@ -255,7 +258,7 @@ def _resume(folder: Path, cluster: "Cluster | None") -> str:
 
 
 def _report(folder: Path, progress: "Progress", as_json: bool, cluster: "Cluster | None") -> None:
-    evaluation = progress.evaluation
+    evaluations = progress.evaluations.values()
     if as_json:
         print_json(
             {
@@ -264,7 +267,7 @@ def _report(folder: Path, progress: "Progress", as_json: bool, cluster: "Cluster
                 **progress.counters.model_dump(),
                 "snapshot": progress.newest_snapshot,
                 "weights_sha256": progress.weights_sha256,
-                "evaluation": {"snapshot": evaluation[0], **evaluation[1].summary()} if evaluation else None,
+                "evaluations": [{"snapshot": snapshot, **found.summary()} for snapshot, found in evaluations],
             }
         )
     reached = f": reached {progress.reached}" if progress.reached else ""
@@ -272,8 +275,8 @@ def _report(folder: Path, progress: "Progress", as_json: bool, cluster: "Cluster
     for worker, _ in progress.workers:
         if worker.state == GIVEN_UP:
             say(f"{worker.name}: {worker_line(worker.model_dump())}")
-    if evaluation:
-        say(f"score of {evaluation[0]}: {evaluation[1].words()}")
+    for snapshot, found in evaluations:
+        say(f"score of {snapshot}: {found.words()}")
     say(f"newest snapshot: {progress.newest_snapshot}\nweights_sha256: {progress.weights_sha256}")
     if progress.interrupted:
         say(f"continue with: {_resume(folder, cluster)}")

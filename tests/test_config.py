@@ -117,6 +117,7 @@ def test_the_last_assignment_wins() -> None:
         ("twin.threads=100000", "twin.threads=100000: must be at most 1024 (threads)"),
         ("batch_size", "write it as key=value"),
         ("=3", "write it as key=value"),
+        ("env.kwargs.=3", "write it as key=value"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(assignment: str, message: str) -> None:

@@ -218,6 +218,11 @@ def test_more_evaluations_than_there_will_be_are_refused_before_any_run(tmp_path
     there = "latest has 3 evaluations: evaluate.every_steps=200 in 600 agent steps"
     with pytest.raises(UsageError, match=rf"study\.toml: last_evaluations=4, but {there}$"):
         plan.check(plan.read(path), path)
+    # Between chunks, it is evaluated once however often that has been due.
+    path.write_text("last_evaluations = 3\n" + changed("chunk_steps = 0", "chunk_steps = 400"))
+    there = "latest has 2 evaluations: evaluate.every_steps=200, looked at every 400, in 600 agent steps"
+    with pytest.raises(UsageError, match=there):
+        plan.check(plan.read(path), path)
 
 
 @pytest.mark.parametrize(
@@ -1023,7 +1028,7 @@ def test_pairs_are_of_runs_that_are_both_done(monkeypatch: pytest.MonkeyPatch) -
     ]
     conditions = statistics.analyse(planned, done, norms, lambda *_: None)
     found = " ".join(pages._findings(pages._Data(planned, done, norms, conditions)))
-    assert "5 seeds cannot show a difference in 1 comparison" in found
+    assert "5 pairs cannot show a difference in 1 comparison" in found
 
 
 def test_of_one_condition_the_score_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1136,7 +1141,7 @@ def test_time_is_known_between_what_was_logged_and_nowhere_else(finished: Path) 
 def test_nothing_is_found_where_nothing_could_be(seeds: int, others: int, can: bool) -> None:
     # The first one, those that are compared with it, and a control.
     found = sentence_on([math.nan, *[1.0] * others, math.nan], [seeds] * (others + 2))
-    assert found.startswith("Of" if can else f"{seeds} seeds cannot show a difference in {others} comparison")
+    assert found.startswith("Of" if can else f"{seeds} pairs cannot show a difference in {others} comparison")
 
 
 def test_a_condition_of_few_runs_hides_no_difference_of_another() -> None:

@@ -44,6 +44,14 @@ gymnasium.register("Mine-v0", CartPoleEnv, max_episode_steps=50)
 
 def oldest(history, random):
     return Choice(history.snapshots[:1], history.snapshots[:1], "the first")
+
+
+def named(history, random, name: str):
+    return Choice(history.snapshots[-1:], history.snapshots[-1:], "[b] :smile:")
+
+
+def that_explodes(td_error, n_actions):
+    return td_error * float("nan")
 """
 
 
@@ -172,6 +180,39 @@ def test_commands_that_are_proposed_can_be_pasted(here: Path) -> None:
 def in_a_shell(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     path = {**os.environ, "PATH": f"{Path(SCRIPT).parent}:{os.environ['PATH']}"}
     return subprocess.run(["bash", "-c", line], cwd=cwd, env=path, capture_output=True, text=True, check=False)
+
+
+def test_names_are_printed_as_they_are_and_never_as_markup(here: Path) -> None:
+    policy, folder = "my_module:named([/x])", here / "[red] folder"
+    options = ["--set", f'target.policy="{policy}"', "--run-dir", "named"]
+    done = twin_graph("train", "cartpole", "--steps=600", *options, *TINY, cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert f"(policy {policy}, " in twin_graph("status", "named", cwd=here).stdout
+    assert f"policy             {policy}" in twin_graph("explain", "named", "--update=60", cwd=here).stdout
+    assert "[b] :smile:" in twin_graph("explain", "named", "--update=60", cwd=here).stdout
+    folder.mkdir()
+    done = twin_graph("runs", folder.name, cwd=here)
+    assert (done.returncode, done.stdout.split("/ yet")[0]) == (0, "no runs in [red] folder")
+
+
+def test_the_scores_of_both_learners_are_told(here: Path) -> None:
+    options = ["--set=mode=mutual", "--run-dir=mutual", "--json"]
+    done = twin_graph("train", "cartpole", "--steps=1200", *options, *TINY, cwd=here)
+    assert done.returncode == 0, done.stderr
+    scores = json.loads(done.stdout)["evaluations"]
+    run = Run(here / "mutual")
+    assert [run.store().find(score["snapshot"]).learner for score in scores] == ["a", "b"]
+    for score in scores:
+        assert f"score of {score['snapshot']}: {score['mean']:.2f} (" in done.stderr
+
+
+def test_who_diverged_is_not_told_to_do_the_same_again(here: Path) -> None:
+    options = ["--set=loss=my_module:that_explodes", "--set=train.learning_rate=0.004", "--run-dir=diverged"]
+    done = twin_graph("train", "cartpole", "--steps=1200", *options, *TINY, cwd=here)
+    assert done.returncode == 1
+    assert "Look at rewards, observations and the loss" in done.stderr  # no learning rate has had an effect yet
+    [line] = re.findall(r"continue from resume point \d+, at \d+ agent steps, with: (.*)", done.stderr)
+    assert line == "twin-graph resume diverged --set train.learning_rate=0.002"
 
 
 def test_whoever_reads_may_stop_reading(here: Path) -> None:

@@ -861,6 +861,9 @@ def test_a_resumed_run_may_change_settings_but_not_those_that_its_data_depend_on
     for key, value in fixed.items():
         with pytest.raises(UsageError, match=f"{key} cannot change in a run that has started"):
             config.change(settings, [(key, value)])
+    for key in ("seedling", "modes", "networks", "train.every_stepss"):
+        with pytest.raises(UsageError, match=f"unknown setting '{key}'"):
+            config.change(settings, [(key, 1)])
 
 
 def test_a_run_that_never_made_a_point_says_so(cartpole: Make, tmp_path: Path) -> None:

@@ -29,9 +29,10 @@ from twin_graph.model import ModelSpec
 from twin_graph.progress import Progress
 from twin_graph.replay import Transition
 from twin_graph.settings import EnvSettings, Settings
-from twin_graph.snapshots import report
+from twin_graph.snapshots import control, report, verify
 from twin_graph.snapshots.ledger import End, Point, Swap
 from twin_graph.snapshots.points import PointState
+from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create
 from twin_graph.stopwatch import Stopwatch
 from twin_graph.twin import Twin
@@ -251,6 +252,38 @@ def test_another_valid_checkpoint_in_a_snapshots_folder_is_never_used(
     assert isinstance(last, End)
     assert (last.state, last.reason) == ("failed", str(raised.value))
     assert not list(run.evaluation_lines()) or into == "the target"
+
+
+def test_a_request_that_cannot_be_read_is_left_out_and_ends_nothing(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole())
+    with contextlib.closing(envs.make(run.settings.env, count=8)) as env:
+        for progress in training.train(run, env):
+            path = run.control / "request-1.json"
+            if progress.updates == 100:
+                path.write_text("x")
+                asked = control.ask(run.control, "swap", run.store().newest.id)
+    assert run.state() == "finished"
+    [notice] = [notice for notice in progress.notices if "request-1" in notice]
+    assert notice.startswith(f"left out: {path} is damaged")
+    answer = control.read(run.control, asked.id).answer
+    assert answer
+    assert answer.done
+    assert report.status(run)["requests"] == []
+    assert [line for line in verify.verify(run).damage if "request-1.json" in line]
+
+
+def test_a_replay_of_another_number_of_environments_is_not_called_damaged(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole())
+    zeros, no = np.zeros((1, 4), np.float32), np.zeros(1, bool)
+    with Agent(run, EnvSpec((4,), 2)) as agent:
+        for _ in range(20):
+            agent.observe(Transition(zeros, np.zeros(1, int), zeros[:, 0], no, no, zeros))
+        agent.commit_point()
+    with (
+        contextlib.closing(envs.make(run.settings.env, count=8)) as env,
+        pytest.raises(UsageError, match="trained with 1 environment, and its agent now has 8: resume it by the loop"),
+    ):
+        next(training.train(run, env, newest_point(run).point))
 
 
 @pytest.mark.parametrize(("field", "what"), [("r_t", "reward"), ("s_t", "observation")])

@@ -114,7 +114,7 @@ def change(settings: Settings, overrides: Iterable[tuple[str, Any]], *, seed: in
     """
     overrides = list(overrides)
     for key, _ in overrides:
-        if key.startswith(FIXED):
+        if any(key.startswith(one) if one.endswith(".") else key == one for one in FIXED):
             raise UsageError(f"{key} cannot change in a run that has started; train a new one")
     changed = replace(settings, [*overrides, ("seed", settings.seed if seed is None else seed)])
     for key, value in (("threads", 0), ("precision", "auto")):
@@ -188,7 +188,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     """`key=value` as a pair; the value is read as TOML, JSON or `null`, and as plain text where it is none of these. A
     whole number may be written as this program prints it, `50,000`."""
     key, separator, value = text.partition("=")
-    if not separator or not key.strip():
+    if not separator or not key.strip() or key.strip().endswith("."):
         raise UsageError(f"--set {text!r}: write it as key=value, for example --set train.batch_size=64")
     if value.strip() == "null":
         return key.strip(), None

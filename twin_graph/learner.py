@@ -203,7 +203,8 @@ class Learner:
 
     def _diverged(self, what: str) -> DivergedError:
         newest = f"the last good snapshot is {self.newest.id}" if self.newest else "there is no snapshot yet"
-        return DivergedError(f"{what}; {newest}. Try a smaller train.learning_rate")
+        advice = "Try a smaller train.learning_rate" if self.updates else "Look at rewards, observations and the loss"
+        return DivergedError(f"{what}; {newest}. {advice}")
 
     def refresh(self, role: str, choice: Choice, counters: Counters, *, policy: str, reason: str) -> None:
         """Restores what a policy chose into the holder of a role, and records it."""

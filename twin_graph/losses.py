@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from twin_graph import named
-from twin_graph.errors import foreign_error
+from twin_graph.errors import ForeignError, foreign_error
 from twin_graph.graph_mode import tf
 from twin_graph.settings import TrainSettings
 
@@ -117,10 +117,13 @@ def find_loss(name: str) -> Loss:
 
     def of_examples(td_error: Tensor, n_actions: int) -> Tensor:
         try:
-            loss = found(td_error, n_actions)
-            loss.shape.assert_is_compatible_with(td_error.shape)
+            loss = tf.convert_to_tensor(found(td_error, n_actions))
         except Exception as error:
             raise foreign_error(f"loss={name}", error) from error
+        if not loss.shape.is_compatible_with(td_error.shape):
+            raise ForeignError(
+                f"loss={name} must return each example's loss, of shape {td_error.shape}, not {loss.shape}"
+            )
         return loss
 
     return Loss(of_examples)

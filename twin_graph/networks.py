@@ -292,9 +292,10 @@ def _of_seen(name: str, observation: Tensor, n_actions: int, build: Build) -> Te
         return network.function(observation, n_actions, build)
     try:
         q = tf.convert_to_tensor(network(observation, n_actions, build))
-        q.shape.assert_is_compatible_with([None, n_actions])
     except Exception as error:
         raise foreign_error(f"network={name}", error) from error
+    if not q.shape.is_compatible_with([None, n_actions]):
+        raise ForeignError(f"network={name} must return Q values of shape (None, {n_actions}), not {q.shape}")
     if q.dtype != tf.float32:
         raise ForeignError(
             f"network={name} must return float32, not {q.dtype.name}, which cannot tell nearly equal actions apart: "

@@ -32,6 +32,7 @@ class Progress:
       ended: true scores of the training episodes that ended since it was last yielded.
       ended_by: which callback ended the run, in words; empty if none did.
       evaluation: the newest, with its snapshot's id; None before the first.
+      evaluations: the newest of each learner that has one, likewise, by the learner's name.
       note: what is being done when it is not training, for people.
       latest: what `metrics()` last returned; empty before.
       workers: what each worker last reported, and how often it was restarted, in asynchronous training.
@@ -46,6 +47,7 @@ class Progress:
         self.ended: list[float] = []
         self.ended_by = ""
         self.evaluation: tuple[str, Evaluation] | None = None
+        self.evaluations: dict[str, tuple[str, Evaluation]] = {}
         self.note = ""
         self.latest: dict[str, Any] = {}
         self.workers: Sequence[tuple[WorkerStatus, int]] = ()

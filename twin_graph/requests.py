@@ -50,7 +50,10 @@ class Requests:
                 self._repeat(event, event.request)
             del self._again[0]
             self._inbox.look_again()  # a crash may have left its request without an answer
-        for request in self._inbox.new():
+        known = len(self._inbox.damaged)
+        asked = self._inbox.new()
+        self._keeper.notices += [f"left out: {error}" for error in list(self._inbox.damaged.values())[known:]]
+        for request in asked:
             if any(self._waits_for(request, event) for event in self._again):
                 continue
             if waits := self._answer(request):

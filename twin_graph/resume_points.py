@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from twin_graph.actor import Actor
-from twin_graph.errors import DamagedError
+from twin_graph.errors import DamagedError, UsageError
 from twin_graph.learner import Learner
 from twin_graph.learners import Learners
 from twin_graph.probe import Probe
@@ -18,6 +18,7 @@ from twin_graph.snapshots.run import Run
 from twin_graph.tally import Tally
 from twin_graph.targets import Policy
 from twin_graph.twin import weights_sha256
+from twin_graph.words import counted
 
 SEGMENT_BYTES = 16_000_000
 
@@ -169,9 +170,14 @@ class ReplayLog:
         return tuple(self._segments)
 
     def restore(self, segments: tuple[Segment, ...]) -> None:
-        """Fills the replay. Raises `DamagedError`."""
+        """Fills the replay. Raises `DamagedError`; and `UsageError` where it is of another number of environments."""
         for segment in segments:
             arrays = self._points.read_segment(segment, [*STORED, "cut", "cut_frames"])
+            if (environments := arrays["actions"].shape[1]) != self._replay.environments:
+                raise UsageError(
+                    f"this run was trained with {counted(environments, 'environment')}, and its agent now has "
+                    f"{self._replay.environments}: resume it by the loop that trained it, not by another"
+                )
             try:
                 self._replay.restore(segment.first, arrays)
             except ValueError as error:

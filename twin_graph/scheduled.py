@@ -69,7 +69,7 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[None]:
             keeper.log(values, snapshot.counters)
     for snapshot, challenger, evaluation in played:
         if snapshot is challenger:
-            progress.evaluation = snapshot.id, evaluation
+            progress.evaluation = progress.evaluations[snapshot.learner] = snapshot.id, evaluation
             yield
 
 

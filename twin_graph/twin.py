@@ -169,8 +169,9 @@ class Twin:
           UsageError: retention has removed the weights.
           DamagedError: the files are missing or damaged, or hold other weights.
         """
+        prefix = store.prefix(snapshot.id)
         self.snapshot_id = ""
-        self.restore(store.prefix(snapshot.id))
+        self.restore(prefix)
         if self.weights_sha256() != snapshot.weights_sha256:
             raise DamagedError(
                 f"{store.folder / snapshot.id} holds other weights than those committed; "

@@ -350,12 +350,16 @@ def check(plan: Plan, path: Path) -> None:
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
     for run in plan.runs:
-        (begin, end), every = run.span, run.settings.evaluate.every_steps
+        (begin, end), train = run.span, run.settings.train
+        # The loop looks between chunks or vector steps, and evaluates once however many times it is due.
+        asked, looked = run.settings.evaluate.every_steps, max(train.chunk_steps, run.settings.env.count)
+        every = max(asked, looked)
         there = end // every - begin // every + (end % every > 0)  # the last one is at the end, due or not
         if plan.last > there:
             raise UsageError(
                 f"{path}: last_evaluations={plan.last}, but {run.condition} has {counted(there, 'evaluation')}: "
-                f"evaluate.every_steps={every} in {counted(end - begin, 'agent step')}"
+                f"evaluate.every_steps={asked}{f', looked at every {looked},' if looked > asked else ''} in "
+                f"{counted(end - begin, 'agent step')}"
             )
 
 

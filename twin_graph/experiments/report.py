@@ -251,7 +251,8 @@ def _findings(data: _Data) -> Iterator[str]:
     compared = f"{counted(len(others), 'comparison')} with {first.name}, in pairs of runs that began alike"
     pairs = max(condition.pairs for condition in others)
     if len(statistics.compared(data.conditions)) * 2 / 2**pairs >= statistics.LEVEL:  # of 2**n signs 2 give the least p
-        yield f"{pairs} seeds cannot show a difference in {compared}: corrected, no p can be below {statistics.LEVEL}."
+        cannot = f"{counted(pairs, 'pair')} cannot show a difference in {compared}"
+        yield f"{cannot}: corrected, no p can be below {statistics.LEVEL}."
     elif differ:
         yield f"Of {compared}, these differ, corrected for their number: {_listed(differ)}."
     else:

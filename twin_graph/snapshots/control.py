@@ -6,10 +6,11 @@ when the run resumes.
 
 import time
 import uuid
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Literal
 
+from twin_graph.errors import DamagedError
 from twin_graph.snapshots.files import checked, make_folder, write_file
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Into, Record, utc_now
 from twin_graph.words import command
@@ -109,12 +110,18 @@ def read(folder: Path, request_id: str) -> Request:
 
 
 def pending(folder: Path) -> list[Request]:
-    """Requests without an answer, oldest first. Raises `DamagedError`."""
-    return [request for request in _requests(folder) if request.answer is None]
+    """Requests without an answer, oldest first; without damaged ones, which `verify` and a training run name."""
+    return [request for request in _requests(folder, {}) if request.answer is None]
 
 
-def _requests(folder: Path, without: Container[str] = ()) -> list[Request]:
-    return [read(folder, path.stem) for path in sorted(folder.glob(_PATTERN)) if path.stem not in without]
+def _requests(folder: Path, damaged: dict[str, DamagedError], without: Container[str] = ()) -> Iterator[Request]:
+    """Those that can be read; why others cannot is added to `damaged`, by the names of their files."""
+    for path in sorted(folder.glob(_PATTERN)):
+        if path.stem not in without:
+            try:
+                yield read(folder, path.stem)
+            except DamagedError as error:
+                damaged[path.stem] = error
 
 
 def wait(folder: Path, request: Request, is_alive: Callable[[], bool], seconds: float) -> Answer | None:
@@ -135,9 +142,14 @@ def _write(folder: Path, request: Request) -> None:
 
 
 class Inbox:
-    """Tells a trainer at every vector step whether there are requests; costs little while there are none."""
+    """Tells a trainer at every vector step whether there are requests; costs little while there are none.
+
+    Attributes:
+      damaged: requests that could not be read, and why, by the names of their files; they never end a training.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.damaged: dict[str, DamagedError] = {}
         self._folder = folder
         self._seen: int | None = None
         self._answered: set[str] = set()
@@ -149,7 +161,7 @@ class Inbox:
             return []
         # Where the kernel's clock ticks coarsely, a request that comes now may leave the folder's time as it is.
         self._seen = changed if time.time_ns() - changed > _TICK_NS else None
-        found = _requests(self._folder, without=self._answered)
+        found = list(_requests(self._folder, self.damaged, without=self._answered | self.damaged.keys()))
         self._answered.update(request.id for request in found if request.answer)
         return [request for request in found if request.answer is None]
 

@@ -375,7 +375,11 @@ class Run:
             self._evaluated = []
         self._evaluated += [(line._replace(content=b""), line.record) for line in lines]
         for line in self._that_hold(EVALUATIONS, self._evaluated):
-            if missing := [key for key in ("snapshot", "scheduled", "returns", "protocol") if key not in line]:
+            if missing := [
+                key
+                for key in (*("snapshot", "scheduled", "returns", "protocol"), "played_at", "challenger")
+                if key not in line
+            ]:
                 raise DamagedError(f"{self.folder / EVALUATIONS} is damaged: a record has no {missing[0]!r}")
             yield line
 
