@@ -102,7 +102,7 @@ def train(
     ):
         stepper = InChunks(agent, env) if run.settings.train.chunk_steps else StepByStep(agent, env)
         progress = Progress(agent.keeper, stop)
-        yield from run_to_its_end(progress, stepper, _Callbacks(progress, on_episode, on_evaluation))
+        yield from run_to_its_end(progress, stepper, on_episode, on_evaluation)
 
 
 class _Callbacks:
@@ -133,8 +133,14 @@ class _Callbacks:
             self._progress.ended_by = self._progress.ended_by or f"{name} returned False after {words}"
 
 
-def run_to_its_end(progress: Progress, stepper: Stepper, callbacks: _Callbacks | None = None) -> Iterator[Progress]:
+def run_to_its_end(
+    progress: Progress,
+    stepper: Stepper,
+    on_episode: OnEpisode | None = None,
+    on_evaluation: OnEvaluation | None = None,
+) -> Iterator[Progress]:
     """Runs the loop with its evaluations, saves when it ends, and closes the stepper. See `train`."""
+    callbacks = _Callbacks(progress, on_episode, on_evaluation)
     keeper, settings = progress.keeper, progress.keeper.settings
     online = keeper.learners.first.online
     with (
@@ -147,8 +153,7 @@ def run_to_its_end(progress: Progress, stepper: Stepper, callbacks: _Callbacks |
         evaluate = functools.partial(evaluate_newest, progress, twin)
         try:
             for _ in loop(stepper, progress, Requests(keeper), evaluate):
-                if callbacks:
-                    callbacks.tell()
+                callbacks.tell()
                 yield progress
         except (ForeignError, UsageError, DamagedError, NoWorkerError) as error:
             with contextlib.suppress(OSError, TwinGraphError):  # if this fails too, a resume uses the previous point
