@@ -72,8 +72,8 @@ LONG = ("experiments", "distributed", "resume", "howtos", "kill", "training", "b
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """For `-n auto`: one more than there are cores, since many tests wait for processes that they started or killed."""
-    return (os.cpu_count() or 1) + 1
+    """For `-n auto`: two more than there are cores, since many tests wait for processes that they started or killed."""
+    return (os.cpu_count() or 1) + 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -83,6 +83,20 @@ class _Part(NamedTuple):
     until: int | None
 
 
+class _Life(NamedTuple):
+    """From where to where the steps of an attempt are part of the run.
+
+    Attributes:
+      attempt: the process life.
+      begin: agent steps of the point from which it continued; 0 for the first.
+      until: those of the point from which the next one did; None for the last.
+    """
+
+    attempt: int
+    begin: int
+    until: int | None
+
+
 class _Recorded(NamedTuple):
     """A run's records that were not abandoned: snapshots, target swaps and scheduled evaluations, in order."""
 
@@ -212,37 +226,47 @@ def _check(run: Run, point: PointState | None) -> None:
 
 def _parts(run: Run, point: PointState | None, last: int | None) -> Iterator[_Part]:
     """What each process that trained since a point did, in order; raises `UsageError` if it cannot be done again."""
+    parts = [_part(run, life, last) for life in _lives(run, point)]
+    for part, following in itertools.zip_longest(parts, parts[1:]):
+        if following is None or part.stop is not None or part.settings != following.settings:
+            yield part
+
+
+def _lives(run: Run, point: PointState | None) -> Iterator[_Life]:
+    """The attempts since a point that left something: steps, the first weights, or an evaluation that was left out."""
     known = point.known_bytes[LEDGER] if point else 0
     starts = run.ledger.events(Start)[len([s for s, holds in run.ledger.with_abandoned(Start, upto=known) if holds]) :]
-    ends = {end.attempt: end for end, _ in run.ledger.with_abandoned(End)}
-    points = [made for made, _ in run.ledger.with_abandoned(Point)]
-    new = [made for made in run.ledger.events(Point) if point is None or made.number > point.number]
     begins = [(start.attempt, start.counters.agent_steps if start.counters else 0) for start in starts]
     if point:
         begins.insert(0, (point.attempt, point.counters.agent_steps))
-    here = run.points().newest()
-    merged: _Part | None = None
-    for (attempt, begin), (_, until) in itertools.zip_longest(begins, begins[1:], fillvalue=(0, None)):
-        # An attempt without a step made a point if it made the first weights, or played what a stop had left out.
-        if until == begin and attempt not in {made.attempt for made in new if made.counters.agent_steps == until}:
-            continue
-        # A tracker would take the repetition for another run.
-        settings = config.replace(run.settings_of(attempt), [("log.to", "tensorboard")])
-        made = max((p for p in points if p.attempt == attempt), key=lambda p: p.counters.agent_steps, default=None)
-        # Runs of older versions have no points in the ledger.
-        otherwise = here.counters.agent_steps if here and until is None else until
-        newest, end = made.counters.agent_steps if made else otherwise, ends.get(attempt)
-        stop = None
-        if end and until in (None, newest) and until != begin:
-            if until is not None and made and (last is None or last > made.counters.updates):
-                _check_recurs(end, settings, made)
-            stop = newest if _is_stop(end, settings, newest) else None
-        part = _Part(attempt, settings, stop, until)
-        if merged and (merged.stop is not None or merged.settings != part.settings):
-            yield merged
-        merged = part
-    assert merged
-    yield merged
+    new = [made for made in run.ledger.events(Point) if point is None or made.number > point.number]
+    made_at = {(made.attempt, made.counters.agent_steps) for made in new}
+    untils = [*(begin for _, begin in begins[1:]), None]
+    for (attempt, begin), until in zip(begins, untils, strict=True):
+        if until != begin or (attempt, until) in made_at:
+            yield _Life(attempt, begin, until)
+
+
+def _part(run: Run, life: _Life, last: int | None) -> _Part:
+    """How an attempt can be trained again. Raises `UsageError` if it cannot."""
+    attempt, begin, until = life
+    # A tracker would take the repetition for another run.
+    settings = config.replace(run.settings_of(attempt), [("log.to", "tensorboard")])
+    points = [made for made, _ in run.ledger.with_abandoned(Point) if made.attempt == attempt]
+    made = max(points, key=lambda point: point.counters.agent_steps, default=None)
+    newest: int | None
+    if made:
+        newest = made.counters.agent_steps
+    else:  # runs of older versions have no points in the ledger
+        here = run.points().newest()
+        newest = here.counters.agent_steps if here and until is None else until
+    end = {end.attempt: end for end, _ in run.ledger.with_abandoned(End)}.get(attempt)
+    stop = None
+    if end and until in (None, newest) and until != begin:
+        if until is not None and made and (last is None or last > made.counters.updates):
+            _check_recurs(end, settings, made)
+        stop = newest if _is_stop(end, settings, newest) else None
+    return _Part(attempt, settings, stop, until)
 
 
 def _is_stop(end: End, settings: Settings, agent_steps: int | None) -> bool:
