@@ -21,7 +21,14 @@ if TYPE_CHECKING:  # these import TensorFlow, and rliable, which few pictures ne
 
 # Told apart by those who do not see all colours, and in print (after Okabe and Ito 2008).
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
-_DASHES = ("solid", (0, (5, 1.5)), (0, (1, 1)), (0, (7, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (9, 2)))
+_DASHES: tuple[Any, ...] = (
+    "solid",
+    (0, (5, 1.5)),
+    (0, (1, 1)),
+    (0, (7, 1.5, 1, 1.5)),
+    (0, (3, 1, 1, 1, 1, 1)),
+    (0, (9, 2)),
+)
 _GREY, _LIGHT = "#6b7280", "#d1d5db"
 _WIDTH = 5.2  # inches
 _FONT = 9
