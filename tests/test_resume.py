@@ -702,7 +702,7 @@ def test_an_evaluation_that_was_made_up_for_stays_when_the_run_is_resumed_once_m
 
 
 def test_a_request_is_seen_though_the_folder_seems_unchanged(tmp_path: Path) -> None:
-    inbox, now = control.Inbox(tmp_path), time.time_ns()
+    inbox, now = control.Inbox(tmp_path, []), time.time_ns()
     os.utime(tmp_path, ns=(now, now))
     assert inbox.new() == []
     asked = control.ask(tmp_path, "point")

@@ -339,7 +339,7 @@ def test_requests_keep_their_order_where_the_clock_is_set_back(run: Run, monkeyp
 
 
 def test_what_was_seen_answered_is_not_read_again(run: Run) -> None:
-    inbox, first = control.Inbox(run.control), control.ask(run.control, "undo")
+    inbox, first = control.Inbox(run.control, []), control.ask(run.control, "undo")
     assert inbox.new() == [first]
     control.answer(run.control, first, Answer(done=True, message="done"))
     inbox.look_again()

@@ -22,7 +22,7 @@ class Requests:
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
         self._run = run = keeper.run
-        self._inbox = control.Inbox(run.control)
+        self._inbox = control.Inbox(run.control, keeper.notices)
         self._at_rest = {request.id for request in control.pending(run.control)}
         points = run.ledger.with_abandoned(Point)
         events: list[tuple[Point | Swap, bool]] = [(point, holds) for point, holds in points if point.request]
@@ -50,10 +50,7 @@ class Requests:
                 self._repeat(event, event.request)
             del self._again[0]
             self._inbox.look_again()  # a crash may have left its request without an answer
-        known = len(self._inbox.damaged)
-        asked = self._inbox.new()
-        self._keeper.notices += [f"left out: {error}" for error in list(self._inbox.damaged.values())[known:]]
-        for request in asked:
+        for request in self._inbox.new():
             if any(self._waits_for(request, event) for event in self._again):
                 continue
             if waits := self._answer(request):

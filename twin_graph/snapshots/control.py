@@ -144,15 +144,16 @@ def _write(folder: Path, request: Request) -> None:
 class Inbox:
     """Tells a trainer at every vector step whether there are requests; costs little while there are none.
 
-    Attributes:
-      damaged: requests that could not be read, and why, by the names of their files; they never end a training.
+    Args:
+      folder: of the requests.
+      notices: where it says, for people, which of them cannot be read. They are left out, and end no training.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.damaged: dict[str, DamagedError] = {}
+    def __init__(self, folder: Path, notices: list[str]) -> None:
         self._folder = folder
+        self._notices = notices
         self._seen: int | None = None
-        self._answered: set[str] = set()
+        self._done: set[str] = set()
 
     def new(self) -> list[Request]:
         """Requests without an answer, if the folder has changed since the last call."""
@@ -161,8 +162,10 @@ class Inbox:
             return []
         # Where the kernel's clock ticks coarsely, a request that comes now may leave the folder's time as it is.
         self._seen = changed if time.time_ns() - changed > _TICK_NS else None
-        found = list(_requests(self._folder, self.damaged, without=self._answered | self.damaged.keys()))
-        self._answered.update(request.id for request in found if request.answer)
+        damaged: dict[str, DamagedError] = {}
+        found = list(_requests(self._folder, damaged, without=self._done))
+        self._done.update(damaged, (request.id for request in found if request.answer))
+        self._notices += [f"left out: {error}" for error in damaged.values()]
         return [request for request in found if request.answer is None]
 
     def look_again(self) -> None:
