@@ -86,7 +86,12 @@ class Meter:
     """How far a command is, on stderr: a bar on a terminal, which is gone in the end; a line now and then elsewhere."""
 
     def __init__(self) -> None:
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         live = stderr.is_interactive
         self._bar = Progress(
             *columns,

@@ -334,7 +334,7 @@ class ExperimentDisplay:
 
     def __init__(self, found: Experiment) -> None:
         self._total = sum(run.length for run in found.plan.runs)
-        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%")
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f}%")
         self._bars = Progress(*columns, TimeRemainingColumn(), console=stderr, speed_estimate_period=RATE_SECONDS)
         self._in_all = self._bars.add_task("in all", total=self._total)
         self._tasks: dict[str, TaskID] = {}

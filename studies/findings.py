@@ -8,6 +8,7 @@ comparisons (Holm 1979). "Expects" is the largest Q of a game's first observatio
 the most of the runs; "above 100" counts the runs in which it ever was more than can be true.
 """
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from twin_graph.experiments import figures, statistics, tables
+from twin_graph.experiments.plan import Pairs, Plan
 from twin_graph.experiments.results import Result
 
 RESULTS = Path(__file__).parent / "results"
@@ -50,9 +52,15 @@ HEAD = """\
 |---|---|---|---|---|---|---|---|---|"""
 
 
+@functools.cache
+def read(study: str) -> tuple[Plan, Pairs, list[Result]]:
+    """As `tables.read`, once: the tables and pictures of a study are of the same runs."""
+    return tables.read(RESULTS / study)
+
+
 def table(study: str, part: str = "") -> list[str]:
     """The lines of a study's table, or of one of its parts."""
-    plan, _, results = tables.read(RESULTS / study)
+    plan, _, results = read(study)
     names = [name for name in plan.conditions if name.endswith(part)]
     of = {name: [result for result in results if result.planned.condition == name] for name in names}
     norm = statistics.norms(plan, results)
@@ -104,7 +112,7 @@ def afterwards(studies: Sequence[str], ours: str, theirs: str) -> str:
 
 def _pairs(study: str, ours: str, theirs: str, last: int) -> np.ndarray:
     """A study's scores under one condition less those under another, `[seeds, 1]`, as means of `last` evaluations."""
-    plan, _, results = tables.read(RESULTS / study)
+    plan, _, results = read(study)
     sides = ([run for run in results if run.planned.condition == name] for name in (ours, theirs))
     rows, others = (_scored(side, last) for side in sides)
     return statistics.differences(rows, others, statistics.norms(plan, results))
@@ -112,7 +120,7 @@ def _pairs(study: str, ours: str, theirs: str, last: int) -> np.ndarray:
 
 def spread(study: str = "cartpole-policies") -> str:
     """How far scores of the first condition lie apart, and which differences from it a study of as many seeds finds."""
-    plan, _, results = tables.read(RESULTS / study)
+    plan, _, results = read(study)
     of = {name: [result for result in results if result.planned.condition == name] for name in plan.conditions}
     first, *others = of.values()
     scores = np.array([[score for _, score in sorted(run.scores.items())][-LAST:] for run in first])
@@ -149,7 +157,7 @@ def detectable(pairs: int, level: float) -> float:
 
 def picture_of_expected(study: str = "proposed-targets", part: str = ", 50") -> Figure:
     """What the snapshots of a study's part expect, the mean and its interval over seeds."""
-    plan, _, results = tables.read(RESULTS / study)
+    plan, _, results = read(study)
     series = []
     for name in (name for name in plan.conditions if name.endswith(part)):
         rows = [[result.expected] for result in results if result.planned.condition == name]
@@ -161,7 +169,7 @@ def picture_of_expected(study: str = "proposed-targets", part: str = ", 50") -> 
 
 def picture_of_differences(study: str) -> Figure:
     """A study's conditions less the first one, and below them those that were compared only afterwards."""
-    plan, _, _ = tables.read(RESULTS / study)
+    plan, _, _ = read(study)
     first, *others = plan.conditions
     rows = {name: (name, first) for name in others}
     rows |= {f"{ours}\nless {theirs}": (ours, theirs) for studies, ours, theirs in AFTERWARDS if studies == (study,)}

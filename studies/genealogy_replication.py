@@ -12,21 +12,21 @@ in pairs of equal seeds, beside what the first studies had found with 1-step ret
 The six comparisons for which a hypothesis was stated have a p, corrected for six, once all runs are done.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import click
+import genealogy
 import numpy as np
-from genealogy import AS_OFTEN, CONTROLS, RESULTS, Pair, means, pairs, places, read, score, share
+from genealogy import AS_OFTEN, CONTROLS, RESULTS, Pair, Runs, means, pairs, places, score, share
 
 from twin_graph.experiments import statistics, tables
+from twin_graph.experiments.statistics import Norm
 
 FIRST = ("genealogy", "genealogy-minatar")
 STUDIES = ("genealogy-replication", "genealogy-minatar-replication")
 POLICIES = ("lag", "mean", "window")
-#: How the conditions' names begin: the first studies have 3-step returns, too.
-ONE_STEP = "n_step=1, "
 EXPECTS, SCORES = "residual of `mean`", "score of looking back"
 #: The hypotheses: in which direction each difference lies.
 STATED = {
@@ -58,14 +58,16 @@ class Comparison(NamedTuple):
 def main(folders: tuple[Path, ...]) -> None:
     """Print both outcomes in each environment."""
     folders = folders or tuple(RESULTS / study for study in STUDIES)
-    found = sorted((one for folder in folders for one in comparisons(folder)), key=lambda one: one.what)
+    read = [read_one_step(folder) for folder in folders]
+    found = sorted((one for runs, norm in read for one in comparisons(runs, norm)), key=lambda one: one.what)
     stated = [one for one in found if (one.what, one.task) in STATED]
     finished = len(stated) == len(STATED) and all(map(is_done, folders))
     p = {}
     if finished:
         corrected = statistics.holm([statistics.p_of(one.less) for one in stated])
         p = {(one.what, one.task): f"{value:.2g}" for one, value in zip(stated, corrected, strict=True)}
-    before = {(one.what, one.task): one.words for study in FIRST for one in comparisons(RESULTS / study)}
+    first = (one for study in FIRST for one in comparisons(*read_one_step(RESULTS / study)))
+    before = {(one.what, one.task): one.words for one in first}
     print("| outcome | environment | first study | difference in pairs (95%) | positive in | stated | p |")
     print("|---|---|---|---|---|---|---|")
     for one in found:
@@ -74,7 +76,7 @@ def main(folders: tuple[Path, ...]) -> None:
         print(f"| {' | '.join(cells)} |")
     if not finished:
         print("\nNothing is tested before all runs of both experiments are done.")
-    print_policies(pair for folder in folders for pair in looking_back(folder))
+    print_policies(pair for runs, norm in read for pair in looking_back(runs, norm))
 
 
 def print_policies(of: Iterable[Pair]) -> None:
@@ -89,21 +91,23 @@ def print_policies(of: Iterable[Pair]) -> None:
         print(f"| `{policy}` | {' | '.join(words[policy, task] for task in tasks)} |")
 
 
-def comparisons(folder: Path) -> Iterator[Comparison]:
-    """Both outcomes in each environment of a folder of tables, of the seeds that are done everywhere."""
-    runs, norm = read(folder)
+def comparisons(runs: Runs, norm: Mapping[str, Norm]) -> Iterator[Comparison]:
+    """Both outcomes in each environment."""
     for pair in pairs(runs, norm, share, {"mean": CONTROLS["mean"]}):
-        if pair.condition.startswith(ONE_STEP):
-            yield Comparison(EXPECTS, pair.task, pair.less, 2)
-    for task, less in means(list(looking_back(folder))):
+        yield Comparison(EXPECTS, pair.task, pair.less, 2)
+    for task, less in means(list(looking_back(runs, norm))):
         yield Comparison(SCORES, task, less, places(task))
 
 
-def looking_back(folder: Path) -> Iterator[Pair]:
+def looking_back(runs: Runs, norm: Mapping[str, Norm]) -> Iterator[Pair]:
     """Each of the three policies less the `latest` that is refreshed as often, by score."""
-    for pair in pairs(*read(folder), score, {policy: AS_OFTEN[policy] for policy in POLICIES}):
-        if pair.condition.startswith(ONE_STEP):
-            yield pair
+    return pairs(runs, norm, score, {policy: AS_OFTEN[policy] for policy in POLICIES})
+
+
+def read_one_step(folder: Path) -> tuple[Runs, dict[str, Norm]]:
+    """As `genealogy.read`, without the 3-step returns that the first studies have, too."""
+    runs, norm = genealogy.read(folder)
+    return {key: of for key, of in runs.items() if key[0].startswith("n_step=1, ")}, norm
 
 
 def is_done(folder: Path) -> bool:

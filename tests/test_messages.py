@@ -14,12 +14,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from commands import twin_graph
 from rich.console import Console
+from rich.progress import TextColumn
 from test_cli import TINY
 from twin_graph_cli import display
+from twin_graph_cli.experiment import ExperimentDisplay
 
 from twin_graph import envs, training
 from twin_graph.settings import Settings
@@ -193,6 +196,14 @@ def test_names_are_printed_as_they_are_and_never_as_markup(here: Path) -> None:
     folder.mkdir()
     done = twin_graph("runs", folder.name, cwd=here)
     assert (done.returncode, done.stdout.split("/ yet")[0]) == (0, "no runs in [red] folder")
+
+
+def test_bars_print_names_as_they_are_too() -> None:
+    no_runs: Any = SimpleNamespace(plan=SimpleNamespace(runs=[]))
+    for bars in (display.Meter()._bar, ExperimentDisplay(no_runs)._bars):
+        bars.add_task("[b] name")
+        [column] = [c for c in bars.columns if isinstance(c, TextColumn) and "description" in c.text_format]
+        assert str(column.render(bars.tasks[-1])) == "[b] name"
 
 
 def test_the_scores_of_both_learners_are_told(here: Path) -> None:

@@ -226,7 +226,13 @@ def _check(run: Run, point: PointState | None) -> None:
 
 def _parts(run: Run, point: PointState | None, last: int | None) -> Iterator[_Part]:
     """What each process that trained since a point did, in order; raises `UsageError` if it cannot be done again."""
-    parts = [_part(run, life, last) for life in _lives(run, point)]
+    points = [made for made, _ in run.ledger.with_abandoned(Point)]
+    ends = {end.attempt: end for end, _ in run.ledger.with_abandoned(End)}
+    parts = []
+    for life in _lives(run, point):
+        made = [one for one in points if one.attempt == life.attempt]
+        newest = max(made, key=lambda one: one.counters.agent_steps, default=None)
+        parts.append(_part(run, life, newest, ends.get(life.attempt), last))
     for part, following in itertools.zip_longest(parts, parts[1:]):
         if following is None or part.stop is not None or part.settings != following.settings:
             yield part
@@ -247,20 +253,18 @@ def _lives(run: Run, point: PointState | None) -> Iterator[_Life]:
             yield _Life(attempt, begin, until)
 
 
-def _part(run: Run, life: _Life, last: int | None) -> _Part:
-    """How an attempt can be trained again. Raises `UsageError` if it cannot."""
+def _part(run: Run, life: _Life, made: Point | None, end: End | None, last: int | None) -> _Part:
+    """How an attempt, with the newest point that it made and its end, can be trained again. Raises `UsageError` if it
+    cannot."""
     attempt, begin, until = life
     # A tracker would take the repetition for another run.
     settings = config.replace(run.settings_of(attempt), [("log.to", "tensorboard")])
-    points = [made for made, _ in run.ledger.with_abandoned(Point) if made.attempt == attempt]
-    made = max(points, key=lambda point: point.counters.agent_steps, default=None)
     newest: int | None
     if made:
         newest = made.counters.agent_steps
     else:  # runs of older versions have no points in the ledger
         here = run.points().newest()
         newest = here.counters.agent_steps if here and until is None else until
-    end = {end.attempt: end for end, _ in run.ledger.with_abandoned(End)}.get(attempt)
     stop = None
     if end and until in (None, newest) and until != begin:
         if until is not None and made and (last is None or last > made.counters.updates):

@@ -72,6 +72,8 @@ GAMES, RATINGS = "games.jsonl", "ratings.json"
 #: Folders of a run.
 SNAPSHOTS, POINTS, VIDEOS, CONTROL = "snapshots", "resume", "videos", "control"
 
+#: What readers of an evaluation rely on.
+_OF_AN_EVALUATION = ("snapshot", "scheduled", "returns", "protocol", "played_at", "challenger")
 _NEWEST_METRICS_BYTES = 65_536
 _GLANCE_SECONDS = 0.2  # to wait for a process that only asks whether the run trains, and holds the lock far shorter
 
@@ -375,11 +377,7 @@ class Run:
             self._evaluated = []
         self._evaluated += [(line._replace(content=b""), line.record) for line in lines]
         for line in self._that_hold(EVALUATIONS, self._evaluated):
-            if missing := [
-                key
-                for key in (*("snapshot", "scheduled", "returns", "protocol"), "played_at", "challenger")
-                if key not in line
-            ]:
+            if missing := [key for key in _OF_AN_EVALUATION if key not in line]:
                 raise DamagedError(f"{self.folder / EVALUATIONS} is damaged: a record has no {missing[0]!r}")
             yield line
 
