@@ -24,7 +24,7 @@ from twin_graph.experiments.runner import Begin, Runner, begin_here
 from twin_graph.words import command, counted, size
 
 from .display import LINE_SECONDS, RATE_SECONDS, Meter, clock
-from .params import Count, json_option, print_json, say, stderr, stdout
+from .params import Count, extra_is_missing, json_option, print_json, say, stderr, stdout
 
 _RETRIES = 1  # of a run that fails
 
@@ -82,7 +82,7 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
         try:
             from twin_graph.experiments import on_ray
         except ImportError as error:
-            raise _extra_is_missing("--executor ray", "ray", error) from None
+            raise extra_is_missing("--executor ray", "ray", error) from None
         on_ray.check_address()
     plan = plans.read(file, lambda name: Experiment.origin_in(out or EXPERIMENTS / name))
     plans.check(plan, file)
@@ -163,7 +163,7 @@ def report(folders: tuple[Path, ...], last: int | None, also: str | None, as_jso
         from twin_graph.experiments import report as library
         from twin_graph.experiments import tables
     except ImportError as error:
-        raise _extra_is_missing("a report", "experiments", error) from None
+        raise extra_is_missing("a report", "experiments", error) from None
 
     with Meter() as meter:
         meter.show("reading the runs", 0, 1)
@@ -208,7 +208,7 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
         from twin_graph.experiments import clock as library
         from twin_graph.experiments import figures, tables
     except ImportError as error:
-        raise _extra_is_missing("the clock", "experiments", error) from None
+        raise extra_is_missing("the clock", "experiments", error) from None
     outputs.check_picture(plot)
     too_short = 0
     conditions: dict[str, list[list[tuple[float, float]]]] = {}  # predictions and observations of each run
@@ -252,14 +252,11 @@ def _named(folder: Path) -> Path:
     return folder if folder.exists() else EXPERIMENTS / folder
 
 
-def _extra_is_missing(what: str, extra: str, error: ImportError) -> TwinGraphError:
-    missing = (error.name or "").partition(".")[0]
-    return TwinGraphError(f"{what} needs {missing}: pip install 'twin-graph[{extra}]'")
-
-
 def _check_room(found: Experiment, states: list[State], jobs: int) -> None:
     """Raises `TwinGraphError` if disk or memory will not suffice."""
-    needed = found.disk([state.planned for state in states if state.state in ("waiting", "failed")])
+    # What has begun has its files, and `resume` asks for what they lack; what trains has its memory.
+    left = [state for state in states if state.is_left]
+    needed = found.disk([state.planned for state in left if not found.run_folder(state.planned).exists()])
     existing = next(parent for parent in [found.folder.absolute(), *found.folder.absolute().parents] if parent.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:
@@ -268,9 +265,10 @@ def _check_room(found: Experiment, states: list[State], jobs: int) -> None:
             "save.keep_last, take fewer runs, or choose another --out"
         )
     memory_free = cpu.memory_free()
-    if jobs > 1 and jobs * found.trial.memory > memory_free:
+    begin = min(jobs, len(left)) - sum(state.state == "running" for state in left)
+    if begin > 1 and begin * found.trial.memory > memory_free:
         raise TwinGraphError(
-            f"not enough memory: {jobs} runs at a time need about {size(jobs * found.trial.memory)} and "
+            f"not enough memory: {begin} runs at a time need about {size(begin * found.trial.memory)} and "
             f"{size(memory_free)} are free; lower --jobs or replay.capacity_steps"
         )
 

@@ -103,6 +103,12 @@ def say(text: str, console: Console = stderr) -> None:
     console.print(text, soft_wrap=True)
 
 
+def extra_is_missing(what: str, extra: str, error: ImportError) -> TwinGraphError:
+    """Says which extra has what could not be imported."""
+    missing = (error.name or "").partition(".")[0]
+    return TwinGraphError(f"{what} needs {missing}: pip install 'twin-graph[{extra}]'")
+
+
 def protocol_line(protocol: Mapping[str, Any]) -> str:
     """What a score depends on, in one line."""
     plain = {True: "yes", False: "no"}

@@ -21,6 +21,7 @@ from .params import (
     Count,
     Number,
     complete_run,
+    extra_is_missing,
     json_option,
     print_json,
     ref_argument,
@@ -88,8 +89,10 @@ def tournament(
     if games % 2:
         raise UsageError(f"--games {games} is odd: each opening is played from both seats")
 
-    from twin_graph import tournament as tournaments
-
+    try:
+        from twin_graph import tournament as tournaments
+    except ImportError as error:
+        raise extra_is_missing("a tournament", "selfplay", error) from None
     outputs.check_picture(plot)
     who = tournaments.contestants(found, snapshots, names_of(against))
     rules = tournaments.Rules(games, opening, epsilon, seed)

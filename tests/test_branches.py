@@ -157,6 +157,7 @@ def test_conditions_begin_from_the_same_states_and_are_compared_in_pairs(
         assert result.attempts == 1
         [first, *_] = [service for service in result.services if service.last > border]
         begun = first._replace(first=border + 1)
+        assert result.own_services[0] == begun
         assert result.mean_age(1, first.last) == begun.mean_age(border + 1, first.last)[0]
 
     # The same report again, from its tables alone.
@@ -182,7 +183,11 @@ def test_conditions_begin_from_the_same_states_and_are_compared_in_pairs(
         ("steps = 1_200", "steps = 500", "steps=500: resume point 1 is at 504 agent steps"),
         ("steps = 1_200", "steps = 1_200\npreset = 'cartpole'", r"preset cannot be combined with \[from\]"),
         ("steps = 1_200", "steps = 1_200\nseeds = [1]", r"seeds cannot be combined with \[from\]"),
-        ("chaos = true", "chaos = true\nhaste = 1", r"unknown key 'from\.haste'"),
+        (
+            "chaos = true",
+            "chaos = true\npoint = [1]",
+            r"unknown key 'from\.point'; did you mean 'points'\?",
+        ),
         ("target.policy", "env.count = [4]\ntarget.policy", r"env\.count cannot change in a run that has started"),
         ('run = "parent"', 'run = "nobody"', "no run in nobody"),
     ],

@@ -33,7 +33,7 @@ from twin_graph_cli.main import cli
 
 from twin_graph import config
 from twin_graph.errors import UsageError
-from twin_graph.experiments import experiment, figures, plan, results, runner, statistics, tables, trial
+from twin_graph.experiments import clock, experiment, figures, plan, results, runner, statistics, tables, trial
 from twin_graph.experiments import report as pages
 from twin_graph.experiments.experiment import Experiment, assignment
 from twin_graph.keeper import Keeper
@@ -458,6 +458,39 @@ def test_who_was_first_to_begin_an_experiment_has_it(finished: Path) -> None:
     assert Experiment.open(finished).fixed != other.fixed
 
 
+def test_room_is_needed_for_runs_that_begin_alone(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What trains already has its memory, what has begun has its files, and what is done needs neither."""
+    monkeypatch.setattr("twin_graph.cpu.memory_free", lambda: 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
+    states = experiment.look(Experiment.open(finished))
+    command = ["experiment", "run", "tiny.toml", "--jobs", "2", "--dry-run"]
+    monkeypatch.chdir(finished.parents[2])
+    for kinds, refused in (
+        (["done"] * 4, ""),
+        (["running", "running", "done", "done"], ""),
+        (["running", "cut", "done", "done"], ""),  # one begins, and looks itself
+        (["cut", "failed", "done", "done"], "not enough memory: 2 runs at a time need"),
+        (["running", "cut", "cut", "done"], ""),
+    ):
+        found = [state._replace(state=kind) for state, kind in zip(states, kinds, strict=True)]
+        monkeypatch.setattr("twin_graph_cli.experiment.look", lambda _, found=found: found)
+        outcome = CliRunner().invoke(cli, command)
+        assert (outcome.exit_code, refused in str(outcome.exception)) == (int(bool(refused)), True)
+    elsewhere = finished.with_name("nothing-has-begun")
+    monkeypatch.setattr(Experiment, "run_folder", lambda _, planned: elsewhere / planned.name)
+    outcome = CliRunner().invoke(cli, command)
+    assert "not enough disk space: these runs need" in str(outcome.exception)
+
+
+def test_the_condition_that_cannot_be_trained_is_named() -> None:
+    variants = """[factors.x]
+plain = {}
+other = { env.kwargs.foo = 1 }"""
+    planned = plan.parse(FILE.replace('[factors]\ntarget.policy = ["latest", "lag(40)"]', variants))
+    with pytest.raises(UsageError, match=r"^other: cannot make 'CartPole-v1': TypeError"):
+        Experiment.prepare(planned, Path("nowhere"), 1, trial.run)
+
+
 def test_who_comes_second_is_told_before_anything_is_measured(finished: Path) -> None:
     with Experiment.open(finished).lock():
         refused = twin_graph("experiment", "run", "tiny.toml", cwd=finished.parents[2])
@@ -880,6 +913,8 @@ def test_the_age_of_targets_is_what_explain_says(finished: Path) -> None:
             assert result.mean_age(update, update) == told["snapshots"][0]["age_updates"]
         ages = figures.ages([result])(result)
         assert ages
+        shorter = result._replace(updates=10)  # of another factor, or one that has just begun
+        assert figures.ages([result, shorter])(result) == ages
         whole = result.mean_age(1, result.updates)
         assert whole == pytest.approx(np.mean([result.mean_age(u, u) for u in range(1, result.updates + 1)]))
 
@@ -1082,6 +1117,15 @@ def test_pictures_of_other_commands_need_matplotlib_alone() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_without_choix_a_tournament_says_what_to_install(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "choix.py").write_text("raise ModuleNotFoundError('No module', name='choix')")
+    done = twin_graph(
+        "tournament", str(finished / RUNS[0]), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
+    assert done.returncode == 1
+    assert done.stderr == "Error: a tournament needs choix: pip install 'twin-graph[selfplay]'\n"
+
+
 def test_without_ray_its_executor_says_what_to_install_before_anything_else(tmp_path: Path) -> None:
     (tmp_path / "ray.py").write_text("raise ModuleNotFoundError('No module', name='ray')")
     done = twin_graph(
@@ -1102,6 +1146,18 @@ def test_scores_of_an_unknown_game_are_normalised_by_what_was_seen_and_it_is_sai
     assert norm.threshold == pytest.approx(-120)
     given_in_file = plan.parse(planned.text + "[scores]\nlow = -500\nhigh = -70\nthreshold = -100")
     assert statistics.norms(given_in_file, seen)["Acrobot-v1"][:3] == (-500, -70, -100)
+
+
+def test_what_is_known_of_a_game_is_not_believed_where_its_arguments_may_change_it(finished: Path) -> None:
+    plain = plan.parse(FILE)
+    shorter = plan.parse(changed("train.batch_size = 16", "env.kwargs.max_episode_steps = 100"))
+    for planned, high, reward in ((plain, 500.0, 1.0), (shorter, 90.0, None)):
+        seen = made_up(planned, lambda condition, seed: 40.0 + 50 * (seed - 1))
+        assert statistics.norms(planned, seen)["CartPole-v1"].high == high
+        assert clock.step_reward(planned.runs[0]) == reward
+    read = next(results.read(Experiment.open(finished)))
+    other = read._replace(planned=read.planned._replace(settings=shorter.runs[0].settings))
+    assert clock.predicted(other) == read.truncated != clock.predicted(read)
 
 
 def test_intervals_are_drawn_with_the_same_seed_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

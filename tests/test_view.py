@@ -1,6 +1,7 @@
 """`twin-graph view`: the server as a process, real runs, and a real browser."""
 
 import contextlib
+import errno
 import http.client
 import json
 import math
@@ -25,7 +26,7 @@ from starlette.responses import PlainTextResponse
 from twin_graph import config, notebook
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots import report
-from twin_graph.snapshots.files import checked
+from twin_graph.snapshots.files import checked, read_lines
 from twin_graph.snapshots.ledger import End, Swap, utc_now
 from twin_graph.snapshots.run import Run, create
 from twin_graph.view.library import Library
@@ -559,6 +560,48 @@ def test_a_mean_of_snapshots_has_no_place_on_a_curve_over_agent_steps(work: Path
     row = notebook.NotebookRun(run.folder).evaluations().iloc[-1]
     assert row["snapshot"] == mean
     assert math.isnan(row["agent_steps"])
+
+
+def test_games_by_hand_under_other_rules_are_not_mixed_and_of_many_games_each_evaluation_keeps_some(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(shutil.copytree(run_folder(work), tmp_path / "run"))
+    done = twin_graph("evaluate", str(run.folder), "--episodes", "40", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    path = run.folder / "evaluations.jsonl"
+    *_, newest = [line.record for line in read_lines(path)]
+    assert newest is not None
+    other = {**newest, "protocol": {**newest["protocol"], "epsilon": 0.5}, "mean": 1e6, "returns": [1e6] * 40}
+    *lines, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines, checked(other), b"\n", last]))
+    records = Records(Run(run.folder))
+    [by_hand] = [one for one in records.curves()["scores"] if not one["scheduled"]]
+    assert by_hand["mean"] == [pytest.approx(newest["mean"])]
+
+    whole = records.episodes()
+    monkeypatch.setattr("twin_graph.view.records.EPISODES", len(whole["return"]) // 10)
+    thinned = records.episodes()
+    assert (whole["every"], thinned["every"] > 10) == (1, True)
+    assert thinned["means"] == whole["means"] != []
+    assert set(thinned["agent_steps"]) == set(whole["agent_steps"])
+    assert len(thinned["return"]) < len(whole["return"]) / 5
+
+
+def test_a_run_that_could_not_be_read_once_is_shown_as_soon_as_it_can(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library([run_folder(work)], None)
+
+    def no_file(run: Run) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("twin_graph.snapshots.report.status", no_file)
+        version, [shown] = library.changes(-1)
+        assert (shown["state"], "Too many open files" in shown["reason"]) == ("damaged", True)
+        assert library.changes(version) == (version, [])  # the same, and the page need not draw it again
+    _, [shown] = library.changes(version)
+    assert shown["state"] == "finished"
 
 
 @needs_browser

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from twin_graph.experiments.plan import PlannedRun
 from twin_graph.experiments.results import Curve, Result
 from twin_graph.snapshots.depth import value_of
 
 #: Reward of each step, by environment, where it is always the same.
-STEP_REWARDS = {"CartPole-v1": 1.0}
+_STEP_REWARDS = {"CartPole-v1": 1.0}
 
 
 class Fit(NamedTuple):
@@ -53,12 +54,17 @@ def pairs(run: Result) -> list[tuple[float, float]]:
 
 def served(run: Result) -> float:
     """The median number of updates for which a target of a run served; 0 without any."""
-    return float(np.median([service.last - service.first + 1 for service in run.services] or [0]))
+    return float(np.median([service.last - service.first + 1 for service in run.own_services] or [0]))
+
+
+def step_reward(planned: PlannedRun) -> float | None:
+    """Reward of each step, where it is always the same and known; arguments of an environment may change it."""
+    return None if planned.settings.env.kwargs else _STEP_REWARDS.get(planned.task)
 
 
 def predicted(run: Result) -> Curve:
     """What the snapshot of each evaluation can expect of a game; empty if the records do not say."""
-    reward, discount = STEP_REWARDS.get(run.planned.task), run.planned.settings.train.discount
+    reward, discount = step_reward(run.planned), run.planned.settings.train.discount
     if reward is None:
         return run.truncated
     return {step: reward * fmean(value_of(depth, discount) for depth in of) for step, of in run.depths.items()}

@@ -12,7 +12,7 @@ Only the runs' own records say what is done.
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,7 +95,7 @@ class Experiment:
 
     @classmethod
     def prepare(
-        cls, plan: Plan, folder: Path, jobs: int, measure: Callable[[Sequence[config.Settings]], Trial]
+        cls, plan: Plan, folder: Path, jobs: int, measure: Callable[[Mapping[str, config.Settings]], Trial]
     ) -> "Experiment":
         """The experiment of a plan, in a folder that may have a part of it already. Writes nothing.
 
@@ -114,14 +114,14 @@ class Experiment:
             _check_same(begun.plan, grown, folder)
             trial = begun.trial
             if list(map(_kind, _one_of_each(grown))) != list(map(_kind, _one_of_each(begun.plan))):
-                trial = measure([run.settings for run in _one_of_each(grown)])
+                trial = measure(_by_kind(grown))
             return cls(folder, grown, begun.fixed, trial)
         if folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())):
             raise UsageError(f"{folder} holds something other than an experiment; choose another --out")
         check_new_folder(folder / "run", "choose another --out")  # says so if a run could not be made there
         fixed = _fixed(plan, jobs)
         new = plans.parse(plan.text, fixed=fixed, origin=plan.origin)
-        return cls(folder, new, fixed, measure([run.settings for run in _one_of_each(new)]))
+        return cls(folder, new, fixed, measure(_by_kind(new)))
 
     def write(self) -> None:
         """Records what it is; the caller has its lock. Raises `UsageError` if somebody began another one meanwhile."""
@@ -258,6 +258,14 @@ def assignment(key: str, value: Any) -> str:
 def _one_of_each(plan: Plan) -> list[PlannedRun]:
     """The first run of each kind: they differ by more than their seeds."""
     return list({_kind(run): run for run in reversed(plan.runs)}.values())[::-1]
+
+
+def _by_kind(plan: Plan) -> dict[str, config.Settings]:
+    """The settings of each kind of run, by what people call it."""
+    return {
+        run.condition if len(plan.tasks) == 1 else f"{run.condition}, {run.task}": run.settings
+        for run in _one_of_each(plan)
+    }
 
 
 def _kind(run: PlannedRun) -> tuple[str, str]:

@@ -199,8 +199,8 @@ def ages(results: Sequence[Result]) -> Callable[[Result], Curve]:
 
     A part is as long as some refreshes, or the line would show nothing but the age that grows from one to the next.
     """
-    updates = min(result.updates for result in results)
-    periods = [median(s.last - s.first + 1 for s in result.services) for result in results if result.services]
+    updates = max(result.updates for result in results)
+    periods = [median(s.last - s.first + 1 for s in own) for result in results if (own := result.own_services)]
     period = max(1, round(max(periods, default=1)))
     part = period * max(1, updates // _PARTS // period)
     edges = list(range(0, updates + 1, part)) if part <= updates else [0, updates]

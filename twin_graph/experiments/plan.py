@@ -23,7 +23,8 @@ from twin_graph.snapshots.resumable import point_at
 from twin_graph.snapshots.run import find
 from twin_graph.words import counted, what_is_wrong
 
-#: Lowest and highest score by environment, for what a file does not say: the range of what a game can score.
+#: Lowest and highest score by environment, for what a file does not say: the range of what a game can score, unless
+#: arguments of the environment change it.
 KNOWN_SCORES = {"CartPole-v1": (0.0, 500.0), "ALE/Pong-v5": (-21.0, 21.0)}
 #: Where the threshold lies between `low` and `high`, for what a file does not say. CartPole-v1 is solved at 475 of 500.
 THRESHOLD = 0.95
@@ -409,8 +410,9 @@ def _first_problem(error: pydantic.ValidationError, model: type[BaseModel]) -> s
     first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        known = [field.alias or name for name, field in model.model_fields.items()]
-        hint = nearest(key, known) or f"; there are {', '.join(known)}"
+        fields = (_From if first["loc"][0] == "from" and len(first["loc"]) > 1 else model).model_fields
+        known = [field.alias or name for name, field in fields.items()]
+        hint = nearest(str(first["loc"][-1]), known) or f"; there are {', '.join(known)}"
         return f"unknown key {key!r}{hint}"
     if first["type"] == "missing":
         return f"{key} is missing"

@@ -346,7 +346,7 @@ def _comparison(data: _Data) -> Table:
 
 
 def _pictures(data: _Data) -> Iterator[Picture]:
-    constant = all(task in clock.STEP_REWARDS for task in data.plan.tasks)
+    constant = all(clock.step_reward(run) == 1 for run in data.plan.runs)
     words = {
         "first": data.conditions[0].name,
         "threshold": _thresholds(data),

@@ -145,12 +145,18 @@ class Result(NamedTuple):
         steps = sorted(logged)
         return float(np.interp(agent_steps, steps, [logged[step] for step in steps]))
 
+    @property
+    def own_services(self) -> list[Service]:
+        """`services` without updates of the run from which it is forked."""
+        if self.planned.point is None:
+            return self.services
+        begin = self.planned.point.updates + 1
+        return [service._replace(first=max(begin, service.first)) for service in self.services if service.last >= begin]
+
     def mean_age(self, first: int, last: int) -> float | None:
         """How many updates old the targets of these updates were, on average; None where there were no targets.
         Updates of the run from which it is forked are not counted."""
-        if self.planned.point:
-            first = max(first, self.planned.point.updates + 1)
-        spans = [span for service in self.services if (span := service.mean_age(first, last))[1]]
+        spans = [span for service in self.own_services if (span := service.mean_age(first, last))[1]]
         return sum(age * count for age, count in spans) / sum(count for _, count in spans) if spans else None
 
 

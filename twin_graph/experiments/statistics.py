@@ -120,7 +120,7 @@ def norms(plan: Plan, results: Sequence[Result]) -> dict[str, Norm]:
         said = plan.scores.get(task)
         if said and said.low is not None and said.high is not None:
             low, high, source = said.low, said.high, "given in the file"
-        elif task in KNOWN_SCORES:
+        elif task in KNOWN_SCORES and not any(run.settings.env.kwargs for run in plan.runs if run.task == task):
             (low, high), source = KNOWN_SCORES[task], "the range of what the game can score"
         else:
             seen = [score for r in results if r.planned.task == task for score in r.scores.values()] or [0.0]

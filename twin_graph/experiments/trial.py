@@ -2,7 +2,8 @@
 
     python -m twin_graph.experiments.trial < SETTINGS
 
-In a process of its own, since it needs TensorFlow: reads settings, a JSON list, from standard input, prints a `Trial`.
+In a process of its own, since it needs TensorFlow: reads settings by name, as JSON, from standard input, and prints a
+`Trial`.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import psutil
@@ -36,8 +37,8 @@ class Trial(NamedTuple):
     memory: int
 
 
-def run(settings: Sequence[config.Settings]) -> Trial:
-    """Examines these settings in a process of its own; takes some seconds.
+def run(settings: Mapping[str, config.Settings]) -> Trial:
+    """Examines settings, each with a name for messages, in a process of its own; takes some seconds.
 
     Raises:
       UsageError: one cannot be trained; the message says which and why.
@@ -45,7 +46,7 @@ def run(settings: Sequence[config.Settings]) -> Trial:
     """
     done = subprocess.run(
         [sys.executable, "-P", "-m", __name__],
-        input=json.dumps([one.model_dump() for one in settings]),
+        input=json.dumps({name: one.model_dump() for name, one in settings.items()}),
         capture_output=True,
         text=True,
     )
@@ -62,13 +63,17 @@ def _main() -> None:
     from twin_graph.model import ModelSpec
     from twin_graph.snapshots.run import RUNS
 
-    every = [config.validate(tree) for tree in json.load(sys.stdin)]
+    every = {name: config.validate(tree) for name, tree in json.load(sys.stdin).items()}
     rate, startup, disk, memory = 0.0, 0.0, [], 0
-    for settings in every:
-        check_version(settings.env.id)
-        with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
-            training.check(settings, env)
-            needed = resources.measure(settings, env, RUNS)  # no run's folder, as the present one may be
+    for name, settings in every.items():
+        with contextlib.ExitStack() as stack:
+            try:
+                check_version(settings.env.id)
+                env = stack.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
+                training.check(settings, env)
+                needed = resources.measure(settings, env, RUNS)  # no run's folder, as the present one may be
+            except UsageError as error:
+                raise UsageError(f"{name}: {error}" if len(every) > 1 else str(error)) from None
             disk.append(needed.disk)
             memory = max(memory, needed.memory)
             if not rate:

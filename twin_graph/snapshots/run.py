@@ -18,7 +18,7 @@ import fcntl
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -445,13 +445,17 @@ class Run:
 
 
 def comparable(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The scheduled ones of these evaluations that were played under the protocol of the newest.
+    """The scheduled ones of these evaluations that were played under the protocol of the newest."""
+    return like_the_newest([line for line in evaluations if line["scheduled"]])
+
+
+def like_the_newest(evaluations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those of these evaluations that were played under the protocol of the last of them.
 
     However many games were played side by side: that does not change a score.
     """
-    scheduled = [line for line in evaluations if line["scheduled"]]
-    rules = [{**line["protocol"], "environments": None} for line in scheduled]
-    return [line for line, of_line in zip(scheduled, rules, strict=True) if of_line == rules[-1]]
+    rules = [{**line["protocol"], "environments": None} for line in evaluations]
+    return [line for line, of_line in zip(evaluations, rules, strict=True) if of_line == rules[-1]]
 
 
 def check_no_pattern(path: Path, advice: str) -> None:

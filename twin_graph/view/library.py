@@ -52,7 +52,11 @@ class ShownRun:
             self.summary = self._records.summary()
             if self.summary["state"] != "running" and not self._is_kept:
                 self._records = None  # a list of runs needs no more of it
-        except (TwinGraphError, OSError) as error:
+        except OSError as error:  # may pass, and the files would not say so: the next look tries again
+            before, self._seen = self.summary, None
+            self._fail("damaged", str(error))
+            return self.summary != before
+        except TwinGraphError as error:
             self._fail("damaged", str(error))
         except Exception as error:  # others are shown all the same
             self._fail("damaged", f"{type(error).__name__}: {error} ({place(error)})")

@@ -30,14 +30,14 @@ from twin_graph.snapshots.ledger import (
     Swap,
     is_import,
 )
-from twin_graph.snapshots.run import METRICS, Run
+from twin_graph.snapshots.run import METRICS, Run, like_the_newest
 from twin_graph.stopwatch import PHASES
 from twin_graph.targets import PURPOSES
 from twin_graph.words import command, counted
 
 #: A plot has no more points, since no screen has more columns; lines of metrics are averaged to so many.
 POINTS = 1_500
-#: Episodes in one picture; beyond that every k-th evaluation is drawn.
+#: Episodes in one picture, about; beyond that every k-th of each evaluation is drawn.
 EPISODES = 20_000
 SPARK_POINTS = 60
 
@@ -166,7 +166,8 @@ class Records:
         }
 
     def curves(self) -> dict[str, Any]:
-        """Lines of metrics as columns, and scores by learner: the learning curve, and means of games by hand."""
+        """Lines of metrics as columns, and scores by learner: the learning curve, and means of games by hand, of each
+        snapshot those under the protocol of the newest."""
         learner_of = self._learner_of()
         scores: dict[tuple[str, bool], dict[str, list[Any]]] = {}
 
@@ -185,7 +186,7 @@ class Records:
                 by_hand.setdefault(line["snapshot"], []).append(line)
         for lines in sorted(by_hand.values(), key=lambda lines: int(lines[0]["agent_steps"])):
             at = {name: lines[0][name] for name in _COUNTERS}
-            add(lines[0], **at, mean=fmean(score for line in lines for score in line["returns"]))
+            add(lines[0], **at, mean=fmean(score for line in like_the_newest(lines) for score in line["returns"]))
         metrics, damage = self._columns.read()
         counters = {
             name: [round(value) if math.isfinite(value) else None for value in metrics[name]]
@@ -229,16 +230,21 @@ class Records:
         }
 
     def episodes(self) -> dict[str, Any]:
-        """Every episode of every evaluation, as columns."""
+        """Every episode of every evaluation, as columns; if there are many, every k-th of each. The means are of all
+        episodes of scheduled evaluations, by agent steps."""
         lines = list(self._placed_evaluations())
         every = max(1, math.ceil(sum(len(line["returns"]) for line in lines) / EPISODES))
-        columns: dict[str, list[Any]] = {name: [] for name in (*_COUNTERS, "return", "scheduled")}
-        for line in lines[::every]:
-            count = len(line["returns"])
-            for name in (*_COUNTERS, "scheduled"):
-                columns[name] += [line[name]] * count
-            columns["return"] += line["returns"]
-        return {"every": every, **columns}
+        columns: dict[str, list[Any]] = {name: [] for name in ("agent_steps", "return", "scheduled")}
+        scheduled: dict[int, list[float]] = {}
+        for line in lines:
+            drawn = line["returns"][::every]
+            for name in ("agent_steps", "scheduled"):
+                columns[name] += [line[name]] * len(drawn)
+            columns["return"] += drawn
+            if line["scheduled"]:
+                scheduled.setdefault(line["agent_steps"], []).extend(line["returns"])
+        means = [[steps, fmean(returns)] for steps, returns in scheduled.items()]
+        return {"every": every, "means": means, **columns}
 
     def _placed_evaluations(self) -> Iterator[dict[str, Any]]:
         """Those of the run's own snapshots: an import, or a mean, was made at no agent step of it."""

@@ -16,14 +16,17 @@ export function evaluationsPart(run) {
   );
   const host = h("div");
   const body = h("tbody");
+  const drawn = h("p", { class: "note", hidden: true });
   const pages = pager(EVALUATIONS, () => noting(part, readRows));
   let plot = null;
   let columns = null;
   let range = [0, 1];
+  let asked = 0;
   let written = ""; // the rows that are there
   const opened = new Set(); // rows whose games are shown
   part.body.append(
     host,
+    drawn,
     h(
       "div",
       { class: "scroll", tabindex: 0, role: "region", "aria-label": "Evaluations" },
@@ -61,9 +64,12 @@ export function evaluationsPart(run) {
   }
 
   async function readRows() {
+    const mine = ++asked;
     const page = await get(`runs/${run.index}/evaluations`, { offset: pages.offset(), count: EVALUATIONS });
+    if (mine !== asked) return; // a later question was answered first, or will be
     pages.tell(page.total);
-    const content = JSON.stringify([page.rows, range]);
+    const scale = bounds(page.rows.flatMap((row) => row.returns), range);
+    const content = JSON.stringify([page.rows, scale]);
     if (content === written) return; // a button that has the focus keeps it
     written = content;
     put(
@@ -81,7 +87,7 @@ export function evaluationsPart(run) {
               tell();
             },
           },
-          strip(row.returns),
+          strip(row.returns, scale),
         );
         function tell() {
           each.hidden = !opened.has(key);
@@ -112,8 +118,7 @@ export function evaluationsPart(run) {
     );
   }
 
-  function strip(returns) {
-    const [low, high] = range;
+  function strip(returns, [low, high]) {
     const dots = returns
       .slice(0, 200)
       .map((value) => s("circle", { cx: (4 + ((value - low) / (high - low || 1)) * 132).toFixed(1), cy: 9, r: 3 }));
@@ -157,16 +162,8 @@ export function evaluationsPart(run) {
       columns = await get(`runs/${run.index}/episodes`);
       if (columns.return.length) {
         const xs = [...new Set(columns.agent_steps)].sort((a, b) => a - b);
-        const of = new Map(xs.map((x) => [x, [0, 0]]));
-        range = columns.return.reduce(
-          ([low, high], value) => [Math.min(low, value), Math.max(high, value)],
-          [Infinity, -Infinity],
-        );
-        columns.agent_steps.forEach((x, row) => {
-          const sum = of.get(x);
-          sum[0] += columns.return[row];
-          sum[1] += 1;
-        });
+        const means = new Map(columns.means);
+        range = bounds(columns.return, [Infinity, -Infinity]);
         plot ??= new Plot(host, {
           label: "Return of each evaluated game",
           unit: "return of a game",
@@ -180,10 +177,13 @@ export function evaluationsPart(run) {
             { name: "a game", colour: "online", line: false, dots: 4, silent: true },
           ],
         });
-        plot.show([xs, xs.map((x) => of.get(x)[0] / of.get(x)[1]), xs.map(() => null)]);
+        plot.show([xs, xs.map((x) => means.get(x) ?? null), xs.map(() => null)]);
+        drawn.textContent = `There are so many that only one game in ${count(columns.every)} is drawn.`;
+        drawn.hidden = columns.every === 1;
       } else {
         plot?.close(); // the run began again
         plot = null;
+        drawn.hidden = true;
         put(host, h("p", { class: "note" }, "No snapshot that the run trained has been evaluated yet."));
       }
       await readRows();
@@ -191,6 +191,9 @@ export function evaluationsPart(run) {
     close: () => plot?.close(),
   };
 }
+
+const bounds = (values, start) =>
+  values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], start);
 
 export function ledgerPart(run) {
   const part = section(

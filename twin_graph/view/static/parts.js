@@ -68,11 +68,13 @@ export function axisChoice(changed) {
 /** Buttons to page through rows that the server has; `turned(offset)` is called. */
 export function pager(size, turned) {
   let offset = 0;
+  let rows = 0; // in all, as far as known
   const newer = h("button", { type: "button", onclick: () => turn(offset - size) }, "Newer");
   const older = h("button", { type: "button", onclick: () => turn(offset + size) }, "Older");
   const where = h("span", { class: "soft", role: "status" });
   function turn(to) {
-    offset = Math.max(0, to);
+    if (to < 0 || (to > offset && to >= rows)) return; // a second click, before the first was answered
+    offset = to;
     turned();
   }
   return {
@@ -82,6 +84,7 @@ export function pager(size, turned) {
       offset = 0;
     },
     tell(total) {
+      rows = total;
       newer.disabled = offset === 0;
       older.disabled = offset + size >= total;
       where.textContent = total

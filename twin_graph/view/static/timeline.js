@@ -47,6 +47,7 @@ export function timelinePart(run, role) {
   let lines = null;
   let shown = [0, 1]; // updates
   const plots = {};
+  let asked = 0;
 
   const toneOf = (row) =>
     lines.by_hand[lines.policy[row]] ? "hand" : lines.learner[row] === learners[1] ? "hue2" : "target";
@@ -92,9 +93,11 @@ export function timelinePart(run, role) {
   }
 
   async function explain(update) {
+    const mine = ++asked;
     input.value = update;
     try {
       const answer = await get(`runs/${run.index}/explain`, { update });
+      if (mine !== asked) return; // a later question was answered first, or will be
       const served = answer.snapshots.map((one) => snapshotButton(one.id, run.open));
       const [from, to] = answer.used_for_updates;
       put(
@@ -109,7 +112,7 @@ export function timelinePart(run, role) {
         ),
       );
     } catch (error) {
-      put(why, h("p", { class: "bad" }, error.message));
+      if (mine === asked) put(why, h("p", { class: "bad" }, error.message));
     }
   }
 
