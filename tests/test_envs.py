@@ -629,6 +629,13 @@ def test_an_environment_that_ends_or_cannot_be_made_again_is_named(
         sys.modules.pop("perishable", None)
 
 
+def test_a_module_of_environments_that_ends_itself_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "script_of_games.py").write_text("import sys\n\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match=r"cannot make 'script_of_games:My-v0': SystemExit: 0 \(.*games\.py:3, in"):
+        envs.make(EnvSettings(id="script_of_games:My-v0"), count=1)
+
+
 def test_an_error_when_an_environment_is_closed_costs_nothing_that_was_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -307,6 +307,7 @@ def test_what_was_trained_elsewhere_since_is_gone_on_with(cartpole: Cartpole, tm
     run = notebook.create(tmp_path / "run", cartpole(train__steps=300)).train()
     elsewhere = twin_graph.find(run.folder)
     elsewhere.change_settings(config.change(elsewhere.settings, [("train.steps", 400), ("train.n_step", 2)]))
+    assert "304 of 400</td>" in run._repr_html_()
     elsewhere.train()
     run.train(steps=500)
     now = twin_graph.find(run.folder)

@@ -244,6 +244,7 @@ def test_a_network_of_ones_own_is_a_twin_like_others(cartpole: Make, tmp_path: P
         observations = np.eye(4, dtype=np.float32)
         np.testing.assert_array_equal(online.q_values(observations), target.q_values(observations))
         assert online.q_values(observations).shape == (4, 2)
+        assert online.activations(observations) == {}  # of its own rectifiers nothing is known
 
 
 def test_a_module_that_was_edited_since_is_named(cartpole: Make, tmp_path: Path) -> None:

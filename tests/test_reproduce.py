@@ -17,7 +17,7 @@ from test_fork import VARIANTS, contents, forked
 from test_resume import attempt, progress_of, stop_while_playing
 
 from twin_graph import config, envs, nudge, training
-from twin_graph.errors import ForeignError, UsageError
+from twin_graph.errors import ForeignError, TwinGraphError, UsageError
 from twin_graph.exchange import import_checkpoint
 from twin_graph.graph_mode import tf
 from twin_graph.keeper import Keeper
@@ -328,6 +328,19 @@ def test_what_cannot_recur_is_said_at_once(cartpole: Make, trained: Callable[[Se
     (tmp_path / "aside").rename(cut.points().path(2) / "online.index")
     with pytest.raises(UsageError, match="resume point 2 is abandoned"):
         again(cut, tmp_path / "cut again", begin="2")
+
+
+def test_what_does_not_fit_is_not_begun_and_what_was_filmed_is_not_filmed_again(
+    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(cartpole(evaluate__video=True))
+    assert list(run.videos.iterdir())
+    again(run, tmp_path / "again")
+    assert not Run(tmp_path / "again").videos.exists()
+    monkeypatch.setattr("twin_graph.cpu.memory_free", lambda: 1)
+    with pytest.raises(TwinGraphError, match="not enough memory"):
+        again(run, tmp_path / "too large")
+    assert not (tmp_path / "too large").exists()
 
 
 def test_a_boundary_that_an_error_made_does_not_recur(

@@ -868,7 +868,11 @@ def test_a_resumed_run_may_change_settings_but_not_those_that_its_data_depend_on
 
 def test_a_run_that_never_made_a_point_says_so(cartpole: Make, tmp_path: Path) -> None:
     run = create(tmp_path / "run", cartpole())
-    with pytest.raises(UsageError, match="before its first resume point"):
+    assert run.outcome() == ("stopped", "not trained yet")
+    with pytest.raises(UsageError, match=r"has not been trained yet: call its train\(\), or train a new run"):
+        newest_point(run)
+    run.record_start()
+    with pytest.raises(UsageError, match="ended before its first resume point; train a new run"):
         newest_point(run)
 
 

@@ -586,6 +586,15 @@ def speechless(history: History, random: np.random.Generator) -> Choice:
     return Choice(history.snapshots[-1:], history.snapshots, 5)
 
 
+def drawn(history: History, random: np.random.Generator) -> Choice:
+    return Choice(history.snapshots[-1:], history.snapshots, "the newest", "a half")
+
+
+@needs(members=2, combine="max")
+def combined(history: History, random: np.random.Generator) -> Choice:
+    return Choice(history.snapshots[-2:], history.snapshots, "the last two")
+
+
 def two(history: History, random: np.random.Generator) -> Choice:
     return Choice(history.snapshots[-2:], history.snapshots, "more than there are twins for")
 
@@ -635,9 +644,12 @@ def test_parameters_of_ones_own_policy_are_checked(mine: str, text: str, message
 
 def test_what_a_module_fails_to_import_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_policies.py").write_text("import nowhere_at_all")
+    (tmp_path / "script_of_policies.py").write_text("import sys\n\nsys.exit(0)\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UsageError, match=r"target\.policy=broken_policies:mine: No module named 'nowhere_at_all'"):
         parse("broken_policies:mine")
+    with pytest.raises(UsageError, match=r"script_of_policies:mine: SystemExit: 0 \(.*script_of_policies\.py:3, in"):
+        parse("script_of_policies:mine")
 
 
 @pytest.mark.parametrize(
@@ -652,15 +664,21 @@ def test_what_a_module_fails_to_import_is_named(tmp_path: Path, monkeypatch: pyt
         "no_candidates",
         "outside",
         "speechless",
+        "drawn",
         "two",
     ],
 )
 def test_a_policy_that_answers_with_nonsense_is_named(mine: str, function: str) -> None:
     with pytest.raises(
         ForeignError,
-        match=rf"target\.policy=my_policies:{function} (must return a Choice|must give its reason|chose )",
+        match=rf"target\.policy=my_policies:{function} (must return a Choice|must give its (reason|draw)|chose )",
     ):
         choose(f"{mine}:{function}", History(0, FIVE))
+
+
+def test_an_unknown_way_to_combine_is_refused(mine: str, cartpole: Callable[..., config.Settings]) -> None:
+    with pytest.raises(UsageError, match="my_policies:combined combines by 'max'; possible are mean, min, weights"):
+        parse(f"{mine}:combined").check(cartpole())
 
 
 def test_a_policy_that_fails_to_say_whom_to_beat_is_named_with_its_line(mine: str) -> None:

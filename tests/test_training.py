@@ -303,6 +303,29 @@ def test_nan_in_a_loop_of_ones_own_is_no_matter_of_the_learning_rate(
     assert agent.agent_steps == 0
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_loop_of_ones_own_makes_no_point_that_could_not_be_read(cartpole: Make, tmp_path: Path, wrong: float) -> None:
+    run = create(tmp_path / "run", cartpole())
+    with Agent(run, EnvSpec((4,), 2)) as agent:
+        agent.commit_point([np.float32(1.5)])
+        ledger = run.ledger.path.read_bytes()
+        with pytest.raises(UsageError, match="returns of training episodes must be finite, not"):
+            agent.commit_point([1.0, wrong])
+        assert run.ledger.path.read_bytes() == ledger
+    assert (newest_point(run).point.number, newest_point(run).damage) == (0, [])
+
+
+def test_episodes_that_ended_are_told_once(cartpole: Make, tmp_path: Path) -> None:
+    """Though progress is also yielded while evaluations are played."""
+    run = create(tmp_path / "run", cartpole(train__chunk_steps=64))
+    told, played = [], []
+    with contextlib.closing(envs.make(run.settings.env, count=1)) as env:
+        for progress in training.train(run, env, on_episode=lambda score, _: played.append(score)):
+            told += progress.ended
+    assert told == played
+    assert len(told) == progress.counters.episodes
+
+
 def test_a_loop_of_ones_own_may_log_numbers_of_numpy(cartpole: Make, tmp_path: Path) -> None:
     run = create(tmp_path / "run", cartpole())
     with Agent(run, EnvSpec((4,), 2)) as agent:

@@ -1,5 +1,6 @@
 """Twins: the same variables in two graphs, weights passed through Saver files, no tensor in the wrong session."""
 
+import contextlib
 import dataclasses
 import os
 import subprocess
@@ -114,6 +115,13 @@ def test_weights_that_are_missing_damaged_or_of_another_network_are_refused(
     with pytest.raises(DamagedError, match="model cannot be restored"):
         target.restore(tmp_path / "model")
     assert target.weights_sha256() == before
+    online.save(tmp_path / "model")
+    index = tmp_path / "model.index"
+    content = index.read_bytes()
+    for at in range(len(content)):
+        index.write_bytes(bytes([*content[:at], content[at] ^ 0xFF, *content[at + 1 :]]))
+        with contextlib.suppress(DamagedError):  # TensorFlow gives errors of several types
+            target.restore(tmp_path / "model")
 
 
 def test_a_save_that_cannot_be_written_is_an_oserror(pair: tuple[Twin, Twin], tmp_path: Path) -> None:

@@ -188,5 +188,7 @@ class Agent:
 
         Raises:
           OSError: the disk is full or failed; the point before stays the newest.
+          DivergedError: a variable is NaN or infinite; likewise.
+          UsageError: a return is; likewise.
         """
         return self.keeper.commit_point(returns)

@@ -104,6 +104,7 @@ def loop(
             if settings.log.variables:
                 keeper.log_variables()
         yield
+        progress.ended = []
         if done or evaluation.due(since, now):
             yield from play_newest()
         # Read once: a signal may arrive at any time.

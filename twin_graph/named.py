@@ -81,7 +81,7 @@ def find(setting: str, name: str, table: Mapping[str, T]) -> T | Any:
         raise UsageError(f"{setting}={name}: {error}{hint}") from None
     except SyntaxError as error:
         raise UsageError(f"{setting}={name}: {error.filename}, line {error.lineno}: {error.msg}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # the latter of a script that ends itself
         raise UsageError(f"{setting}={name}: {type(error).__name__}: {error} ({place(error)})") from error
     if not callable(found):
         raise UsageError(f"{setting}={name} is not a function")

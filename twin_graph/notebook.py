@@ -42,6 +42,11 @@ class NotebookRun(Run):
 
     _kept: "Policy | None" = None
 
+    def _reread(self) -> None:
+        """Its settings as they are now: somebody may have resumed it with others since it was opened."""
+        now = Run(self.folder)
+        self.description, self.settings = now.description, now.settings
+
     def metrics(self) -> "pd.DataFrame":
         """What was logged while it trained, a row for each time; columns are those of `metrics.jsonl`."""
         return _frame(self.metric_lines(), ["attempt", *_COUNTERS])
@@ -100,6 +105,7 @@ class NotebookRun(Run):
 
     def snapshots(self) -> "pd.DataFrame":
         """The snapshots, oldest first, a row for each: what `twin-graph log` lists."""
+        self._reread()
         return _frame(reversed(report.log(self)), ["id", "parent", *_COUNTERS, "score", "marks"]).convert_dtypes()
 
     def policy(self, ref: str = "latest") -> "Policy":
@@ -137,8 +143,7 @@ class NotebookRun(Run):
         from twin_graph.model import ModelSpec
 
         with self.lock("train"):
-            now = Run(self.folder)  # somebody may have resumed it with other settings since
-            self.description, self.settings = now.description, now.settings
+            self._reread()
             settings = self.settings
             if settings.workers.count:
                 started = self.points().folders()
@@ -179,6 +184,7 @@ class NotebookRun(Run):
         return kept
 
     def _repr_html_(self) -> str:
+        self._reread()
         told = report.status(self)
         state = ": ".join(part for part in (told["state"], told["reason"]) if part)
         rows = [

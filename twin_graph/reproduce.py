@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from twin_graph import config, cpu, envs, exchange, named, training
+from twin_graph import config, cpu, envs, exchange, named, resources, training
 from twin_graph.errors import UsageError
 from twin_graph.progress import Progress
 from twin_graph.settings import Settings
@@ -139,6 +139,7 @@ def reproduce(
 
     Raises:
       UsageError: this stretch cannot be trained again.
+      TwinGraphError: there is not enough memory or disk space.
       KeyboardInterrupt: a person stopped it.
     """
     _check(run, point)
@@ -146,12 +147,13 @@ def reproduce(
     ours, first = _Recorded.of(run), point.counters.updates + 1 if point else 1
     if not any(first <= commit.updates and (last is None or commit.updates <= last) for commit in ours.commits):
         raise UsageError(f"{run.folder} has recorded no snapshot in that stretch: there is nothing to compare")
-    scratch = _scratch(run, point, folder, parts[0].settings)
-    before = _Recorded.of(scratch)
-    recorded = ours.since(before, last)
-    _record_inputs(run, scratch)
-    comparison = _Comparison(run, scratch, before, recorded, is_last=recorded == ours.since(before, None))
     with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
+        resources.check(resources.measure(parts[0].settings, env, folder))
+        scratch = _scratch(run, point, folder, parts[0].settings)
+        before = _Recorded.of(scratch)
+        recorded = ours.since(before, last)
+        _record_inputs(run, scratch)
+        comparison = _Comparison(run, scratch, before, recorded, is_last=recorded == ours.since(before, None))
         for part in parts:
             if scratch.settings != part.settings:
                 scratch.change_settings(part.settings)
@@ -257,8 +259,8 @@ def _part(run: Run, life: _Life, made: Point | None, end: End | None, last: int 
     """How an attempt, with the newest point that it made and its end, can be trained again. Raises `UsageError` if it
     cannot."""
     attempt, begin, until = life
-    # A tracker would take the repetition for another run.
-    settings = config.replace(run.settings_of(attempt), [("log.to", "tensorboard")])
+    # A tracker would take the repetition for another run; and the films are there.
+    settings = config.replace(run.settings_of(attempt), [("log.to", "tensorboard"), ("evaluate.video", False)])
     newest: int | None
     if made:
         newest = made.counters.agent_steps

@@ -3,6 +3,7 @@
 `twin_graph.snapshots.points` has what they look like on disk, `twin_graph.snapshots.resumable` how one is found.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -64,8 +65,11 @@ class ResumePoints:
         Raises:
           OSError: the disk is full or failed; the point before stays the newest.
           DivergedError: a variable is NaN or infinite; likewise.
+          UsageError: a return is; likewise.
         """
         learners, tally, run = self._learners, self._tally, self._run
+        if not all(map(math.isfinite, returns)):
+            raise UsageError(f"returns of training episodes must be finite, not {list(returns)}")
         for learner in learners:
             learner.check_finite(learner.online.all_variables(), tally.updates)
         number, sha256 = self._points.next_number(), weights_sha256(learners.weights())

@@ -21,7 +21,7 @@ import functools
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from pydantic import AfterValidator, Field
@@ -110,6 +110,9 @@ class Choice(NamedTuple):
     draw: float | None = None
 
 
+Combine = Literal["mean", "min", "weights"]
+
+
 class Needs(NamedTuple):
     """What a policy needs besides its parameters.
 
@@ -124,7 +127,7 @@ class Needs(NamedTuple):
     """
 
     members: int | Callable[..., int] = 1
-    combine: Literal["mean", "min", "weights"] = "mean"
+    combine: Combine = "mean"
     rival: Callable[..., str | None] = lambda history, **_: None  # noqa: ARG005
     check: Callable[..., str] = lambda settings, **_: ""  # noqa: ARG005
     snapshot: Callable[..., str] = lambda **_: ""
@@ -409,6 +412,10 @@ class Policy(NamedTuple):
         """Raises `UsageError` if the other settings do not let this policy work."""
         if not self.members and self.setting == "target.policy":  # there is nothing to bootstrap from
             raise UsageError(f"{self.setting}={self.text} needs a game to play: it is for opponent.policy")
+        if self.combine not in get_args(Combine):
+            raise UsageError(
+                f"{self.setting}={self.text} combines by {self.combine!r}; possible are {', '.join(get_args(Combine))}"
+            )
         if wrong := self._needs.check(settings, **self.arguments):
             raise UsageError(f"{self.setting}={self.text} needs {wrong}")
 
@@ -446,6 +453,8 @@ class Policy(NamedTuple):
             )
         if not isinstance(choice.reason, str):
             raise ForeignError(f"{self.setting}={self.text} must give its reason in words, not {choice.reason!r}")
+        if not isinstance(choice.draw, float | int | None):
+            raise ForeignError(f"{self.setting}={self.text} must give its draw as a number, not {choice.draw!r}")
         if len(choice.snapshots) > self.members:
             raise ForeignError(
                 f"{self.setting}={self.text} chose {len(choice.snapshots)} snapshots but has "

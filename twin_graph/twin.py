@@ -111,7 +111,9 @@ class Twin:
         return values
 
     def activations(self, observations: np.ndarray) -> dict[str, np.ndarray]:
-        """Outputs of the hidden layers after their ReLUs, `[B, ...]`, by layer name."""
+        """Outputs of `layers.relu` in the hidden layers, `[B, ...]`, by layer name."""
+        if not self.model.activations:
+            return {}
         parts: dict[str, list[np.ndarray]] = {}
         values = self.run(list(self.model.activations), {self.model.s_tm1: observations})
         for tensor, value in zip(self.model.activations, values, strict=True):
@@ -157,7 +159,7 @@ class Twin:
             if tf.train.NewCheckpointReader(str(prefix)).get_variable_to_shape_map() != wanted:
                 raise ValueError("other variables")
             (self._saver_of_all if optimizer else self._saver).restore(self.session, str(prefix))
-        except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:  # the last where data is cut short
             raise DamagedError(f"{prefix} cannot be restored: not this network's weights, or damaged") from error
 
     def restore_snapshot(self, snapshot: Commit, store: SnapshotStore) -> None:

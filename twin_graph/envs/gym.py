@@ -404,7 +404,7 @@ def _look_at(settings: EnvSettings) -> _Declared:
         raise UsageError(f"cannot make {settings.id!r}: {_first_sentence(error)}; {where}") from None
     except (gymnasium.error.Error, ImportError) as error:
         raise UsageError(f"cannot make {settings.id!r}: {_first_sentence(error)}") from None
-    except Exception as error:  # of its own code: arguments that it does not take, for example
+    except (Exception, SystemExit) as error:  # of its own code: arguments that it does not take, for example
         raise UsageError(f"cannot make {settings.id!r}: {type(error).__name__}: {error} ({place(error)})") from error
     actions, observations = environment.action_space, environment.observation_space
     time_limit = environment.spec.max_episode_steps if environment.spec else None

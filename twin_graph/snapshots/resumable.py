@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import damaged_line, read_lines
-from twin_graph.snapshots.ledger import Commit, Point, Swap
+from twin_graph.snapshots.ledger import Commit, Point, Start, Swap
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import METRICS, Run
 from twin_graph.snapshots.store import Snapshots, update_of
@@ -44,6 +44,8 @@ def newest_point(run: Run) -> Found:
             if not run.ledger.events(Point):
                 why = "a custom loop makes them with Agent.commit_point()"
             raise UsageError(f"{run.folder} has no resume point, after {steps:,} agent steps: {why}")
+        if not run.ledger.events(Start):
+            raise UsageError(f"{run.folder} has not been trained yet: call its train(), or train a new run")
         raise UsageError(f"{run.folder} ended before its first resume point; train a new run")
     lost = run.lost_point()
     point, damage = _first_whole(run, reversed(folders))

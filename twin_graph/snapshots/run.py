@@ -440,7 +440,7 @@ class Run:
         if self._is_training():
             return "running", ""
         if not isinstance(newest, Start):
-            return "failed", "killed before it began"
+            return "stopped", "not trained yet"
         return "failed", f"killed: process {newest.pid} on {newest.host} ended without recording why"
 
 
