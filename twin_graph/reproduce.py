@@ -21,6 +21,7 @@ from twin_graph.snapshots.ledger import (
     BY_REQUEST,
     IMPORT,
     INTERRUPTED,
+    REACHED,
     Commit,
     End,
     Fork,
@@ -279,7 +280,7 @@ def _is_stop(end: End, settings: Settings, agent_steps: int | None) -> bool:
     """Whether a person ended an attempt, or a callback, which is not here to end it again; a score that was reached
     is."""
     is_short = bool(agent_steps and agent_steps < settings.train.steps)
-    by_callback = end.state == "finished" and is_short and not end.reason.startswith("reached")
+    by_callback = end.state == "finished" and is_short and not end.reason.startswith(REACHED)
     return end.reason == INTERRUPTED or by_callback
 
 

@@ -21,7 +21,7 @@ from twin_graph.requests import Requests
 from twin_graph.scheduled import evaluate_newest
 from twin_graph.settings import Settings
 from twin_graph.signals import on_signal
-from twin_graph.snapshots.ledger import INTERRUPTED
+from twin_graph.snapshots.ledger import INTERRUPTED, REACHED
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run, check_no_pattern
 from twin_graph.twin import Twin
@@ -165,7 +165,7 @@ def run_to_its_end(
         if progress.interrupted:
             keeper.close("stopped", INTERRUPTED)
         elif progress.reached:
-            keeper.close("finished", f"reached {progress.reached}")
+            keeper.close("finished", f"{REACHED} {progress.reached}")
         elif progress.ended_by:
             keeper.close("finished", progress.ended_by)
 

@@ -237,6 +237,8 @@ _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="e
 
 #: Why a run ended that a person stopped.
 INTERRUPTED = "interrupted"
+#: How the reason begins where a run ended because of its score.
+REACHED = "reached"
 #: In place of a policy, where a person chose.
 BY_HAND, UNDO = "by hand", "undo"
 #: Occurs in the line of a swap that a person requested, and in that of no other swap.
