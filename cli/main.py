@@ -100,7 +100,8 @@ def _flush() -> None:
 
 
 def main() -> None:
-    """Runs the command line and exits: 0 done, 1 failed, 2 usage, 3 damaged data, 4 in use, 130 interrupted."""
+    """Runs the command line and exits: 0 done, 1 failed, 2 usage, 3 damaged data, 4 in use, 5 diverged,
+    130 interrupted."""
     debug, given = "--debug" in sys.argv, sys.stdout
     if sys.stdout.errors == "strict":  # not every terminal has all letters; stderr is so already
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -761,7 +761,7 @@ def test_what_was_trained_or_changed_while_it_waited_is_not_begun(finished: Path
 def test_a_run_failed_for_what_its_last_process_said(finished: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(finished, tmp_path / "tiny", ignore=shutil.ignore_patterns("report", *RUNS))
     tries = {RUNS[0]: [(1, "Error: not enough memory\n"), (1, "killed\n")], RUNS[1]: [(130, "next: log\n")] * 2}
-    tries |= {name: [(1, "Error: once\n"), (-9, "")] for name in RUNS[2:]}
+    tries |= {RUNS[2]: [(1, "Error: once\n"), (-9, "")], RUNS[3]: [(5, "Error: the loss is nan\n")]}
 
     def begin(name: str, log: Path) -> Pretended:
         code, words = tries[name].pop(0)
@@ -772,7 +772,7 @@ def test_a_run_failed_for_what_its_last_process_said(finished: Path, tmp_path: P
     states = pretend(folder, begin, jobs=1, retries=1)
     assert [states[name] for name in RUNS] == [
         *(("failed", "exit code 1: killed"), ("failed", "interrupted")),
-        *[("failed", "killed by SIGKILL")] * 2,
+        *(("failed", "killed by SIGKILL"), ("failed", "the loss is nan")),
     ]
     for code, said in ((1, "exit code 1"), (-40, "killed by signal 40")):  # somebody removed the logs
         states = pretend(folder, lambda name, log, code=code: (log.unlink(), Pretended(code))[1], jobs=1)  # type: ignore[misc]

@@ -27,7 +27,9 @@ class DamagedError(TwinGraphError):
 
 
 class DivergedError(TwinGraphError):
-    """A loss or a variable is NaN or infinite."""
+    """A loss or a variable is NaN or infinite: to train on from the same point would end so again."""
+
+    exit_code = 5
 
 
 class WrongGraphError(TwinGraphError):

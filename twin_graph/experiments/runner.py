@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import psutil
 
 from twin_graph import ended
-from twin_graph.errors import INTERRUPTED_EXIT_CODE, DamagedError, InUseError, TwinGraphError, UsageError
+from twin_graph.errors import INTERRUPTED_EXIT_CODE, DamagedError, DivergedError, InUseError, TwinGraphError, UsageError
 from twin_graph.experiments.experiment import Experiment, State, look, state_of
 from twin_graph.experiments.plan import PlannedRun
 from twin_graph.signals import on_signal
@@ -27,8 +27,8 @@ from twin_graph.snapshots.ledger import utc_now
 from twin_graph.snapshots.run import DESCRIPTION, Run
 
 _LOOK_SECONDS = 0.2
-#: Exit codes after which another try is of no use: known from the settings, or damaged data.
-_HOPELESS = UsageError.exit_code, DamagedError.exit_code
+#: Exit codes after which another try is of no use: it would end in the same way.
+_HOPELESS = UsageError.exit_code, DamagedError.exit_code, DivergedError.exit_code
 
 
 class Process(Protocol):
