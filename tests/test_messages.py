@@ -220,7 +220,7 @@ def test_the_scores_of_both_learners_are_told(here: Path) -> None:
 def test_who_diverged_is_not_told_to_do_the_same_again(here: Path) -> None:
     options = ["--set=loss=my_module:that_explodes", "--set=train.learning_rate=0.004", "--run-dir=diverged"]
     done = twin_graph("train", "cartpole", "--steps=1200", *options, *TINY, cwd=here)
-    assert done.returncode == 1
+    assert done.returncode == 5
     assert "Look at rewards, observations and the loss" in done.stderr  # no learning rate has had an effect yet
     [line] = re.findall(r"continue from resume point \d+, at \d+ agent steps, with: (.*)", done.stderr)
     assert line == "twin-graph resume diverged --set train.learning_rate=0.002"
@@ -364,8 +364,8 @@ def test_a_run_that_would_make_no_update_is_refused(here: Path) -> None:
 
 
 def test_an_end_that_is_no_closed_pipe_keeps_its_exit_code(here: Path) -> None:
-    (here / "leaves.py").write_text("raise SystemExit(3)")
-    assert twin_graph("train", "cartpole", "--env", "leaves:Any-v0", cwd=here).returncode == 3
+    (here / "leaves.py").write_text("def network(*_):\n    raise SystemExit(3)\n")
+    assert twin_graph("train", "cartpole", "--set", "network=leaves:network", cwd=here).returncode == 3
 
 
 def test_status_says_of_which_moment_its_hash_is(here: Path) -> None:

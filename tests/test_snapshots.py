@@ -492,7 +492,7 @@ def test_a_run_is_as_long_as_its_vector_steps(tmp_path: Path) -> None:
 
 def test_the_state_of_a_run_follows_its_trainers_process(tmp_path: Path) -> None:
     run = create(tmp_path / "run", config.load("cartpole"))
-    assert run.state() == "failed"  # made, and no trainer ever began
+    assert run.state() == "stopped"  # made, and no trainer ever began
     with run.lock("train"):
         run.record_start()
         assert run.state() == "running"
