@@ -409,10 +409,29 @@ def test_targets_on_ataris_memory_are_compared_as_the_records_say() -> None:
     assert "seven to eleven times as old as those of `latest`" in text
 
 
-def test_of_targets_on_ataris_images_as_many_seeds_are_done_as_the_page_says() -> None:
-    printed = output_of("atari_targets", str(ROOT / "studies" / "results" / "atari-images"))
-    assert printed.endswith("\n3 of 4 seeds: nothing is tested before all are done\n")
-    assert "of which three seeds of four are done and nothing tested" in " ".join(page().split())
+def test_targets_on_ataris_small_images_are_compared_as_the_records_say() -> None:
+    folder = ROOT / "studies" / "results" / "atari-images"
+    table, compared = output_of("atari_targets", str(folder)).strip().split("\n\n")
+    assert table in page()
+    assert "less those of `latest`, which scores 0.23, in 12 pairs" in compared
+    said = dict(re.findall(r"^`(.+)`: (.*)$", compared, re.MULTILINE))
+    assert said == {
+        "lag(1000)": "+0.16 (-0.18 to +0.44), p = 0.72, ahead in 8 of 12",
+        "ensemble(4, mean)": "+0.24 (-0.00 to +0.50), p = 0.31, ahead in 9 of 12",
+        "best": "+0.06 (-0.15 to +0.27), p = 0.72, ahead in 6 of 12",
+    }
+    text = " ".join(page().split())
+    assert "are +0.16 (-0.18 to 0.44; p = 0.72) for `lag(1000)`, +0.24 (-0.00 to 0.50; p = 0.31) for" in text
+    assert "and +0.06 (-0.15 to 0.27; p = 0.72) for `best`" in text
+    scores = {(game, policy): float(score.split()[0]) for game, policy, score, *_ in cells(table)}
+    for game, more in (("Krull-v5", True), ("Breakout-v5", False)):
+        usual, *others = (score for (where, _), score in scores.items() if where == game)
+        assert [score > usual for score in others] == [more] * 3
+    with (folder / "runs.csv").open(newline="") as file:
+        runs = list(csv.DictReader(file))
+    assert sum(int(run["stops"]) for run in runs) == 1
+    assert {run["processor"].split()[0] for run in runs if run["seed"] == "21"} == {"AMD"}
+    assert {run["processor"].split()[0] for run in runs if run["seed"] != "21"} == {"Intel(R)"}
 
 
 def test_spread_of_scores_is_that_of_the_records() -> None:
