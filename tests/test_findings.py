@@ -389,12 +389,16 @@ def test_targets_on_atari_are_compared_in_pairs_of_equal_game_and_seed(tmp_path:
             writer.writerows(rows)
 
 
+def targets_compared(folder: Path) -> tuple[str, str, dict[str, str]]:
+    """What is printed of a study of targets: its table, the comparison, and of that what is said of each policy."""
+    table, compared = output_of("atari_targets", str(folder)).strip().split("\n\n")
+    return table, compared, dict(re.findall(r"^`(.+)`: (.*)$", compared, re.MULTILINE))
+
+
 def test_targets_on_ataris_memory_are_compared_as_the_records_say() -> None:
-    printed = output_of("atari_targets", str(ROOT / "studies" / "results" / "atari-memory"))
-    table, compared = printed.strip().split("\n\n")
+    table, compared, said = targets_compared(ROOT / "studies" / "results" / "atari-memory")
     assert table in page()
     assert "less those of `latest`, which scores 0.67, in 12 pairs" in compared
-    said = dict(re.findall(r"^`(.+)`: (.*)$", compared, re.MULTILINE))
     assert said == {
         "lag(1000)": "+0.02 (-0.06 to +0.11), p = 1, ahead in 6 of 12",
         "ensemble(4, mean)": "-0.04 (-0.17 to +0.07), p = 1, ahead in 7 of 12",
@@ -411,10 +415,9 @@ def test_targets_on_ataris_memory_are_compared_as_the_records_say() -> None:
 
 def test_targets_on_ataris_small_images_are_compared_as_the_records_say() -> None:
     folder = ROOT / "studies" / "results" / "atari-images"
-    table, compared = output_of("atari_targets", str(folder)).strip().split("\n\n")
+    table, compared, said = targets_compared(folder)
     assert table in page()
     assert "less those of `latest`, which scores 0.23, in 12 pairs" in compared
-    said = dict(re.findall(r"^`(.+)`: (.*)$", compared, re.MULTILINE))
     assert said == {
         "lag(1000)": "+0.16 (-0.18 to +0.44), p = 0.72, ahead in 8 of 12",
         "ensemble(4, mean)": "+0.24 (-0.00 to +0.50), p = 0.31, ahead in 9 of 12",
