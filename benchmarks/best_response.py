@@ -24,7 +24,7 @@ def worst_returns(run: Run, reference: str = "latest") -> tuple[float, float]:
     store = run.store()
     spec = spec_of(run)
     boards = Spiel(run.settings.env, 1)
-    with Twin("best response", spec) as twin, store.reading():
+    with Twin("best response", spec, learns=False) as twin, store.reading():
         twin.restore_snapshot(store.resolve(reference, run.scores), store)
         actions: dict[tuple[int, str], int] = {}
 

@@ -63,7 +63,7 @@ def main(run: str, ref: str, path: Path | None) -> None:
     store, positions = found.store(), json.loads(POSITIONS.read_text())
     snapshot = store.resolve(ref, found.scores)
     measured: dict[str, Any] = {"run": found.name, "snapshot": snapshot.id, **snapshot.counters.model_dump()}
-    with Twin("measured", spec_of(found), threads=1) as twin, store.reading():
+    with Twin("measured", spec_of(found), threads=1, learns=False) as twin, store.reading():
         twin.restore_snapshot(snapshot, store)
         for against, games in GAMES.items():
             changed = found.settings.evaluate.model_copy(update={"against": against})

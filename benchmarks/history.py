@@ -73,7 +73,6 @@ def grow(folder: Path, count: int) -> None:
         [learner], store = keeper.learners, keeper.store
         first, sha256 = store.prefix(store.newest.id).parent, store.newest.weights_sha256
         weights = [(path.suffix, path.read_bytes()) for path in first.glob("model.*")]
-        variables = [v for v in learner.online.variables if v.name in learner.online.weights()]
 
         def save(prefix: Path) -> None:
             for suffix, content in weights:
@@ -90,7 +89,7 @@ def grow(folder: Path, count: int) -> None:
                 counters=keeper.tally.counters,
                 settings_sha256="0" * 64,
                 weights_sha256=sha256,
-                variables=variables,
+                variables=learner.online.variables,
                 health=keeper.probe.health(learner),
             )
             newest, previous = (learner.newest.id,), (store.snapshots[-2].id,)

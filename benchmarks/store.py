@@ -66,7 +66,7 @@ def refreshes(folder: Path, rounds: int) -> dict[str, float]:
     times: dict[str, list[float]] = {"ours": [], "bare": [], "sha256": [], "fsync": [], "update": []}
     with contextlib.ExitStack() as stack, nature_agent(folder / "run") as agent:
         online = agent.learners.first.online
-        other = stack.enter_context(Twin("other", online.spec, like=online))
+        other = stack.enter_context(Twin("other", online.spec, learns=False, like=online))
         bare = folder / "bare"
         bare.mkdir()
         random = np.random.default_rng(1)

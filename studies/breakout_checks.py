@@ -40,7 +40,7 @@ def replayed(run: Run) -> tuple[float, int, np.ndarray]:
 
 def q_values(run: Run, precision: str, observations: np.ndarray) -> np.ndarray:
     """By the last snapshot, `[B, A]`."""
-    with Twin(precision, spec_of(run), threads=run.settings.twin.threads, precision=precision) as twin:
+    with Twin(precision, spec_of(run), threads=run.settings.twin.threads, precision=precision, learns=False) as twin:
         twin.restore_snapshot(run.resolve("latest"), run.store())
         return np.concatenate([twin.q_values(part) for part in np.array_split(observations, 100)])
 

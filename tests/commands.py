@@ -1,4 +1,8 @@
-"""`twin-graph` commands in forks of a process that has imported TensorFlow once: each import takes seconds."""
+"""Commands and Python programs in forks of a process that has imported TensorFlow once: each import takes seconds.
+
+`Command` and `twin_graph()` run `twin-graph`; `bash()` runs scripts that do; `python()` is an interpreter for programs
+that start others. Files are not fsynced there: what is killed loses nothing that the kernel has.
+"""
 
 import atexit
 import contextlib
@@ -6,6 +10,7 @@ import functools
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,13 +20,34 @@ from pathlib import Path
 # For each command a keeper, which says the command's process id and, when it has ended, its exit code. If asked, it
 # kills a command whose caller is gone: whoever kills the caller means the command.
 _SERVER = """
-import gc, json, os, select, signal, sys, traceback
+import gc, json, os, runpy, select, signal, sys, traceback, warnings
 import twin_graph.distributed.chief, twin_graph.exchange, twin_graph.experiments.report, twin_graph.training
+import twin_graph.distributed.server, twin_graph.distributed.worker, twin_graph.doctor
 from twin_graph_cli.main import main
 
 sys.path.remove("")  # as for the console script, which looks for modules in the present folder last
+os.fsync = lambda descriptor: None
 gc.freeze()  # or the first collection of each fork would touch all that is imported
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+def run(program):
+    what, *sys.argv = program
+    if what == "-c":
+        code, sys.argv[0] = sys.argv[0], "-c"
+        sys.modules["__main__"].__dict__.clear()
+        sys.modules["__main__"].__dict__["__name__"] = "__main__"
+        exec(compile(code, "<string>", "exec"), sys.modules["__main__"].__dict__)
+    elif what == "-m":
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # it was imported before
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv.insert(0, what)
+        if what.endswith(".py"):
+            sys.path.insert(0, os.path.dirname(os.path.abspath(what)))
+            runpy.run_path(what, run_name="__main__")
+        else:
+            main()
+
 for line in sys.stdin:
     call = json.loads(line)
     if os.fork():
@@ -44,24 +70,34 @@ for line in sys.stdin:
         os._exit(0)
     os.setsid()
     os.chdir(call["cwd"])
-    for number, path in enumerate((os.devnull, call["stdout"], call["stderr"])):
+    for number, path in enumerate((call.get("stdin", os.devnull), call["stdout"], call["stderr"])):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND if number else os.O_RDONLY), number)
-    sys.argv = ["twin-graph", *call["arguments"]]
+    sys.stdin = open(0, closefd=False)
+    if environment := call.get("environment"):
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(":"))
+    sys.executable = call.get("python", sys.executable)
     code = 1
     try:
-        main()
+        run(call["program"])
+        code = 0
     except SystemExit as ended:
-        code = ended.code
+        code = ended.code or 0
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()
     os._exit(code)  # to take everything apart would take a second
 """
 
-# `twin-graph` for a shell: it passes its arguments to the server and stays until the command has ended. Before that it
-# waits for commands that die because their callers were killed: to the shell these are dead at once.
+# `twin-graph` for a shell, and `python` for a program: each passes its arguments to the server and stays until the
+# program has ended. Before that it waits for programs that die because their callers were killed: to the shell these
+# are dead at once.
 _CALLER = """#!{python} -SE
-import json, os, signal, sys, time
+import json, os, select, signal, sys, time
 
 def alive(process):
     try:
@@ -73,22 +109,42 @@ def alive(process):
 def told_of(process):
     return f"{folder}/told-{{process}}"
 
+name, *program = sys.argv
+if os.path.basename(name) == "twin-graph":
+    program = ["twin-graph", *program]
+elif program[0] == "-P":
+    del program[0]
+leash = 0
+if program[:2] == ["-m", "twin_graph.leash"]:  # this process is what the leash has
+    leash = int(program[2])
+    program[1:] = program[3:]
+if program[0] not in ("-c", "-m", "twin-graph") and not program[0].endswith(".py"):
+    os.execv("{python}", ["{python}", *sys.argv[1:]])
+
 for name in os.listdir("{folder}"):
     caller = name.removeprefix("told-")
     while caller.isdigit() and not alive(caller) and os.path.exists(told_of(caller)):
         time.sleep(0.02)
 this = os.getpid()
 os.mkfifo(told_of(this))
-files = {{"stdout": f"/proc/{{this}}/fd/1", "stderr": f"/proc/{{this}}/fd/2", "told": told_of(this)}}
-call = {{"arguments": sys.argv[1:], "cwd": os.getcwd(), "ends_with_caller": True, **files}}
-os.write({server}, (json.dumps(call) + "\\n").encode())
+streams = {{name: f"/proc/{{this}}/fd/{{i}}" for i, name in enumerate(("stdin", "stdout", "stderr"))}}
+call = {{"program": program, "cwd": os.getcwd(), "environment": dict(os.environ), "python": "{folder}/python"}}
+call |= {{"ends_with_caller": True, "told": told_of(this), **streams}}
+with open("/proc/{server}/fd/0", "wb", buffering=0) as server:
+    server.write((json.dumps(call) + "\\n").encode())
 with open(told_of(this)) as lines:
     process = int(lines.readline())
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: os.kill(process, number))
+    while leash and not select.select([lines], [], [], 0.2)[0]:
+        if os.getppid() != leash:
+            os._exit(1)
     code = int(lines.readline())
 os.unlink(told_of(this))
-sys.exit(code % 256)
+if code < 0:  # the signal that ended it is what is to be seen
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(this, -code)
+sys.exit(code)
 """
 
 
@@ -97,6 +153,31 @@ def _server() -> subprocess.Popen[str]:
     server = subprocess.Popen([sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, text=True, bufsize=1)
     atexit.register(server.kill)
     return server
+
+
+def _ask(call: dict[str, object]) -> None:
+    stdin = _server().stdin
+    assert stdin is not None
+    stdin.write(json.dumps(call) + "\n")
+
+
+@functools.cache
+def _callers() -> Path:
+    """A folder with the programs `twin-graph` and `python`."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name in ("twin-graph", "python"):
+        (folder / name).write_text(_CALLER.format(python=sys.executable, server=_server().pid, folder=folder))
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def python() -> str:
+    """An interpreter in place of `sys.executable`: `-c`, `-m` and files run in a fork that has TensorFlow.
+
+    What it starts by `sys.executable` does, too.
+    """
+    return str(_callers() / "python")
 
 
 class Command:
@@ -109,9 +190,7 @@ class Command:
         for path in self._output:
             path.touch()
         os.mkfifo(files["told"])
-        stdin = _server().stdin
-        assert stdin is not None
-        stdin.write(json.dumps({"arguments": arguments, "cwd": str(cwd), **files}) + "\n")
+        _ask({"program": ["twin-graph", *arguments], "cwd": str(cwd), "python": python(), **files})
         self._told = Path(files["told"]).open()  # noqa: SIM115 - for as long as the command
         self.pid = int(self._told.readline())
         self.returncode: int | None = None
@@ -149,15 +228,10 @@ def twin_graph(*arguments: str, cwd: Path, env: dict[str, str] | None = None) ->
 
 def bash(script: str, *, cwd: Path, timeout: float) -> subprocess.CompletedProcess[str]:
     """Runs a script up to the first command that fails. Its `twin-graph` is a fork, which `kill -9 $!` kills, too."""
-    stdin = _server().stdin
-    assert stdin is not None
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        caller, file, output = folder / "twin-graph", folder / "script", folder / "output"
-        caller.write_text(_CALLER.format(python=sys.executable, server=stdin.fileno(), folder=folder))
-        caller.chmod(0o755)
+        file, output = Path(name, "script"), Path(name, "output")
         file.write_text(script)
-        path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        path = f"{_callers()}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         with output.open("ab") as out:
             process = subprocess.Popen(
                 ["bash", "-euxo", "pipefail", file],
@@ -166,7 +240,6 @@ def bash(script: str, *, cwd: Path, timeout: float) -> subprocess.CompletedProce
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                pass_fds=[stdin.fileno()],
                 start_new_session=True,
             )
         try:

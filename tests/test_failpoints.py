@@ -25,7 +25,7 @@ from twin_graph.experiments import plan as plans
 from twin_graph.experiments.experiment import Experiment
 from twin_graph.experiments.trial import Trial
 from twin_graph.replay import Replay, Transition
-from twin_graph.resume_points import ReplayLog
+from twin_graph.replay_log import ReplayLog
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.files import append_line, write_new

@@ -174,7 +174,10 @@ def _pairs(first: Run, second: Run, since: int) -> Iterator[Pair]:
             return
         observations = next((seen for run in (first, second) if (seen := _probe(run)) is not None), None)
         specs = exchange.spec_of(first), exchange.spec_of(second)
-        with Twin("first", specs[0], threads=1) as one, Twin("second", specs[1], threads=1) as other:
+        with (
+            Twin("first", specs[0], threads=1, learns=False) as one,
+            Twin("second", specs[1], threads=1, learns=False) as other,
+        ):
             for key in keys:
                 snapshots = there[0][key], there[1][key]
                 for twin, snapshot, store in zip((one, other), snapshots, stores, strict=True):

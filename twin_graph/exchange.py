@@ -130,7 +130,7 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
         spec = spec_of(run)
         # Who trains on with the graph makes one step of each minibatch.
         spec = dataclasses.replace(spec, train=spec.train.model_copy(update={"accumulate": 1}))
-        with store.reading(), Twin("export", spec, plain=True) as twin:
+        with store.reading(), Twin("export", spec, learns=form == "tf1", plain=True) as twin:
             store.check_usable(snapshot.id)
             twin.restore_snapshot(snapshot, store)
             write(twin, temporary / (targets[0] if len(targets) == 1 else path).name)
@@ -157,7 +157,7 @@ def _npz(twin: Twin, path: Path) -> None:
 def _savedmodel(twin: Twin, path: Path) -> None:
     # A graph of its own: saving adds ops to it, and a twin's graph is final.
     with tf.Graph().as_default(), tf.Session() as session:
-        model = build_model(twin.spec, plain=True)
+        model = build_model(twin.spec, learns=False, plain=True)
         session.run(tf.global_variables_initializer())
         variables = {variable.op.name: variable for variable in model.trainables}
         session.run(*to_set(setters(variables), twin.weights()))
@@ -255,7 +255,7 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
     mapped = set(renamed.values())
     names = {old: renamed.get(old, old) for old in outside if old in renamed or old not in mapped}
     found = {new: outside[old] for old, new in names.items()}
-    with run.lock("import"), Twin("import", spec_of(run)) as twin:
+    with run.lock("import"), Twin("import", spec_of(run), learns=False) as twin:
         ours = twin.weights()
         for old, new in renamed.items():
             if new not in ours:
@@ -280,7 +280,7 @@ def average(run: Run, snapshots: Sequence[Commit]) -> Commit:
       DamagedError: the weights of one are not those committed.
       InUseError: the run trains.
     """
-    with run.lock("average"), Twin("average", spec_of(run)) as twin:
+    with run.lock("average"), Twin("average", spec_of(run), learns=False) as twin:
         store, members = run.store(), list[dict[str, np.ndarray]]()
         for snapshot in snapshots:
             store.check_fits(snapshot.id)
@@ -299,7 +299,7 @@ def _commit(run: Run, store: SnapshotStore, twin: Twin, weights: Mapping[str, np
         counters=Counters.zero(),
         settings_sha256=run.settings.sha256(),
         weights_sha256=weights_sha256(weights),
-        variables=[v for v in twin.variables if v.name in weights],
+        variables=twin.variables,
         origin=origin,
     )
 

@@ -102,7 +102,7 @@ class Learner:
             for role, policy in policies.items():
                 self.holders[role] = Holder(
                     role,
-                    functools.partial(make, like=self.online),
+                    functools.partial(make, learns=False, like=self.online),
                     members=max(1, policy.members),  # a person can swap a snapshot in even where the policy uses none
                     combine=policy.combine,
                 )
@@ -191,7 +191,7 @@ class Learner:
                 counters=counters,
                 settings_sha256=self._settings_sha256,
                 weights_sha256=sha256,
-                variables=[v for v in self.online.variables if v.name in weights],
+                variables=self.online.variables,
                 health=health,
             )
             return self.newest

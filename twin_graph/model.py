@@ -100,6 +100,11 @@ class Model(Inputs):
 
     Attributes:
       q_tm1: float32 `[B, A]`, Q at `s_tm1`.
+      activations: of hidden layers at `s_tm1`, `[B, ...]` or of parts of the batch, each named `LAYER/activation`.
+      trainables: what a snapshot holds, sorted by name.
+
+    Those that follow are only in a twin that learns:
+
       q_acting: float32 `[B, A]`, Q at `s_tm1` by the weights of the last `freeze`.
       freeze: copies the weights for `q_acting`; run it first.
       td_error: float32 `[B]`.
@@ -111,36 +116,37 @@ class Model(Inputs):
         `trainables`.
       clear_op: discards the accumulated gradients once `gradients` have been computed; for workers, which apply them on
         a server.
-      activations: of hidden layers at `s_tm1`, `[B, ...]` or of parts of the batch, each named `LAYER/activation`.
-      trainables: what a snapshot holds, sorted by name.
       fed: the per-example placeholders that an update needs, by name.
       block: many updates in one run; None if none was asked for.
     """
 
     q_tm1: Tensor
-    q_acting: Tensor
-    freeze: Any
-    td_error: Tensor
-    loss: Tensor
-    q_mean: Tensor
-    train_op: Any
-    accumulate_op: Any
-    gradients: tuple[Tensor, ...]
-    clear_op: Any
     activations: tuple[Tensor, ...]
     trainables: tuple[Any, ...]
-    fed: Mapping[str, Tensor]
-    block: blocks.Block | None
+    q_acting: Tensor = None
+    freeze: Any = None
+    td_error: Tensor = None
+    loss: Tensor = None
+    q_mean: Tensor = None
+    train_op: Any = None
+    accumulate_op: Any = None
+    gradients: tuple[Tensor, ...] = ()
+    clear_op: Any = None
+    fed: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    block: blocks.Block | None = None
 
 
-def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False, block: int = 0) -> Model:
+def build_model(
+    spec: ModelSpec, dtype: Any = tf.float32, *, learns: bool = True, plain: bool = False, block: int = 0
+) -> Model:
     """Adds placeholders, network, loss, gradient and train op to the current default graph.
 
-    The target values come in as `q_target_t` and the TD error is formed here, so that the same graph serves the
-    twin that trains and the twin that only evaluates.
+    The variables of the network have the same names, shapes and initial values whether the twin learns or not, so that
+    a snapshot of one that does can be restored into one that only supplies values: a target, an opponent, a player.
 
     Args:
       spec: what to build.
+      learns: add loss, gradient and train op, and what they need; otherwise the network is all.
       dtype: in which the network multiplies, float32 or bfloat16; variables are the same in both.
       plain: compute with plain layers and TensorFlow's own gradients, as on a GPU; for readers of the graph who do not
         have this package.
@@ -150,7 +156,6 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
     layers: networks.Layers = plain_layers if plain or gpu else cpu_layers
     train = spec.train
     x = Inputs.add(spec.env, train)
-    fed = x.needed(train)
 
     def network(observation: Tensor, dropout_seed: Tensor, layers: networks.Layers = layers) -> Tensor:
         build = networks.Build(spec.model, dtype, layers, dropout_seed)
@@ -160,6 +165,9 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
     activations = tuple(tf.get_collection(plain_layers.ACTIVATIONS))
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
     _check_variables(spec, trainables)
+    if not learns:
+        return Model(**vars(x), q_tm1=q_tm1, activations=activations, trainables=trainables)
+    fed = x.needed(train)
     no_dropout = tf.constant(_NO_DROPOUT)
     with tf.variable_scope("frozen", custom_getter=_local):
         q_acting = network(x.s_tm1, no_dropout)
@@ -205,6 +213,8 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
     return Model(
         **vars(x),
         q_tm1=q_tm1,
+        activations=activations,
+        trainables=trainables,
         q_acting=q_acting,
         freeze=freeze,
         td_error=td_error,
@@ -214,8 +224,6 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, plain: bool = False
         accumulate_op=accumulate_op,
         gradients=tuple(gradients),
         clear_op=clear_op,
-        activations=activations,
-        trainables=trainables,
         fed=fed,
         block=blocks.build(block, train.batch_size, fed | per_update, learn) if block else None,
     )

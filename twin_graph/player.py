@@ -23,7 +23,7 @@ def restored(run: Run, snapshot: Commit) -> Twin:
     store = run.store()
     with store.reading():
         store.check_usable(snapshot.id)
-        twin = Twin("evaluation", spec_of(run), threads=run.settings.twin.threads)
+        twin = Twin("evaluation", spec_of(run), threads=run.settings.twin.threads, learns=False)
         try:
             twin.restore_snapshot(snapshot, store)
         except BaseException:

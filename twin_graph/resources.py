@@ -14,7 +14,7 @@ from twin_graph.errors import TwinGraphError
 from twin_graph.graph_mode import tf
 from twin_graph.model import Model, ModelSpec, build_model
 from twin_graph.replay import Replay
-from twin_graph.resume_points import SEGMENT_BYTES
+from twin_graph.replay_log import SEGMENT_BYTES
 from twin_graph.settings import Settings
 from twin_graph.snapshots.run import POINTS, SNAPSHOTS
 from twin_graph.words import size
@@ -127,9 +127,9 @@ def _in_memory(settings: Settings, env: VectorEnv, model: Model, replay: int, pr
         "close other programs" if processes == 1 else "lower workers.count",
     )
     yield Need("more targets", (twins - 2) * _TWIN_BYTES, "choose policies with fewer snapshots")
-    # Each twin, the evaluating one included, has weights and Adam's two moments. One also has a frozen copy and
+    # A twin has its weights, the evaluating one too. One that learns also has Adam's two moments, a frozen copy and
     # gradients.
-    copies = 3 * (twins + bool(settings.evaluate.episodes)) + 2
+    copies = twins + bool(settings.evaluate.episodes) + 4 * learners
     yield Need("the network", processes * copies * _weights(model), "choose a smaller network", in_new=True)
     # Both observations of every transition in the chunk being trained and in the one being prepared. For one minibatch
     # also the activations with their gradients, and the observations as floats.

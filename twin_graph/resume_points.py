@@ -8,20 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from twin_graph.actor import Actor
-from twin_graph.errors import DamagedError, UsageError
+from twin_graph.errors import UsageError
 from twin_graph.learner import Learner
 from twin_graph.learners import Learners
 from twin_graph.probe import Probe
-from twin_graph.replay import STORED, Replay
+from twin_graph.replay_log import ReplayLog
 from twin_graph.snapshots.ledger import Counters, Point, utc_now
-from twin_graph.snapshots.points import PROBE, PointState, PointStore, Segment
+from twin_graph.snapshots.points import PROBE, PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.tally import Tally
 from twin_graph.targets import Policy
 from twin_graph.twin import weights_sha256
-from twin_graph.words import counted
-
-SEGMENT_BYTES = 16_000_000
 
 
 class ResumePoints:
@@ -144,54 +141,3 @@ class ResumePoints:
             for learner, state in zip(self._learners, point.learners, strict=True)
             for role, policy in learner.restore(state, folder / learner.name, policies)
         ]
-
-
-class ReplayLog:
-    """Streams a replay to disk in segments, and restores it.
-
-    Writes nothing before the first point, so that an agent that never makes one leaves nothing on disk.
-    """
-
-    def __init__(self, points: PointStore, replay: Replay) -> None:
-        self._points = points
-        self._replay = replay
-        self._segments: list[Segment] = []
-        self._begun = False
-        self._most = max(1, min(SEGMENT_BYTES // replay.step_bytes, replay.length // 2))
-
-    def write_if_full(self, attempt: int) -> None:
-        """Writes a segment if enough is new, without the newest step, which a point may still cut."""
-        if self._begun and self._replay.written - self._stop > self._most:
-            self._write(attempt, range(self._stop, self._replay.written - 1))
-
-    def write_rest(self, attempt: int) -> tuple[Segment, ...]:
-        """Writes all that is new; returns the segments that make up the replay."""
-        self._begun = True
-        oldest = self._replay.kept.start
-        if self._replay.written > self._stop:
-            self._write(attempt, range(max(oldest, self._stop), self._replay.written))
-        self._segments = [segment for segment in self._segments if segment.stop > oldest]
-        return tuple(self._segments)
-
-    def restore(self, segments: tuple[Segment, ...]) -> None:
-        """Fills the replay. Raises `DamagedError`; and `UsageError` where it is of another number of environments."""
-        for segment in segments:
-            arrays = self._points.read_segment(segment, [*STORED, "cut", "cut_frames"])
-            if (environments := arrays["actions"].shape[1]) != self._replay.environments:
-                raise UsageError(
-                    f"this run was trained with {counted(environments, 'environment')}, and its agent now has "
-                    f"{self._replay.environments}: resume it by the loop that trained it, not by another"
-                )
-            try:
-                self._replay.restore(segment.first, arrays)
-            except ValueError as error:
-                raise DamagedError(f"{segment.file.name} does not fit this replay: {error}") from None
-        self._segments = list(segments)
-        self._begun = True
-
-    @property
-    def _stop(self) -> int:
-        return self._segments[-1].stop if self._segments else 0
-
-    def _write(self, attempt: int, steps: range) -> None:
-        self._segments.append(self._points.write_segment(attempt, steps, self._replay.stored(steps)))

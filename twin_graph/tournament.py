@@ -266,7 +266,7 @@ class _Players:
         spec = self._specs.get(folder) or self._specs.setdefault(folder, spec_of(run))
         twin = next((twin for of_side, of, twin in self._twins if (of_side, of) == (side, spec)), None)
         if twin is None:
-            twin = Twin(side, spec, threads=1)
+            twin = Twin(side, spec, threads=1, learns=False)
             self._twins.append((side, spec, twin))
         return twin
 

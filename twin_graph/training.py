@@ -147,7 +147,7 @@ def run_to_its_end(
     with (
         contextlib.closing(stepper),
         # One for all evaluations: building it takes as long as playing CartPole.
-        Twin("evaluation", online.spec, threads=settings.twin.threads, like=online)
+        Twin("evaluation", online.spec, threads=settings.twin.threads, learns=False, like=online)
         if settings.evaluate.episodes
         else contextlib.nullcontext() as twin,
     ):

@@ -94,8 +94,8 @@ class _Trial:
         self._beside = ThreadPoolExecutor(1) if train.chunk_steps and settings.twin.overlap else None
         self._updates = min(_CHUNK_UPDATES, max(1, train.chunk_steps // train.every_steps))
         self._online, self._target = (
-            Twin(name, spec, threads=threads, at_once=settings.ops_at_once, precision=precision)
-            for name in ("online", "target")
+            Twin(name, spec, threads=threads, at_once=settings.ops_at_once, precision=precision, learns=learns)
+            for name, learns in (("online", True), ("target", False))
         )
         random = np.random.default_rng(0)
         shape = self._updates * size, *spec.env.observation_shape

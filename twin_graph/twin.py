@@ -33,14 +33,15 @@ class Twin:
       precision: `bf16` for products in bfloat16; anything else is float32.
       gpu_memory_fraction: share of each GPU's memory for this process (only its first twin's counts); None: as much as
         it needs.
-      plain, block: see `build_model`.
+      learns, plain, block: see `build_model`.
       like: a twin with which this one must be able to exchange snapshots.
 
     Attributes:
+      variables: those that a snapshot holds.
       snapshot_id: id of the last snapshot restored; empty before the first and after a failed restore.
 
     Raises:
-      TwinMismatchError: this twin's variables are not those of `like`; the message names those that differ.
+      TwinMismatchError: these are not those of `like`; the message names those that differ.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Twin:
         at_once: int = 1,
         precision: str = "fp32",
         gpu_memory_fraction: float | None = None,
+        learns: bool = True,
         plain: bool = False,
         block: int = 0,
         like: "Twin | None" = None,
@@ -64,17 +66,18 @@ class Twin:
         with self.graph.as_default():
             tf.set_random_seed(seed)
             dtype = tf.bfloat16 if precision == "bf16" else tf.float32
-            self.model = build_model(spec, dtype, plain=plain, block=block)
-            # The Saver is built once: one built at each save would grow the graph, and with it every later save.
-            self._saver = tf.train.Saver(self.model.trainables, max_to_keep=0)
+            self.model = build_model(spec, dtype, learns=learns, plain=plain, block=block)
             self._variables = tf.global_variables()
-            self._saver_of_all = tf.train.Saver(self._variables, max_to_keep=0)
+            # A Saver is built once: one built at each save would grow the graph, and with it every later save.
+            self._saver = tf.train.Saver(self.model.trainables, max_to_keep=0)
+            self._saver_of_all = tf.train.Saver(self._variables, max_to_keep=0) if learns else self._saver
             self._setters = setters({v.op.name: v for v in self._variables})
             initialize = tf.global_variables_initializer()
-            self._trainable = {v.op.name for v in self.model.trainables}
-            others = [v for v in self._variables if v.op.name not in self._trainable]
+            trainable = {v.op.name for v in self.model.trainables}
+            others = [v for v in self._variables if v.op.name not in trainable]
             self._initialize_optimizer = tf.variables_initializer(others)
-            self.variables = tuple(Variable.of(v) for v in self._variables)
+            self._shapes = {v.op.name: v.shape.as_list() for v in self._variables}
+            self.variables = tuple(Variable.of(v) for v in self._variables if v.op.name in trainable)
         self.graph.finalize()
         if like is not None:
             check_same_variables(like, self)
@@ -152,7 +155,7 @@ class Twin:
           UsageError: TensorFlow cannot read files at this kind of path.
         """
         check_no_pattern(prefix, "rename the folder")
-        wanted = {v.name: list(v.shape) for v in self.variables if optimizer or v.name in self._trainable}
+        wanted = self._shapes if optimizer else {v.name: list(v.shape) for v in self.variables}
         try:
             # A resource variable accepts any shape: without this check, another network's weights of the same names
             # would load silently.

@@ -63,7 +63,7 @@ class Worker:
         policy = targets.parse(settings.target.policy)
         self._target = Holder(
             "target",
-            functools.partial(Twin, spec=copy.twin.spec, threads=settings.twin.threads),
+            functools.partial(Twin, spec=copy.twin.spec, threads=settings.twin.threads, learns=False),
             members=policy.members,
             combine=policy.combine,
         )
