@@ -142,7 +142,8 @@ with open(told_of(this)) as lines:
     code = int(lines.readline())
 os.unlink(told_of(this))
 if code < 0:  # the signal that ended it is what is to be seen
-    signal.signal(-code, signal.SIG_DFL)
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
     os.kill(this, -code)
 sys.exit(code)
 """
@@ -183,14 +184,15 @@ def python() -> str:
 class Command:
     """A command in a process and session of its own, with what `subprocess.Popen` has of it."""
 
-    def __init__(self, *arguments: str, cwd: Path) -> None:
+    def __init__(self, *arguments: str, cwd: Path, env: dict[str, str] | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory()
         files = {name: f"{self._folder.name}/{name}" for name in ("stdout", "stderr", "told")}
         self._output = [Path(files[name]) for name in ("stdout", "stderr")]
         for path in self._output:
             path.touch()
         os.mkfifo(files["told"])
-        _ask({"program": ["twin-graph", *arguments], "cwd": str(cwd), "python": python(), **files})
+        call = {"program": ["twin-graph", *arguments], "cwd": str(cwd), "environment": env, "python": python()}
+        _ask({**call, **files})
         self._told = Path(files["told"]).open()  # noqa: SIM115 - for as long as the command
         self.pid = int(self._told.readline())
         self.returncode: int | None = None
@@ -216,12 +218,14 @@ class Command:
         self.send_signal(signal.SIGKILL)
 
 
-def twin_graph(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end in a process of its own, which imports for itself if its environment is its own."""
-    if env:
+def twin_graph(
+    *arguments: str, cwd: Path, env: dict[str, str] | None = None, fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end in a process of its own, which imports for itself if it is to be `fresh`."""
+    if fresh:
         command = [sys.executable, "-m", "twin_graph_cli", *arguments]
         return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
-    forked = Command(*arguments, cwd=cwd)
+    forked = Command(*arguments, cwd=cwd, env=env)
     stdout, stderr = forked.communicate()
     return subprocess.CompletedProcess(arguments, forked.wait(), stdout, stderr)
 

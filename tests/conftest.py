@@ -13,6 +13,11 @@ from filelock import FileLock
 from twin_graph import config, envs, training
 from twin_graph.snapshots.run import Run, create
 
+# A killed process loses nothing that the kernel has, so that only tests of a power failure need the disk itself: those
+# ask for `durable`. It is two thousand fsyncs a minute.
+_FSYNC = os.fsync
+os.fsync = lambda descriptor: None
+
 # No limit for an example's time: on a busy machine any may take long.
 hypothesis.settings.register_profile("busy", deadline=None)
 hypothesis.settings.load_profile("busy")
@@ -78,6 +83,12 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
+
+
+@pytest.fixture
+def durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets this test's fsyncs reach the disk."""
+    monkeypatch.setattr(os, "fsync", _FSYNC)
 
 
 @pytest.fixture

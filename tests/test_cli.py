@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from commands import Command, twin_graph
+from commands import Command, python, twin_graph
 from rich.table import Table
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from twin_graph_cli.main import COMMANDS, cli
@@ -460,7 +460,7 @@ def test_the_example_of_a_loop_of_ones_own(trained: Path) -> None:
     example = Path(__file__).parent.parent / "examples" / "own_loop.py"
 
     def loop(folder: str, steps: int) -> str:
-        command = [sys.executable, str(example), folder, str(steps)]
+        command = [python(), str(example), folder, str(steps)]
         done = subprocess.run(command, cwd=trained, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -579,16 +579,16 @@ def test_a_swap_by_hand_while_it_trains_names_the_update_and_explain_agrees(tmp_
     assert twin_graph("verify", "run", cwd=tmp_path).returncode == 0
 
 
-def shell(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def shell(script: str, cwd: Path, interpreter: str = sys.executable) -> subprocess.CompletedProcess[str]:
     """A script for bash in which `$tg` is the program, in a process of its own."""
-    env = {**os.environ, "tg": f"{sys.executable} -m twin_graph_cli"}
+    env = {**os.environ, "tg": f"{interpreter} -m twin_graph_cli"}
     return subprocess.run(["bash", "-c", script], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
 
 
 def test_training_does_not_need_somebody_who_reads(tmp_path: Path) -> None:
     train = f"$tg train cartpole --steps=800 --set=resume.every_steps=400 {' '.join(TINY)}"
     for name, onto in {"gone": "2> >(head -1 > /dev/null)", "full": "2> /dev/full", "closed": "2>&- >&- <&-"}.items():
-        done = shell(f"{train} --run-dir={name} {onto}", tmp_path)
+        done = shell(f"{train} --run-dir={name} {onto}", tmp_path, sys.executable if name == "closed" else python())
         assert done.returncode == 0, (name, done.stderr)
         assert Run(tmp_path / name).state() == "finished"
 
@@ -596,7 +596,7 @@ def test_training_does_not_need_somebody_who_reads(tmp_path: Path) -> None:
 def test_training_does_not_need_its_terminal(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     chosen = ("--steps=2000", "--json", *TINY)
-    command = [sys.executable, "-m", "twin_graph_cli", "train", "cartpole", *chosen]
+    command = [python(), "-m", "twin_graph_cli", "train", "cartpole", *chosen]
     env = {**os.environ, "TERM": "xterm-256color"}
     with subprocess.Popen(command, cwd=tmp_path, env=env, stderr=theirs, stdout=subprocess.PIPE) as trainer:
         os.close(theirs)

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from commands import Command, twin_graph
+from commands import Command, python, twin_graph
 from test_learners import feed, minibatch, spec
 
 from twin_graph import envs
@@ -79,9 +79,9 @@ def test_what_lies_on_the_servers_is_what_a_twin_has_without_its_sums(optimizer:
 # Sessions
 
 
-def leashed(launcher: int, cluster: Path, task: str) -> list[str]:
+def leashed(launcher: int, cluster: Path, task: str, interpreter: str = sys.executable) -> list[str]:
     """The command of a task that ends with its launcher."""
-    return [sys.executable, "-m", "twin_graph.leash", str(launcher), "twin_graph.distributed", str(cluster), task]
+    return [interpreter, "-m", "twin_graph.leash", str(launcher), "twin_graph.distributed", str(cluster), task]
 
 
 @contextlib.contextmanager
@@ -111,7 +111,7 @@ def serving(cluster: Cluster, folder: Path) -> Iterator[list[subprocess.Popen[by
     with contextlib.ExitStack() as open_:
         processes = []
         for i in range(len(cluster.ps)):
-            server = subprocess.Popen(leashed(os.getpid(), folder / "cluster.json", f"ps:{i}"))
+            server = subprocess.Popen(leashed(os.getpid(), folder / "cluster.json", f"ps:{i}", python()))
             processes.append(open_.enter_context(server))
             open_.callback(server.kill)
         yield processes
@@ -606,7 +606,7 @@ def test_where_no_worker_is_left_the_run_says_why_each_ended(tmp_path: Path) -> 
         wait_until(lambda: working(run, attempt=1) and steps_of(run) > 300)
         os.kill(children(run, "worker:1")[0], signal.SIGKILL)
         wait_until(lambda: statuses(run, attempt=1)[1].state == "given up")
-        os.kill(killed := children(run, "worker:0")[0], signal.SIGKILL)
+        os.kill(killed := statuses(run, attempt=1)[0].pid, signal.SIGKILL)
         _, said = trainer.communicate(timeout=60)
     finally:
         trainer.kill()

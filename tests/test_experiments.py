@@ -1106,7 +1106,7 @@ def test_figures_of_targets_are_left_out_where_there_are_none() -> None:
 def test_without_rliable_a_report_says_what_to_install(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "rliable.py").write_text("raise ModuleNotFoundError('No module', name='rliable')")
     done = twin_graph(
-        "experiment", "report", str(finished), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+        "experiment", "report", str(finished), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, fresh=True
     )
     assert done.returncode == 1
     assert done.stderr == "Error: a report needs rliable: pip install 'twin-graph[experiments]'\n"
@@ -1120,7 +1120,7 @@ def test_pictures_of_other_commands_need_matplotlib_alone() -> None:
 def test_without_choix_a_tournament_says_what_to_install(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "choix.py").write_text("raise ModuleNotFoundError('No module', name='choix')")
     done = twin_graph(
-        "tournament", str(finished / RUNS[0]), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+        "tournament", str(finished / RUNS[0]), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, fresh=True
     )
     assert done.returncode == 1
     assert done.stderr == "Error: a tournament needs choix: pip install 'twin-graph[selfplay]'\n"
@@ -1132,6 +1132,7 @@ def test_without_ray_its_executor_says_what_to_install_before_anything_else(tmp_
         *("experiment", "run", "there-is-no-such-file.toml", "--executor", "ray"),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        fresh=True,
     )
     assert done.returncode == 1
     assert done.stderr == "Error: --executor ray needs ray: pip install 'twin-graph[ray]'\n"

@@ -68,14 +68,14 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def weights_without_ray(cwd: Path, steps: int = 600) -> list[str]:
     folder = prepared(cwd, steps)
-    done = twin_graph(*RUN, cwd=cwd, env=ENVIRONMENT)
+    done = twin_graph(*RUN, cwd=cwd, env=ENVIRONMENT, fresh=True)
     assert done.returncode == 0, done.stderr
     return weights(folder)
 
 
 def test_a_cluster_trains_the_same_weights_and_says_no_more(tmp_path: Path, expected: list[str]) -> None:
     folder = prepared(tmp_path)
-    done = twin_graph(*RUN, "--executor=ray", "--json", cwd=tmp_path, env=ENVIRONMENT)
+    done = twin_graph(*RUN, "--executor=ray", "--json", cwd=tmp_path, env=ENVIRONMENT, fresh=True)
     assert done.returncode == 0, done.stderr
     assert [run["state"] for run in json.loads(done.stdout)["runs"]] == ["done"] * 2
     assert weights(folder) == expected
@@ -120,7 +120,7 @@ def test_a_training_does_not_outlive_its_runner_and_the_next_one_goes_on(tmp_pat
     runner.communicate()
     assert not trainers(folder)
     assert [Run(folder / name).state() for name in RUNS] != ["finished"] * 2
-    again = twin_graph(*RUN, "--executor=ray", cwd=tmp_path, env=ENVIRONMENT)
+    again = twin_graph(*RUN, "--executor=ray", cwd=tmp_path, env=ENVIRONMENT, fresh=True)
     assert again.returncode == 0, again.stderr
     assert weights(folder) == expected
 
@@ -181,7 +181,7 @@ def answers(address: str) -> bool:
 def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path: Path) -> None:
     prepared(tmp_path)
     for address, why in (("127.0.0.1:1", "Connection refused"), ("nonsense", "invalid literal")):
-        done = twin_graph(*RUN, "--executor=ray", cwd=tmp_path, env={**ENVIRONMENT, "RAY_ADDRESS": address})
+        done = twin_graph(*RUN, "--executor=ray", cwd=tmp_path, env={**ENVIRONMENT, "RAY_ADDRESS": address}, fresh=True)
         assert done.returncode == 2
         assert f"RAY_ADDRESS={address} is no Ray cluster's host:port" in done.stderr
         assert why in done.stderr

@@ -212,7 +212,7 @@ def test_what_cannot_be_filmed_is_refused_in_one_line(
     # As without the extra: a module of that name that cannot be imported.
     (tmp_path / "imageio_ffmpeg.py").write_text("raise ModuleNotFoundError(name='imageio_ffmpeg')")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    told = twin_graph("record", str(run.folder), cwd=tmp_path, env=env)
+    told = twin_graph("record", str(run.folder), cwd=tmp_path, env=env, fresh=True)
     assert told.returncode == 2
     assert told.stderr == "Error: films need imageio_ffmpeg: pip install 'twin-graph[video]'\n"
 

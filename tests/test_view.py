@@ -972,7 +972,7 @@ def test_what_cannot_be_shown_is_said_in_one_line(work: Path) -> None:
     without = {**os.environ, "PYTHONPATH": str(work / "without")}
     (work / "without" / "uvicorn").mkdir(parents=True)
     (work / "without" / "uvicorn" / "__init__.py").write_text("raise ModuleNotFoundError('no', name='uvicorn')")
-    done = twin_graph("view", "--no-browser", cwd=work, env=without)
+    done = twin_graph("view", "--no-browser", cwd=work, env=without, fresh=True)
     assert done.returncode == 1
     assert "pip install" in done.stderr
     assert "[view]" in done.stderr
