@@ -1,17 +1,16 @@
-"""What tests share: small settings on real environments, and runs trained from them."""
+"""What all tests share: small settings on real environments, and no fsync.
+
+`tests/unit` needs no TensorFlow; `tests/runs` trains.
+"""
 
 import os
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
-from filelock import FileLock
 
-from twin_graph import config, envs, training
-from twin_graph.snapshots.run import Run, create
+from twin_graph import config
 
 # A killed process loses nothing that the kernel has, so that only tests of a power failure need the disk itself: those
 # ask for `durable`. It is two thousand fsyncs a minute.
@@ -107,49 +106,6 @@ def pong() -> Callable[..., config.Settings]:
 def tictactoe() -> Callable[..., config.Settings]:
     """Settings of tic-tac-toe against a past self, for seconds."""
     return lambda **changes: _settings("tictactoe", TICTACTOE, changes)
-
-
-@pytest.fixture
-def train(tmp_path: Path) -> Callable[..., Run]:
-    """Trains to the end and returns the run, in a new folder each time."""
-
-    def run_to_end(settings: config.Settings) -> Run:
-        run = create(tmp_path / f"run{len(list(tmp_path.iterdir()))}", settings)
-        env = envs.make(settings.env, count=settings.env.count)
-        try:
-            for _ in training.train(run, env):
-                pass
-        finally:
-            env.close()
-        return run
-
-    return run_to_end
-
-
-@pytest.fixture(scope="session")
-def _trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the runs that `trained` has made, by the hash of their settings; pytest-xdist's workers share it."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-@pytest.fixture
-def trained(
-    train: Callable[[config.Settings], Run], tmp_path: Path, _trained: Path
-) -> Callable[[config.Settings], Run]:
-    """As `train`, but equal settings are trained once, and copied: of two runs that a test compares, one at most."""
-
-    def copy(settings: config.Settings) -> Run:
-        kept = _trained / settings.sha256()
-        with FileLock(f"{kept}.lock"):
-            if not kept.exists():
-                shutil.copytree(train(settings).folder, kept.with_suffix(".part"))
-                kept.with_suffix(".part").rename(kept)
-        return Run(shutil.copytree(kept, tmp_path / f"copy{len(list(tmp_path.iterdir()))}"))
-
-    return copy
 
 
 def _settings(preset: str, small: dict[str, Any], changes: dict[str, Any]) -> config.Settings:

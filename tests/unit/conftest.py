@@ -1,0 +1,13 @@
+"""These tests need no TensorFlow, and must not begin to: they are what one runs while editing."""
+
+import sys
+
+import pytest
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fails a session of these tests alone that has imported TensorFlow."""
+    here = {item.path.parent.name for item in session.items} == {"unit"}
+    if here and exitstatus == pytest.ExitCode.OK and "tensorflow" in sys.modules:
+        sys.stderr.write("tests/unit has imported TensorFlow: move what needs it to tests/runs\n")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
