@@ -7,18 +7,66 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from twin_graph import cpu
 from twin_graph.errors import DamagedError, TwinMismatchError
 from twin_graph.graph_mode import tf
-from twin_graph.model import ModelSpec, build_model
+from twin_graph.model import Model, ModelSpec, build_model
 from twin_graph.session_calls import SessionCalls
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.run import check_no_pattern
 from twin_graph.snapshots.store import SnapshotStore, Variable
+
+
+class Built(NamedTuple):
+    """A finalized graph and what runs in it; of sessions, which hold all values, nothing stays here.
+
+    Attributes:
+      graph: of `model`.
+      model: what it computes.
+      variables: all of them, the optimizer's too.
+      recorded: those that a snapshot holds.
+      saver, saver_of_all: for those that a snapshot holds, and for all.
+      setters: see `setters`.
+      initialize, initialize_optimizer: set all variables, or those that are not trainable, to their initial values.
+    """
+
+    graph: Any
+    model: Model
+    variables: list[Any]
+    recorded: tuple[Variable, ...]
+    saver: Any
+    saver_of_all: Any
+    setters: dict[str, tuple[Any, Any]]
+    initialize: Any
+    initialize_optimizer: Any
+
+
+def built(spec: ModelSpec, seed: int, dtype: Any, *, learns: bool, plain: bool, block: int) -> Built:
+    """The graph of a twin; see `Twin` and `build_model`."""
+    with tf.Graph().as_default() as graph:
+        tf.set_random_seed(seed)
+        model = build_model(spec, dtype, learns=learns, plain=plain, block=block)
+        variables = tf.global_variables()
+        trainable = {v.op.name for v in model.trainables}
+        # A Saver is built once: one built at each save would grow the graph, and with it every later save.
+        saver = tf.train.Saver(model.trainables, max_to_keep=0)
+        found = Built(
+            graph,
+            model,
+            variables,
+            tuple(Variable.of(v) for v in variables if v.op.name in trainable),
+            saver,
+            tf.train.Saver(variables, max_to_keep=0) if learns else saver,
+            setters({v.op.name: v for v in variables}),
+            tf.global_variables_initializer(),
+            tf.variables_initializer([v for v in variables if v.op.name not in trainable]),
+        )
+    graph.finalize()
+    return found
 
 
 class Twin:
@@ -62,30 +110,16 @@ class Twin:
         self.name = name
         self.spec = spec
         self.snapshot_id = ""
-        self.graph = tf.Graph()
-        with self.graph.as_default():
-            tf.set_random_seed(seed)
-            dtype = tf.bfloat16 if precision == "bf16" else tf.float32
-            self.model = build_model(spec, dtype, learns=learns, plain=plain, block=block)
-            self._variables = tf.global_variables()
-            # A Saver is built once: one built at each save would grow the graph, and with it every later save.
-            self._saver = tf.train.Saver(self.model.trainables, max_to_keep=0)
-            self._saver_of_all = tf.train.Saver(self._variables, max_to_keep=0) if learns else self._saver
-            self._setters = setters({v.op.name: v for v in self._variables})
-            initialize = tf.global_variables_initializer()
-            trainable = {v.op.name for v in self.model.trainables}
-            others = [v for v in self._variables if v.op.name not in trainable]
-            self._initialize_optimizer = tf.variables_initializer(others)
-            self._shapes = {v.op.name: v.shape.as_list() for v in self._variables}
-            self.variables = tuple(Variable.of(v) for v in self._variables if v.op.name in trainable)
-        self.graph.finalize()
+        dtype = tf.bfloat16 if precision == "bf16" else tf.float32
+        self._built = built(spec, seed, dtype, learns=learns, plain=plain, block=block)
+        self.graph, self.model, self.variables = self._built.graph, self._built.model, self._built.recorded
         if like is not None:
             check_same_variables(like, self)
         config = session_config(threads, at_once, gpu_memory_fraction)
         self.session = tf.Session(graph=self.graph, config=config)
         self._calls = SessionCalls(self.session, f"twin {name!r}")
         self._in_order, self._forward_in_order = threads == 1, config.intra_op_parallelism_threads == 1
-        self.session.run(initialize)
+        self.session.run(self._built.initialize)
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +172,7 @@ class Twin:
         Raises:
           OSError: the disk is full or cannot be written.
         """
-        saver = self._saver_of_all if optimizer else self._saver
+        saver = self._built.saver_of_all if optimizer else self._built.saver
         try:
             # The meta graph doubles the time; TensorFlow's `checkpoint` file is not crash-safe.
             saver.save(self.session, str(prefix), write_meta_graph=meta_graph, write_state=False)
@@ -155,13 +189,15 @@ class Twin:
           UsageError: TensorFlow cannot read files at this kind of path.
         """
         check_no_pattern(prefix, "rename the folder")
-        wanted = self._shapes if optimizer else {v.name: list(v.shape) for v in self.variables}
+        saver = self._built.saver_of_all if optimizer else self._built.saver
+        variables = self._built.variables if optimizer else self.model.trainables
         try:
             # A resource variable accepts any shape: without this check, another network's weights of the same names
             # would load silently.
-            if tf.train.NewCheckpointReader(str(prefix)).get_variable_to_shape_map() != wanted:
+            shapes = {v.op.name: v.shape.as_list() for v in variables}
+            if tf.train.NewCheckpointReader(str(prefix)).get_variable_to_shape_map() != shapes:
                 raise ValueError("other variables")
-            (self._saver_of_all if optimizer else self._saver).restore(self.session, str(prefix))
+            saver.restore(self.session, str(prefix))
         except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:  # the last where data is cut short
             raise DamagedError(f"{prefix} cannot be restored: not this network's weights, or damaged") from error
 
@@ -186,7 +222,7 @@ class Twin:
 
     def reset_optimizer(self) -> None:
         """Sets all variables that are not trainable to their initial values."""
-        self.session.run(self._initialize_optimizer)
+        self.session.run(self._built.initialize_optimizer)
 
     def load(self, weights: Mapping[str, np.ndarray]) -> None:
         """Sets the trainable variables to values by name."""
@@ -194,12 +230,12 @@ class Twin:
 
     def load_all(self, values: Mapping[str, np.ndarray]) -> None:
         """Sets all variables that `values` names, the optimizer's too."""
-        self.run(*to_set(self._setters, values))
+        self.run(*to_set(self._built.setters, values))
 
     def all_variables(self) -> dict[str, np.ndarray]:
         """The values of all variables by name, the optimizer's too."""
-        names = [variable.op.name for variable in self._variables]
-        return dict(zip(names, self.run(list(self._variables)), strict=True))
+        names = [variable.op.name for variable in self._built.variables]
+        return dict(zip(names, self.run(list(self._built.variables)), strict=True))
 
     def weights(self) -> dict[str, np.ndarray]:
         """The trainable variables' values by name, in the order of names."""

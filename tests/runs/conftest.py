@@ -8,8 +8,47 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from twin_graph import config, envs, training
+from twin_graph import config, envs, training, twin
+from twin_graph.model import ModelSpec
 from twin_graph.snapshots.run import Run, create
+from twin_graph.twin import Built, Twin
+
+_built, _close = twin.built, Twin.close
+#: Graphs that no twin has at the moment.
+_idle: dict[str, list[Built]] = {}
+
+
+@pytest.fixture(autouse=True)
+def _graphs_are_built_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes the graph of a twin that was closed on to the next that would build an equal one.
+
+    Hundreds of tests train the same few networks, and building their graphs took a third of the suite's time. A graph
+    is final, and what a session computed is gone with it. Commands, each in a process of its own, build all theirs; so
+    does a test that asks for `graphs_of_its_own`, as one must that changes what is built.
+    """
+    if "graphs_of_its_own" in request.fixturenames:
+        return
+
+    def built(spec: ModelSpec, seed: int, dtype: object, **options: object) -> Built:
+        key = f"{spec} {seed} {dtype} {options}"
+        idle = [] if ":" in f"{spec.network}{spec.loss}{spec.train.optimizer}" else _idle.setdefault(key, [])
+        found = idle.pop() if idle else _built(spec, seed, dtype, **options)
+        idle_of[id(found)] = idle
+        return found
+
+    def close(one: Twin) -> None:
+        _close(one)
+        if (idle := idle_of.pop(id(one._built), None)) is not None:
+            idle.append(one._built)
+
+    idle_of: dict[int, list[Built]] = {}
+    monkeypatch.setattr(twin, "built", built)
+    monkeypatch.setattr(Twin, "close", close)
+
+
+@pytest.fixture
+def graphs_of_its_own() -> None:
+    """This test's twins build their graphs."""
 
 
 @pytest.fixture

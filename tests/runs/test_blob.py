@@ -120,6 +120,7 @@ def test_its_network_refuses_what_is_no_image() -> None:
         ModelSpec.of(settings, EnvSpec((4,), 2))
 
 
+@pytest.mark.usefixtures("graphs_of_its_own")
 def test_its_network_is_trained_with_dropout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settings = config.load("blob", [("train.steps", 1_200), ("train.start_steps", 1_000), ("evaluate.episodes", 0)])
     ends = []
