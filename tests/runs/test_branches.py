@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from attempts import attempt, end
 from commands import Command, twin_graph
+from tables import rows
 from test_fork import forked
 
 from twin_graph import config
@@ -62,7 +63,7 @@ def train(file: Path, out: Path) -> None:
     assert {state.state for state in states} == {"done"}
 
 
-def rows(path: Path) -> list[dict[str, str]]:
+def csv_rows(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
@@ -135,7 +136,7 @@ def test_conditions_begin_from_the_same_states_and_are_compared_in_pairs(
     (tmp_path / "file.toml").write_text(whole)
     assert twin_graph("experiment", "report", "what-if", cwd=tmp_path).returncode == 0
     final = {name: [line["mean"] for line in run.evaluation_lines()][-1] for name, run in runs.items()}
-    compared = {row["condition"]: row for row in rows(folder / "report" / "conditions.csv")}
+    compared = {row["condition"]: row for row in csv_rows(folder / "report" / "conditions.csv")}
     assert compared["window(3)"]["difference"] == ""
     for condition, slug in (("lag(100)", "lag-100"), ("window(3), one weight moved", "window-3-one-weight-moved")):
         pairs = [final[f"{slug},point=1,seed={seed}"] - final[f"window-3,point=1,seed={seed}"] for seed in (1, 7)]
@@ -171,32 +172,12 @@ def test_conditions_begin_from_the_same_states_and_are_compared_in_pairs(
             assert (copy / "report" / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ("points = [1]", "points = [1]\nupdates = [5]", "give points, the numbers of resume points, or updates"),
-        ("points = [1]", "points = [9]", r"no resume point 9; kept are: 0 \(@update:0\), 1"),
-        ("points = [1]", "points = [1, 1]", "resume point 1 is named twice"),
-        ("points = [1]", "updates = [80, 90]", "resume point 1 is named twice"),
-        ("noise_seeds = [1, 7]", "", r"from\.noise_seeds is missing"),
-        ("noise_seeds = [1, 7]", "noise_seeds = [7, 7]", r"noise_seeds=\[7, 7\]: one of them is repeated"),
-        ("steps = 1_200", "steps = 500", "steps=500: resume point 1 is at 504 agent steps"),
-        ("steps = 1_200", "steps = 1_200\npreset = 'cartpole'", r"preset cannot be combined with \[from\]"),
-        ("steps = 1_200", "steps = 1_200\nseeds = [1]", r"seeds cannot be combined with \[from\]"),
-        (
-            "chaos = true",
-            "chaos = true\npoint = [1]",
-            r"unknown key 'from\.point'; did you mean 'points'\?",
-        ),
-        ("target.policy", "env.count = [4]\ntarget.policy", r"env\.count cannot change in a run that has started"),
-        ('run = "parent"', 'run = "nobody"', "no run in nobody"),
-    ],
-)
+@pytest.mark.parametrize(("replace", "by", "message"), rows("branches", "bad_files", "replace", "by", "message"))
 def test_a_bad_file_is_refused_before_anything_is_forked(
-    parent: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, message: str
+    parent: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace: str, by: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = FILE.replace(before, after)
+    text = FILE.replace(replace, by)
     assert text != FILE
     with pytest.raises(UsageError, match=message):
         plan.parse(text)

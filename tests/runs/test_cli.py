@@ -7,6 +7,7 @@ import math
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import pytest
 from click.testing import CliRunner
 from commands import Command, python, twin_graph
 from rich.table import Table
+from tables import rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from twin_graph_cli.main import COMMANDS, cli
 from twin_graph_cli.params import _Results, print_json
@@ -205,97 +207,13 @@ def test_evaluate_refuses_damaged_weights(trained: Path) -> None:
     assert "model.data-00000-of-00001 is damaged" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["train", "pongg"], 2, "tictactoe; did you mean 'pong'?"),
-        (["train", "pong", "--env", "ALE/Pongg-v5"], 2, "did you mean 'ALE/Pong-v5'"),
-        (["train", "atari"], 2, "give one with --env"),
-        (["train", "cartpole", "--env", "Pendulum-v1"], 2, "continuous actions"),
-        (["train", "cartpole", "--set", "train.batchsize=1"], 2, "did you mean 'train.batch_size'"),
-        (["train", "cartpole", "--set", "train.discount=2"], 2, "train.discount=2: must be at most 1"),
-        (["trian", "cartpole"], 2, "No such command 'trian'. Did you mean 'train'?"),
-        (["runs", "nowhere"], 2, "nowhere is not a folder"),
-        (
-            ["train", "cartpole", "--ps", "2"],
-            2,
-            "--ps 2 needs --workers: parameter servers are for asynchronous training",
-        ),
-        (["train", "cartpole", "--insecure-network"], 2, "--insecure-network only works with --cluster"),
-        (["train", "cartpole", "--set", "train.discount"], 2, "write it as key=value"),
-        (["train", "cartpole", "--steps", "0"], 2, "x>=1"),
-        (
-            ["train", "cartpole", "--steps=2000", "--set=train.steps=3000"],
-            2,
-            "train.steps is given by --set and by another option or its file, as 2000; leave one of them out",
-        ),
-        (["train", "cartpole", "--workers=2", "--set=workers.count=3"], 2, "workers.count is given by --set and by"),
-        (["train", "cartpole", "--run-dir", "checkpoints/cartpole-seed1-1"], 2, "exists already"),
-        (["train", "cartpole", "--run-dir", ""], 2, "'.' is no name for a new folder; choose another --run-dir"),
-        (
-            ["train", "cartpole", "--env", "CartPole"],
-            2,
-            "names no version, and the newest may change: give CartPole-v1",
-        ),
-        (
-            ["train", "dqn2015", "--env", "Breakout"],
-            2,
-            "names no version, and the newest may change: give ALE/Breakout-v5",
-        ),
-        (["explain", "cartpole-seed1-1", "--update", "1,5"], 2, "'1,5' is not a valid count"),
-        (["train", "cartpole", "--set", "preset=pong"], 2, "preset is cartpole here, and no setting changes it"),
-        (
-            ["train", "cartpole", "--set", "target.policy=pinned(foo)"],
-            2,
-            "must be a snapshot's number or id, such as 3",
-        ),
-        (["train", "cartpole", "--run-dir", "x[bold]y"], 2, "TensorFlow would take [ ] in x[bold]y for a pattern"),
-        (["train", "pong", "--env", "CartPole-v1"], 2, "use --set network=mlp"),
-        (["train", "pong", "--set", "env.image_height=20"], 2, "the image is too small"),
-        (
-            ["train", "pong", "--set", "env.actions=[0, 9]"],
-            2,
-            "env.actions=[0, 9]: give two or more different actions of",
-        ),
-        (["train", "pong", "--set", "network=pooled80"], 2, "use --set env.image_height=80 --set env.image_width=80"),
-        (["train", "cartpole", "--set", "network=pooled80"], 2, "use --set network=mlp"),
-        (
-            ["train", "minatar", "--env", "ALE/Pong-v5"],
-            2,
-            "network=minatar needs images [H, W, channels] and ALE/Pong-v5 ",
-        ),
-        (["train", "pong", "--set", "network=pooled80", "--set", "model.dueling=true"], 2, "no hidden layer to split"),
-        (["train", "pong", "--set", "replay.capacity_steps=1000000000"], 1, "not enough memory"),
-        (
-            ["train", "cartpole", "--steps=9999999999", "--set=target.refresh_every_updates=1"],
-            1,
-            "not enough disk space",
-        ),
-        (["resume", "cartpole-seed1-1", "--insecure-network"], 2, "--insecure-network only works with --cluster"),
-        (["train"], 2, "Missing argument 'PRESET'"),
-        (["tarin"], 2, "No such command 'tarin'"),
-        (["status", "nothing"], 2, "no run in nothing"),
-        (["log", "nothing"], 2, "no run in nothing"),
-        (["show", "cartpole-seed1-1", "zzz"], 2, "no snapshot 'zzz'"),
-        (["show", "cartpole-seed1-1", "0000"], 2, "matches 6 ids"),
-        (["evaluate", "cartpole-seed1-1", "zzz"], 2, "no snapshot 'zzz'"),
-        (["evaluate", "cartpole-seed1-1", "--episodes", "0"], 2, "1<=x<=100000"),
-        (["explain", "cartpole-seed1-1", "--update", "1.5"], 2, "'1.5' is not a valid count"),
-        (["explain", "cartpole-seed1-1", "--update", "9,000"], 2, "update 9,000: the records hold updates 1 to"),
-        (["show", "cartpole-seed1-1", "@update:9,000x"], 2, "no snapshot '@update:9,000x'"),
-        (["presets", "nope"], 2, "unknown preset 'nope'"),
-        (["record", "cartpole-seed1-1", "--speed", "nan"], 2, "nan is not in the range 0.01<=x<=100"),
-        (["tournament", "cartpole-seed1-1", "--epsilon", "nan"], 2, "nan is not in the range 0<=x<=1"),
-    ],
-)
-def test_bad_input_gets_one_clear_line_and_the_right_code(
-    trained: Path, arguments: list[str], code: int, message: str
-) -> None:
+@pytest.mark.parametrize(("command", "code", "message"), rows("cli", "bad_commands", "command", "code", "message"))
+def test_bad_input_gets_one_clear_line_and_the_right_code(trained: Path, command: str, code: int, message: str) -> None:
     def files() -> dict[str, float]:
         return {str(path): path.stat().st_mtime for path in trained.rglob("*")}
 
     before = files()
-    done = twin_graph(*arguments, cwd=trained)
+    done = twin_graph(*shlex.split(command), cwd=trained)
     assert done.returncode == code
     errors = [line for line in done.stderr.splitlines() if line and not line.startswith(("Usage: ", "Try "))]
     assert len(errors) == 1, done.stderr

@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from commands import Command, python, twin_graph
+from tables import rows
 from test_learners import feed, minibatch, spec
 
 from twin_graph import envs
@@ -269,24 +270,10 @@ def test_a_server_hears_this_machine_alone_and_a_taken_port_is_said() -> None:
 # Descriptions
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("run = [", "Unclosed array|Invalid"),
-        ('ps = ["a:1"]\nworkers = 2', "run: Field required; it needs run ="),
-        ('run = "r"\nps = []\nworkers = 2', "ps: .* at least 1 item"),
-        ('run = "r"\nps = ["a"]\nworkers = 2', "ps.0: String should match"),
-        ('run = "r"\nps = ["a:65536"]\nworkers = 2', "ps.0: a port is 1 to 65535"),
-        ('run = "r"\nps = ["a:0"]\nworkers = 2', "ps.0: a port is 1 to 65535"),
-        ('run = "r"\nps = ["a:1", "b:1", "a:1"]\nworkers = 2', "ps: a:1 is given twice"),
-        ('run = "\udcff"', "cluster.toml: 'utf-8' codec can't decode byte 0xff"),
-        ('run = "r"\nps = ["a:1"]\nworkers = 0', "workers: .* greater than or equal to 1"),
-        ('run = "r"\nps = ["a:1"]\nworkers = 2\nworker = ["b:2"]', "worker: Extra inputs"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), rows("distributed", "bad_descriptions", "text", "message"))
 def test_a_bad_description_gets_one_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "cluster.toml"
-    file.write_text(text, errors="surrogateescape")
+    file.write_text(text, encoding="latin-1")
     with pytest.raises(UsageError, match=message):
         Cluster.described(file)
 
@@ -326,18 +313,10 @@ def test_tasks_have_names_that_must_be_there() -> None:
         parse(cluster, "chief")
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"mode": "mutual"}, "mode=mutual trains in one process"),
-        ({"act__with": "target"}, "act.with=target"),
-        ({"twin__precision": "bf16"}, "bf16 does not work with workers"),
-        ({"replay__capacity_steps": 208}, "too small for 4 workers"),
-    ],
-)
-def test_what_workers_cannot_do_is_refused(cartpole: Make, changes: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UsageError, match=reason):
-        cartpole(workers__count=4, **changes)
+@pytest.mark.parametrize(("settings", "message"), rows("distributed", "not_with_workers", "settings", "message"))
+def test_what_workers_cannot_do_is_refused(cartpole: Make, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        cartpole(workers__count=4, **settings)
 
 
 def test_workers_rescale_only_rewards_that_are_clipped(cartpole: Make) -> None:

@@ -25,6 +25,7 @@ from click.testing import CliRunner
 from commands import Command, twin_graph
 from experiment_files import FILE, RUNS, changed, made_up
 from rliable import library, metrics
+from tables import rows
 from twin_graph_cli.main import cli
 
 from twin_graph import config
@@ -89,26 +90,13 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            changed("evaluate.every_steps = 200", "evaluate.every_steps = 100"),
-            "evaluate.every_steps is 200 there and 100",
-        ),
-        (changed('"lag(40)"', '"best(mean)"'), "lag-40,seed=1 is planned there and not in this one"),
-        (changed("steps = 600", "steps = 800"), "train.steps is 600 there and 800"),
-        ("last_evaluations = 2\n" + FILE, "last_evaluations is 1 there and 2 in this one"),
-        (changed('"latest", "lag(40)"', '"lag(40)", "latest"'), "which is latest there and lag(40) in this one"),
-        (changed('"lag(40)"', '"lag"'), "target.policy=lag: it takes lag(updates)"),
-        (changed('"lag(40)"', '"best"'), "target.policy=best needs evaluate.episodes=10"),
-        (changed('"lag(40)"', '"none:such"'), "No module named 'none'"),
-    ],
-)
-def test_a_file_that_does_not_fit_its_folder_starts_nothing(finished: Path, text: str, message: str) -> None:
+@pytest.mark.parametrize(("replace", "by", "message"), rows("experiments", "other_files", "replace", "by", "message"))
+def test_a_file_that_does_not_fit_its_folder_starts_nothing(
+    finished: Path, replace: str, by: str, message: str
+) -> None:
     before = records(finished)
     other = finished.parents[2] / "other.toml"
-    other.write_text(text)
+    other.write_text(changed(replace, by))
     done = twin_graph("experiment", "run", "other.toml", cwd=finished.parents[2])
     assert done.returncode == 2
     assert message in done.stderr
@@ -116,15 +104,11 @@ def test_a_file_that_does_not_fit_its_folder_starts_nothing(finished: Path, text
     assert records(finished) == before
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (changed("train.batch_size = 16", 'env.id = "Pendulum-v1"'), "continuous actions"),
-        (changed("train.batch_size = 16", 'network = "nature"'), "use --set network=mlp"),
-    ],
-)
-def test_what_cannot_be_trained_is_known_before_anything_runs(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "bad.toml").write_text(text)
+@pytest.mark.parametrize(("replace", "by", "message"), rows("experiments", "not_trainable", "replace", "by", "message"))
+def test_what_cannot_be_trained_is_known_before_anything_runs(
+    tmp_path: Path, replace: str, by: str, message: str
+) -> None:
+    (tmp_path / "bad.toml").write_text(changed(replace, by))
     done = twin_graph("experiment", "run", "bad.toml", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr

@@ -8,6 +8,7 @@ from typing import cast
 import numpy as np
 import pytest
 from attempts import attempt, end, whole_and_killed
+from tables import rows
 
 from twin_graph import config
 from twin_graph.actor import Actor
@@ -206,20 +207,11 @@ def test_learning_rates_follow_their_schedules(cartpole: Make) -> None:
     assert stairs == pytest.approx([0.1, 0.1, 0.1, 0.05, 0.025])
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"train__rescale_r": True}, "needs loss=dqn3"),
-        ({"train__double": True, "train__target_q": False}, "needs a target"),
-        ({"train__target_q": False, "target__policy": "best"}, "chooses nothing"),
-        ({"train__minto": True, "train__double": True}, "needs train.double=false"),
-        ({"train__minto": True, "train__target_q": False}, "needs train.target_q=true"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), rows("learners", "contradictions", "settings", "message"))
 def test_settings_that_make_no_sense_together_are_refused(
-    cartpole: Make, settings: dict[str, object], reason: str
+    cartpole: Make, settings: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=reason):
+    with pytest.raises(UsageError, match=message):
         cartpole(**settings)
 
 

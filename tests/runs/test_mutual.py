@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from attempts import attempt, end, whole_and_killed
 from commands import twin_graph
+from tables import rows
 
 from twin_graph import config, envs, mutual
 from twin_graph.agent import Agent
@@ -348,17 +349,10 @@ def test_references_name_a_lineage(cartpole: Make, train: Train) -> None:
         run.resolve("c/latest")
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"mode": "mutual", "train__target_q": False}, r"mode=mutual needs train\.target_q=true"),
-        ({"store__shared": True}, r"store.shared=true needs mode=mutual"),
-        ({"mode": "mutual", "store__shared": True, "target__policy": "lag(5)"}, "needs target.policy=latest"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(cartpole: Make, changes: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UsageError, match=reason):
-        cartpole(**changes)
+@pytest.mark.parametrize(("settings", "message"), rows("mutual", "contradictions", "settings", "message"))
+def test_what_makes_no_sense_is_refused(cartpole: Make, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        cartpole(**settings)
 
 
 def test_proposed_swaps_say_into_whose_twin(cartpole: Make, tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ import gymnasium
 import numpy as np
 import pytest
 from attempts import attempt, end
+from tables import rows
 
-from twin_graph import config, envs, named
+from twin_graph import config, envs, errors, named
 from twin_graph.envs import EnvSpec
 from twin_graph.envs.gym import Gym
-from twin_graph.errors import ForeignError, UsageError
+from twin_graph.errors import UsageError
 from twin_graph.graph_mode import tf
 from twin_graph.losses import LOSSES
 from twin_graph.model import ModelSpec, build_model
@@ -186,59 +187,12 @@ def test_log_cosh_is_what_it_says() -> None:
     np.testing.assert_allclose(loss, np.log(np.cosh(error.astype(np.float64))), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "error", "message"),
-    [
-        (
-            {"loss": "wrong:of_another_shape"},
-            ForeignError,
-            r"of_another_shape must return each example's loss, of shape \(None,\), not \(None, 2\)",
-        ),
-        (
-            {"network": "wrong:one_value"},
-            ForeignError,
-            r"one_value must return Q values of shape \(None, 2\), not \(None, 1\)",
-        ),
-        ({"network": "wrong:that_fails"}, ForeignError, r"no idea \(.*wrong\.py:10, in that_fails\)"),
-        ({"network": "wrong:not_there"}, UsageError, "network=wrong:not_there: .*no attribute 'not_there'"),
-        ({"loss": "nowhere:mine"}, UsageError, "loss=nowhere:mine: .*; modules are looked for in"),
-        ({"train__optimizer": "wrong:WRONG"}, UsageError, "train.optimizer=wrong:WRONG: .*no attribute"),
-        ({"train__optimizer": "wrong:no_optimizer"}, ForeignError, "^train.optimizer=wrong:no_optimizer: AttributeErr"),
-        (
-            {"train__optimizer": "wrong:keras_optimizer"},
-            ForeignError,
-            "^train.optimizer=wrong:keras_optimizer: TypeError: Can not convert a Variable",
-        ),
-        ({"network": "wrong:of_keras"}, UsageError, "^network=wrong:of_keras creates new variables on every call"),
-        ({"network": "wrong:a_constant"}, UsageError, "^network=wrong:a_constant makes no variables, so there is not"),
-        ({"loss": "half:loss"}, UsageError, r"^loss=half:loss: NameError: .*undefined.* \(.*half\.py:2, in <module>\)"),
-        (
-            {"network": "wrong:with_a_layer_too_many"},
-            UsageError,
-            "^network=wrong:with_a_layer_too_many: the loss does not depend on aux/bias, aux/weights; leave",
-        ),
-        (
-            {"loss": "wrong:of_nothing"},
-            UsageError,
-            "^loss=wrong:of_nothing depends on nothing that network=mlp computes$",
-        ),
-        (
-            {"network": "wrong:with_a_fixed_variable"},
-            UsageError,
-            "^network=wrong:with_a_fixed_variable makes scale with trainable=False, and no snapshot would hold that;",
-        ),
-        (
-            {"network": "wrong:in_bfloat16"},
-            ForeignError,
-            "^network=wrong:in_bfloat16 must return float32, not bfloat16, .* end it with last_layer$",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("settings", "error", "message"), rows("own", "bad_choices", "settings", "error", "message"))
 def test_what_does_not_work_is_said_before_anything_is_written(
-    cartpole: Make, chosen: dict[str, object], error: type[Exception], message: str
+    cartpole: Make, settings: dict[str, object], error: str, message: str
 ) -> None:
-    with tf.Graph().as_default(), pytest.raises(error, match=message):
-        build_model(ModelSpec.of(cartpole(**chosen), EnvSpec((4,), 2)))
+    with tf.Graph().as_default(), pytest.raises(getattr(errors, error), match=message):
+        build_model(ModelSpec.of(cartpole(**settings), EnvSpec((4,), 2)))
 
 
 def test_an_optimizer_may_give_what_an_operation_can_wait_for(cartpole: Make) -> None:

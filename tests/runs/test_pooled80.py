@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from attempts import end, whole_and_killed
+from tables import rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from twin_graph import config, envs
@@ -92,24 +93,17 @@ def test_it_has_no_dueling_head() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "shape", "advice"),
-    [
-        ("ALE/Pong-v5", (4, 84, 84), "--set env.image_height=80 --set env.image_width=80"),
-        ("CartPole-v1", (4,), "--set network=mlp"),
-        ("TwinGraph/Blob-v0", (10, 10, 3), "--set network=minatar"),
-        ("Coloured-v0", (80, 80, 3), "--set network=nature"),
-        ("Flat-v0", (80, 80), "--set network=nature"),
-    ],
+    ("environment", "shape", "advice"), rows("pooled80", "other_observations", "environment", "shape", "advice")
 )
-def test_other_observations_are_refused_with_what_to_set(environment: str, shape: tuple[int, ...], advice: str) -> None:
+def test_other_observations_are_refused_with_what_to_set(environment: str, shape: list[int], advice: str) -> None:
     settings = load(env__id=environment)
     with pytest.raises(UsageError, match="network=pooled80 needs images") as error:
-        ModelSpec.of(settings, EnvSpec(shape, 2, "uint8", stack=4 if environment.startswith("ALE/") else 1))
+        ModelSpec.of(settings, EnvSpec(tuple(shape), 2, "uint8", stack=4 if environment.startswith("ALE/") else 1))
     assert advice in str(error.value)
     assert "\n" not in str(error.value)
     if name := advice.partition("network=")[2]:
         with tf.Graph().as_default():
-            build_model(ModelSpec.of(load(env__id=environment, network=name), EnvSpec(shape, 2, "uint8")))
+            build_model(ModelSpec.of(load(env__id=environment, network=name), EnvSpec(tuple(shape), 2, "uint8")))
 
 
 def test_its_preset_trains_and_plays_three_actions_and_shows_its_variables(

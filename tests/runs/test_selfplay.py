@@ -17,6 +17,7 @@ from attempts import attempt, end
 from best_response import worst_returns
 from commands import Command, twin_graph
 from pong_flights import ball
+from tables import rows
 
 from twin_graph import envs
 from twin_graph.config import change, load
@@ -110,20 +111,11 @@ def test_the_opponent_is_asked_for_all_boards_in_one_call() -> None:
     assert asked == [4, 8, 8, 8]
 
 
-@pytest.mark.parametrize(
-    ("game", "words"),
-    [
-        ("leduc_poker", "its players have secrets and it has dice or cards"),
-        ("backgammon", "cannot be learnt here: it has dice or cards"),
-        ("goofspiel", "its players move at the same time"),
-        ("catch", "it is not for two players"),
-        ("connect_for", "unknown game 'OpenSpiel/connect_for'; did you mean 'connect_four'?"),
-    ],
-)
-def test_games_of_other_kinds_are_refused_in_one_line(game: str, words: str) -> None:
+@pytest.mark.parametrize(("game", "message"), rows("selfplay", "other_games", "game", "message"))
+def test_games_of_other_kinds_are_refused_in_one_line(game: str, message: str) -> None:
     with pytest.raises(UsageError) as refused:
         envs.make(EnvSettings(id=f"OpenSpiel/{game}"), count=1)
-    assert words in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -247,20 +239,7 @@ def test_the_full_name_of_a_player_is_its_name(tmp_path: Path, monkeypatch: pyte
     assert boards.fixed_player("deep:player(2)")(turn) == 2
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("raise KeyError('boom')", r"against=mine:player: KeyError: 'boom' \(\S+mine.py:3, in move\)"),
-        (
-            "return None",
-            r"against=mine:player answered None; it must be a legal action, of 0 to 8, on each of \d boards",
-        ),
-        ("return np.zeros(7, int)", "answered .*; it must be a legal action"),
-        ("return np.full(len(turn.observations), 0.5)", "answered .*; it must be a legal action"),
-        ("return np.full(len(turn.observations), 9)", "answered .*; it must be a legal action"),
-        ("return turn.observations[:, -9:].argmin(axis=1)", "answered .*; it must be a legal action"),
-    ],
-)
+@pytest.mark.parametrize(("code", "message"), rows("selfplay", "failing_players", "code", "message"))
 def test_a_player_of_ones_own_that_fails_costs_no_step(
     tictactoe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
 ) -> None:
@@ -286,12 +265,7 @@ def test_a_player_of_ones_own_is_a_function(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("game", "arguments", "message"),
-    [
-        ("breakthrough", {"rows": 1}, "cannot make OpenSpiel/breakthrough: "),
-        ("hex", {"board_size": -1}, r"OpenSpiel/hex has 2 players, 1 actions and observations of shape \[9, -1, -1\]"),
-        ("nim", {"pile_sizes": "0"}, "OpenSpiel/nim is over before it begins"),
-    ],
+    ("game", "arguments", "message"), rows("selfplay", "bad_arguments", "game", "arguments", "message")
 )
 def test_arguments_of_which_no_game_can_be_made_are_refused(game: str, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=rf"^[^\n]*{message}[^\n]*$"):

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import twin_graph
+from tables import rows
 from twin_graph_cli.selfplay import names_of
 
 from twin_graph import tournament
@@ -297,18 +299,11 @@ def test_the_command_rates_draws_and_records(run: Run, tmp_path: Path) -> None:
     assert not (run.folder / GAMES).exists()  # known before hours of games
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        (["--games", "7"], "--games 7 is odd: each opening is played from both seats"),
-        (["--against", "mcts(no)"], "simulations=no: must be a whole number"),
-        (["--against", "nobody"], "unknown against 'nobody'"),
-    ],
-)
-def test_what_cannot_be_played_is_said_in_one_line(run: Run, tmp_path: Path, more: list[str], words: str) -> None:
-    told = twin_graph("tournament", str(run.folder), *more, cwd=tmp_path)
+@pytest.mark.parametrize(("options", "message"), rows("tournament", "not_playable", "options", "message"))
+def test_what_cannot_be_played_is_said_in_one_line(run: Run, tmp_path: Path, options: str, message: str) -> None:
+    told = twin_graph("tournament", str(run.folder), *shlex.split(options), cwd=tmp_path)
     assert told.returncode == 2
-    assert words in told.stderr
+    assert message in told.stderr
     assert len(told.stderr.splitlines()) == 1
 
 

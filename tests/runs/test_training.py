@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import twin_graph
+from tables import rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from twin_graph import envs, resources, training
@@ -771,21 +772,12 @@ def test_what_alone_would_be_enough_is_advised(pong: Make) -> None:
             resources.check(needed._replace(memory_free=free))
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"resume__keep": "all"}, "for resume points, .* set resume.keep=2"),
-        ({"resume__keep": "all", "resume__every_steps": 10_000}, "for snapshots, .* set resume.keep=2"),
-        ({"resume__keep": 500, "resume__every_steps": 10}, "for resume points, .* lower resume.keep"),
-        ({"save__keep_last": 10**6}, "for snapshots, .* lower save.keep_last"),
-        ({"log__every_steps": 1}, "for what is logged, .* raise log.every_steps"),
-    ],
-)
-def test_what_takes_most_room_is_named(cartpole: Make, changes: dict[str, Any], said: str) -> None:
-    settings = cartpole(train__steps=1_000_000, model__hidden_units=[512, 512], **changes)
-    with contextlib.closing(envs.make(settings.env, count=1)) as env:
-        needed = resources.measure(settings, env, Path())
-    with pytest.raises(TwinGraphError, match=f"not enough disk space: .* {said}"):
+@pytest.mark.parametrize(("settings", "message"), rows("training", "disk_space", "settings", "message"))
+def test_what_takes_most_room_is_named(cartpole: Make, settings: dict[str, Any], message: str) -> None:
+    chosen = cartpole(train__steps=1_000_000, model__hidden_units=[512, 512], **settings)
+    with contextlib.closing(envs.make(chosen.env, count=1)) as env:
+        needed = resources.measure(chosen, env, Path())
+    with pytest.raises(TwinGraphError, match=f"not enough disk space: .* {message}"):
         resources.check(needed._replace(disk_free=1_000))
 
 

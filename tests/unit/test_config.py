@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tables import rows
 
 from twin_graph import config, no_effect
 from twin_graph.cross_checks import check_that_it_learns
@@ -81,41 +82,7 @@ def test_the_last_assignment_wins() -> None:
     assert load("seed=1", "seed=5").seed == 5
 
 
-@pytest.mark.parametrize(
-    ("assignment", "message"),
-    [
-        ("train.batchsize=3", "unknown setting 'train.batchsize'; did you mean 'train.batch_size'"),
-        ("batch_size=3", "did you mean 'train.batch_size'"),
-        ("train=3", "unknown setting 'train'"),
-        ("train.batch_size=0", "train.batch_size=0: must be at least 1 (transitions)"),
-        ("train.batch_size=true", "train.batch_size=true: must be a whole number (transitions)"),
-        ("train.discount=false", "train.discount=false: must be a number"),
-        ("train.until_score=true", "train.until_score=true: must be a number"),
-        ("env.actions=[true, false]", "env.actions=[True, False]: must be a whole number"),
-        ("model.hidden_units=[64, true]", "model.hidden_units=[64, True]: must be a whole number (units)"),
-        ("train.batch_size=many", "train.batch_size=many: must be a whole number (transitions)"),
-        ("env.sticky=1.5", "env.sticky=1.5: must be at most 1"),
-        (
-            "loss=hubert",
-            "loss=hubert: must be 'huber', 'mse', 'mse_all', 'dqn3' or module:function; did you mean 'huber'?",
-        ),
-        ("replay.size=3", "unknown setting 'replay.size'; did you mean 'replay.capacity_steps'?"),
-        ("train.gamma=3", "unknown setting 'train.gamma'; did you mean 'train.discount'?"),
-        ("learning_starts=3", "did you mean 'train.start_steps'?"),
-        ("twin.check=maybe", "twin.check=maybe: must be true or false"),
-        ("env.kwargs=3", "env.kwargs=3: must be a table of names and values"),
-        ("model.hidden_units=[]", "model.hidden_units="),
-        ("replay.capacity_steps=500", "replay.capacity_steps=500 is too small"),
-        ("train.start_steps=8", "train.start_steps=8 is too small"),
-        ("train.until_score=nan", "train.until_score=nan: must be a finite number (score)"),
-        ("train.gradient_clip_norm=inf", "train.gradient_clip_norm=inf: must be a finite number"),
-        ("env.kwargs.wind=inf", "=inf: must be a finite number"),
-        ("twin.threads=100000", "twin.threads=100000: must be at most 1024 (threads)"),
-        ("batch_size", "write it as key=value"),
-        ("=3", "write it as key=value"),
-        ("env.kwargs.=3", "write it as key=value"),
-    ],
-)
+@pytest.mark.parametrize(("assignment", "message"), rows("config", "wrong_assignments", "assignment", "message"))
 def test_what_is_wrong_is_said_in_one_line(assignment: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
         load(assignment)
@@ -149,20 +116,7 @@ def test_the_hash_of_settings_sees_every_change() -> None:
 
 @pytest.mark.parametrize(
     ("preset", "assignment", "with_", "needs"),
-    [
-        ("cartpole", "env.sticky=0.25", "env.id=ALE/Pong-v5", "in ALE/ and TwoPlayer/ environments"),
-        ("pong", "model.hidden_units=[8]", "network=mlp", "with network=mlp"),
-        ("blob", "model.dueling=true", "network=minatar", "with another network than blob"),
-        ("pong", "train.clip_delta=0.5", "loss=dqn3", "with loss=dqn3"),
-        ("dqn2015", "train.rmsprop_decay=0.9", "train.optimizer=rmsprop", "with train.optimizer=rmsprop or "),
-        ("pong", "train.learning_rate_end=1e-5", "train.learning_rate_schedule=linear", "=linear"),
-        ("pong", "mutual.learn=both", "mode=mutual", "with mode=mutual"),
-        ("cartpole", "model.padding=SAME", "network=minatar", "with network=nature, dopamine, minatar or board"),
-        ("dqn2015", "twin.overlap=false", "train.chunk_steps=8", "with train.chunk_steps=1 or more"),
-        ("pong-selfplay", "env.life_loss=true", "env.id=ALE/Pong-v5", "in ALE/ environments"),
-        ("pong", "workers.servers=2", "workers.count=2", "with workers.count=1 or more"),
-        ("pong-selfplay", "evaluate.against=mcts(10)", "env.id=OpenSpiel/connect_four", "in OpenSpiel/ environments"),
-    ],
+    rows("config", "without_effect", "preset", "assignment", "with", "needs"),
 )
 def test_a_setting_that_changes_nothing_is_named(preset: str, assignment: str, with_: str, needs: str) -> None:
     keys = [config.parse_assignment(text)[0] for text in (assignment, with_)]

@@ -13,6 +13,7 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from minatar.gym import BaseEnv
+from tables import rows
 
 from twin_graph import envs, evaluation
 from twin_graph.envs import EnvSpec, VectorEnv, VectorStep, minatar
@@ -243,19 +244,7 @@ def test_names_of_other_actions_than_a_wrapper_has_are_not_used() -> None:
             assert env.action_names == names
 
 
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ("", "no environment: give one with --env"),
-        ("ALE/Pongg-v5", "did you mean 'ALE/Pong-v5'"),
-        ("ale_py:ALE/Pong-v5", "would be an Atari game without its protocol; write ALE/Pong-v5"),
-        ("ale_py:Pong-v4", "would be an Atari game without its protocol; write ALE/Pong-v5"),
-        ("PongNoFrameskip-v4", "old name"),
-        ("Pendulum-v1", "continuous actions"),
-        ("CartPol-v1", "did you mean 'CartPole-v1'"),
-        ("no_such_module:Env-v0", "No module named 'no_such_module'"),
-    ],
-)
+@pytest.mark.parametrize(("environment", "message"), rows("envs", "not_learnable", "environment", "message"))
 def test_environments_that_cannot_be_learnt_get_one_line(environment: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as error:
         envs.make(EnvSettings(id=environment), count=1)
@@ -603,15 +592,7 @@ gymnasium.register("Perishable-v0", Perishable)
 """
 
 
-@pytest.mark.parametrize(
-    ("how", "vectorization", "message"),
-    [
-        ("dies", "async", "Perishable-v0: the process of an environment ended by itself"),
-        ("exits", "sync", r"environment 0, step: SystemExit: 3"),
-        ("exits", "async", r"environment \d, step: SystemExit: 3"),
-        ("second", "sync", r"environment 1: OSError: \[Errno 98\] Address already in use"),
-    ],
-)
+@pytest.mark.parametrize(("how", "vectorization", "message"), rows("envs", "dying", "how", "vectorization", "message"))
 def test_an_environment_that_ends_or_cannot_be_made_again_is_named(
     how: str, vectorization: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from experiment_files import FILE, changed, made_up
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import rows
 
 from twin_graph import config
 from twin_graph.errors import UsageError
@@ -74,60 +75,9 @@ def test_every_value_survives_the_command_line(key: str, value: Any) -> None:
     assert config.parse_assignment(text) == (key, value)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (changed("seeds =", "seed ="), "unknown key 'seed'; did you mean 'seeds'"),
-        (changed("[factors]", "[facters]"), "unknown key 'facters'; did you mean 'factors'"),
-        (changed("[factors]", "[form]\na = 1\n[factors]"), "unknown key 'form'; did you mean 'from'"),
-        (changed('preset = "cartpole"', ""), "preset is missing"),
-        (changed("cartpole", "cartpol"), "tictactoe; did you mean 'cartpole'?"),
-        (
-            changed("batch_size", "batchsize"),
-            "settings: unknown setting 'train.batchsize'; did you mean 'train.batch_size'",
-        ),
-        (changed("target.policy =", "target.polcy ="), "unknown setting 'target.polcy'; did you mean 'target.policy'"),
-        (changed("target.policy =", "targets ="), "unknown setting 'targets'"),
-        (changed("log.every_steps = 100", "train.steps = 100"), "train.steps has its own place in the file: steps"),
-        (changed("[1, 2]", "[]"), "seeds=[]: must be a list of at least 1"),
-        (changed("[1, 2]", "[1, 1]"), "one of them is repeated"),
-        (changed("[1, 2]", "[1, -2]"), "seed=-2: must be at least 0"),
-        (changed("[1, 2]", "[1, true]"), "seeds=[1, True]: must be a whole number"),
-        (changed("steps = 600", "steps = true"), "steps=True: must be a whole number"),
-        (changed("steps = 600", "steps = 0"), "steps=0: must be at least 1"),
-        (changed('["latest", "lag(40)"]', "[]"), "factors.target.policy has no values: the grid is empty"),
-        (changed('target.policy = ["latest", "lag(40)"]', ""), "factors is empty"),
-        (changed('["latest", "lag(40)"]', '"latest"'), "factors.target.policy=latest: give a list of values"),
-        (
-            changed('["latest", "lag(40)"]', '["latest", "latest"]'),
-            "latest and latest are the same run, twice (seed 1)",
-        ),
-        (changed('["latest", "lag(40)"]', '["lag(40)", "lag 40"]'), "two runs would be called lag-40,seed=1"),
-        (
-            changed("lag(40)", "a" * 245),
-            "aaaa..., has 252 letters, and at most 233 are possible: give its values shorter",
-        ),
-        (
-            changed("[factors]", "[factors]\nlog.every_steps = [1]"),
-            "log.every_steps is set by settings and by factors.log",
-        ),
-        (changed("[settings]", "[settings]\ntrain.batch_size = 0"), "this is not TOML"),
-        (changed("batch_size = 16", "batch_size = 0"), "train.batch_size=0: must be at least 1"),
-        (changed('"tiny"', '"../tiny"'), "name='../tiny': letters, digits, dots, dashes and underscores only"),
-        (changed('["latest", "lag(40)"]', "[2020-01-01]"), "target.policy=2020-01-01"),
-        (
-            FILE + '[factors.game]\na = { "env.id" = "CartPole-v1" }\nb = { "env.id" = "Acrobot-v1" }',
-            "latest, a is not compared in Acrobot-v1",
-        ),
-        (FILE + "[scores]\nlow = 5\nhigh = 1", "scores: low=5 must be below high=1"),
-        (FILE + "[scores]\nlow = 5", "scores: give both low and high"),
-        (FILE + "[scores]\nthreshold = nan", "scores: threshold=nan"),
-        (FILE + '[factors.learner]\n"$x" = {}', "factors.learner.$x: a variant's name has no $"),
-        (FILE + "[scores]\nhihg = 5", "scores: unknown key 'hihg'; did you mean 'high'"),
-        (FILE + '[scores."CartPole-v0"]\nlow = 5', "'CartPole-v0' is no environment of this experiment"),
-    ],
-)
-def test_a_bad_file_is_refused_with_one_line(text: str, message: str) -> None:
+@pytest.mark.parametrize(("replace", "by", "message"), rows("plans", "bad_files", "replace", "by", "message"))
+def test_a_bad_file_is_refused_with_one_line(replace: str, by: str, message: str) -> None:
+    text = changed(replace, by) if replace else FILE + by
     with pytest.raises(UsageError) as refused:
         plan.parse(text)
     assert message in str(refused.value)
@@ -165,29 +115,12 @@ def test_more_evaluations_than_there_will_be_are_refused_before_any_run(tmp_path
         plan.check(plan.read(path), path)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ("evaluate.episodes = 3", "evaluate.episodes = 0", "with evaluate.episodes=0 latest has no scores"),
-        (
-            'target.policy = ["latest", "lag(40)"]',
-            "train.clip_delta = [1.0, 2.0]",
-            "clip_delta=1.0 and clip_delta=2.0 would train the same: "
-            "train.clip_delta has no effect here: it is used only with loss=dqn3",
-        ),
-        (
-            '[factors]\ntarget.policy = ["latest", "lag(40)"]',
-            "[factors.x]\na = {}\nb = { train.clip_delta = 2.0 }",
-            "a and b would train the same: train.clip_delta has no effect here",
-        ),
-    ],
-    ids=["no scores", "no effect", "no effect of a variant"],
-)
+@pytest.mark.parametrize(("replace", "by", "message"), rows("plans", "nothing_to_compare", "replace", "by", "message"))
 def test_what_would_compare_nothing_is_refused_before_any_run(
-    before: str, after: str, message: str, tmp_path: Path
+    replace: str, by: str, message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "study.toml"
-    path.write_text(changed(before, after))
+    path.write_text(changed(replace, by))
     with pytest.raises(UsageError, match=re.escape(message)):
         plan.check_new(plan.read(path), path)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import rows
 
 from twin_graph import config, cpu
 from twin_graph.errors import DamagedError, UsageError
@@ -128,17 +129,7 @@ def test_references(store: SnapshotStore, reference: str, number: int) -> None:
     assert store.resolve(reference, lambda: scores).number == number
 
 
-@pytest.mark.parametrize(
-    ("reference", "message"),
-    [
-        ("latest~4", "only 4 snapshots"),
-        ("00000", "matches 4 ids"),
-        ("4", "no snapshot '4'"),
-        ("zzz", "no snapshot 'zzz'; the newest is 000003-0000012c"),
-        ("", "no snapshot ''"),
-        ("best", "no snapshot has a scheduled evaluation yet"),
-    ],
-)
+@pytest.mark.parametrize(("reference", "message"), rows("snapshots", "no_references", "reference", "message"))
 def test_references_that_mean_nothing(store: SnapshotStore, reference: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         store.resolve(reference, dict)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import rows
 
 from twin_graph import config, targets
 from twin_graph.errors import ForeignError, UsageError
@@ -484,44 +485,7 @@ def test_a_text_names_a_policy_and_its_parameters(text: str, name: str, argument
     assert {key: type(value) for key, value in policy.arguments.items()} == {k: type(v) for k, v in arguments.items()}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("lates", "choose latest, best, lag, window, mix, pinned, rollback, "),
-        ("lates", "as module:function; did you mean 'latest'?"),
-        ("windw(8)", "unknown policy 'windw'; choose latest"),
-        ("polyak(0.9)", "unknown policy 'polyak'; choose latest, best, lag, window, mix, pinned, rollback"),
-        ("", "write it as a name with its parameters, for example 'mix(0.8, 8)'"),
-        ("lag 1000", "write it as a name with its parameters"),
-        ("lag(1000", "write it as a name with its parameters"),
-        ("lag", "it takes lag(updates)"),
-        ("lag()", "it takes lag(updates)"),
-        ("mix", "it takes mix(probability, size=8)"),
-        ("pinned()", "it takes pinned(snapshot)"),
-        ("pinned(latest)", "snapshot=latest: must be a snapshot's number or id, such as 3 or 000003-3fa9c1d2"),
-        ("pinned(3-00)", "must be a snapshot's number or id"),
-        ("latest(3)", "it takes latest()"),
-        ("lag(1,000)", "it takes lag(updates)"),
-        ("mix(0.8, 8, 1)", "it takes mix(probability, size=8)"),
-        ("best(test, 1, 2)", "it takes best(rule=test, stall=3)"),
-        ("lag(0)", "updates=0: must be at least 1; it takes lag(updates)"),
-        ("window(-1)", "size=-1: must be at least 1"),
-        ("mix(1.2)", "probability=1.2: must be at most 1"),
-        ("mix(nan)", "probability=nan: must be"),
-        ("mix(0.5, 0)", "size=0: must be at least 1"),
-        ("ensemble(9)", "size=9: must be at most 8"),
-        ("rollback(0)", "limit=0: must be above 0"),
-        ("best(test, 0)", "stall=0: must be at least 1"),
-        ("lag(1.5)", "updates=1.5: must be a whole number"),
-        ("lag(many)", "updates=many: must be a whole number"),
-        ("mix(often)", "probability=often: must be a number"),
-        ("ensemble(4, max)", "combine=max: must be 'min' or 'mean'; it takes ensemble(size, combine=mean)"),
-        ("best(median)", "rule=median: must be 'test' or 'mean'"),
-        ("nowhere_at_all:mine", "No module named 'nowhere_at_all'; modules are looked for in"),
-        ("math:mine", "module 'math' has no attribute 'mine'"),
-        ("math:pi", "math:pi is not a function"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), rows("targets", "no_policies", "text", "message"))
 def test_a_text_that_names_no_policy_is_refused_with_what_is_wrong(text: str, message: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse(text)
@@ -626,17 +590,7 @@ def test_a_policy_of_ones_own_is_named_by_module_and_function(mine: str) -> None
     assert (policy.members, policy.combine, policy.rival(History(0, FIVE))) == (1, "mean", None)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("older(0)", r"back=0: must be at least 1; it takes my_policies:older\(back=1\)"),
-        ("older(1, 2)", r"it takes my_policies:older\(back=1\)"),
-        ("older(x)", "back=x: must be a whole number"),
-        ("newer", "has no attribute 'newer'"),
-        ("without_annotation(2)", "the parameter back needs a type annotation"),
-        ("of_an_array(2)", "the annotation of back is not one that a text can be read as, such as int, float or str"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), rows("targets", "own_parameters", "text", "message"))
 def test_parameters_of_ones_own_policy_are_checked(mine: str, text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse(f"{mine}:{text}")
@@ -689,20 +643,12 @@ def test_a_policy_that_fails_to_say_whom_to_beat_is_named_with_its_line(mine: st
 
 
 @pytest.mark.parametrize(
-    ("text", "changes", "message"),
-    [
-        ("best", {"evaluate.episodes": 9}, r"best needs evaluate\.episodes=10 or more, or best\(mean\)"),
-        ("best(mean)", {"evaluate.episodes": 0}, r"needs scheduled evaluations: raise evaluate\.episodes"),
-        ("best", {"evaluate.every_steps": 10_000}, "needs scheduled evaluations"),
-        ("best", {"evaluate.episodes": 10}, None),
-        ("best(mean)", {"evaluate.episodes": 1}, None),
-        ("rollback", {"evaluate.episodes": 0}, None),
-    ],
+    ("text", "settings", "message"), rows("targets", "without_evaluations", "text", "settings", "message")
 )
 def test_best_is_refused_without_the_evaluations_that_it_needs(
-    text: str, changes: dict[str, int], message: str | None
+    text: str, settings: dict[str, int], message: str
 ) -> None:
     small = {"train.steps": 10_000, "evaluate.every_steps": 1_000}
-    run = config.load("cartpole", [*small.items(), *changes.items()])
+    run = config.load("cartpole", [*small.items(), *settings.items()])
     with pytest.raises(UsageError, match=message) if message else contextlib.nullcontext():
         parse(text).check(run)
