@@ -17,10 +17,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-# For each command a keeper, which says the command's process id and, when it has ended, its exit code. If asked, it
-# kills a command whose caller is gone: whoever kills the caller means the command.
+# A line of its input is the path of a file with a call: calls are longer than what a pipe takes at once. For each a
+# keeper says the program's process id and, when it has ended, its exit code. If asked, it kills a program whose caller
+# is gone: whoever kills the caller means the program.
 _SERVER = """
-import gc, json, os, runpy, select, signal, sys, traceback, warnings
+import contextlib, gc, json, os, runpy, select, signal, sys, time, traceback, warnings
 import twin_graph.distributed.chief, twin_graph.exchange, twin_graph.experiments.report, twin_graph.training
 import twin_graph.distributed.server, twin_graph.distributed.worker, twin_graph.doctor
 from twin_graph_cli.main import main
@@ -48,14 +49,29 @@ def run(program):
         else:
             main()
 
+# The pipe on which a caller hears; ends with the program if the caller died before it could hear.
+def heard_by_caller(call, process):
+    while True:
+        try:
+            return os.open(call["told"], os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # it has not made it yet, or does not read yet
+            if not os.path.exists(f"/proc/{call['caller']}"):
+                os.kill(process, signal.SIGKILL)
+                with contextlib.suppress(OSError):
+                    os.unlink(call["told"])
+                os._exit(0)
+            time.sleep(0.002)
+
 for line in sys.stdin:
-    call = json.loads(line)
+    with open(line.rstrip("\\n")) as file:
+        call = json.load(file)
+    os.unlink(file.name)
     if os.fork():
         continue
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     process = os.fork()
     if process:
-        with open(call["told"], "w", buffering=1) as told:
+        with open(heard_by_caller(call, process), "w", buffering=1) as told:
             print(process, file=told)
             if call.get("ends_with_caller"):
                 ended, heard = os.pidfd_open(process), select.poll()
@@ -126,12 +142,14 @@ for name in os.listdir("{folder}"):
     while caller.isdigit() and not alive(caller) and os.path.exists(told_of(caller)):
         time.sleep(0.02)
 this = os.getpid()
-os.mkfifo(told_of(this))
 streams = {{name: f"/proc/{{this}}/fd/{{i}}" for i, name in enumerate(("stdin", "stdout", "stderr"))}}
 call = {{"program": program, "cwd": os.getcwd(), "environment": dict(os.environ), "python": "{folder}/python"}}
-call |= {{"ends_with_caller": True, "told": told_of(this), **streams}}
+call |= {{"ends_with_caller": True, "told": told_of(this), "caller": this, **streams}}
+with open(f"{folder}/call-{{this}}", "x") as file:
+    json.dump(call, file)
 with open("/proc/{server}/fd/0", "wb", buffering=0) as server:
-    server.write((json.dumps(call) + "\\n").encode())
+    server.write(f"{{file.name}}\\n".encode())
+os.mkfifo(told_of(this))
 with open(told_of(this)) as lines:
     process = int(lines.readline())
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -154,12 +172,6 @@ def _server() -> subprocess.Popen[str]:
     server = subprocess.Popen([sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, text=True, bufsize=1)
     atexit.register(server.kill)
     return server
-
-
-def _ask(call: dict[str, object]) -> None:
-    stdin = _server().stdin
-    assert stdin is not None
-    stdin.write(json.dumps(call) + "\n")
 
 
 @functools.cache
@@ -192,7 +204,11 @@ class Command:
             path.touch()
         os.mkfifo(files["told"])
         call = {"program": ["twin-graph", *arguments], "cwd": str(cwd), "environment": env, "python": python()}
-        _ask({**call, **files})
+        asked = Path(f"{self._folder.name}/call")
+        asked.write_text(json.dumps({**call, "caller": os.getpid(), **files}))
+        stdin = _server().stdin
+        assert stdin is not None
+        stdin.write(f"{asked}\n")
         self._told = Path(files["told"]).open()  # noqa: SIM115 - for as long as the command
         self.pid = int(self._told.readline())
         self.returncode: int | None = None

@@ -127,9 +127,9 @@ def _in_memory(settings: Settings, env: VectorEnv, model: Model, replay: int, pr
         "close other programs" if processes == 1 else "lower workers.count",
     )
     yield Need("more targets", (twins - 2) * _TWIN_BYTES, "choose policies with fewer snapshots")
-    # A twin has its weights, the evaluating one too. One that learns also has Adam's two moments, a frozen copy and
-    # gradients.
-    copies = twins + bool(settings.evaluate.episodes) + 4 * learners
+    # A twin has its weights, the evaluating one too. One that learns also has Adam's two moments, a frozen copy,
+    # gradients, and for a moment what of these a resume point saves.
+    copies = twins + bool(settings.evaluate.episodes) + 5 * learners
     yield Need("the network", processes * copies * _weights(model), "choose a smaller network", in_new=True)
     # Both observations of every transition in the chunk being trained and in the one being prepared. For one minibatch
     # also the activations with their gradients, and the observations as floats.

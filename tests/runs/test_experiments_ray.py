@@ -24,8 +24,6 @@ from test_experiments import trainers, wait_for
 from twin_graph.snapshots import report
 from twin_graph.snapshots.run import Run
 
-pytest.importorskip("ray", reason="needs the extra ray: pip install -e '.[dev,ray]'")
-
 POLICY = """
 from twin_graph.targets import latest
 
@@ -70,7 +68,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def weights_without_ray(cwd: Path, steps: int = 600) -> list[str]:
     folder = prepared(cwd, steps)
-    done = twin_graph(*RUN, cwd=cwd, env=ENVIRONMENT, fresh=True)
+    done = twin_graph(*RUN, cwd=cwd, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return weights(folder)
 
