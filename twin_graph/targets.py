@@ -325,9 +325,14 @@ def bootstrap_p(challenger: tuple[float, ...], incumbent: tuple[float, ...]) -> 
       challenger, incumbent: returns, in pairs of episodes that began alike, if possible.
     """
     differences = np.subtract(challenger, incumbent)
-    random = np.random.Generator(np.random.Philox(key=0))
-    means = random.choice(differences, size=(_RESAMPLES, len(differences))).mean(axis=1)
+    means = differences[_resamples(_RESAMPLES, len(differences))].mean(axis=1)
     return float((means <= 0).mean())
+
+
+@functools.lru_cache(maxsize=1)  # a run's evaluations have a number of games
+def _resamples(count: int, size: int) -> np.ndarray:
+    """What each of `count` bootstrap resamples draws: the same each time."""
+    return np.random.Generator(np.random.Philox(key=0)).integers(size, size=(count, size))
 
 
 def _rival_of_best(history: History, rule: str, stall: int) -> str | None:  # noqa: ARG001

@@ -1,8 +1,15 @@
 """These tests need no TensorFlow, and must not begin to: they are what one runs while editing."""
 
+import gc
 import sys
 
 import pytest
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the collector need not look at it again, nor a fork have a copy of it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -142,7 +142,7 @@ def test_an_empty_store_has_no_newest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nth", range(1, 7))
 def test_a_commit_fails_with_each_of_its_fsyncs(
-    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, nth: int
+    store: SnapshotStore, durable: None, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     """Two data files, the manifest, the folder, its parent, the ledger."""
     calls = [0]
@@ -183,7 +183,7 @@ def test_a_commit_that_fails_leaves_nothing(
 
 
 def test_files_are_durable_before_the_snapshot_has_its_name(
-    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+    store: SnapshotStore, durable: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
     fsync, rename = os.fsync, Path.rename

@@ -137,7 +137,8 @@ def test_the_time_to_a_threshold_is_shown_also_while_runs_are_left(monkeypatch: 
         assert len(figure.axes) == panels
 
 
-def test_figures_of_targets_are_left_out_where_there_are_none() -> None:
+def test_figures_of_targets_are_left_out_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "RESAMPLES", 20)
     planned, norms = plan.parse(FILE), {"CartPole-v1": statistics.Norm(0, 500, 475, "")}
     done = made_up(planned, lambda condition, seed: 100.0)
     conditions = statistics.analyse(planned, done, norms, lambda *_: None)
@@ -207,7 +208,8 @@ def sentence_on(p: list[float], seeds: list[int]) -> str:
     return found
 
 
-def test_one_run_has_no_interval() -> None:
+def test_one_run_has_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "RESAMPLES", 20)
     [estimate] = statistics.estimates(np.array([[0.5]]), lambda x: np.array([metrics.aggregate_iqm(x)]), 1)
     assert estimate.value == 0.5
     assert math.isnan(estimate.low)
