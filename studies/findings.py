@@ -146,11 +146,11 @@ def detectable(pairs: int, level: float) -> float:
 
     In standard deviations of the differences in pairs.
     """
-    drawn = np.random.default_rng(0).standard_normal((STUDIES_DRAWN, pairs, 1))
+    drawn = np.random.default_rng(0).standard_normal((STUDIES_DRAWN, pairs))
     low, high = 0.0, 3.0
     while high - low > 0.02:
         middle = (low + high) / 2
-        found = np.mean([statistics.p_of(one + middle) <= level for one in drawn])
+        found = np.mean(statistics.p_of_each(drawn + middle) <= level)
         low, high = (low, middle) if found >= POWER else (middle, high)
     return high
 

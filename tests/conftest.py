@@ -22,7 +22,7 @@ hypothesis.settings.register_profile("busy", deadline=None)
 hypothesis.settings.load_profile("busy")
 
 # One thread a session: tests compare hashes, and the tiny networks gain nothing from two. The classic loop, where a
-# test does not ask for chunks; not compiled, which takes a second a run: tests/test_block.py is about that.
+# test does not ask for chunks; not compiled, which takes a second a run: tests/runs/test_block.py is about that.
 CARTPOLE = {
     "train.chunk_steps": 0,
     "twin.compiled": False,

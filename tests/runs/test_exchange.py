@@ -14,7 +14,7 @@ import click
 import numpy as np
 import onnxruntime
 import pytest
-from commands import twin_graph
+from commands import python, twin_graph
 from twin_graph_cli.exchange import export as command
 
 from twin_graph import envs, training
@@ -44,9 +44,9 @@ def q_values(run: Run) -> list[list[float]]:
         return twin.q_values(np.array(OBSERVATIONS, np.float32)).tolist()
 
 
-def other_program(code: str, *arguments: object) -> list[list[float]]:
-    """What a program without this package prints."""
-    command = [sys.executable, "-I", "-c", f"import json, sys\nsys.modules['twin_graph'] = None\n{code}"]
+def other_program(code: str, *arguments: object, interpreter: str = "") -> list[list[float]]:
+    """What a program without this package prints; in a fork that has TensorFlow, if not by another interpreter."""
+    command = [interpreter or python(), "-c", f"import json, sys\nsys.modules['twin_graph'] = None\n{code}"]
     done = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     printed: list[list[float]] = json.loads(done.stdout.splitlines()[-1])
@@ -63,7 +63,8 @@ saver = tf.train.import_meta_graph(sys.argv[1] + '.meta')
 saver.restore(sess, sys.argv[1])
 print(json.dumps(sess.run('q_tm1:0', {'s_tm1:0': json.loads(sys.argv[2])}).tolist()))
 """
-    assert other_program(code, tmp_path / "network", json.dumps(OBSERVATIONS)) == q_values
+    arguments = tmp_path / "network", json.dumps(OBSERVATIONS)
+    assert other_program(code, *arguments, interpreter=sys.executable) == q_values
 
 
 TRAINED_ON = """

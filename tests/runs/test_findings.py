@@ -1,6 +1,7 @@
 """The page of findings holds what its command prints."""
 
 import csv
+import functools
 import hashlib
 import json
 import re
@@ -9,6 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -26,9 +28,15 @@ def _scripts_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "studies")
 
 
+@functools.cache
+def script(name: str) -> dict[str, Any]:
+    """What a study's script defines; it reads each table once."""
+    return runpy.run_path(str(ROOT / "studies" / f"{name}.py"))
+
+
 def output_of(study: str, *arguments: str) -> str:
     """What the command of a study's analysis prints."""
-    return CliRunner().invoke(runpy.run_path(str(ROOT / "studies" / f"{study}.py"))["main"], arguments).output
+    return CliRunner().invoke(script(study)["main"], arguments).output
 
 
 def page(name: str = "findings") -> str:
@@ -42,7 +50,7 @@ def cells(table: str) -> list[list[str]]:
 
 def test_tables_of_the_findings_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "examples")])  # the study's own policy
-    findings = runpy.run_path(str(ROOT / "studies" / "findings.py"))
+    findings = script("findings")
     for study, conditions in (("cartpole-policies", 9), ("mutual-vs-double", 6)):
         printed = findings["table"](study)
         assert len(printed) == 2 + conditions
@@ -68,7 +76,7 @@ def test_tables_of_the_findings_are_those_of_the_records(monkeypatch: pytest.Mon
 
 
 def test_a_command_on_its_page_draws_each_picture() -> None:
-    findings = runpy.run_path(str(ROOT / "studies" / "findings.py"))
+    findings = script("findings")
     assert "\npython studies/findings.py --plot docs/findings\n" in page()
     by_findings = {"expected.png", *findings["PICTURES"].values()}
     for name in ("findings", "published"):
@@ -96,7 +104,7 @@ def test_learning_curves_on_atari_are_drawn_from_its_records(tmp_path: Path) -> 
 
 
 def test_comparisons_that_were_not_planned_are_those_of_the_records() -> None:
-    findings = runpy.run_path(str(ROOT / "studies" / "findings.py"))
+    findings = script("findings")
     ensemble, mutual, often, rarely = (findings["afterwards"](*conditions) for conditions in findings["AFTERWARDS"])
     assert ensemble.endswith("not planned: 10 pairs, +80 (+32 to +132), p = 0.0078, not corrected")
     assert mutual.endswith("not planned: 10 pairs, +32 (-14 to +76), p = 0.23, not corrected")
@@ -108,7 +116,7 @@ def test_comparisons_that_were_not_planned_are_those_of_the_records() -> None:
 
 
 def test_what_the_replication_confirms_is_what_the_records_say() -> None:
-    findings = runpy.run_path(str(ROOT / "studies" / "findings.py"))
+    findings = script("findings")
     first, again = (
         {name.strip("`"): of for name, *of in cells("\n".join(findings["table"](*table)))}
         for table in (("proposed-targets", ", 50"), ("proposed-targets-replication",))
@@ -156,7 +164,7 @@ def test_the_replication_with_opponents_is_that_of_its_recorded_games() -> None:
     assert [row[3] for row in rows] == ["", "0.016", "0.016"]  # the least that is possible, 2 * 2 / 2**8
     lost = [[int(number) for number in row[-1].split(" of ")] for row in rows]
     assert (sum(part for part, _ in lost), sum(whole for _, whole in lost)) == (29, 168)
-    games = runpy.run_path(str(ROOT / "studies" / "opponents.py"))
+    games = script("opponents")
     own = [
         pairing.score
         for pairing in games["read"](ROOT / "studies" / "results" / "opponents-replication" / "games.jsonl")
@@ -292,7 +300,7 @@ def test_the_replication_of_divergence_is_what_the_records_say() -> None:
         page().split()
     )
     assert count == "14 parents, 2 seeds a branch."
-    divergence = runpy.run_path(str(ROOT / "studies" / "divergence.py"))
+    divergence = script("divergence")
     rows = divergence["read"]("divergence-replication")
     lower = {}
     for moment in divergence["MOMENTS"]:
@@ -438,7 +446,7 @@ def test_targets_on_ataris_small_images_are_compared_as_the_records_say() -> Non
 
 
 def test_spread_of_scores_is_that_of_the_records() -> None:
-    printed = runpy.run_path(str(ROOT / "studies" / "findings.py"))["spread"]()
+    printed = script("findings")["spread"]()
     assert printed.startswith("`latest`, standard deviation: 145 within a run, 72 between runs' means; ")
     assert "a difference of 191 by the last evaluation, 93 by the mean of 6, and 138 by that" in printed
     text = " ".join(page().split())

@@ -262,17 +262,21 @@ def p_of(pairs: np.ndarray) -> float:
     """Two-sided p value of paired differences `[pairs, environments]`, by a permutation test: which run of a pair is
     which is drawn by lot. Exact for up to 13 pairs; n pairs can give no less than 2 / 2**n. NaN of fewer than two."""
     means = pairs.mean(axis=1) if pairs.size else np.zeros(0)
-    if len(means) < 2:
-        return math.nan
+    return float(p_of_each(means)) if len(means) > 1 else math.nan
+
+
+def p_of_each(differences: np.ndarray) -> np.ndarray:
+    """`p_of` of several studies at once: of paired differences `[..., pairs]`, `[...]`."""
     test = permutation_test(
-        (means, np.zeros_like(means)),
+        (differences, np.zeros_like(differences)),
         lambda a, b, axis: np.mean(a - b, axis=axis),
         permutation_type="samples",
         vectorized=True,
         n_resamples=PERMUTATIONS,
+        axis=-1,
         rng=np.random.default_rng(0),
     )
-    return float(test.pvalue)
+    return np.asarray(test.pvalue)
 
 
 def holm(p_values: Sequence[float], *, of: int | None = None) -> list[float]:
