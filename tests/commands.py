@@ -4,30 +4,37 @@
 that start others. Files are not fsynced there: what is killed loses nothing that the kernel has.
 """
 
-import atexit
 import contextlib
 import functools
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-# A line of its input is the path of a file with a call: calls are longer than what a pipe takes at once. For each a
-# keeper says the program's process id and, when it has ended, its exit code. If asked, it kills a program whose caller
-# is gone: whoever kills the caller means the program.
+from filelock import FileLock
+
+#: Of bootstraps, in commands: with the 2,000 of the package, a report takes three times as long.
+RESAMPLES = 200
+
+# Each line of the pipe `asks` in its folder is the path of a file with a call: calls are longer than what a pipe takes
+# at once. For each a keeper says the program's process id and, when it has ended, its exit code. If asked, it kills a
+# program whose caller is gone: whoever kills the caller means the program.
 _SERVER = """
-import contextlib, gc, json, os, runpy, select, signal, sys, time, traceback, warnings
+import contextlib, gc, json, os, runpy, select, shutil, signal, sys, time, traceback, warnings
+
+folder, owner = sys.argv[1:]
+asks = open(os.open(f"{folder}/asks", os.O_RDWR | os.O_NONBLOCK), buffering=1)  # also for writing: it never ends
 import twin_graph.distributed.chief, twin_graph.exchange, twin_graph.experiments.report, twin_graph.training
 import twin_graph.distributed.server, twin_graph.distributed.worker, twin_graph.doctor
 from twin_graph_cli.main import main
 
 sys.path.remove("")  # as for the console script, which looks for modules in the present folder last
 os.fsync = lambda descriptor: None
+twin_graph.experiments.statistics.RESAMPLES = RESAMPLES
 gc.freeze()  # or the first collection of each fork would touch all that is imported
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
@@ -62,8 +69,16 @@ def heard_by_caller(call, process):
                 os._exit(0)
             time.sleep(0.002)
 
-for line in sys.stdin:
-    with open(line.rstrip("\\n")) as file:
+# The lines of the pipe, until the owner is gone.
+def lines():
+    begun = ""
+    while os.path.exists(f"/proc/{owner}"):
+        if select.select([asks], [], [], 1)[0]:
+            *whole, begun = (begun + os.read(asks.fileno(), 65536).decode()).split("\\n")
+            yield from whole
+
+for line in lines():
+    with open(line) as file:
         call = json.load(file)
     os.unlink(file.name)
     if os.fork():
@@ -107,6 +122,8 @@ for line in sys.stdin:
         traceback.print_exc()
     sys.stdout.flush()
     os._exit(code)  # to take everything apart would take a second
+shutil.rmtree(folder, ignore_errors=True)
+os.unlink(f"{folder}.lock")
 """
 
 # `twin-graph` for a shell, and `python` for a program: each passes its arguments to the server and stays until the
@@ -147,8 +164,8 @@ call = {{"program": program, "cwd": os.getcwd(), "environment": dict(os.environ)
 call |= {{"ends_with_caller": True, "told": told_of(this), "caller": this, **streams}}
 with open(f"{folder}/call-{{this}}", "x") as file:
     json.dump(call, file)
-with open("/proc/{server}/fd/0", "wb", buffering=0) as server:
-    server.write(f"{{file.name}}\\n".encode())
+with open("{folder}/asks", "wb", buffering=0) as asks:
+    asks.write(f"{{file.name}}\\n".encode())
 os.mkfifo(told_of(this))
 with open(told_of(this)) as lines:
     process = int(lines.readline())
@@ -168,20 +185,26 @@ sys.exit(code)
 
 
 @functools.cache
-def _server() -> subprocess.Popen[str]:
-    server = subprocess.Popen([sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, text=True, bufsize=1)
-    atexit.register(server.kill)
-    return server
+def _folder() -> Path:
+    """Where the server of this session is asked, with the programs `twin-graph` and `python`.
 
-
-@functools.cache
-def _callers() -> Path:
-    """A folder with the programs `twin-graph` and `python`."""
-    folder = Path(tempfile.mkdtemp())
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    for name in ("twin-graph", "python"):
-        (folder / name).write_text(_CALLER.format(python=sys.executable, server=_server().pid, folder=folder))
-        (folder / name).chmod(0o755)
+    The workers of pytest-xdist have one server, which ends with the process that started them.
+    """
+    session = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    folder = Path(tempfile.gettempdir(), f"twin-graph-commands-{session}")
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            os.mkfifo(folder / "asks")
+            for name in ("twin-graph", "python"):
+                (folder / name).write_text(_CALLER.format(python=sys.executable, folder=folder))
+                (folder / name).chmod(0o755)
+            owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+            subprocess.Popen(
+                [sys.executable, "-c", _SERVER.replace("= RESAMPLES", f"= {RESAMPLES}"), folder, str(owner)],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
     return folder
 
 
@@ -190,7 +213,7 @@ def python() -> str:
 
     What it starts by `sys.executable` does, too.
     """
-    return str(_callers() / "python")
+    return str(_folder() / "python")
 
 
 class Command:
@@ -206,9 +229,8 @@ class Command:
         call = {"program": ["twin-graph", *arguments], "cwd": str(cwd), "environment": env, "python": python()}
         asked = Path(f"{self._folder.name}/call")
         asked.write_text(json.dumps({**call, "caller": os.getpid(), **files}))
-        stdin = _server().stdin
-        assert stdin is not None
-        stdin.write(f"{asked}\n")
+        with (_folder() / "asks").open("wb", buffering=0) as asks:
+            asks.write(f"{asked}\n".encode())
         self._told = Path(files["told"]).open()  # noqa: SIM115 - for as long as the command
         self.pid = int(self._told.readline())
         self.returncode: int | None = None
@@ -251,7 +273,7 @@ def bash(script: str, *, cwd: Path, timeout: float) -> subprocess.CompletedProce
     with tempfile.TemporaryDirectory() as name:
         file, output = Path(name, "script"), Path(name, "output")
         file.write_text(script)
-        path = f"{_callers()}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        path = f"{_folder()}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         with output.open("ab") as out:
             process = subprocess.Popen(
                 ["bash", "-euxo", "pipefail", file],

@@ -22,7 +22,7 @@ import psutil
 import pytest
 from attempts import attempt
 from click.testing import CliRunner
-from commands import Command, twin_graph
+from commands import RESAMPLES, Command, twin_graph
 from experiment_files import FILE, RUNS, changed, made_up
 from rliable import library, metrics
 from tables import rows
@@ -474,14 +474,14 @@ def test_the_reports_numbers_are_those_of_rliable(finished: Path) -> None:
         for label in scores:
             np.random.seed(0)
             value, interval = library.get_interval_estimates(
-                {label: scores[label]}, lambda x, f=function: np.array([f(x)]), reps=statistics.RESAMPLES
+                {label: scores[label]}, lambda x, f=function: np.array([f(x)]), reps=RESAMPLES
             )
             assert float(rows[label][name]) == pytest.approx(value[label][0])
             limits = [float(rows[label][f"{name}_{end}"]) for end in ("low", "high")]
             assert limits == pytest.approx(interval[label][:, 0].tolist())
     np.random.seed(0)
     value, interval = library.get_interval_estimates(
-        {"": (scores["lag(40)"], scores["latest"])}, metrics.probability_of_improvement, reps=statistics.RESAMPLES
+        {"": (scores["lag(40)"], scores["latest"])}, metrics.probability_of_improvement, reps=RESAMPLES
     )
     row = rows["lag(40)"]
     numbers = [float(row[f"improvement{end}"]) for end in ("", "_low", "_high")]

@@ -73,17 +73,6 @@ def weights_without_ray(cwd: Path, steps: int = 600) -> list[str]:
     return weights(folder)
 
 
-def test_a_cluster_trains_the_same_weights_and_says_no_more(tmp_path: Path, expected: list[str]) -> None:
-    folder = prepared(tmp_path)
-    done = twin_graph(*RUN, "--executor=ray", "--json", cwd=tmp_path, env=ENVIRONMENT, fresh=True)
-    assert done.returncode == 0, done.stderr
-    assert [run["state"] for run in json.loads(done.stdout)["runs"]] == ["done"] * 2
-    assert weights(folder) == expected
-    ours = r"condition +runs|(latest|own:mine|tiny|time|disk): |(latest|own:mine) +1 |(latest|own-mine),seed=1: "
-    ours += r"|[\d,]+ of |fixed for|next: "
-    assert [line for line in done.stderr.splitlines() if not re.match(ours, line)] == []
-
-
 def test_ctrl_c_makes_trainings_save_wherever_they_are(tmp_path: Path) -> None:
     folder = prepared(tmp_path, steps=100_000)
     runner = begin(tmp_path)
@@ -98,6 +87,7 @@ def test_ctrl_c_makes_trainings_save_wherever_they_are(tmp_path: Path) -> None:
 
 
 def test_a_training_does_not_outlive_its_runner_and_the_next_one_goes_on(tmp_path: Path, expected: list[str]) -> None:
+    """To the weights that there are without a cluster; and who trains on one sees nothing of it."""
     folder = prepared(tmp_path)
     runner = begin(tmp_path)
     wait_for(lambda: list(folder.glob("*/resume/*")))
@@ -120,9 +110,13 @@ def test_a_training_does_not_outlive_its_runner_and_the_next_one_goes_on(tmp_pat
     runner.communicate()
     assert not trainers(folder)
     assert [Run(folder / name).state() for name in RUNS] != ["finished"] * 2
-    again = twin_graph(*RUN, "--executor=ray", cwd=tmp_path, env=ENVIRONMENT, fresh=True)
+    again = twin_graph(*RUN, "--executor=ray", "--json", cwd=tmp_path, env=ENVIRONMENT, fresh=True)
     assert again.returncode == 0, again.stderr
+    assert [run["state"] for run in json.loads(again.stdout)["runs"]] == ["done"] * 2
     assert weights(folder) == expected
+    ours = r"condition +runs|(latest|own:mine|tiny|time|disk): |(latest|own:mine) +1 |(latest|own-mine),seed=1: "
+    ours += r"|[\d,]+ of |fixed for|next: "
+    assert [line for line in again.stderr.splitlines() if not re.match(ours, line)] == []
 
 
 @pytest.fixture

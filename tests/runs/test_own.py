@@ -131,7 +131,7 @@ def test_the_examples_are_short(name: str) -> None:
         {"loss": "own_loss:log_cosh"},
         {"network": "own_network:residual", "model__hidden_units": [16]},
         {"target__policy": "own_ensemble:spread(min)", "save__every_updates": 20, "save__keep_last": 100},
-        {"env__id": "own_environment:Memory/Boxing-v5"},
+        {"env__id": "own_environment:Memory/Boxing-v5", "env__count": 2},  # an emulator takes 0.1 s to make
     ],
     ids=lambda chosen: next(iter(chosen.values())),
 )

@@ -147,6 +147,7 @@ def test_the_rate_of_long_chunks_is_measured_over_several(cartpole: Make) -> Non
 def test_the_doctor_trains_pong_and_says_what_the_machine_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_MEASURED_STEPS", 200)
     monkeypatch.setattr(doctor, "_MEASURED_FROM", 100)
+    monkeypatch.setattr(tuning, "_ROUND_SECONDS", 0.1)
     told = CliRunner().invoke(cli, ["doctor", "--json"])
     found = {finding["subject"]: finding for finding in json.loads(told.stdout)}
     assert {"processor", "packages", "oneDNN", "memory", "disk", "threads, precision", "speed"} <= found.keys()
