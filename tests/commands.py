@@ -24,7 +24,7 @@ RESAMPLES = 200
 # at once. For each a keeper says the program's process id and, when it has ended, its exit code. If asked, it kills a
 # program whose caller is gone: whoever kills the caller means the program.
 _SERVER = """
-import contextlib, gc, json, os, runpy, select, shutil, signal, sys, time, traceback, warnings
+import contextlib, gc, json, os, runpy, select, shutil, signal, sys, time, traceback, types, warnings
 
 folder, owner = sys.argv[1:]
 asks = open(os.open(f"{folder}/asks", os.O_RDWR | os.O_NONBLOCK), buffering=1)  # also for writing: it never ends
@@ -42,9 +42,8 @@ def run(program):
     what, *sys.argv = program
     if what == "-c":
         code, sys.argv[0] = sys.argv[0], "-c"
-        sys.modules["__main__"].__dict__.clear()
-        sys.modules["__main__"].__dict__["__name__"] = "__main__"
-        exec(compile(code, "<string>", "exec"), sys.modules["__main__"].__dict__)
+        sys.modules["__main__"] = main_module = types.ModuleType("__main__")
+        exec(compile(code, "<string>", "exec"), main_module.__dict__)
     elif what == "-m":
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # it was imported before
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

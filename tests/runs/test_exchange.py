@@ -122,7 +122,8 @@ model = tf.saved_model.load(sys.argv[1])
 serve = model.signatures['serving_default']
 print(json.dumps(serve(observations=tf.constant(json.loads(sys.argv[2])))['q_values'].numpy().tolist()))
 """
-    served = other_program(code, tmp_path / "model", json.dumps(OBSERVATIONS))
+    arguments = tmp_path / "model", json.dumps(OBSERVATIONS)
+    served = other_program(code, *arguments, interpreter=sys.executable)  # which executes eagerly
     np.testing.assert_allclose(served, q_values, rtol=1e-5)
 
 
