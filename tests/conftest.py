@@ -71,8 +71,11 @@ TICTACTOE = {
     "log.every_steps": 200,
 }
 
-# Files of a minute or more each, which begin first: one that began last would keep a single core busy at the end.
-LONG = ("experiments", "distributed", "resume", "howtos", "kill", "training", "branches", "combinations", "reproduce")
+# Files that take a minute or more, the longest first: one that began last would keep a single core busy at the end.
+LONG = (
+    *("distributed", "experiments", "experiments_ray", "resume", "howtos", "reproduce", "exchange", "selfplay"),
+    *("findings", "combinations", "cli", "training", "kill", "branches"),
+)
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -81,7 +84,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
+    place = {f"test_{name}": i for i, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
 
 
 @pytest.fixture

@@ -92,6 +92,17 @@ def test_an_average_is_one_network_of_mean_weights(cartpole: Make, train: Train)
         assert not holder.check(store)
 
 
+def test_one_twin_of_a_run_learns_and_all_others_are_networks_alone(tictactoe: Make, tmp_path: Path) -> None:
+    settings = tictactoe(target__policy="ensemble(2, min)", opponent__policy="average(2)")
+    with (
+        contextlib.closing(envs.make(settings.env, count=1)) as env,
+        Agent(create(tmp_path / "run", settings), env.spec) as agent,
+    ):
+        learner = agent.learners.first
+        others = [twin for holder in learner.holders.values() for twin in [*holder.twins, holder._average] if twin]
+        assert [twin.model.train_op is not None for twin in [learner.online, *others]] == [True] + [False] * 5
+
+
 @pytest.mark.parametrize("preset", ["cartpole", "pong"])
 def test_refreshing_through_the_disk_trains_exactly_as_a_copy_in_memory_would(
     request: pytest.FixtureRequest, train: Train, trained: Train, monkeypatch: pytest.MonkeyPatch, preset: str

@@ -40,6 +40,26 @@ def test_twins_have_the_same_variables_in_different_graphs(pair: tuple[Twin, Twi
     assert {"fc1/weights", "fc1/bias", "q/weights", "q/bias"} <= {v.name for v in online.variables}
 
 
+def test_a_twin_that_never_learns_is_the_network_alone(spec: ModelSpec, tmp_path: Path) -> None:
+    """And takes the snapshots of one that learns, which hold nothing else."""
+    with Twin("online", spec, seed=1) as online, Twin("target", spec, seed=1, learns=False, like=online) as target:
+        assert target.variables == online.variables
+        assert target.weights_sha256() == online.weights_sha256()
+        assert target.all_variables().keys() == target.weights().keys() < online.all_variables().keys()
+        kinds = {twin: {op.type for op in twin.graph.get_operations()} for twin in (online, target)}
+        learning = {"ResourceApplyAdam", "ReluGrad", "StopGradient"}
+        assert learning <= kinds[online]
+        assert not learning & kinds[target]
+        assert not [op.name for op in target.graph.get_operations() if op.name.startswith(("gradients", "frozen"))]
+        online.load({name: value + 1 for name, value in online.weights().items()})
+        online.save(tmp_path / "snapshot")
+        online.save(tmp_path / "point", optimizer=True)
+        target.restore(tmp_path / "snapshot")
+        assert target.weights_sha256() == online.weights_sha256()
+        with pytest.raises(DamagedError, match="not this network's weights"):
+            target.restore(tmp_path / "point")
+
+
 def test_weights_pass_through_saver_files_bit_for_bit(pair: tuple[Twin, Twin], tmp_path: Path) -> None:
     online, target = pair
     assert online.weights_sha256() != target.weights_sha256()
