@@ -24,6 +24,8 @@ from test_experiments import trainers, wait_for
 from twin_graph.snapshots import report
 from twin_graph.snapshots.run import Run
 
+pytest.importorskip("ray", reason="needs the extra ray: pip install -e '.[dev,ray]'")
+
 POLICY = """
 from twin_graph.targets import latest
 
