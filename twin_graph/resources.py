@@ -92,7 +92,7 @@ def measure(settings: Settings, env: VectorEnv, folder: Path, *, elsewhere: bool
     """
     spec = ModelSpec.of(settings, env.spec)
     with tf.Graph().as_default():
-        model = build_model(spec)
+        model = build_model(spec, learns=False)
     shape, dtype = env.spec.observation_shape, env.spec.observation_dtype
     capacity = 0 if elsewhere else settings.replay.capacity_steps
     replay = Replay.bytes_needed(capacity, shape, dtype, env.spec.stack) if capacity else 0

@@ -60,7 +60,8 @@ def run(settings: Mapping[str, config.Settings]) -> Trial:
 def _main() -> None:
     from twin_graph import doctor, envs, resources, training, tuning
     from twin_graph.envs.gym import check_version
-    from twin_graph.model import ModelSpec
+    from twin_graph.graph_mode import tf
+    from twin_graph.model import ModelSpec, build_model
     from twin_graph.snapshots.run import RUNS
 
     every = {name: config.validate(tree) for name, tree in json.load(sys.stdin).items()}
@@ -72,12 +73,14 @@ def _main() -> None:
                 env = stack.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
                 training.check(settings, env)
                 needed = resources.measure(settings, env, RUNS)  # no run's folder, as the present one may be
+                spec = ModelSpec.of(settings, env.spec)
+                with tf.Graph().as_default():
+                    build_model(spec)  # whether the loss fits the network
             except UsageError as error:
                 raise UsageError(f"{name}: {error}" if len(every) > 1 else str(error)) from None
             disk.append(needed.disk)
             memory = max(memory, needed.memory)
             if not rate:
-                spec = ModelSpec.of(settings, env.spec)
                 tuned, _ = tuning.fix(settings, spec)
                 startup = time.time() - psutil.Process().create_time()
                 rate = doctor.rate(env, tuned)
