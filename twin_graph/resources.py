@@ -21,7 +21,7 @@ from twin_graph.words import size
 
 # TensorFlow, three twins of the nature network with their activations, and the emulators.
 PROCESS_BYTES = 1_300_000_000
-_TWIN_BYTES = 100_000_000  # one more member of an ensemble
+_TWIN_BYTES = 30_000_000  # one more member of an ensemble; 10 MB were measured of the nature network
 _MANIFEST_AND_LEDGER_BYTES = 8_000
 _METRICS_BYTES = 3_000  # a line of metrics.jsonl and its event
 _VARIABLE_BYTES = 1_000  # of such an event, with log.variables
