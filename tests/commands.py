@@ -30,8 +30,6 @@ folder, owner = sys.argv[1:]
 asks = open(os.open(f"{folder}/asks", os.O_RDWR | os.O_NONBLOCK), buffering=1)  # also for writing: it never ends
 import twin_graph.distributed.chief, twin_graph.exchange, twin_graph.experiments.report, twin_graph.training
 import twin_graph.distributed.server, twin_graph.distributed.worker, twin_graph.doctor
-import twin_graph.envs.atari, twin_graph.envs.gym, twin_graph.envs.open_spiel, gymnasium.envs.classic_control.cartpole
-import twin_graph_cli.evaluate, twin_graph_cli.experiment, twin_graph_cli.records, twin_graph_cli.train
 from twin_graph_cli.main import main
 
 sys.path.remove("")  # as for the console script, which looks for modules in the present folder last
