@@ -76,8 +76,8 @@ def refreshes(folder: Path, rounds: int) -> dict[str, float]:
             agent.keeper.refresh("benchmark")
 
         def saver_alone() -> None:
-            online._saver.save(online.session, str(bare / "model"), write_meta_graph=False, write_state=False)
-            other._saver.restore(other.session, str(bare / "model"))
+            online._built.saver.save(online.session, str(bare / "model"), write_meta_graph=False, write_state=False)
+            other._built.saver.restore(other.session, str(bare / "model"))
 
         def one_hash() -> None:
             for path in bare.iterdir():
