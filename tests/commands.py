@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from filelock import FileLock
@@ -24,12 +25,14 @@ RESAMPLES = 200
 # at once. For each a keeper says the program's process id and, when it has ended, its exit code. If asked, it kills a
 # program whose caller is gone: whoever kills the caller means the program.
 _SERVER = """
-import contextlib, gc, json, os, runpy, select, shutil, signal, sys, time, traceback, types, warnings
+import contextlib, faulthandler, gc, json, os, runpy, select, shutil, signal, sys, time, traceback, types, warnings
 
 folder, owner = sys.argv[1:]
 asks = open(os.open(f"{folder}/asks", os.O_RDWR | os.O_NONBLOCK), buffering=1)  # also for writing: it never ends
 import twin_graph.distributed.chief, twin_graph.exchange, twin_graph.experiments.report, twin_graph.training
 import twin_graph.distributed.server, twin_graph.distributed.worker, twin_graph.doctor
+import gymnasium.envs.classic_control.cartpole, twin_graph.envs.atari, twin_graph.envs.gym, twin_graph.envs.open_spiel
+import twin_graph_cli.evaluate, twin_graph_cli.experiment, twin_graph_cli.records, twin_graph_cli.train
 from twin_graph_cli.main import main
 
 sys.path.remove("")  # as for the console script, which looks for modules in the present folder last
@@ -103,6 +106,7 @@ for line in lines():
     for number, path in enumerate((call.get("stdin", os.devnull), call["stdout"], call["stderr"])):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND if number else os.O_RDONLY), number)
     sys.stdin = open(0, closefd=False)
+    faulthandler.enable(open(2, "w", closefd=False))  # SIGABRT: where it is
     if environment := call.get("environment"):
         os.environ.clear()
         os.environ.update(environment)
@@ -241,6 +245,15 @@ class Command:
             self.returncode = int(self._told.readline())
             self._told.close()
         return self.returncode
+
+    def wait_for(self, path: Path) -> None:
+        """Until there is a file whose name begins with this one's: fails with what the command said, or where it is."""
+        deadline = time.monotonic() + 90
+        while not any(path.parent.glob(f"{path.name}*")):
+            if late := time.monotonic() > deadline:
+                self.send_signal(signal.SIGABRT)
+            if late or select.select([self._told], [], [], 0.02)[0]:
+                raise AssertionError(f"no {path}: {self.communicate(10)[1]}")
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         self.wait(timeout)

@@ -45,13 +45,6 @@ TINY = [
 ]
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not any(path.parent.glob(f"{path.name}*")):
-        assert time.monotonic() < deadline, f"{path} does not appear"
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which `train cartpole` has run once, into its default place."""
@@ -232,7 +225,7 @@ def test_a_traceback_is_shown_only_with_debug(trained: Path) -> None:
 def test_a_signal_ends_a_training_after_committing_a_snapshot(trained: Path, number: signal.Signals) -> None:
     folder = trained / f"stopped-{number.name}"
     trainer = Command("train", "cartpole", "--run-dir", str(folder), "--json", *TINY, cwd=trained)
-    wait_for(folder / "metrics.jsonl")
+    trainer.wait_for(folder / "metrics.jsonl")
     running = json.loads(twin_graph("status", str(folder), "--json", cwd=trained).stdout)
     trainer.send_signal(number)
     stdout, stderr = trainer.communicate(timeout=30)
@@ -252,8 +245,8 @@ def test_ctrl_c_reaches_environments_in_processes_too_and_ends_the_run_all_the_s
     options = ["--set=env.vectorization=async", "--set=env.count=2", "--run-dir=processes"]
     evaluations = ["--set=evaluate.episodes=1", "--set=evaluate.every_steps=100"]  # which make environments, too
     trainer = Command("train", "cartpole", *TINY, *options, *evaluations, cwd=trained)
-    wait_for(trained / "processes" / "evaluations.jsonl")
-    wait_for(trained / "processes" / "metrics.jsonl")
+    trainer.wait_for(trained / "processes" / "evaluations.jsonl")
+    trainer.wait_for(trained / "processes" / "metrics.jsonl")
     os.killpg(trainer.pid, signal.SIGINT)
     _, stderr = trainer.communicate(timeout=30)
     assert trainer.returncode == 130, stderr
@@ -268,7 +261,7 @@ def test_ctrl_c_reaches_environments_in_processes_too_and_ends_the_run_all_the_s
 
 def test_a_killed_trainer_is_reported_as_failed(trained: Path) -> None:
     trainer = Command("train", "cartpole", "--run-dir", "killed", *TINY, cwd=trained)
-    wait_for(trained / "killed" / "metrics.jsonl")
+    trainer.wait_for(trained / "killed" / "metrics.jsonl")
     trainer.kill()
     trainer.wait()
     assert json.loads(twin_graph("status", "killed", "--json", cwd=trained).stdout)["state"] == "failed"
@@ -288,7 +281,7 @@ def test_a_disk_that_is_too_small_and_one_that_fills_up_meanwhile(tmp_path: Path
         assert not (disk / "run").exists()
 
         trainer = Command("train", "cartpole", "--steps=8000", "--run-dir", str(disk / "run"), *TINY, cwd=tmp_path)
-        wait_for(disk / "run" / "metrics.jsonl")
+        trainer.wait_for(disk / "run" / "metrics.jsonl")
         with (disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
             while True:  # something else takes all the room there is
                 filler.write(b"x" * 4096)
@@ -461,7 +454,7 @@ def test_a_swap_by_hand_while_it_trains_names_the_update_and_explain_agrees(tmp_
     options = ["--steps=2000000", "--set=save.keep_last=9999", "--run-dir=run", *TINY]
     trainer = Command("train", "cartpole", *options, cwd=tmp_path)
     try:
-        wait_for(tmp_path / "run" / "snapshots" / "000003-")
+        trainer.wait_for(tmp_path / "run" / "snapshots" / "000003-")
         answer = json.loads(twin_graph("swap", "run", "000001", "--hold", "--json", cwd=tmp_path).stdout)
         assert answer["done"], answer
         busy = twin_graph("resume", "run", "--steps=9000000", cwd=tmp_path)
