@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from twin_graph import cpu
+from twin_graph.base import machine
 from twin_graph.snapshots.run import Run
 
 STEPS = {1: 3_000, 2: 5_000}  # agent steps of all workers
@@ -74,7 +74,7 @@ def main(rounds: int, path: Path | None) -> None:
         results.append({"workers": workers, "accumulate": accumulate, "rates": measured, "ratios": ratios})
     Console().print(table)
     if path:
-        document = {"processor": cpu.describe()._asdict(), "rounds": rounds, "results": results}
+        document = {"processor": machine.describe()._asdict(), "rounds": rounds, "results": results}
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

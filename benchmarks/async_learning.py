@@ -48,7 +48,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from twin_graph import cpu
+from twin_graph.base import machine
 from twin_graph.errors import TwinGraphError
 from twin_graph.snapshots.run import DESCRIPTION, VERSIONED, Run
 
@@ -203,7 +203,7 @@ def make(plan: Plan, where: Path, log: Path) -> None:
 
 def summary(game: str, curves: dict[tuple[str, int, int], Curve]) -> list[dict[str, Any]]:
     """The table's rows of a game: medians over seeds."""
-    cores = cpu.describe().cores
+    cores = machine.describe().cores
     rows: list[dict[str, Any]] = []
     for workers in MODES:
         runs = [curve for (its, count, _), curve in curves.items() if (its, count) == (game, workers)]
@@ -271,7 +271,7 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
         for count, times in speed_ups.items():
             table.add_row(who, str(count), f"{times:.2f}", f"{times / count:.0%}")
     console.print(table)
-    cores = cpu.describe().cores
+    cores = machine.describe().cores
     console.print(f"this machine has {cores} cores: more than {cores} workers share them")
 
 
@@ -372,7 +372,7 @@ def main(
     show(rows, Console(width=160, highlight=False))
     if path:
         document = {
-            "processor": cpu.describe()._asdict(),
+            "processor": machine.describe()._asdict(),
             "versions": {name: importlib.metadata.version(name) for name in VERSIONED},
             "goal": {"return": GOAL, "episodes": GAMES, "settings": cartpole, "at_most_agent_steps": CARTPOLE_STEPS},
             "pong": {"agent_steps": steps, "settings": pong},

@@ -49,7 +49,8 @@ from fresh import in_a_process
 from rich.console import Console
 from rich.table import Table
 
-from twin_graph import config, cpu
+from twin_graph import config
+from twin_graph.base import machine
 from twin_graph.snapshots.run import VERSIONED
 
 ENVIRONMENTS, BATCH, EVERY = 8, 32, 4  # agent steps for each minibatch
@@ -83,7 +84,7 @@ def cluster_of_one(spec: Any) -> Iterator[tuple[Any, Any, psutil.Process]]:
     from twin_graph.distributed.cluster import Cluster
     from twin_graph.distributed.copy import Copy
     from twin_graph.distributed.shared import Counts, Shared
-    from twin_graph.twin import Twin
+    from twin_graph.twin.twin import Twin
 
     with contextlib.ExitStack() as open_:
         folder = Path(open_.enter_context(tempfile.TemporaryDirectory()))
@@ -131,13 +132,14 @@ def measure(network: str, seconds: float) -> Figures:
     """The costs of messages for a network; for `nature` also those of everything else that a worker does."""
     import numpy as np
 
-    from twin_graph import envs, sampling
+    from twin_graph import envs
+    from twin_graph.agent.prefetched import feeds
     from twin_graph.envs import EnvSpec
-    from twin_graph.model import ModelSpec
-    from twin_graph.prepared import feeds
-    from twin_graph.replay import Replay, Transition
+    from twin_graph.replay import sampling
+    from twin_graph.replay.ring import Replay, Transition
     from twin_graph.snapshots.store import Variable
-    from twin_graph.twin import Twin
+    from twin_graph.twin.model import ModelSpec
+    from twin_graph.twin.twin import Twin
 
     settings = settings_of(network)
     with contextlib.ExitStack() as open_:
@@ -417,7 +419,7 @@ def main(
         servers: [queueing.Load(*load) for load in each] for servers, each in zip(SERVERS, nature["loads"], strict=True)
     }
     document: Figures = {
-        "processor": cpu.describe()._asdict(),
+        "processor": machine.describe()._asdict(),
         "versions": {name: importlib.metadata.version(name) for name in VERSIONED},
         "seconds": seconds,
         "server_cores": server_cores,
@@ -442,7 +444,7 @@ def main(
                 "accumulate": accumulate,
                 "workers": workers,
                 "servers": servers,
-                "predicted": here(costs[accumulate], loads[servers], workers, cpu.describe().cores),
+                "predicted": here(costs[accumulate], loads[servers], workers, machine.describe().cores),
                 "measured": [],
             }
             for accumulate, workers, servers in (CHECKED if rounds else ())

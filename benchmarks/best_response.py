@@ -14,9 +14,9 @@ import click
 import numpy as np
 
 from twin_graph.envs.open_spiel import Spiel
-from twin_graph.exchange import spec_of
+from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.run import Run, find
-from twin_graph.twin import Twin
+from twin_graph.twin.twin import Twin
 
 
 def worst_returns(run: Run, reference: str = "latest") -> tuple[float, float]:

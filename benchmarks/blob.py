@@ -18,8 +18,9 @@ from cartpole import twin_graph
 from rich.console import Console
 from rich.table import Table
 
-from twin_graph import config, cpu
-from twin_graph.evaluation import last, play
+from twin_graph import config
+from twin_graph.base import machine
+from twin_graph.evaluation.games import last, play
 from twin_graph.snapshots.run import Run
 
 EPISODES = 100
@@ -57,7 +58,7 @@ def main(seeds: int, settings: tuple[str, ...], runs: Path | None, output: Path)
                     }
                 )
                 Console(stderr=True).print(results[-1])
-    document = {"cpu": cpu.describe()._asdict(), "results": results}
+    document = {"cpu": machine.describe()._asdict(), "results": results}
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     table = Table("player", "seed", "updates", "mean return", "95% interval", "food", "enemy", "cut", box=None)

@@ -12,8 +12,8 @@ import numpy as np
 
 from twin_graph import config
 from twin_graph.envs import EnvSpec, blob
-from twin_graph.model import ModelSpec
-from twin_graph.twin import Twin
+from twin_graph.twin.model import ModelSpec
+from twin_graph.twin.twin import Twin
 
 EVERY = 250
 Squares = tuple[np.ndarray, np.ndarray, np.ndarray]

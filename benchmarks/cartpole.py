@@ -22,7 +22,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from twin_graph import cpu
+from twin_graph.base import machine
 from twin_graph.snapshots.ledger import End, Start
 from twin_graph.snapshots.run import Run
 
@@ -62,7 +62,7 @@ def main(seeds: int, policies: tuple[str, ...], settings: tuple[str, ...], outpu
                 }
             )
             Console(stderr=True).print(results[-1])
-    document = {"goal": GOAL, "settings": settings, "cpu": cpu.describe()._asdict(), "results": results}
+    document = {"goal": GOAL, "settings": settings, "cpu": machine.describe()._asdict(), "results": results}
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     of_time = ("agent steps", "seconds", "training")

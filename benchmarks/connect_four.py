@@ -15,12 +15,12 @@ import numpy as np
 import pyspiel
 from connect_four_positions import POSITIONS
 
+from twin_graph.config.settings import EnvSettings
 from twin_graph.envs.open_spiel import Spiel
-from twin_graph.evaluation import last, play
-from twin_graph.exchange import spec_of
-from twin_graph.settings import EnvSettings
+from twin_graph.evaluation.games import last, play
+from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.run import find
-from twin_graph.twin import Twin
+from twin_graph.twin.twin import Twin
 
 GAMES = {"random": 1_000, "mcts(100)": 400, "mcts(1000)": 200}
 _SEED = 2**31  # no run has it, so that no scheduled evaluation played these games

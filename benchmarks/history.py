@@ -25,7 +25,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from twin_graph import config, cpu
+from twin_graph import config
+from twin_graph.base import machine
 
 SETTINGS = {
     "train.steps": 10**9,
@@ -64,7 +65,7 @@ def trainer(folder: Path, changes: dict[str, Any]) -> Iterator[Any]:
 
 def grow(folder: Path, count: int) -> None:
     """Makes a run with so many snapshots, of which the newest `KEPT` have weights."""
-    from twin_graph.learner import Why
+    from twin_graph.agent.learner import Why
     from twin_graph.snapshots.files import write_new
     from twin_graph.snapshots.store import SnapshotStore
 
@@ -119,8 +120,8 @@ def _prune(store: Any, doomed: list[str]) -> None:
 
 def resumed(folder: Path) -> dict[str, float]:
     """What a trainer that resumes a run needs: medians in milliseconds, megabytes."""
-    from twin_graph import targets
     from twin_graph.snapshots.ledger import Swap
+    from twin_graph.targets.policies import parse
 
     memory = psutil.Process().memory_info
     began = time.perf_counter()
@@ -136,7 +137,7 @@ def resumed(folder: Path) -> dict[str, float]:
 
         found["commit"] = _milliseconds(commit)
         for policy in POLICIES:
-            keeper._policies = {"target": targets.parse(policy)}
+            keeper._policies = {"target": parse(policy)}
             found[f"refresh by {policy}"] = _milliseconds(lambda: keeper.refresh("benchmark"))
             assert next(keeper.run.ledger.newest_first(Swap)).policy == policy
         found["resume point"] = _milliseconds(keeper.commit_point, rounds=5)
@@ -194,7 +195,7 @@ def measure(folder: Path) -> dict[str, Any]:
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Also write the figures here.")
 def main(snapshots: tuple[int, ...], kept: Path | None, path: Path | None) -> None:
     """Measure what the history of a run costs on this machine."""
-    figures: dict[str, Any] = {"processor": cpu.describe()._asdict(), "snapshots": {}}
+    figures: dict[str, Any] = {"processor": machine.describe()._asdict(), "snapshots": {}}
     with tempfile.TemporaryDirectory() as temporary:
         for count in snapshots:
             folder = (kept or Path(temporary)) / str(count) / "run"

@@ -83,10 +83,11 @@ def show(side: str, point: Point) -> None:
 
 
 def train_twin_graph(where: Path, seed: int, steps: int) -> None:
-    from twin_graph import config, envs, training, tuning
-    from twin_graph.model import ModelSpec
+    from twin_graph import config, envs, training
     from twin_graph.snapshots.resumable import newest_point
     from twin_graph.snapshots.run import DESCRIPTION, Run, create
+    from twin_graph.training import tuning
+    from twin_graph.twin.model import ModelSpec
 
     chosen = {
         "seed": seed,
@@ -235,10 +236,10 @@ class Curve(NamedTuple):
 
 def curves_of(folder: Path) -> list[Curve]:
     """What was trained there so far."""
-    from twin_graph import cpu
+    from twin_graph.base import machine
     from twin_graph.snapshots.run import Run
 
-    curves, processor = [], cpu.describe()._asdict()
+    curves, processor = [], machine.describe()._asdict()
     for where in sorted(folder.iterdir()) if folder.exists() else []:
         side, _, seed = where.name.rpartition("-")
         if side == SIDES[0]:

@@ -349,7 +349,7 @@ def cleanrl(task: Task, checkout: Path, python: str) -> Work:
 
 def sides_of(network: str) -> dict[str, Callable[[], Work]]:
     """All sides but CleanRL's file, which needs a checkout."""
-    from twin_graph import cpu
+    from twin_graph.base import machine
 
     task = TASKS[network]
     sides: dict[str, Callable[[], Work]] = {
@@ -359,7 +359,7 @@ def sides_of(network: str) -> dict[str, Callable[[], Work]]:
     }
     if network != "nature":
         sides["twin-graph, not compiled"] = lambda: twin_graph(task, {"twin.compiled": False})
-    elif cpu.has_bf16():
+    elif machine.has_bf16():
         sides["twin-graph, bf16"] = lambda: twin_graph(task, {"twin.precision": "bf16"})
     sides["Stable-Baselines3"] = lambda: stable_baselines3(task)
     if network == "nature":
@@ -385,7 +385,7 @@ def main(
     if side:
         print(json.dumps(sides_of(network)[side]()))
         return
-    from twin_graph import cpu
+    from twin_graph.base import machine
 
     def side_of(name: str) -> Callable[[], Work]:
         return lambda: in_a_process(__file__, "--network", network, "--side", name)
@@ -414,7 +414,7 @@ def main(
     Console(width=120).print(table)
     packages = ("twin-graph", "tensorflow", "torch", "stable-baselines3", "tianshou", "gymnasium", "ale-py", "numpy")
     document = {
-        "processor": cpu.describe()._asdict(),
+        "processor": machine.describe()._asdict(),
         "versions": {name: importlib.metadata.version(name) for name in packages},
         "network": network,
         "work": task._asdict(),

@@ -32,9 +32,10 @@ from fresh import in_a_process
 from rich.console import Console
 from rich.table import Table
 
-from twin_graph import config, cpu
+from twin_graph import config
+from twin_graph.base import machine as cpu
+from twin_graph.base.stopwatch import PHASES
 from twin_graph.snapshots.run import VERSIONED, create
-from twin_graph.stopwatch import PHASES
 
 START, WARM_UP = 1_000, 512  # agent steps without updates, and those with updates before the timed part
 BESIDE = ("act", "environment", "sample", "target")  # in the actor's thread, where there is one

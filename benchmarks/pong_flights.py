@@ -17,8 +17,9 @@ from typing import NamedTuple
 import click
 import numpy as np
 
-from twin_graph import envs, player
+from twin_graph import envs
 from twin_graph.envs.pong import ALONE
+from twin_graph.evaluation import player
 from twin_graph.snapshots.run import find
 
 GAMES = 4

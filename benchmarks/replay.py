@@ -50,9 +50,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from twin_graph import cpu
-from twin_graph.replay import Batch, Replay, Transition
-from twin_graph.streams import Purpose, stream
+from twin_graph.base import machine
+from twin_graph.base.streams import Purpose, stream
+from twin_graph.replay.ring import Batch, Replay, Transition
 
 ENVIRONMENTS, STACK, SIDE, ACTIONS, BATCH, CHUNK = 8, 4, 84, 6, 32, 16
 SHORTEST, LONGEST, CUT_EVERY = 200, 500, 4  # steps of an episode; which episodes are cut
@@ -169,7 +169,7 @@ class Side(Protocol):
 
 
 class Ours:
-    """twin_graph.replay.Replay."""
+    """twin_graph.replay.ring.Replay."""
 
     environments, cut_is_terminal = ENVIRONMENTS, False
 
@@ -406,7 +406,7 @@ def main(rounds: int, steps: int, path: Path | None, side: str | None) -> None:
             table.add_row(f"  {CHUNK} in a call", "", "", *drawn(done, "chunk"))
     Console(width=120).print(table)
     document = {
-        "processor": cpu.describe()._asdict(),
+        "processor": machine.describe()._asdict(),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
         "work": {"agent_steps": steps, "environments": ENVIRONMENTS, "batch_size": BATCH, "chunk": CHUNK},
         "rounds": works,

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from twin_graph import cpu
+from twin_graph.base import machine
 
 STARTED = phases.START + phases.WARM_UP  # agent steps
 
@@ -77,7 +77,7 @@ class Copy:
             "seconds": self._active,
             "agent_steps_per_second": steps / self._active,
             "processor_milliseconds_per_agent_step": 1000 * processor / steps,
-            "cores_share": processor / self._active / cpu.describe().cores,
+            "cores_share": processor / self._active / machine.describe().cores,
         }
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ def main(
         )
     console.print(table)
     if path:
-        document = {"processor": cpu.describe()._asdict(), "seconds": seconds, "cycles": cycles, "variants": rows}
+        document = {"processor": machine.describe()._asdict(), "seconds": seconds, "cycles": cycles, "variants": rows}
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

@@ -21,14 +21,15 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from twin_graph import config, cpu
-from twin_graph.agent import Agent
+from twin_graph import config
+from twin_graph.agent.agent import Agent
+from twin_graph.base import machine
 from twin_graph.envs import EnvSpec
-from twin_graph.replay import Transition
+from twin_graph.replay.ring import Transition
 from twin_graph.snapshots.files import fsync
 from twin_graph.snapshots.ledger import Commit, Counters
 from twin_graph.snapshots.run import Run, create
-from twin_graph.twin import Twin
+from twin_graph.twin.twin import Twin
 
 #: Index, data, manifest, their folder, its parent, and the ledger's lines of the commit and of the swap.
 FSYNCS = 7
@@ -154,7 +155,7 @@ def main(rounds: int, path: Path | None) -> None:
     allowed = 1.5 * ms["bare"] + ms["sha256"] + ms["fsync"]
     blocked = ms["ours"] / (1000 * ms["update"] + ms["ours"])
     figures: dict[str, Any] = {
-        "processor": cpu.describe()._asdict(),
+        "processor": machine.describe()._asdict(),
         "milliseconds": ms,
         "save_and_restore_allowed": allowed,
         "blocked_share_at_one_refresh_per_1000_updates": blocked,

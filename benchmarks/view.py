@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from selenium import webdriver
 
-from twin_graph import cpu
+from twin_graph.base import machine
 from twin_graph.snapshots.run import METRICS, Run
 
 ROUNDS = 5
@@ -128,7 +128,7 @@ def main(runs: int, snapshots: int, path: Path | None) -> None:
         many(list_folder, runs)
         long(run_folder, snapshots, list_folder / "0")
         figures: dict[str, Any] = {
-            "processor": cpu.describe()._asdict(),
+            "processor": machine.describe()._asdict(),
             "load": psutil.getloadavg()[0],
             "runs": runs,
             "snapshots": snapshots,

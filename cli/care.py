@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
+from twin_graph.base.text import counted, size
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots.run import find
-from twin_graph.words import counted, size
 
 from .params import REF_HELP, Count, json_option, print_json, ref_argument, run_argument, say, stderr, stdout
 
@@ -25,7 +25,7 @@ def verify(run: str, as_json: bool) -> None:
     Example:
       twin-graph verify pong-seed1-1
     """
-    from twin_graph.snapshots.verify import verify as check
+    from twin_graph.records.verify import verify as check
 
     found = find(run)
     findings = check(found)
@@ -103,7 +103,7 @@ def prune(run: str, keep_last: int | None, keep_every: int | None, dry_run: bool
     Example:
       twin-graph prune pong-seed1-1 --keep-last 10 --dry-run
     """
-    from twin_graph.retention import prune as apply
+    from twin_graph.targets.retention import prune as apply
 
     found = find(run)
     removed = apply(found, keep_last=keep_last, keep_every=keep_every, dry_run=dry_run)

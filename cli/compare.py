@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from twin_graph import outputs
+from twin_graph.base import new_files
 from twin_graph.snapshots.ledger import ONLY_LEARNER
 from twin_graph.snapshots.run import find
 
 from .params import complete_run, json_option, print_json, say, stdout
 
 if TYPE_CHECKING:  # imports TensorFlow
-    from twin_graph.compare import Comparison
+    from twin_graph.analysis.compare import Comparison
 
 
 @click.command()
@@ -33,14 +33,16 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
       twin-graph compare pong-seed1-1 pong-seed1-1-fork1 --plot parted.png
     """
     runs = find(first), find(second)
-    outputs.check_picture(plot)
+    new_files.check_picture(plot)
 
-    from twin_graph import compare as comparing
+    from twin_graph.analysis import compare as comparing
 
     found = comparing.compare(*runs)
     names = [run.name if runs[0].name != runs[1].name else str(run.folder) for run in runs]
     if plot:
-        comparing.draw(found, names, plot)
+        from twin_graph.experiments import figures
+
+        figures.compared(found, names).savefig(plot, dpi=160)
         say(f"picture: {plot}")
     if as_json:
         parted = found.parted and found.parted._asdict()

@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from twin_graph.stopwatch import PHASES
-from twin_graph.words import counted
+from twin_graph.base.stopwatch import PHASES
+from twin_graph.base.text import counted
 
 from .params import say, stderr
 from .records import worker_line

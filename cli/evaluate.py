@@ -29,7 +29,7 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
     owner, snapshot = locate(found, ref)
     owner.store().prefix(snapshot.id)
 
-    from twin_graph import player
+    from twin_graph.evaluation import player
 
     with player.restored(owner, snapshot) as twin, Meter() as meter:
         meter.show(f"games of {snapshot.id}", 0, episodes)

@@ -5,11 +5,11 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from twin_graph.base.text import command
+from twin_graph.config.turns import Turns
 from twin_graph.errors import UsageError
-from twin_graph.mutual import Turns
 from twin_graph.snapshots.control import swap_command
 from twin_graph.snapshots.run import find, locate
-from twin_graph.words import command
 
 from .params import ANY_REF_HELP, REF_HELP, Count, json_option, print_json, ref_argument, run_argument, say, stdout
 
@@ -33,9 +33,9 @@ def diff(run: str, first: str, second: str, as_json: bool) -> None:
     """
     ours, theirs = (locate(find(run), reference) for reference in (first, second))
 
-    from twin_graph import exchange
+    from twin_graph.twin import weights
 
-    rows = exchange.diff((ours[0].store(), ours[1]), (theirs[0].store(), theirs[1]))
+    rows = weights.diff((ours[0].store(), ours[1]), (theirs[0].store(), theirs[1]))
     if as_json:
         print_json({"first": ours[1].id, "second": theirs[1].id, "variables": [row._asdict() for row in rows]})
         return
@@ -82,10 +82,10 @@ def export(run: str, ref: str, path: Path, form: str | None, as_json: bool) -> N
     owner, snapshot = locate(find(run), ref)
     owner.store().prefix(snapshot.id)
 
-    from twin_graph import exchange
+    from twin_graph.exchange import export as writing
 
     form = form or by_ending or "tf1"
-    written = exchange.export(owner, snapshot, form, path)  # type: ignore[arg-type]
+    written = writing.export(owner, snapshot, form, path)  # type: ignore[arg-type]
     if as_json:
         print_json({"snapshot": snapshot.id, "format": form, "files": [str(file) for file in written]})
         return
@@ -122,9 +122,9 @@ def import_(run: str, path: Path, renames: tuple[str, ...], as_json: bool) -> No
     if twice := [old for old, _, _ in pairs if sum(old == other for other, _, _ in pairs) > 1]:
         raise UsageError(f"--map {twice[0]} is given twice; keep one")
 
-    from twin_graph import exchange
+    from twin_graph.exchange import importing
 
-    imported = exchange.import_checkpoint(found, path, {old: new for old, _, new in pairs})
+    imported = importing.import_checkpoint(found, path, {old: new for old, _, new in pairs})
     if as_json:
         print_json({"snapshot": imported.snapshot.id, "not_used": list(imported.ignored)})
         return
@@ -172,9 +172,9 @@ def average(run: str, refs: tuple[str, ...], last: int | None, as_json: bool) ->
     for snapshot in chosen:
         store.prefix(snapshot.id)
 
-    from twin_graph import exchange
+    from twin_graph.exchange import importing
 
-    mean = exchange.average(found, chosen)
+    mean = importing.average(found, chosen)
     if as_json:
         print_json({"snapshot": mean.id, "of": [snapshot.id for snapshot in chosen]})
         return

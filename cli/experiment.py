@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from twin_graph import cpu, outputs
+from twin_graph.base import machine, new_files
+from twin_graph.base.text import command, counted, size
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, TwinGraphError, UsageError
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments import trial
 from twin_graph.experiments.experiment import EXPERIMENTS, Experiment, State, look
 from twin_graph.experiments.runner import Begin, Runner, begin_here
-from twin_graph.words import command, counted, size
 
 from .display import LINE_SECONDS, RATE_SECONDS, Meter, clock
 from .params import Count, extra_is_missing, json_option, print_json, say, stderr, stdout
@@ -209,7 +209,7 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
         from twin_graph.experiments import figures, tables
     except ImportError as error:
         raise extra_is_missing("the clock", "experiments", error) from None
-    outputs.check_picture(plot)
+    new_files.check_picture(plot)
     too_short = 0
     conditions: dict[str, list[list[tuple[float, float]]]] = {}  # predictions and observations of each run
     environments: dict[str, list[list[tuple[float, float]]]] = {}
@@ -264,7 +264,7 @@ def _check_room(found: Experiment, states: list[State], jobs: int) -> None:
             f"not enough disk space: these runs need about {size(needed)} and {size(free)} are free; lower "
             "save.keep_last, take fewer runs, or choose another --out"
         )
-    memory_free = cpu.memory_free()
+    memory_free = machine.memory_free()
     begin = min(jobs, len(left)) - sum(state.state == "running" for state in left)
     if begin > 1 and begin * found.trial.memory > memory_free:
         raise TwinGraphError(
@@ -293,7 +293,7 @@ def _show_plan(found: Experiment, states: list[State], jobs: int, console: Conso
     for sentence in plans.unused(plan):
         tell(sentence)
     for precision in {run.settings.twin.precision for run in plan.runs}:
-        for sentence in cpu.emulated(precision):
+        for sentence in machine.emulated(precision):
             tell(sentence)
     if found.fixed:
         tell("fixed for all runs: " + ", ".join(f"{key}={value}" for key, value in found.fixed))

@@ -5,13 +5,13 @@ from pathlib import Path
 import click
 
 from twin_graph import config, targets
+from twin_graph.base.text import command, counted
+from twin_graph.config.no_effect import without_effect
 from twin_graph.errors import UsageError
-from twin_graph.no_effect import without_effect
 from twin_graph.snapshots import control, swaps
 from twin_graph.snapshots import fork as forks
 from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import find, make_in
-from twin_graph.words import command, counted
 
 from .params import json_option, print_json, run_argument, say, set_option
 from .swap import tell
@@ -72,7 +72,7 @@ def fork(
         targets.check_present(settings, parent.store(), point.counters.updates)
         change: forks.Change | None = None
         if nudge:
-            from twin_graph import nudge as nudging
+            from twin_graph.analysis import perturb as nudging
 
             change = nudging.nudge
         made = make_in(

@@ -61,7 +61,7 @@ def doctor(as_json: bool) -> None:
       twin-graph doctor
     """
     with stderr.status("checking the machine, then training for a few seconds"):
-        from twin_graph import doctor as library
+        from twin_graph.training import doctor as library
 
         findings = library.examine()
     if as_json:

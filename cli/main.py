@@ -10,8 +10,8 @@ import sys
 
 import click
 
+from twin_graph.config.lookup import find_modules_here
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, TwinGraphError, place
-from twin_graph.named import find_modules_here
 
 from .params import ReaderGoneError
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twin_graph import config
-from twin_graph.config import ungrouped
+from twin_graph.config.loading import ungrouped
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots.files import finite
 from twin_graph.snapshots.run import RUNS, find, folders_of_runs

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from twin_graph import film
+from twin_graph.evaluation import film
 from twin_graph.snapshots.files import make_folder
 from twin_graph.snapshots.run import find, locate
 
@@ -62,7 +62,7 @@ def record(
     usual, per_second = _SIZES[path.suffix.lower()]
     owner.store().prefix(snapshot.id)
 
-    from twin_graph import player
+    from twin_graph.evaluation import player
 
     with (
         film.Film(

@@ -8,12 +8,12 @@ from typing import Any
 import click
 from rich.table import Table
 
+from twin_graph.base.text import counted
 from twin_graph.errors import UsageError
-from twin_graph.snapshots import report
+from twin_graph.records import report
 from twin_graph.snapshots.ledger import ONLY_LEARNER
 from twin_graph.snapshots.run import RUNS, find
 from twin_graph.snapshots.workers import SILENT_SECONDS
-from twin_graph.words import counted
 
 from .params import REF_HELP, Count, json_option, print_json, ref_argument, run_argument, stdout
 

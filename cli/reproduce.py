@@ -4,13 +4,13 @@ from pathlib import Path
 
 import click
 
+from twin_graph.base.text import counted
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.files import scratch_folder
 from twin_graph.snapshots.ledger import Point
 from twin_graph.snapshots.resumable import oldest_point, point_at
 from twin_graph.snapshots.run import Run, find
 from twin_graph.snapshots.store import update_of
-from twin_graph.words import counted
 
 from .display import TrainingDisplay
 from .params import json_option, print_json, run_argument, say, stderr
@@ -52,7 +52,7 @@ def reproduce(run: str, begin: str | None, end: str | None, run_dir: Path | None
     found = find(run)
     last = None if end is None else _last_update(found, end)
     with starting_up("anything was trained"):
-        from twin_graph import reproduce as reproducing
+        from twin_graph.analysis import reproduce as reproducing
 
         with found.points().reading():
             oldest = None if begin else oldest_point(found)

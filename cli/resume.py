@@ -6,10 +6,10 @@ from pathlib import Path
 import click
 
 from twin_graph import config
-from twin_graph.cross_checks import check_length
+from twin_graph.config.no_effect import without_effect
+from twin_graph.config.rules import check_length
 from twin_graph.errors import UsageError
-from twin_graph.no_effect import without_effect
-from twin_graph.snapshots.report import restored
+from twin_graph.records.report import restored
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import find
 
@@ -58,8 +58,9 @@ def resume(
 
     with found.lock("resume"), contextlib.ExitStack() as open_:
         with starting_up("the run resumed; nothing was changed"):
-            from twin_graph import targets, training
-            from twin_graph.matches import nothing_left
+            from twin_graph import targets
+            from twin_graph.targets.evaluations import nothing_left
+            from twin_graph.training import trainer
 
             point, damage = newest_point(found)
             for reason in damage:
@@ -70,7 +71,7 @@ def resume(
                 raise UsageError(why)
             targets.check_present(settings, found.store(), point.counters.updates)
             elsewhere = elsewhere_of(described)
-            env, _ = open_.enter_context(training.checked_environments(settings, found.folder, elsewhere=elsewhere))
+            env, _ = open_.enter_context(trainer.checked_environments(settings, found.folder, elsewhere=elsewhere))
         changes = list(config.differences(found.trained_settings, settings))
         open_.enter_context(found.trying(settings))
         say(f"{found.folder}: resume point {point.number} of {point.time[:19].replace('T', ' ')} UTC")

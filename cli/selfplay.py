@@ -5,13 +5,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 from rich.table import Table
 
-from twin_graph import outputs
+from twin_graph.base import new_files
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.run import find, locate
 
@@ -29,6 +29,9 @@ from .params import (
     say,
     stdout,
 )
+
+if TYPE_CHECKING:  # needs the extra `selfplay`
+    from twin_graph.evaluation.tournament import Contestant, Rating
 
 
 @click.command()
@@ -90,10 +93,10 @@ def tournament(
         raise UsageError(f"--games {games} is odd: each opening is played from both seats")
 
     try:
-        from twin_graph import tournament as tournaments
+        from twin_graph.evaluation import tournament as tournaments
     except ImportError as error:
         raise extra_is_missing("a tournament", "selfplay", error) from None
-    outputs.check_picture(plot)
+    new_files.check_picture(plot)
     who = tournaments.contestants(found, snapshots, names_of(against))
     rules = tournaments.Rules(games, opening, epsilon, seed)
     with Meter() as meter:
@@ -109,13 +112,25 @@ def tournament(
         points = np.nanmean(shares, axis=1)
         _show(document, {one.key: float(share) for one, share in zip(who, points, strict=True)}, circles, groups)
     if plot:
-        tournaments.draw(who, shares, ratings, plot)
+        _draw(who, shares, ratings, plot)
         say(f"picture: {plot}")
 
 
 def names_of(players: str) -> list[str]:
     """Names between which there are commas or spaces; those in parentheses belong to a name."""
     return re.findall(r"[^\s,(]+(?:\s*\([^)]*\)?)?", players)
+
+
+def _draw(who: Sequence["Contestant"], shares: np.ndarray, ratings: Sequence["Rating"], path: Path) -> None:
+    """Writes a picture: each row's share of points against each column, the strongest first."""
+    from twin_graph.experiments import figures
+
+    order = sorted(range(len(who)), key=lambda i: -ratings[i].elo)
+    several = len({one.run.folder for one in who if one.run}) > 1
+    names = [who[i].short(with_run=several) for i in order]
+    labels = [f"{name}  {ratings[i].elo:.0f}" for name, i in zip(names, order, strict=True)]
+    label = "share of points of the row against the column"
+    figures.heat_map(shares[np.ix_(order, order)], labels, names, label).savefig(path, dpi=200)
 
 
 def _show(
@@ -163,8 +178,8 @@ def play(run: str, ref: str, second: bool) -> None:
     """
     owner, snapshot = locate(find(run), ref)
 
-    from twin_graph import player
     from twin_graph.envs.seats import NOBODY, boards_of
+    from twin_graph.evaluation import player
 
     board, mine, gained = np.array([0]), int(second), np.zeros(2)
     with (

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from twin_graph import config, cpu
-from twin_graph.cross_checks import check_that_it_learns
+from twin_graph import config
+from twin_graph.base import machine
+from twin_graph.base.signals import on_signal
+from twin_graph.base.text import command
+from twin_graph.config.no_effect import without_effect
+from twin_graph.config.rules import check_that_it_learns
+from twin_graph.config.settings import EVALUATION_MAX_STEPS
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, DivergedError, InUseError, UsageError
-from twin_graph.no_effect import without_effect
-from twin_graph.settings import EVALUATION_MAX_STEPS
-from twin_graph.signals import on_signal
 from twin_graph.snapshots.files import remove_folder
 from twin_graph.snapshots.run import Run, check_new_folder, create, free_folder, make_in
 from twin_graph.snapshots.workers import GIVEN_UP
-from twin_graph.words import command
 
 from .display import TrainingDisplay
 from .params import (
@@ -38,8 +39,8 @@ from .records import worker_line
 if TYPE_CHECKING:
     from twin_graph.distributed.cluster import Cluster
     from twin_graph.envs import VectorEnv
-    from twin_graph.progress import Progress
     from twin_graph.snapshots.points import PointState
+    from twin_graph.training.progress import Progress
 
 
 def cluster_options(command: Any) -> Any:
@@ -124,12 +125,12 @@ def train(
 
     with contextlib.ExitStack() as open_:
         with starting_up("the run started; nothing was written"):
-            from twin_graph import training
             from twin_graph.envs.gym import check_version
+            from twin_graph.training import trainer
 
             check_version(settings.env.id)
             elsewhere = elsewhere_of(described)
-            env, needed = open_.enter_context(training.checked_environments(settings, folder, elsewhere=elsewhere))
+            env, needed = open_.enter_context(trainer.checked_environments(settings, folder, elsewhere=elsewhere))
             settings = _tuned(settings, env, elsewhere)
         run = make_in(run_dir, stem, lambda folder: create(folder, settings, env.protocol))
         try:
@@ -177,8 +178,8 @@ def starting_up(before: str) -> Iterator[None]:
 
 def _tuned(settings: config.Settings, env: "VectorEnv", elsewhere: bool) -> config.Settings:
     """The settings with threads and precision measured, where they are left open."""
-    from twin_graph import tuning
-    from twin_graph.model import ModelSpec
+    from twin_graph.training import tuning
+    from twin_graph.twin.model import ModelSpec
 
     spec = ModelSpec.of(settings, env.spec)
     settings, choices = tuning.fix(settings, spec, elsewhere=elsewhere)
@@ -219,9 +220,9 @@ def show_training(
     verbose: bool,
 ) -> None:
     """Trains, from the beginning or from a resume point, and shows how that goes and how it ended."""
-    from twin_graph import training
+    from twin_graph.training import trainer
 
-    for sentence in cpu.emulated(run.settings.twin.precision):
+    for sentence in machine.emulated(run.settings.twin.precision):
         say(sentence)
     if run.settings.workers.count:
         from twin_graph.distributed import chief
@@ -229,7 +230,7 @@ def show_training(
         progresses = chief.train(run, env, point, cluster=cluster)
         say("asynchronous: weights depend on timing, so two runs with the same seed end differently")
     else:
-        progresses = training.train(run, env, point)
+        progresses = trainer.train(run, env, point)
     progress = None
     try:
         with TrainingDisplay(stderr, verbose=verbose) as display:

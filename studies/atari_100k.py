@@ -18,9 +18,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import mannwhitneyu
 
+from twin_graph.base.text import counted
 from twin_graph.experiments import statistics, tables
 from twin_graph.experiments.results import of_whole_seeds
-from twin_graph.words import counted
 
 PUBLISHED = Path(__file__).parent / "data" / "drq-eps.csv"
 

@@ -13,11 +13,11 @@ import json
 import click
 import numpy as np
 
-from twin_graph.exchange import spec_of
-from twin_graph.replay import STORED
+from twin_graph.evaluation.player import spec_of
+from twin_graph.replay.ring import STORED
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, find
-from twin_graph.twin import Twin
+from twin_graph.twin.twin import Twin
 
 FIRE = 1  # of NOOP, FIRE, RIGHT, LEFT
 

@@ -21,11 +21,11 @@ import click
 import numpy as np
 from rich.progress import track
 
-from twin_graph import tournament
+from twin_graph.base.text import counted
+from twin_graph.evaluation import tournament
+from twin_graph.evaluation.tournament import Contestant, Pairing
 from twin_graph.experiments import figures, statistics, tables
 from twin_graph.snapshots.run import Run, folders_of_runs
-from twin_graph.tournament import Contestant, Pairing
-from twin_graph.words import counted
 
 GAMES = "games.jsonl"
 RULES = tournament.Rules(games=40, opening_moves=2, epsilon=0.0, seed=0)

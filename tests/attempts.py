@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from twin_graph import envs, training
-from twin_graph.learners import Learners, Trained
-from twin_graph.prepared import Prepared
-from twin_graph.progress import Progress
-from twin_graph.settings import Settings
+from twin_graph.agent.learners import Learners, Trained
+from twin_graph.agent.prefetched import Prepared
+from twin_graph.config.settings import Settings
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create
+from twin_graph.training.progress import Progress
 
 
 def progress_of(run: Run) -> Generator[Progress, None, None]:

@@ -29,8 +29,9 @@ import contextlib, faulthandler, gc, json, os, runpy, select, shutil, signal, sy
 
 folder, owner = sys.argv[1:]
 asks = open(os.open(f"{folder}/asks", os.O_RDWR | os.O_NONBLOCK), buffering=1)  # also for writing: it never ends
-import twin_graph.distributed.chief, twin_graph.exchange, twin_graph.experiments.report, twin_graph.training
-import twin_graph.distributed.server, twin_graph.distributed.worker, twin_graph.doctor
+import twin_graph.distributed.chief, twin_graph.exchange.export, twin_graph.exchange.importing
+import twin_graph.distributed.server, twin_graph.distributed.worker, twin_graph.experiments.report
+import twin_graph.training.doctor
 import gymnasium.envs.classic_control.cartpole, twin_graph.envs.atari, twin_graph.envs.gym, twin_graph.envs.open_spiel
 import twin_graph_cli.evaluate, twin_graph_cli.experiment, twin_graph_cli.records, twin_graph_cli.train
 from twin_graph_cli.main import main
@@ -151,7 +152,7 @@ if os.path.basename(name) == "twin-graph":
 elif program[0] == "-P":
     del program[0]
 leash = 0
-if program[:2] == ["-m", "twin_graph.leash"]:  # this process is what the leash has
+if program[:2] == ["-m", "twin_graph.base.leash"]:  # this process is what the leash has
     leash = int(program[2])
     program[1:] = program[3:]
 if program[0] not in ("-c", "-m", "twin-graph") and not program[0].endswith(".py"):

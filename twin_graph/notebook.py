@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from twin_graph import config
-from twin_graph.cross_checks import check_length
+from twin_graph.base.text import counted
+from twin_graph.config.rules import check_length
+from twin_graph.config.settings import Settings
+from twin_graph.envs.legal import ILLEGAL, pick
 from twin_graph.errors import UsageError
-from twin_graph.legal import ILLEGAL, pick
-from twin_graph.settings import Settings
-from twin_graph.snapshots import report, run
+from twin_graph.records import report
+from twin_graph.snapshots import run
 from twin_graph.snapshots.ledger import Commit, Swap, is_import
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, locate
-from twin_graph.words import counted
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from twin_graph.evaluation import Evaluation
-    from twin_graph.training import OnEpisode, OnEvaluation
+    from twin_graph.evaluation.games import Evaluation
+    from twin_graph.training.trainer import OnEpisode, OnEvaluation
 
 _SHOWN_SECONDS = 5.0
 _COUNTERS = "agent_steps", "updates", "frames", "episodes"
@@ -137,10 +138,11 @@ class NotebookRun(Run):
           on_episode, on_evaluation: called as `on_episode(score, progress)` and `on_evaluation(evaluation, progress)`;
             to return False ends the run. See `twin_graph.training.train`.
         """
-        from twin_graph import targets, training, tuning
+        from twin_graph import targets
         from twin_graph.envs.gym import check_version
-        from twin_graph.matches import nothing_left
-        from twin_graph.model import ModelSpec
+        from twin_graph.targets.evaluations import nothing_left
+        from twin_graph.training import trainer, tuning
+        from twin_graph.twin.model import ModelSpec
 
         with self.lock("train"):
             self._reread()
@@ -163,12 +165,12 @@ class NotebookRun(Run):
                 targets.check_present(settings, self.store(), point.counters.updates)
             else:
                 check_version(settings.env.id)
-            with training.checked_environments(settings, self.folder) as (env, _), contextlib.ExitStack() as open_:
+            with trainer.checked_environments(settings, self.folder) as (env, _), contextlib.ExitStack() as open_:
                 if point is None:
                     settings, _ = tuning.fix(settings, ModelSpec.of(settings, env.spec))
                 open_.enter_context(self.trying(settings))
                 show = open_.enter_context(_shown(self))
-                for _ in training.train(self, env, point, on_episode=on_episode, on_evaluation=on_evaluation):
+                for _ in trainer.train(self, env, point, on_episode=on_episode, on_evaluation=on_evaluation):
                     show()
         return self
 
@@ -227,7 +229,7 @@ class Policy:
     """
 
     def __init__(self, run: Run, snapshot: Commit) -> None:
-        from twin_graph import player
+        from twin_graph.evaluation import player
 
         self.run, self.snapshot = run, snapshot
         self._twin = player.restored(run, snapshot)
@@ -295,13 +297,13 @@ class Policy:
 
     def play(self, *, episodes: int = 30, seed: int = 0) -> "Evaluation":
         """Its score over whole games; see `NotebookRun.play`."""
-        from twin_graph import evaluation, player
+        from twin_graph.evaluation import games, player
 
         if episodes < 1:
             raise UsageError(f"episodes={episodes}: must be 1 or more")
         if not 0 <= seed < 2**31:
             raise UsageError(f"seed={seed}: must be 0 to {2**31 - 1}")
-        return evaluation.last(player.play(self._twin, self.run, self.snapshot, episodes=episodes, seed=seed))
+        return games.last(player.play(self._twin, self.run, self.snapshot, episodes=episodes, seed=seed))
 
 
 @contextlib.contextmanager

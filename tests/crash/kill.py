@@ -41,14 +41,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from twin_graph import config, cpu
+from twin_graph import config
+from twin_graph.base import machine
 from twin_graph.errors import DamagedError, TwinGraphError, UsageError
+from twin_graph.records.verify import verify
 from twin_graph.snapshots.ledger import Ledger
 from twin_graph.snapshots.points import PointStore
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import SnapshotStore
-from twin_graph.snapshots.verify import verify
 
 #: Trainings of a second or two in which everything happens often that is written to disk.
 SMALL: dict[str, dict[str, Any]] = {
@@ -666,7 +667,7 @@ def main(kills: int, fresh: int, network: int, seed: int, jobs: int, keep: bool,
     if output:
         phases = {phase: tally.kills[phase] for phase in (*PHASES, FRESH)}
         document = {"seed": seed, "jobs": jobs, "phases": phases, **summary, "problems": tally.problems}
-        document["cpu"] = cpu.describe()._asdict()
+        document["cpu"] = machine.describe()._asdict()
         output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     sys.exit(0 if tally.whole and not rare else 1)
 

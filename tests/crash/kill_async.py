@@ -22,11 +22,11 @@ from typing import Any
 import click
 from rich.console import Console
 
-from twin_graph import cpu
+from twin_graph.base import machine
 from twin_graph.errors import TwinGraphError
-from twin_graph.snapshots import report
+from twin_graph.records import report
+from twin_graph.records.verify import verify
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.verify import verify
 
 STEPS_AT_THE_END = 3_000
 ORPHAN_SECONDS = 5.0
@@ -119,7 +119,7 @@ def main(kills: int, seed: int, output: Path | None) -> None:
         "attempts": status["attempt"],
         "damage": findings.damage,
         "unknown": findings.unknown,
-        "processor": cpu.describe()._asdict(),
+        "processor": machine.describe()._asdict(),
     }
     console.print(result)
     if output:

@@ -24,10 +24,10 @@ import click
 import psutil
 from rich.console import Console
 
-from twin_graph import cpu
-from twin_graph.snapshots import report
+from twin_graph.base import machine
+from twin_graph.records import report
+from twin_graph.records.verify import verify
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.verify import verify
 
 FILE = """
 name = "small"
@@ -140,7 +140,7 @@ def main(kills: int, seed: int, path: Path | None) -> None:
             if trainings(folder):
                 wrong.append(f"{folder}: a training goes on after its experiment")
             wrong += faults(folder, wanted)
-    document = {"kills": made, "experiments": experiments, "faults": wrong, "processor": cpu.describe()._asdict()}
+    document = {"kills": made, "experiments": experiments, "faults": wrong, "processor": machine.describe()._asdict()}
     console.print_json(data=document)
     if path:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -24,10 +24,10 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from commands import Command, twin_graph
 
-from twin_graph import cpu
+from twin_graph.base import machine
+from twin_graph.records.verify import verify
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.verify import verify
 
 SETTINGS = {
     "env.count": 2,
@@ -197,7 +197,7 @@ def main(kills: int, seed: int, path: Path | None) -> None:
         "forks_ended_with_the_known_weights": harness.ended,
         "problems": harness.problems,
         "seconds": round(time.monotonic() - began),
-        "cpu": cpu.describe().model,
+        "cpu": machine.describe().model,
     }
     console.print(found)
     if path:

@@ -27,21 +27,23 @@ from typing import Any, NamedTuple
 import click
 from rich.console import Console
 
-from twin_graph import config, cpu, envs, targets, training
+from twin_graph import config, envs, targets, training
+from twin_graph.agent.learners import Learners, Trained
+from twin_graph.agent.prefetched import Prepared
+from twin_graph.analysis.reproduce import reproduce
+from twin_graph.base import machine
+from twin_graph.config.settings import Settings
 from twin_graph.errors import TwinGraphError, UsageError
-from twin_graph.exchange import import_checkpoint
-from twin_graph.learners import Learners, Trained
-from twin_graph.matches import nothing_left
-from twin_graph.prepared import Prepared
-from twin_graph.progress import Progress
-from twin_graph.reproduce import reproduce
-from twin_graph.settings import Settings
-from twin_graph.snapshots import control, report
-from twin_graph.snapshots.depth import Depths, combined_by, learnt_from
+from twin_graph.exchange.importing import import_checkpoint
+from twin_graph.records import report
+from twin_graph.records.depth import Depths, combined_by, learnt_from
+from twin_graph.records.verify import verify
+from twin_graph.snapshots import control
 from twin_graph.snapshots.fork import fork
 from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import Run, create
-from twin_graph.snapshots.verify import verify
+from twin_graph.targets.evaluations import nothing_left
+from twin_graph.training.progress import Progress
 from twin_graph.view.library import ShownRun
 from twin_graph.view.records import Records, rounded
 
@@ -398,7 +400,7 @@ def main(lives: int, seed: int, keep: Path | None, path: Path | None) -> None:
         "seen": dict(sorted(seen.items())),
         "problems": problems,
         "seconds": round(time.monotonic() - began),
-        "cpu": cpu.describe().model,
+        "cpu": machine.describe().model,
     }
     console.print_json(data=found)
     if path:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from twin_graph import config, envs, training, twin
-from twin_graph.model import ModelSpec
+from twin_graph import config, envs, training
 from twin_graph.snapshots.run import Run, create
-from twin_graph.twin import Built, Twin
+from twin_graph.twin import twin
+from twin_graph.twin.model import ModelSpec
+from twin_graph.twin.twin import Built, Twin
 
 _built, _close = twin.built, Twin.close
 #: Graphs that no twin has at the moment.

@@ -9,12 +9,13 @@ import pytest
 from attempts import attempt, end, whole_and_killed
 from gymnasium.utils.env_checker import check_env
 
-from twin_graph import config, networks
-from twin_graph.agent import Agent
+from twin_graph import config
+from twin_graph.agent.agent import Agent
 from twin_graph.envs import EnvSpec, blob
 from twin_graph.errors import UsageError
-from twin_graph.model import ModelSpec
 from twin_graph.snapshots.run import create
+from twin_graph.twin import networks
+from twin_graph.twin.model import ModelSpec
 
 
 @pytest.fixture

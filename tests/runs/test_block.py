@@ -9,14 +9,15 @@ import pytest
 from attempts import attempt, end, whole_and_killed
 from test_schedule import diverge
 
-from twin_graph import cpu_layers, layers, xla_layers
+from twin_graph import layers
+from twin_graph.config.settings import Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
-from twin_graph.graph_mode import tf
-from twin_graph.model import ModelSpec
-from twin_graph.settings import Settings
 from twin_graph.snapshots.run import Run, create
-from twin_graph.twin import Twin, weights_sha256
+from twin_graph.twin import cpu_layers, xla_layers
+from twin_graph.twin.model import ModelSpec
+from twin_graph.twin.tf import tf
+from twin_graph.twin.twin import Twin, weights_sha256
 
 Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]

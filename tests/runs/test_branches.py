@@ -17,15 +17,15 @@ from tables import rows
 from test_fork import forked
 
 from twin_graph import config
+from twin_graph.config.settings import Settings
 from twin_graph.errors import UsageError
 from twin_graph.experiments import clock, plan, results, statistics, tables
 from twin_graph.experiments import report as pages
 from twin_graph.experiments.experiment import Experiment
 from twin_graph.experiments.runner import Runner
 from twin_graph.experiments.trial import Trial
-from twin_graph.settings import Settings
+from twin_graph.records.depth import Depths, value_of
 from twin_graph.snapshots import control
-from twin_graph.snapshots.depth import Depths, value_of
 from twin_graph.snapshots.run import Run
 
 ROOT = Path(__file__).parents[2]

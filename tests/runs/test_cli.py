@@ -26,8 +26,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from twin_graph_cli.main import COMMANDS, cli
 from twin_graph_cli.params import _Results, print_json
 
-from twin_graph import config, words
-from twin_graph.agent import Agent
+from twin_graph import config
+from twin_graph.agent.agent import Agent
+from twin_graph.base import text
 from twin_graph.envs import EnvSpec
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run, create
@@ -325,7 +326,7 @@ def test_the_list_of_commands_is_that_of_the_modules() -> None:
     ],
 )
 def test_shell_completion(trained: Path, words: str, completion: str) -> None:
-    assert f"plain,{completion}" in completions(trained, words)
+    assert f"plain,{completion}" in completions(trained, text)
 
 
 def test_shell_completion_of_a_second_snapshot(trained: Path) -> None:
@@ -338,8 +339,8 @@ def completions(cwd: Path, words: str) -> list[str]:
     environment = {
         **os.environ,
         "_TWIN_GRAPH_COMPLETE": "bash_complete",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split()) - 1),
+        "COMP_WORDS": text,
+        "COMP_CWORD": str(len(text.split()) - 1),
     }
     script = Path(sys.executable).with_name("twin-graph")
     done = subprocess.run([script], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
@@ -536,8 +537,8 @@ def test_what_is_copied_from_a_table_is_never_cut() -> None:
 
 
 def test_commands_that_are_proposed_take_a_folder_for_a_folder() -> None:
-    assert words.command("log", Path("-x"), "--all") == "twin-graph log ./-x --all"
-    assert words.command("log", Path("checkpoints/a b")) == "twin-graph log 'checkpoints/a b'"
+    assert text.command("log", Path("-x"), "--all") == "twin-graph log ./-x --all"
+    assert text.command("log", Path("checkpoints/a b")) == "twin-graph log 'checkpoints/a b'"
 
 
 def test_what_verify_finds_is_its_result(trained: Path) -> None:

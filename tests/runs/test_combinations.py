@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twin_graph import mutual
+from twin_graph.config import turns
+from twin_graph.config.settings import Settings
 from twin_graph.errors import UsageError
-from twin_graph.settings import Settings
-from twin_graph.snapshots import report
+from twin_graph.records import report
+from twin_graph.records.verify import verify
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.verify import verify
 
 Make = Callable[..., Settings]
 Row = dict[str, str]
@@ -128,7 +128,7 @@ def test_every_two_switches_train_together(cartpole: Make, train: Callable[[Sett
     assert all(math.isfinite(loss) for loss in losses if loss is not None)
     assert len({snapshot.weights_sha256 for snapshot in run.store().snapshots}) == len(run.store().snapshots) > 2
     if chosen.train.target_q:
-        assert report.explain(run, state.counters.updates)["learner"] in mutual.Turns(chosen).learners
+        assert report.explain(run, state.counters.updates)["learner"] in turns.Turns(chosen).learners
     assert verify(run).damage == []
 
 

@@ -11,11 +11,11 @@ from attempts import attempt
 from commands import twin_graph
 from test_fork import forked
 
-from twin_graph import exchange
-from twin_graph.compare import compare
+from twin_graph.analysis.compare import compare
+from twin_graph.config.settings import Settings
 from twin_graph.errors import DamagedError, UsageError
-from twin_graph.settings import Settings
 from twin_graph.snapshots.run import Run, create
+from twin_graph.twin import weights
 
 Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]
@@ -33,7 +33,7 @@ def test_a_fork_parts_where_it_was_forked(cartpole: Make, trained: Train, tmp_pa
     assert {found.parted.first, found.parted.second} == {parent.resolve("@update:80").id, made.resolve("@update:80").id}
     assert [pair.updates for pair in found.pairs] == list(range(80, 251, 10))
     last = found.pairs[-1]
-    [*_, whole] = exchange.diff((parent.store(), parent.resolve("latest")), (made.store(), made.resolve("latest")))
+    [*_, whole] = weights.diff((parent.store(), parent.resolve("latest")), (made.store(), made.resolve("latest")))
     assert last.weight_distance == pytest.approx(whole.distance)
     assert last.relative == pytest.approx(whole.relative)
     assert last.q_distance is not None

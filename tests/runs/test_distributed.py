@@ -23,8 +23,11 @@ from tables import rows
 from test_learners import feed, minibatch, spec
 
 from twin_graph import envs
-from twin_graph.config import change
-from twin_graph.cross_checks import check_rescaling, check_that_it_learns
+from twin_graph.agent.counters import Tally
+from twin_graph.agent.live_run import Keeper
+from twin_graph.config.loading import change
+from twin_graph.config.rules import check_that_it_learns
+from twin_graph.config.settings import Settings
 from twin_graph.distributed.chief import Chief
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.copy import Copy
@@ -34,20 +37,18 @@ from twin_graph.distributed.task import parse
 from twin_graph.distributed.worker import Worker, work
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import DivergedError, InUseError, TwinGraphError, UsageError
-from twin_graph.graph_mode import tf
-from twin_graph.keeper import Keeper
-from twin_graph.model import ModelSpec
-from twin_graph.replay import Batch
-from twin_graph.settings import Settings
-from twin_graph.snapshots import report
+from twin_graph.records import report
+from twin_graph.records.verify import verify
+from twin_graph.replay.ring import Batch
 from twin_graph.snapshots.files import checked
 from twin_graph.snapshots.ledger import End, Point, Swap
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import Variable
-from twin_graph.snapshots.verify import verify
 from twin_graph.snapshots.workers import FOLDER, UpdateLog, own_status, statuses, write_status
-from twin_graph.tally import Tally
-from twin_graph.twin import Twin, session_config, weights_sha256
+from twin_graph.training.trainer import check_rescaling
+from twin_graph.twin.model import ModelSpec
+from twin_graph.twin.tf import tf
+from twin_graph.twin.twin import Twin, session_config, weights_sha256
 
 Make = Callable[..., Settings]
 
@@ -82,7 +83,7 @@ def test_what_lies_on_the_servers_is_what_a_twin_has_without_its_sums(optimizer:
 
 def leashed(launcher: int, cluster: Path, task: str, interpreter: str = sys.executable) -> list[str]:
     """The command of a task that ends with its launcher."""
-    return [interpreter, "-m", "twin_graph.leash", str(launcher), "twin_graph.distributed", str(cluster), task]
+    return [interpreter, "-m", "twin_graph.base.leash", str(launcher), "twin_graph.distributed", str(cluster), task]
 
 
 @contextlib.contextmanager
@@ -704,7 +705,7 @@ def test_a_refused_request_is_made_again_where_its_numbers_look_like_names_of_op
     script = """
 import numpy as np
 from twin_graph.distributed.shared import ServerSession
-from twin_graph.graph_mode import tf
+from twin_graph.twin.tf import tf
 
 server = tf.train.Server({"ps": ["127.0.0.1:0"]}, job_name="ps", task_index=0)
 refused = []

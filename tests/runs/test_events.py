@@ -12,15 +12,16 @@ from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util import tensor_util
 
-from twin_graph import envs, resources
+from twin_graph import envs
+from twin_graph.agent.tensorboard import EventFile
+from twin_graph.config.settings import Settings
 from twin_graph.envs import EnvSpec
-from twin_graph.events import EventFile
-from twin_graph.exchange import spec_of
-from twin_graph.graph_mode import tf
-from twin_graph.model import ModelSpec
-from twin_graph.settings import Settings
+from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.run import Run
-from twin_graph.twin import Twin
+from twin_graph.training import requirements
+from twin_graph.twin.model import ModelSpec
+from twin_graph.twin.tf import tf
+from twin_graph.twin.twin import Twin
 
 NAMES = ["fc1/bias", "fc1/weights", "q/bias", "q/weights"]
 
@@ -159,6 +160,6 @@ def test_the_disk_that_they_take_is_asked_for(
 ) -> None:
     run = train(cartpole(evaluate__episodes=0, train__steps=600, log__every_steps=8, log__variables=True))
     with contextlib.closing(envs.make(run.settings.env, count=1)) as env:
-        asked = resources.measure(run.settings, env, run.folder).disk
+        asked = requirements.measure(run.settings, env, run.folder).disk
     written = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
     assert written < asked < 3 * written

@@ -18,15 +18,18 @@ from commands import python, twin_graph
 from twin_graph_cli.exchange import export as command
 
 from twin_graph import envs, training
+from twin_graph.config.settings import Settings
+from twin_graph.envs.legal import ILLEGAL
 from twin_graph.errors import DamagedError, UsageError
-from twin_graph.exchange import FORMATS, Format, diff, export, import_checkpoint, read, spec_of
-from twin_graph.graph_mode import tf
-from twin_graph.legal import ILLEGAL
-from twin_graph.settings import Settings
-from twin_graph.snapshots.report import restored
+from twin_graph.evaluation.player import spec_of
+from twin_graph.exchange.export import FORMATS, Format, export
+from twin_graph.exchange.importing import import_checkpoint
+from twin_graph.records.report import restored
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create, locate
-from twin_graph.twin import Twin
+from twin_graph.twin.tf import tf
+from twin_graph.twin.twin import Twin
+from twin_graph.twin.weights import diff, read_checkpoint
 
 OBSERVATIONS = [[0.1, -0.2, 0.03, 0.4], [-0.5, 0.6, 0.07, -0.8]]
 
@@ -415,7 +418,7 @@ def test_a_checkpoint_that_is_not_whole_is_damaged_and_not_missing(run: Run, tmp
 def test_a_sharded_checkpoint_goes_by_each_of_its_files(run: Run, tmp_path: Path) -> None:
     newest = run.store().newest
     with tf.Graph().as_default(), tf.Session(config=tf.ConfigProto(device_count={"CPU": 2})) as session:
-        for i, (name, value) in enumerate(read(run.store().prefix(newest.id)).items()):
+        for i, (name, value) in enumerate(read_checkpoint(run.store().prefix(newest.id)).items()):
             with tf.device(f"/cpu:{i % 2}"):
                 tf.get_variable(name, initializer=value)
         session.run(tf.global_variables_initializer())

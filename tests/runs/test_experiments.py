@@ -29,13 +29,14 @@ from tables import rows
 from twin_graph_cli.main import cli
 
 from twin_graph import config
+from twin_graph.agent.live_run import Keeper
+from twin_graph.config.settings import Settings
 from twin_graph.errors import UsageError
 from twin_graph.experiments import clock, experiment, figures, plan, results, runner, statistics, tables, trial
 from twin_graph.experiments import report as pages
 from twin_graph.experiments.experiment import Experiment
-from twin_graph.keeper import Keeper
-from twin_graph.settings import Settings
-from twin_graph.snapshots import ledger, report
+from twin_graph.records import report
+from twin_graph.snapshots import ledger
 from twin_graph.snapshots.points import PointStore
 from twin_graph.snapshots.run import Run, create
 
@@ -133,7 +134,7 @@ def test_who_was_first_to_begin_an_experiment_has_it(finished: Path) -> None:
 
 def test_room_is_needed_for_runs_that_begin_alone(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What trains already has its memory, what has begun has its files, and what is done needs neither."""
-    monkeypatch.setattr("twin_graph.cpu.memory_free", lambda: 1)
+    monkeypatch.setattr("twin_graph.base.machine.memory_free", lambda: 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
     states = experiment.look(Experiment.open(finished))
     command = ["experiment", "run", "tiny.toml", "--jobs", "2", "--dry-run"]

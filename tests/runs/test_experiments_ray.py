@@ -21,7 +21,7 @@ from commands import twin_graph
 from experiment_files import changed
 from test_experiments import trainers, wait_for
 
-from twin_graph.snapshots import report
+from twin_graph.records import report
 from twin_graph.snapshots.run import Run
 
 pytest.importorskip("ray", reason="needs the extra ray: pip install -e '.[dev,ray]'")

@@ -14,10 +14,11 @@ from attempts import attempt
 from commands import twin_graph
 from imageio_ffmpeg import count_frames_and_secs, get_ffmpeg_exe, read_frames
 
-from twin_graph import config, envs, film
+from twin_graph import config, envs
+from twin_graph.envs.legal import ILLEGAL
 from twin_graph.errors import UsageError
-from twin_graph.evaluation import last, play
-from twin_graph.legal import ILLEGAL
+from twin_graph.evaluation import film
+from twin_graph.evaluation.games import last, play
 from twin_graph.snapshots.run import Run, create
 
 

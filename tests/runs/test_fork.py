@@ -12,17 +12,21 @@ import pytest
 from attempts import attempt, end
 from commands import Command, twin_graph
 
-from twin_graph import config, envs, exchange, nudge, resources, training
-from twin_graph.compare import compare
+from twin_graph import config, envs, training
+from twin_graph.analysis import perturb
+from twin_graph.analysis.compare import compare
+from twin_graph.config.settings import Settings
 from twin_graph.errors import DamagedError, UsageError
-from twin_graph.settings import Settings
-from twin_graph.snapshots import control, files, report, workers
+from twin_graph.exchange.importing import average
+from twin_graph.records import report
+from twin_graph.records.verify import verify
+from twin_graph.snapshots import control, files, workers
 from twin_graph.snapshots.files import read_file
 from twin_graph.snapshots.fork import fork
 from twin_graph.snapshots.ledger import Fork, Point, Swap
 from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import Run, create, folders_of_runs
-from twin_graph.snapshots.verify import verify
+from twin_graph.training import requirements
 
 Make = Callable[..., Settings]
 
@@ -298,7 +302,7 @@ def test_a_weight_is_moved_by_the_least_that_it_can_be(
 ) -> None:
     parent = trained(cartpole(resume__keep="all", loss="mse"))
     point = point_at(parent, "1")
-    made = fork(parent, point, tmp_path / "fork", parent.settings, nudge.nudge)
+    made = fork(parent, point, tmp_path / "fork", parent.settings, perturb.nudge)
     [event] = made.ledger.events(Fork)
     name, before, _, after = event.changed.replace("] from", "]|from").partition("|")[0], *event.changed.split()[-3:]
     assert name
@@ -307,7 +311,7 @@ def test_a_weight_is_moved_by_the_least_that_it_can_be(
     attempt(made)
     assert end(made)[0] != end(parent)[0]
     assert verify(made).damage == verify(parent).damage == []
-    attempt(again := fork(parent, point, tmp_path / "again", parent.settings, nudge.nudge))
+    attempt(again := fork(parent, point, tmp_path / "again", parent.settings, perturb.nudge))
     assert end(again) == end(made)
     by_command = twin_graph("fork", str(parent.folder), "--at=1", "--nudge", "--run-dir=new", cwd=tmp_path)
     assert f"\n  moved: {event.changed}\n" in by_command.stderr
@@ -379,7 +383,7 @@ def test_the_disk_that_points_need_is_reckoned_with(cartpole: Make, trained: Cal
     needed = {}
     for settings in (few, many):
         with contextlib.closing(envs.make(settings.env, count=8)) as env:
-            needed[settings.resume.keep] = resources.measure(settings, env, Path()).disk
+            needed[settings.resume.keep] = requirements.measure(settings, env, Path()).disk
     used = sum(path.stat().st_size for path in trained(many).folder.rglob("*") if path.is_file())
     assert needed[2] < used < needed[None]
 
@@ -413,11 +417,11 @@ def test_imports_and_means_are_named_after_the_run_that_they_were_made_in(
     cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path
 ) -> None:
     parent = trained(cartpole())
-    ours = exchange.average(parent, parent.store().snapshots[:2])
+    ours = average(parent, parent.store().snapshots[:2])
     point = parent.points().newest()
     assert point is not None
     before = fork(parent, point, tmp_path / "before", parent.settings)
-    exchange.average(before, before.store().snapshots[-2:])
+    average(before, before.store().snapshots[-2:])
     made_in = {entry["id"]: entry["run"] for entry in report.log(before)}
     theirs = [name for name in made_in if name.startswith("import-") and name != ours.id]
     assert {made_in[name] for name in theirs} == {"before"}

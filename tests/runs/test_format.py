@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from twin_graph import config, cpu, envs, training
-from twin_graph.snapshots import report
+from twin_graph import config, envs, training
+from twin_graph.base import machine
+from twin_graph.records import report
+from twin_graph.records.verify import verify
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.verify import verify
 
 
 @pytest.fixture
@@ -59,5 +60,8 @@ def test_a_run_of_an_earlier_version_resumes_and_ends_as_that_version_ended_it(o
     assert status["requests"] == []
     assert report.explain(old, 251)["snapshots"][0]["id"] == "000003-b36458d7"
     recorded = old.description["cpu"]
-    if (recorded["model"], tuple(recorded["features"])) == (cpu.describe().model, tuple(cpu.describe().features)):
+    if (recorded["model"], tuple(recorded["features"])) == (
+        machine.describe().model,
+        tuple(machine.describe().features),
+    ):
         assert status["weights_sha256"].startswith("f6e15c7d")

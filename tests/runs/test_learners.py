@@ -11,19 +11,19 @@ from attempts import attempt, end, whole_and_killed
 from tables import rows
 
 from twin_graph import config
-from twin_graph.actor import Actor
+from twin_graph.agent.actor import Actor
+from twin_graph.agent.counters import Tally
+from twin_graph.agent.held_out import Probe
+from twin_graph.agent.learner import Learner, Losses
+from twin_graph.agent.prefetched import Prepared, feeds
+from twin_graph.config.settings import ModelSettings, Settings, TrainSettings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
-from twin_graph.learner import Learner, Losses
-from twin_graph.model import ModelSpec
-from twin_graph.prepared import Prepared, feeds
-from twin_graph.probe import Probe
-from twin_graph.replay import Transition
-from twin_graph.settings import ModelSettings, Settings, TrainSettings
-from twin_graph.snapshots import report
+from twin_graph.records import report
+from twin_graph.replay.ring import Transition
 from twin_graph.snapshots.run import Run, create
-from twin_graph.tally import Tally
-from twin_graph.twin import Twin
+from twin_graph.twin.model import ModelSpec
+from twin_graph.twin.twin import Twin
 
 #: Five steps of eight environments.
 ROLLOUTS = {"train__rollout_steps": 5, "train__n_step": 5, "train__every_steps": 40, "train__start_steps": 200}

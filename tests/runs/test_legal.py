@@ -15,18 +15,18 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from tables import rows
 
 from twin_graph import envs
+from twin_graph.agent.counters import Tally
+from twin_graph.agent.held_out import PROBE_SIZE
+from twin_graph.config.settings import EnvSettings, Settings
 from twin_graph.distributed.chief import Chief
 from twin_graph.envs import EnvSpec, VectorEnv, VectorStep
+from twin_graph.envs.legal import ILLEGAL, legal_only, mask, pick, random_actions
 from twin_graph.errors import ForeignError, UsageError
-from twin_graph.graph_mode import tf
-from twin_graph.legal import ILLEGAL, legal_only, mask, pick, random_actions
-from twin_graph.model import ModelSpec
-from twin_graph.probe import PROBE_SIZE
-from twin_graph.replay import Replay, Transition
-from twin_graph.settings import EnvSettings, Settings
+from twin_graph.replay.ring import Replay, Transition
 from twin_graph.snapshots.run import Run
-from twin_graph.tally import Tally
-from twin_graph.twin import Twin
+from twin_graph.twin.model import ModelSpec
+from twin_graph.twin.tf import tf
+from twin_graph.twin.twin import Twin
 
 Make = Callable[..., Settings]
 
@@ -265,7 +265,7 @@ def play_to_an_end(env: VectorEnv) -> VectorStep:
 
 
 def test_an_export_holds_the_mask_too(cartpole: Make, train: Callable[[Settings], Run], tmp_path: Any) -> None:
-    from twin_graph.exchange import export
+    from twin_graph.exchange.export import export
 
     run = train(cartpole(env__id="Picky-v0", evaluate__episodes=0))
     export(run, run.store().newest, "savedmodel", tmp_path / "model")

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from twin_graph.config.settings import ModelSettings, TrainSettings
 from twin_graph.envs import EnvSpec
-from twin_graph.graph_mode import tf
-from twin_graph.losses import LOSSES, dqn3_gradients, q_learning_target
-from twin_graph.model import ModelSpec
-from twin_graph.settings import ModelSettings, TrainSettings
-from twin_graph.twin import Twin
+from twin_graph.twin.losses import LOSSES, dqn3_gradients, q_learning_target
+from twin_graph.twin.model import ModelSpec
+from twin_graph.twin.tf import tf
+from twin_graph.twin.twin import Twin
 
 B, A = 64, 5
 

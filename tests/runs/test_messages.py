@@ -25,9 +25,9 @@ from twin_graph_cli import display
 from twin_graph_cli.experiment import ExperimentDisplay
 
 from twin_graph import envs, training
-from twin_graph.settings import Settings
+from twin_graph.base.text import command, counted
+from twin_graph.config.settings import Settings
 from twin_graph.snapshots.run import Run, create
-from twin_graph.words import command, counted
 
 SCRIPT = str(Path(sys.executable).with_name("twin-graph"))
 

@@ -14,24 +14,26 @@ from attempts import attempt, end, whole_and_killed
 from commands import twin_graph
 from tables import rows
 
-from twin_graph import config, envs, mutual
-from twin_graph.agent import Agent
+from twin_graph import config, envs
+from twin_graph.agent.agent import Agent
+from twin_graph.agent.learner import Learner, Losses
+from twin_graph.agent.prefetched import Prepared
+from twin_graph.base.streams import Purpose, environment_seeds, stream
+from twin_graph.config import turns
+from twin_graph.config.settings import Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import DivergedError, UsageError
-from twin_graph.exchange import export
-from twin_graph.learner import Learner, Losses
-from twin_graph.model import ModelSpec
-from twin_graph.prepared import Prepared
-from twin_graph.replay import Replay, Transition
-from twin_graph.retention import prune
-from twin_graph.sampling import Prioritized
-from twin_graph.settings import Settings
-from twin_graph.snapshots import control, report, swaps
+from twin_graph.exchange.export import export
+from twin_graph.records import report
+from twin_graph.records.verify import verify
+from twin_graph.replay.ring import Replay, Transition
+from twin_graph.replay.sampling import Prioritized
+from twin_graph.snapshots import control, swaps
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run, create
-from twin_graph.snapshots.verify import verify
-from twin_graph.streams import Purpose, environment_seeds, stream
-from twin_graph.twin import Twin, weights_sha256
+from twin_graph.targets.retention import prune
+from twin_graph.twin.model import ModelSpec
+from twin_graph.twin.twin import Twin, weights_sha256
 
 Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]
@@ -243,7 +245,7 @@ def test_no_learner_starts_as_one_of_the_next_seed_does(cartpole: Make, tmp_path
 def test_a_shared_store_has_one_line_and_a_learner_may_receive_itself(cartpole: Make, train: Train) -> None:
     run = train(cartpole(**MUTUAL, store__shared=True, mutual__learn="alternate", mutual__turn_updates=40))
     snapshots = {snapshot.id: snapshot for snapshot in run.store().snapshots}
-    assert {snapshot.lineage for snapshot in snapshots.values()} == {mutual.SHARED}
+    assert {snapshot.lineage for snapshot in snapshots.values()} == {turns.SHARED}
     assert {snapshot.learner for snapshot in snapshots.values()} == {"a", "b"}
     swaps = [event for event in run.ledger.events() if isinstance(event, Swap)]
     received = {(swap.learner, snapshots[swap.snapshots[0]].learner) for swap in swaps}

@@ -15,13 +15,16 @@ from commands import twin_graph as command
 from nbclient import NotebookClient
 
 import twin_graph
-from twin_graph import config, cpu, envs, notebook, training, tuning
+from twin_graph import config, envs, notebook
+from twin_graph.base import machine
 from twin_graph.errors import DamagedError, ForeignError, TwinGraphError, UsageError
-from twin_graph.evaluation import Evaluation
-from twin_graph.progress import Progress
-from twin_graph.snapshots import report
+from twin_graph.evaluation.games import Evaluation
+from twin_graph.records import report
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run
+from twin_graph.training import trainer as training
+from twin_graph.training import tuning
+from twin_graph.training.progress import Progress
 from twin_graph.view.records import Records
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
@@ -198,7 +201,7 @@ def test_what_is_left_open_is_measured_and_fixed_as_train_does(
     run = twin_graph.create(tmp_path / "new", cartpole(twin__precision="auto"))
     run.train()
     fixed = Run(run.folder).settings.twin.precision
-    assert fixed in (("fp32", "bf16") if cpu.has_bf16() else ("fp32",))
+    assert fixed in (("fp32", "bf16") if machine.has_bf16() else ("fp32",))
     assert Run(run.folder).settings_of(1).twin.precision == fixed
     assert run.train(steps=1_240).settings.twin.precision == fixed
 

@@ -15,22 +15,23 @@ import pytest
 from attempts import attempt, end
 from tables import rows
 
-from twin_graph import config, envs, errors, named
+from twin_graph import config, envs, errors
+from twin_graph.analysis.reproduce import differences_of_machine
+from twin_graph.config import lookup
+from twin_graph.config.settings import EnvSettings, Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.envs.gym import Gym
 from twin_graph.errors import UsageError
-from twin_graph.graph_mode import tf
-from twin_graph.losses import LOSSES
-from twin_graph.model import ModelSpec, build_model
-from twin_graph.networks import NETWORKS
-from twin_graph.optimizers import OPTIMIZERS
-from twin_graph.reproduce import differences_of_machine
-from twin_graph.settings import EnvSettings, Settings
+from twin_graph.records.report import restored
 from twin_graph.snapshots.ledger import Start, Swap
-from twin_graph.snapshots.report import restored
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create
-from twin_graph.twin import Twin
+from twin_graph.twin.losses import LOSSES
+from twin_graph.twin.model import ModelSpec, build_model
+from twin_graph.twin.networks import NETWORKS
+from twin_graph.twin.optimizers import OPTIMIZERS
+from twin_graph.twin.tf import tf
+from twin_graph.twin.twin import Twin
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Make = Callable[..., Settings]
@@ -241,4 +242,4 @@ def test_a_module_that_was_edited_since_is_named(cartpole: Make, tmp_path: Path)
 def test_a_package_that_cannot_be_imported_any_more_hides_no_record(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "__init__.py").write_text("this is no Python")
-    assert named.edited({"broken.loss": "0" * 64}) == []
+    assert lookup.edited({"broken.loss": "0" * 64}) == []

@@ -66,7 +66,7 @@ def test_it_installs_offline_and_lists_its_presets(dist: dict[str, Path], kind: 
     options = ["--no-deps", "--no-index", "--no-build-isolation", "--no-compile", "--target", tmp_path / "site"]
     run(sys.executable, "-m", "pip", "install", "--quiet", *options, dist[kind], cwd=tmp_path)
     listed = run(sys.executable, "-m", "twin_graph_cli", "presets", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
-    for preset in (ROOT / "twin_graph" / "presets").glob("*.toml"):
+    for preset in (ROOT / "twin_graph" / "config" / "presets").glob("*.toml"):
         assert preset.stem in listed
     assert (tmp_path / "site" / "bin" / "twin-graph").exists()
 

@@ -12,10 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from twin_graph import config, envs
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
-from twin_graph.graph_mode import tf
-from twin_graph.model import ModelSpec, build_model
 from twin_graph.snapshots.run import Run
-from twin_graph.twin import Twin
+from twin_graph.twin.model import ModelSpec, build_model
+from twin_graph.twin.tf import tf
+from twin_graph.twin.twin import Twin
 
 POOLED = {"network": "pooled80", "env.image_height": 80, "env.image_width": 80}
 

@@ -16,13 +16,14 @@ from commands import twin_graph
 from gymnasium.envs.classic_control import CartPoleEnv
 from test_fork import VARIANTS, contents, forked
 
-from twin_graph import config, envs, nudge, training
+from twin_graph import config, envs, training
+from twin_graph.agent.live_run import Keeper
+from twin_graph.analysis import perturb
+from twin_graph.analysis.reproduce import Reproduction, _check_recurs, reproduce
+from twin_graph.config.settings import Settings
 from twin_graph.errors import ForeignError, TwinGraphError, UsageError
-from twin_graph.exchange import import_checkpoint
-from twin_graph.graph_mode import tf
-from twin_graph.keeper import Keeper
-from twin_graph.reproduce import Reproduction, _check_recurs, reproduce
-from twin_graph.settings import Settings
+from twin_graph.exchange.importing import import_checkpoint
+from twin_graph.records.verify import verify
 from twin_graph.snapshots import control
 from twin_graph.snapshots.files import append_line, checked, read_file, read_lines
 from twin_graph.snapshots.fork import fork
@@ -31,7 +32,7 @@ from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import FileRecord
-from twin_graph.snapshots.verify import verify
+from twin_graph.twin.tf import tf
 
 Make = Callable[..., Settings]
 
@@ -124,7 +125,7 @@ def test_a_fork_recurs_with_the_stretch_of_its_parent(
     parent = trained(cartpole(resume__keep="all", loss="mse"))
     attempt(made := forked(parent, tmp_path / "fork", at="1", seed=2, target__policy="lag(60)"))
     assert again(made, tmp_path / "whole").difference is None
-    attempt(moved := fork(parent, point_at(parent, "1"), tmp_path / "moved", parent.settings, nudge.nudge))
+    attempt(moved := fork(parent, point_at(parent, "1"), tmp_path / "moved", parent.settings, perturb.nudge))
     assert again(moved, tmp_path / "since", begin="1").difference is None
     with pytest.raises(UsageError, match="a weight was moved when"):
         again(moved, tmp_path / "from the start")
@@ -244,7 +245,7 @@ def forge(run: Run, reference: str) -> str:
     values[name].ravel()[0] += 1e-3
     for path in folder.glob("model.*"):
         path.unlink()
-    nudge._write(prefix, dict(sorted(values.items())))
+    perturb._write(prefix, dict(sorted(values.items())))
     manifest = read_file(folder / "manifest.json")
     manifest["files"] = [FileRecord.of(path).model_dump() for path in sorted(folder.glob("model.*"))]
     (folder / "manifest.json").write_bytes(checked(manifest, indent=1))
@@ -337,7 +338,7 @@ def test_what_does_not_fit_is_not_begun_and_what_was_filmed_is_not_filmed_again(
     assert list(run.videos.iterdir())
     again(run, tmp_path / "again")
     assert not Run(tmp_path / "again").videos.exists()
-    monkeypatch.setattr("twin_graph.cpu.memory_free", lambda: 1)
+    monkeypatch.setattr("twin_graph.base.machine.memory_free", lambda: 1)
     with pytest.raises(TwinGraphError, match="not enough memory"):
         again(run, tmp_path / "too large")
     assert not (tmp_path / "too large").exists()

@@ -23,23 +23,26 @@ from click.testing import CliRunner
 from gymnasium.envs.classic_control import CartPoleEnv
 from twin_graph_cli.main import cli
 
-from twin_graph import config, envs, exchange, resources, training
-from twin_graph.agent import Agent
-from twin_graph.compare import compare
+from twin_graph import config, envs, training
+from twin_graph.agent.agent import Agent
+from twin_graph.analysis.compare import compare
+from twin_graph.config.settings import Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import DamagedError, ForeignError, InUseError, UsageError
-from twin_graph.loop import StepByStep
-from twin_graph.matches import nothing_left
-from twin_graph.progress import Progress
-from twin_graph.settings import Settings
-from twin_graph.snapshots import control, report, swaps
+from twin_graph.exchange.importing import average
+from twin_graph.records import report
+from twin_graph.records.verify import _Verifier, verify
+from twin_graph.snapshots import control, swaps
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.fork import fork
 from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Start, Swap
 from twin_graph.snapshots.points import PointState, PointStore
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import METRICS, Run, create
-from twin_graph.snapshots.verify import _Verifier, verify
+from twin_graph.targets.evaluations import nothing_left
+from twin_graph.training import requirements
+from twin_graph.training.loop import StepByStep
+from twin_graph.training.progress import Progress
 
 Make = Callable[..., Settings]
 
@@ -247,7 +250,7 @@ def test_where_the_newest_snapshot_lost_its_manifest_another_is_held_and_average
     before = [snapshot for snapshot in store.available if snapshot.updates < point.counters.updates][-1]
     for newer in store.available[store.available.index(before) + 1 :]:  # at the point, and those that resuming abandons
         (store.folder / newer.id / "manifest.json").write_bytes(b"damaged")
-    assert exchange.average(run, [before]).id.startswith(f"import-{before.id[-8:]}")
+    assert average(run, [before]).id.startswith(f"import-{before.id[-8:]}")
     swaps.swap(run, before.id, hold=True)
     assert {tuple(snapshots) for _, snapshots in attempt(run)} == {(before.id,)}
     assert run.state() == "finished"
@@ -799,7 +802,7 @@ def test_a_run_that_is_resumed_needs_no_room_for_what_it_has(
 ) -> None:
     run = trained(cartpole(evaluate__episodes=0))
     with contextlib.closing(envs.make(run.settings.env, count=1)) as env:
-        needed = resources.measure(run.settings, env, run.folder.parent / "new")
+        needed = requirements.measure(run.settings, env, run.folder.parent / "new")
     for free, code in ((1_000, 1), (needed.disk * 3 // 4, 0)):
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         done = CliRunner().invoke(cli, ["resume", str(run.folder), "--steps", "1240"])

@@ -10,18 +10,18 @@ import pytest
 from attempts import attempt, end
 
 from twin_graph import envs, training
-from twin_graph.agent import Agent
+from twin_graph.agent.agent import Agent
+from twin_graph.agent.learners import Learners, Trained
+from twin_graph.agent.prefetched import Prepared
+from twin_graph.agent.restored import Holder
+from twin_graph.base.streams import Purpose, environment_seeds, stream
+from twin_graph.config.settings import Settings
 from twin_graph.errors import DivergedError
-from twin_graph.holder import Holder
-from twin_graph.learners import Learners, Trained
-from twin_graph.model import ModelSpec
-from twin_graph.prepared import Prepared
-from twin_graph.replay import Batch, Replay, Transition
-from twin_graph.settings import Settings
+from twin_graph.replay.ring import Batch, Replay, Transition
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run, create
-from twin_graph.streams import Purpose, environment_seeds, stream
-from twin_graph.twin import Twin, weights_sha256
+from twin_graph.twin.model import ModelSpec
+from twin_graph.twin.twin import Twin, weights_sha256
 
 Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]
@@ -113,8 +113,8 @@ def test_a_training_follows_the_schedule_as_written_down(
         resume__every_steps=1_000,
         evaluate__episodes=0,
     )
-    monkeypatch.setattr("twin_graph.holder.TARGET_BATCH", settings.train.batch_size)
-    monkeypatch.setattr("twin_graph.holder._FEW_NUMBERS", 0)
+    monkeypatch.setattr("twin_graph.agent.restored.TARGET_BATCH", settings.train.batch_size)
+    monkeypatch.setattr("twin_graph.agent.restored._FEW_NUMBERS", 0)
     run = train(settings)
     weights, refreshes = reference(settings)
     assert run.store().newest.weights_sha256 == weights
@@ -185,7 +185,7 @@ def test_targets_that_were_prepared_are_those_of_the_target_of_their_update(
         return train_prepared(learners, prepared)
 
     monkeypatch.setattr(Learners, "train", look)
-    monkeypatch.setattr("twin_graph.holder.TARGET_BATCH", 10_000)
+    monkeypatch.setattr("twin_graph.agent.restored.TARGET_BATCH", 10_000)
     train(cartpole(train__chunk_steps=32, target__refresh_every_updates=10))
     assert len(stale) > 20
     assert not any(stale)

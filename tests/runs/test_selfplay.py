@@ -20,19 +20,20 @@ from pong_flights import ball
 from tables import rows
 
 from twin_graph import envs
-from twin_graph.config import change, load
+from twin_graph.agent.held_out import q_distance
+from twin_graph.config.loading import change, load
+from twin_graph.config.settings import EnvSettings, Settings
+from twin_graph.envs.legal import ILLEGAL, mask
 from twin_graph.envs.open_spiel import Spiel
 from twin_graph.envs.seats import NOBODY, Seat, Turn, at_random, boards_of, by_values, play_turn
 from twin_graph.errors import ForeignError, UsageError
-from twin_graph.evaluation import last, play
-from twin_graph.legal import ILLEGAL, mask
-from twin_graph.probe import q_distance
-from twin_graph.settings import EnvSettings, Settings
-from twin_graph.snapshots import report, swaps
+from twin_graph.evaluation.games import last, play
+from twin_graph.records import report
+from twin_graph.records.verify import verify
+from twin_graph.snapshots import swaps
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run, create
-from twin_graph.snapshots.verify import verify
-from twin_graph.targets import parse, roles
+from twin_graph.targets.policies import parse, roles
 
 Make = Callable[..., Settings]
 

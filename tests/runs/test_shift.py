@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from attempts import end, whole_and_killed
 
-from twin_graph.actor import Actor
+from twin_graph.agent.actor import Actor
+from twin_graph.agent.counters import Tally
+from twin_graph.config.settings import Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
-from twin_graph.model import ModelSpec
-from twin_graph.replay import Batch
-from twin_graph.settings import Settings
-from twin_graph.shift import shift
+from twin_graph.replay.augmentation import shift
+from twin_graph.replay.ring import Batch
 from twin_graph.snapshots.run import Run
-from twin_graph.tally import Tally
+from twin_graph.twin.model import ModelSpec
 
 Make = Callable[..., Settings]
 

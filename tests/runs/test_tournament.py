@@ -15,14 +15,14 @@ from commands import twin_graph
 from tables import rows
 from twin_graph_cli.selfplay import names_of
 
-from twin_graph import tournament
+from twin_graph.config.settings import EnvSettings, Settings
 from twin_graph.envs.seats import boards_of
 from twin_graph.errors import UsageError
-from twin_graph.settings import EnvSettings, Settings
+from twin_graph.evaluation import tournament
+from twin_graph.evaluation.tournament import Contestant, Pairing, Rules
+from twin_graph.records.verify import verify
 from twin_graph.snapshots.files import lock_folder
 from twin_graph.snapshots.run import GAMES, RATINGS, Run
-from twin_graph.snapshots.verify import verify
-from twin_graph.tournament import Contestant, Pairing, Rules
 
 Make = Callable[..., Settings]
 RULES = Rules(games=12, opening_moves=2, epsilon=0.0, seed=0)

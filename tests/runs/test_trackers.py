@@ -14,9 +14,9 @@ import pytest
 from attempts import progress_of
 from commands import twin_graph
 
-from twin_graph import trackers
+from twin_graph.agent import trackers
+from twin_graph.config.settings import Settings
 from twin_graph.errors import UsageError
-from twin_graph.settings import Settings
 from twin_graph.snapshots.run import Run, create
 
 Make = Callable[..., Settings]

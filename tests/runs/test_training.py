@@ -17,26 +17,28 @@ from commands import twin_graph
 from tables import rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from twin_graph import envs, resources, training
-from twin_graph.agent import Agent
+from twin_graph import envs
+from twin_graph.agent.agent import Agent
+from twin_graph.agent.learner import Learner
+from twin_graph.agent.live_run import Keeper
+from twin_graph.agent.restored import Holder
+from twin_graph.base.stopwatch import Stopwatch
+from twin_graph.config.settings import EnvSettings, Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import DamagedError, DivergedError, ForeignError, TwinGraphError, TwinMismatchError, UsageError
-from twin_graph.evaluation import Evaluation, last, play
-from twin_graph.holder import Holder
-from twin_graph.keeper import Keeper
-from twin_graph.learner import Learner
-from twin_graph.loop import StepByStep, Stepper
-from twin_graph.model import ModelSpec
-from twin_graph.progress import Progress
-from twin_graph.replay import Transition
-from twin_graph.settings import EnvSettings, Settings
-from twin_graph.snapshots import control, report, verify
+from twin_graph.evaluation.games import Evaluation, last, play
+from twin_graph.records import report, verify
+from twin_graph.replay.ring import Transition
+from twin_graph.snapshots import control
 from twin_graph.snapshots.ledger import End, Point, Swap
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create
-from twin_graph.stopwatch import Stopwatch
-from twin_graph.twin import Twin
+from twin_graph.training import requirements, trainer
+from twin_graph.training.loop import StepByStep, Stepper
+from twin_graph.training.progress import Progress
+from twin_graph.twin.model import ModelSpec
+from twin_graph.twin.twin import Twin
 
 Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]
@@ -254,7 +256,7 @@ def test_another_valid_checkpoint_in_a_snapshots_folder_is_never_used(
         contextlib.closing(envs.make(run.settings.env, count=8)) as env,
         pytest.raises(DamagedError, match=r"holds other weights than those committed") as raised,
     ):
-        for _ in training.train(run, env):
+        for _ in trainer.train(run, env):
             newest = run.store().newest
             if newest.number:
                 for path in (run.folder / "snapshots").glob("000000-*/model.*"):
@@ -269,7 +271,7 @@ def test_another_valid_checkpoint_in_a_snapshots_folder_is_never_used(
 def test_a_request_that_cannot_be_read_is_left_out_and_ends_nothing(cartpole: Make, tmp_path: Path) -> None:
     run = create(tmp_path / "run", cartpole())
     with contextlib.closing(envs.make(run.settings.env, count=8)) as env:
-        for progress in training.train(run, env):
+        for progress in trainer.train(run, env):
             path = run.control / "request-1.json"
             if progress.updates == 100:
                 path.write_text("x")
@@ -295,7 +297,7 @@ def test_a_replay_of_another_number_of_environments_is_not_called_damaged(cartpo
         contextlib.closing(envs.make(run.settings.env, count=8)) as env,
         pytest.raises(UsageError, match="trained with 1 environment, and its agent now has 8: resume it by the loop"),
     ):
-        next(training.train(run, env, newest_point(run).point))
+        next(trainer.train(run, env, newest_point(run).point))
 
 
 @pytest.mark.parametrize(("field", "what"), [("r_t", "reward"), ("s_t", "observation")])
@@ -332,7 +334,7 @@ def test_episodes_that_ended_are_told_once(cartpole: Make, tmp_path: Path) -> No
     run = create(tmp_path / "run", cartpole(train__chunk_steps=64))
     told, played = [], []
     with contextlib.closing(envs.make(run.settings.env, count=1)) as env:
-        for progress in training.train(run, env, on_episode=lambda score, _: played.append(score)):
+        for progress in trainer.train(run, env, on_episode=lambda score, _: played.append(score)):
             told += progress.ended
     assert told == played
     assert len(told) == progress.counters.episodes
@@ -359,7 +361,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_update_and_snapshot(ca
     agent_steps = [0]
     env.step = step_with_a_huge_reward  # type: ignore[method-assign]
     with pytest.raises(DivergedError, match=r"the loss is (inf|nan) at update 8\d; the last good snapshot is 000001-"):
-        for progress in training.train(run, env):
+        for progress in trainer.train(run, env):
             agent_steps[0] = progress.agent_steps
     env.close()
     assert run.state() == "failed"
@@ -382,7 +384,7 @@ def test_a_full_disk_stops_the_run_and_loses_no_snapshot(
     monkeypatch.setattr(Twin, "save", save_until_full)
     env = envs.make(run.settings.env, count=8)
     with pytest.raises(OSError, match="No space left"):
-        for _ in training.train(run, env):
+        for _ in trainer.train(run, env):
             pass
     env.close()
     assert run.state() == "failed"
@@ -495,7 +497,7 @@ def test_what_is_due_is_done_also_where_steps_are_made_meanwhile(
     settings = cartpole(train__steps=2_000, log__every_steps=200, evaluate__every_steps=200, resume__every_steps=200)
     run = create(tmp_path / "run", settings)
     with Agent(run, EnvSpec((4,), 2), environments=8) as agent:
-        for _ in training.run_to_its_end(Progress(agent.keeper, threading.Event()), Followed()):
+        for _ in trainer.run_to_its_end(Progress(agent.keeper, threading.Event()), Followed()):
             pass
     due = list(range(11))
     assert [at // 200 for at in made] == due
@@ -512,7 +514,7 @@ def test_a_rival_that_is_damaged_is_told_with_a_policy_that_needs_none(
         contextlib.closing(env),
         pytest.raises(DamagedError, match=r"files, or resume with --set target\.policy=latest"),
     ):
-        for progress in training.train(run, env):
+        for progress in trainer.train(run, env):
             if progress.agent_steps > 300:
                 [file] = run.store_folder.glob("000000-*/model.data*")
                 file.write_bytes(b"")
@@ -521,7 +523,7 @@ def test_a_rival_that_is_damaged_is_told_with_a_policy_that_needs_none(
 def test_rivals_play_the_same_games_though_workers_go_on_meanwhile(cartpole: Make, tmp_path: Path) -> None:
     run = create(tmp_path / "run", cartpole(target__policy="best", evaluate__every_steps=200, evaluate__episodes=10))
     with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
-        for progress in training.train(run, env):
+        for progress in trainer.train(run, env):
             if progress.note:  # an evaluation is being played: a worker would make steps now
                 progress.keeper.tally.agent_steps += env.count
     seeds: dict[str, list[list[int]]] = {}
@@ -690,7 +692,7 @@ def test_long_games_count_as_often_as_short_ones(cartpole: Make, monkeypatch: py
         def close(self) -> None: ...
 
     monkeypatch.setattr(envs, "make", lambda *_, **__: Uneven())
-    monkeypatch.setattr("twin_graph.evaluation.PARALLEL_GAMES", 2)
+    monkeypatch.setattr("twin_graph.evaluation.games.PARALLEL_GAMES", 2)
     evaluation = last(play(Scripted(), cartpole(), episodes=10, seed=0, counter=0))
     assert evaluation.returns == [1.0, 9.0] * 5
 
@@ -708,24 +710,26 @@ def test_the_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
 def test_the_needs_of_a_training_are_measured_and_checked(pong: Make, tmp_path: Path) -> None:
     settings = pong(replay__capacity_steps=1_000_000)
     env = envs.make(settings.env, count=1)
-    needed = resources.measure(settings, env, tmp_path / "not" / "there" / "yet")
+    needed = requirements.measure(settings, env, tmp_path / "not" / "there" / "yet")
     by_workers = [
-        resources.measure(pong(workers__count=16, replay__capacity_steps=1_000_000), env, tmp_path, elsewhere=elsewhere)
+        requirements.measure(
+            pong(workers__count=16, replay__capacity_steps=1_000_000), env, tmp_path, elsewhere=elsewhere
+        )
         for elsewhere in (False, True)
     ]
     env.close()
     # 84 x 84 bytes a frame, plus action, reward, two flags and age.
     replay = 1_000_000 * (84 * 84 + 18)
-    assert by_workers[0].memory > replay + 17 * resources.PROCESS_BYTES
-    assert by_workers[1].memory < 2 * resources.PROCESS_BYTES
-    resources.check(needed)
+    assert by_workers[0].memory > replay + 17 * requirements.PROCESS_BYTES
+    assert by_workers[1].memory < 2 * requirements.PROCESS_BYTES
+    requirements.check(needed)
     said = r"memory: .* 8\.4 GB, 7\.1 GB of it for the replay, and 8\.0 GB are free; lower replay\.capacity_steps"
     with pytest.raises(TwinGraphError, match=said):
-        resources.check(needed._replace(memory_free=8_000_000_000))
+        requirements.check(needed._replace(memory_free=8_000_000_000))
     with pytest.raises(
         TwinGraphError, match=r"not enough disk space: .* of it for resume points, .*; lower resume\.keep, or choose"
     ):
-        resources.check(needed._replace(disk_free=1_000))
+        requirements.check(needed._replace(disk_free=1_000))
 
 
 def test_a_run_that_has_begun_is_advised_what_it_can_still_do(
@@ -741,14 +745,14 @@ def test_a_run_that_has_begun_is_advised_what_it_can_still_do(
     begun = create(tmp_path / "begun", settings).folder
 
     def told(folder: Path) -> str:
-        with pytest.raises(TwinGraphError) as error, training.checked_environments(settings, folder):
+        with pytest.raises(TwinGraphError) as error, trainer.checked_environments(settings, folder):
             pass
         return str(error.value)
 
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10**9))
     assert told(tmp_path / "new").endswith("; lower replay.capacity_steps, or choose another --run-dir")
     assert told(begun).endswith("; lower save.keep_last, or make room")
-    monkeypatch.setattr("twin_graph.cpu.memory_free", lambda: 7 * 10**9)
+    monkeypatch.setattr("twin_graph.base.machine.memory_free", lambda: 7 * 10**9)
     assert told(tmp_path / "new").endswith("; lower replay.capacity_steps")
     assert told(begun).endswith("; close other programs")
 
@@ -756,14 +760,14 @@ def test_a_run_that_has_begun_is_advised_what_it_can_still_do(
 def test_a_large_network_and_a_large_minibatch_need_what_was_measured(cartpole: Make, pong: Make) -> None:
     """3.4 GB, resident after an update, with hidden layers of 8,192 units; 0.7 GB more by 2,048 images at a time."""
     with contextlib.closing(envs.make(EnvSettings(id="CartPole-v1"), count=1)) as env:
-        needed = resources.measure(cartpole(model__hidden_units=[8192, 8192]), env, Path())
+        needed = requirements.measure(cartpole(model__hidden_units=[8192, 8192]), env, Path())
     assert 3.4e9 < needed.memory < 2 * 3.4e9
     with pytest.raises(TwinGraphError, match=r"GB of it for the network, and 3\.0 GB .*; choose a smaller"):
-        resources.check(needed._replace(memory_free=3_000_000_000))
+        requirements.check(needed._replace(memory_free=3_000_000_000))
     kinds = [(workers, size) for workers in (0, 4) for size in (32, 2_048)]
     with contextlib.closing(envs.make(pong().env, count=1)) as env:
         alone, alone_large, small, large = (
-            resources.measure(
+            requirements.measure(
                 pong(workers__count=workers, train__batch_size=size, train__chunk_steps=0), env, Path()
             ).memory
             for workers, size in kinds
@@ -774,28 +778,28 @@ def test_a_large_network_and_a_large_minibatch_need_what_was_measured(cartpole: 
 
 def test_what_alone_would_be_enough_is_advised(pong: Make) -> None:
     with contextlib.closing(envs.make(pong().env, count=1)) as env:
-        needed = resources.measure(pong(replay__capacity_steps=100_000), env, Path())
+        needed = requirements.measure(pong(replay__capacity_steps=100_000), env, Path())
     for free, advice in (
         (needed.memory - 10**8, "close other programs, or lower replay.capacity_steps"),
         (1, "close other"),
     ):
         with pytest.raises(TwinGraphError, match=f"of it for TensorFlow, .* are free; {advice}"):
-            resources.check(needed._replace(memory_free=free))
+            requirements.check(needed._replace(memory_free=free))
 
 
 @pytest.mark.parametrize(("settings", "message"), rows("training", "disk_space", "settings", "message"))
 def test_what_takes_most_room_is_named(cartpole: Make, settings: dict[str, Any], message: str) -> None:
     chosen = cartpole(train__steps=1_000_000, model__hidden_units=[512, 512], **settings)
     with contextlib.closing(envs.make(chosen.env, count=1)) as env:
-        needed = resources.measure(chosen, env, Path())
+        needed = requirements.measure(chosen, env, Path())
     with pytest.raises(TwinGraphError, match=f"not enough disk space: .* {message}"):
-        resources.check(needed._replace(disk_free=1_000))
+        requirements.check(needed._replace(disk_free=1_000))
 
 
 def test_the_disk_that_was_asked_for_is_enough_and_not_far_too_much(cartpole: Make, trained: Train) -> None:
     run = trained(cartpole(evaluate__episodes=0))
     env = envs.make(run.settings.env, count=1)
-    asked = resources.measure(run.settings, env, run.folder.parent / "new").disk
+    asked = requirements.measure(run.settings, env, run.folder.parent / "new").disk
     env.close()
     written = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
     assert written < asked < 3 * written
@@ -901,7 +905,7 @@ def test_a_training_asked_to_stop_while_it_evaluates_stops_and_records_no_half_e
 ) -> None:
     run = create(tmp_path / "run", cartpole(evaluate__episodes=50))
     env = envs.make(run.settings.env, count=8)
-    for progress in training.train(run, env):
+    for progress in trainer.train(run, env):
         if progress.note:
             progress.stop.set()
     env.close()
@@ -916,7 +920,7 @@ def test_a_run_stopped_in_its_last_evaluation_plays_it_when_it_is_resumed(
     settings = cartpole()
     whole, run = trained(settings), create(tmp_path / "run", settings)
     env = envs.make(settings.env, count=settings.env.count)
-    for progress in training.train(run, env):
+    for progress in trainer.train(run, env):
         if progress.note and progress.agent_steps == progress.total_steps:
             progress.stop.set()
     env.close()

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twin_graph import cpu_layers, envs, layers, networks
+from twin_graph import envs, layers
+from twin_graph.config.settings import ModelSettings, Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import DamagedError, TwinMismatchError, UsageError, WrongGraphError
-from twin_graph.graph_mode import tf
-from twin_graph.model import ModelSpec, build_model
-from twin_graph.settings import ModelSettings, Settings
-from twin_graph.twin import Twin, weights_sha256
+from twin_graph.twin import cpu_layers, networks
+from twin_graph.twin.model import ModelSpec, build_model
+from twin_graph.twin.tf import tf
+from twin_graph.twin.twin import Twin, weights_sha256
 
 
 @pytest.fixture
@@ -397,7 +398,7 @@ def test_training_moves_q_toward_the_target(spec: ModelSpec) -> None:
 def test_keras_is_imported_when_it_is_first_used_and_not_before() -> None:
     """TensorFlow would import it at once: a third of the time in which a command starts."""
     code = (
-        "import os, sys; from twin_graph.graph_mode import tf; assert 'keras' not in sys.modules, 'imported';"
+        "import os, sys; from twin_graph.twin.tf import tf; assert 'keras' not in sys.modules, 'imported';"
         "assert 'TF_USE_LEGACY_KERAS' not in os.environ; assert tf.keras.__version__[0] == '3'"
     )
     clean = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
@@ -407,7 +408,7 @@ def test_keras_is_imported_when_it_is_first_used_and_not_before() -> None:
 def test_pythons_collector_does_not_go_through_tensorflow_and_then_works_on() -> None:
     """As often as it would, it takes a third of the time in which a command starts."""
     code = (
-        "import gc; before = gc.get_stats()[2]['collections']; import twin_graph.graph_mode;"
+        "import gc; before = gc.get_stats()[2]['collections']; import twin_graph.twin.tf;"
         "assert gc.get_stats()[2]['collections'] == before, 'collected'; assert gc.get_freeze_count() > 100_000;"
         "assert gc.isenabled()"
     )

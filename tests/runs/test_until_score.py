@@ -9,12 +9,13 @@ from attempts import attempt, end
 from commands import twin_graph
 from test_fork import forked
 
-from twin_graph import config, matches
+from twin_graph import config
+from twin_graph.agent.live_run import Keeper
+from twin_graph.config.settings import Settings
 from twin_graph.errors import UsageError
 from twin_graph.experiments import plan
-from twin_graph.keeper import Keeper
-from twin_graph.settings import Settings
 from twin_graph.snapshots.run import Run, create
+from twin_graph.targets import evaluations
 
 Make = Callable[..., Settings]
 
@@ -84,7 +85,7 @@ def test_of_two_learners_both_reach_it(cartpole: Make, tmp_path: Path) -> None:
     attempt(run)
     newest = [(line["interval_95"][0], line["snapshot"]) for line in run.evaluation_lines()][-2:]
     assert [run.store().find(snapshot).learner for _, snapshot in newest] == ["a", "b"]
-    assert matches.Matches(run).lower_bound(run.settings) == min(newest)
+    assert evaluations.Matches(run).lower_bound(run.settings) == min(newest)
 
 
 def test_an_ended_run_is_resumed_with_another_score_only(cartpole: Make, tmp_path: Path) -> None:
@@ -105,10 +106,10 @@ def test_a_score_by_other_rules_does_not_count(cartpole: Make, tmp_path: Path) -
     attempt(run)
     score = run.settings.train.until_score
     assert score is not None
-    assert matches.Matches(run).reached(score, run.settings)
+    assert evaluations.Matches(run).reached(score, run.settings)
     shorter = config.change(run.settings, [("evaluate.max_steps", 4)])
     run.change_settings(shorter)
-    assert not matches.Matches(Run(run.folder)).reached(score, shorter)
+    assert not evaluations.Matches(Run(run.folder)).reached(score, shorter)
     attempt(run)
     assert Run(run.folder).outcome() == ("finished", "")
 

@@ -25,7 +25,7 @@ from starlette.responses import PlainTextResponse
 
 from twin_graph import config, notebook
 from twin_graph.errors import DamagedError, UsageError
-from twin_graph.snapshots import report
+from twin_graph.records import report
 from twin_graph.snapshots.files import checked, read_lines
 from twin_graph.snapshots.ledger import End, Swap, utc_now
 from twin_graph.snapshots.run import Run, create
@@ -596,7 +596,7 @@ def test_a_run_that_could_not_be_read_once_is_shown_as_soon_as_it_can(
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as broken:
-        broken.setattr("twin_graph.snapshots.report.status", no_file)
+        broken.setattr("twin_graph.records.report.status", no_file)
         version, [shown] = library.changes(-1)
         assert (shown["state"], "Too many open files" in shown["reason"]) == ("damaged", True)
         assert library.changes(version) == (version, [])  # the same, and the page need not draw it again

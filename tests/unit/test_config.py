@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from tables import rows
 
-from twin_graph import config, no_effect
-from twin_graph.cross_checks import check_that_it_learns
+from twin_graph import config
+from twin_graph.config import no_effect
+from twin_graph.config.rules import check_that_it_learns
 from twin_graph.errors import UsageError
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from twin_graph.settings import Settings
-from twin_graph.snapshots.depth import Depths, learnt_from, mean_depth, value_of
+from twin_graph.config.settings import Settings
+from twin_graph.records.depth import Depths, learnt_from, mean_depth, value_of
 from twin_graph.snapshots.ledger import Commit, Counters, Ledger, Start, Swap, utc_now
 from twin_graph.snapshots.run import LEDGER, create
 

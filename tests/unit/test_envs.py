@@ -15,11 +15,12 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from minatar.gym import BaseEnv
 from tables import rows
 
-from twin_graph import envs, evaluation
+from twin_graph import envs
+from twin_graph.config.settings import EnvSettings, Settings
 from twin_graph.envs import EnvSpec, VectorEnv, VectorStep, minatar
 from twin_graph.envs.gym import check_version
 from twin_graph.errors import ForeignError, UsageError
-from twin_graph.settings import EnvSettings, Settings
+from twin_graph.evaluation import games as evaluation
 
 # An Atari emulator takes a tenth of a second to make, as does every new game on it; a step is a 300th of that.
 SEEDS = np.array([11, 12, 13])

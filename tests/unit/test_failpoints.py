@@ -21,12 +21,13 @@ import numpy as np
 import pytest
 
 from twin_graph import config
+from twin_graph.agent.replay_log import ReplayLog
 from twin_graph.errors import InUseError, UsageError
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments.experiment import Experiment
 from twin_graph.experiments.trial import Trial
-from twin_graph.replay import Replay, Transition
-from twin_graph.replay_log import ReplayLog
+from twin_graph.records.verify import verify
+from twin_graph.replay.ring import Replay, Transition
 from twin_graph.snapshots import control, store
 from twin_graph.snapshots import run as runs
 from twin_graph.snapshots.control import Answer
@@ -36,7 +37,6 @@ from twin_graph.snapshots.points import HolderState, LearnerState, PointState
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import RECORDS, Run, create
 from twin_graph.snapshots.store import Variable
-from twin_graph.snapshots.verify import verify
 
 #: `open` counts where it creates a file.
 CALLS = ("open", "write", "fsync", "ftruncate", "rename", "replace", "unlink", "mkdir", "rmdir")

@@ -225,7 +225,7 @@ def test_an_experiment_keeps_the_preset_with_which_it_began(tmp_path: Path) -> N
 
 
 def test_threads_are_shared_by_all_workers_of_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twin_graph.cpu.os.sched_getaffinity", lambda _: range(16))
+    monkeypatch.setattr("twin_graph.base.machine.os.sched_getaffinity", lambda _: range(16))
     alone = changed('preset = "cartpole"', 'preset = "pong"')
     assert dict(experiment._fixed(plan.parse(alone), 2))["twin.threads"] == 8
     named = alone.replace("[factors]", "[factors.kind]").replace(

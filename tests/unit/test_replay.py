@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twin_graph.replay import Replay, Transition
+from twin_graph.replay.ring import Replay, Transition
 
 DISCOUNT = 0.9
 

@@ -18,16 +18,17 @@ import numpy as np
 import pytest
 
 from twin_graph import config
+from twin_graph.config.settings import SaveSettings
 from twin_graph.errors import InUseError, UsageError
-from twin_graph.retention import oldest_readable, prune, removable
-from twin_graph.settings import SaveSettings
-from twin_graph.snapshots import control, files, report
+from twin_graph.records import report
+from twin_graph.snapshots import control, files
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.ledger import BY_HAND, IMPORT, Commit, Counters, Health, Pin, Prune, Swap
 from twin_graph.snapshots.points import HolderState, LearnerState, PointState
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import SnapshotStore, Variable
-from twin_graph.targets import check_present, parse
+from twin_graph.targets.policies import check_present, parse
+from twin_graph.targets.retention import oldest_readable, prune, removable
 
 PROTOCOL = {"epsilon": 0.0}
 

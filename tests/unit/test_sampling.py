@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twin_graph import sampling
+from twin_graph.base.streams import Purpose, Streams, stream
+from twin_graph.config.settings import Settings
 from twin_graph.errors import UsageError
-from twin_graph.replay import Batch, Replay, Transition
-from twin_graph.sampling import Prioritized, Rollouts, Uniform
-from twin_graph.settings import Settings
-from twin_graph.streams import Purpose, Streams, stream
-from twin_graph.sum_tree import SumTree
+from twin_graph.replay import sampling
+from twin_graph.replay.ring import Batch, Replay, Transition
+from twin_graph.replay.sampling import Prioritized, Rollouts, Uniform
+from twin_graph.replay.sum_tree import SumTree
 
 Make = Callable[..., Settings]
 ENVIRONMENTS = 3

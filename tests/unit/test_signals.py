@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from twin_graph.signals import on_signal
+from twin_graph.base.signals import on_signal
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 

@@ -16,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import rows
 
-from twin_graph import config, cpu
+from twin_graph import config
+from twin_graph.base import machine
 from twin_graph.errors import DamagedError, UsageError
-from twin_graph.snapshots import files, report
+from twin_graph.records import report
+from twin_graph.snapshots import files
 from twin_graph.snapshots.files import append_line, checked, read_lines, unchecked
 from twin_graph.snapshots.ledger import Commit, Counters, End, Ledger, Start
 from twin_graph.snapshots.run import Run, create, find, make_in
@@ -449,7 +451,7 @@ def test_who_may_only_read_sees_whether_a_run_elsewhere_is_locked(monkeypatch: p
 def test_all_cores_are_recorded_as_their_number(tmp_path: Path) -> None:
     """On a machine with others as many threads give equal weights."""
     run = create(tmp_path / "run", config.load("cartpole", [("twin.threads", 0)]))
-    assert run.settings.twin.threads == Run(run.folder).settings.twin.threads == cpu.describe().cores
+    assert run.settings.twin.threads == Run(run.folder).settings.twin.threads == machine.describe().cores
 
 
 def test_a_run_knows_its_settings_and_versions(tmp_path: Path) -> None:

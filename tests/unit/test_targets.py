@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import rows
 
-from twin_graph import config, targets
+from twin_graph import config
+from twin_graph.base.streams import Purpose, stream
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.snapshots.ledger import Commit, Counters, Health
-from twin_graph.streams import Purpose, stream
-from twin_graph.targets import Choice, History, Match, matches, parse
+from twin_graph.targets import policies
+from twin_graph.targets.policies import Choice, History, Match, matches, parse
 
 FORMS = [
     ("latest", "latest", {}),
@@ -100,7 +101,7 @@ def history_of(events: Sequence[tuple[Any, ...]]) -> History:
         _, ours, theirs, by_test = event
         newest = snapshots[-1].id
         returns = {newest: [100.0 * ours + game for game in range(8)]}
-        held = targets.incumbent(History(updates, snapshots, played), "test" if by_test else "mean")
+        held = policies.incumbent(History(updates, snapshots, played), "test" if by_test else "mean")
         if held and held.snapshot != newest:
             returns[held.snapshot] = [100.0 * theirs + game for game in range(8)]
         played.append(Match(updates, newest, returns))
@@ -149,7 +150,7 @@ def test_what_is_chosen_later_was_a_candidate_or_is_newer_whatever_else_is_remov
 @given(events=_EVENTS, text=_POLICIES, counter=st.integers(0, 10**9))
 def test_a_choice_follows_from_history_and_stream_alone(events: list[tuple[Any, ...]], text: str, counter: int) -> None:
     first = choose(text, history_of(events), counter)
-    targets.bootstrap_p.cache_clear()
+    policies.bootstrap_p.cache_clear()
     choose(text, history_of(events), counter + 1)
     assert choose(text, history_of(events), counter) == first
     assert {s.id for s in first.snapshots} <= {s.id for s in first.candidates}
@@ -337,8 +338,8 @@ def test_the_bootstrap_p_is_the_share_of_resamples_and_the_same_each_time() -> N
     """Ten games, one of them won: a resample without it is as likely as (9 / 10) ** 10."""
     chances = []
     for _ in range(2):
-        targets.bootstrap_p.cache_clear()
-        chances.append(targets.bootstrap_p((1.0,) + (0.0,) * 9, (0.0,) * 10))
+        policies.bootstrap_p.cache_clear()
+        chances.append(policies.bootstrap_p((1.0,) + (0.0,) * 9, (0.0,) * 10))
     assert chances[0] == chances[1] == pytest.approx(0.9**10, abs=0.02)
 
 
@@ -427,10 +428,10 @@ Returns = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 @pytest.fixture
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A tenth of the resamples, so that thousands of comparisons take seconds."""
-    targets.bootstrap_p.cache_clear()
-    monkeypatch.setattr(targets, "_RESAMPLES", 1_000)
+    policies.bootstrap_p.cache_clear()
+    monkeypatch.setattr(policies, "_RESAMPLES", 1_000)
     yield
-    targets.bootstrap_p.cache_clear()
+    policies.bootstrap_p.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -454,7 +455,7 @@ def test_snapshots_of_equal_strength_change_places_in_at_most_5_percent_of_match
         for _ in range(simulated):
             ours, theirs = returns(random, (2, episodes)).tolist()
             played = [Match(1, A.id, {A.id: theirs}), Match(2, B.id, {B.id: ours, A.id: theirs})]
-            best = targets.incumbent(History(2, [A, B], played))
+            best = policies.incumbent(History(2, [A, B], played))
             changes += best is not None and best.snapshot == B.id
         assert changes <= 0.05 * simulated, f"{changes / simulated:.1%} with {episodes} games"
 
@@ -468,10 +469,10 @@ def test_best_mean_changes_places_by_luck_and_best_does_not(few_resamples: None)
         played: list[Match] = []
         winners = []
         for s in snapshots:
-            held = targets.incumbent(History(s.updates, snapshots, played), rule)
+            held = policies.incumbent(History(s.updates, snapshots, played), rule)
             players = {s.id, held.snapshot} if held else {s.id}
             played.append(Match(s.updates, s.id, {p: random.normal(0, 1, 10).tolist() for p in sorted(players)}))
-            winners.append(targets.incumbent(History(s.updates, snapshots, played), rule))
+            winners.append(policies.incumbent(History(s.updates, snapshots, played), rule))
         changes[rule] = sum(ours.snapshot != theirs.snapshot for ours, theirs in pairwise(winners) if ours and theirs)
     assert changes["test"] <= 5 < changes["mean"]
 

@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
+from twin_graph.config.lookup import find_modules_here
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.task import run_task
 from twin_graph.errors import TwinGraphError
-from twin_graph.named import find_modules_here
 
 if __name__ == "__main__":
     find_modules_here()

@@ -8,18 +8,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from twin_graph import errors
+from twin_graph.agent.counters import Tally
+from twin_graph.agent.held_out import PROBE_SIZE
+from twin_graph.agent.live_run import Keeper
+from twin_graph.base.streams import Purpose, environment_seeds, stream
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.shared import Counts, Shared, in_words
 from twin_graph.distributed.supervisor import Supervisor
 from twin_graph.envs import VectorEnv
+from twin_graph.envs.legal import random_actions
 from twin_graph.errors import NoWorkerError, TwinGraphError
-from twin_graph.graph_mode import tf
-from twin_graph.keeper import Keeper
-from twin_graph.legal import random_actions
-from twin_graph.loop import Stepper
-from twin_graph.model import ModelSpec
-from twin_graph.probe import PROBE_SIZE
-from twin_graph.progress import Progress
 from twin_graph.snapshots.files import make_folder
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
@@ -33,9 +31,11 @@ from twin_graph.snapshots.workers import (
     statuses,
     write_status,
 )
-from twin_graph.streams import Purpose, environment_seeds, stream
-from twin_graph.tally import Tally
-from twin_graph.training import run_to_its_end, stop_requests
+from twin_graph.training.loop import Stepper
+from twin_graph.training.progress import Progress
+from twin_graph.training.trainer import run_to_its_end, stop_requests
+from twin_graph.twin.model import ModelSpec
+from twin_graph.twin.tf import tf
 
 _TICK_SECONDS = 0.2
 _PROBE_EVERY = 20  # vector steps

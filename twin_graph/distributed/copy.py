@@ -7,7 +7,7 @@ import numpy as np
 
 from twin_graph.distributed.shared import Shared
 from twin_graph.errors import DivergedError
-from twin_graph.twin import Twin
+from twin_graph.twin.twin import Twin
 
 
 class Applied(NamedTuple):

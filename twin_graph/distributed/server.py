@@ -2,7 +2,7 @@
 
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.shared import ServerSession, done_queue, start_server
-from twin_graph.graph_mode import tf
+from twin_graph.twin.tf import tf
 
 
 def serve(cluster: Cluster, index: int) -> None:

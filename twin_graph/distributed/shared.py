@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin_graph import optimizers
 from twin_graph.distributed.cluster import Cluster, is_loopback
 from twin_graph.distributed.loopback import accept_loopback_only
 from twin_graph.errors import TwinGraphError
-from twin_graph.graph_mode import tf
-from twin_graph.model import ModelSpec
 from twin_graph.snapshots.store import Variable
-from twin_graph.twin import Twin, setters, to_set
+from twin_graph.twin import optimizers
+from twin_graph.twin.model import ModelSpec
+from twin_graph.twin.tf import tf
+from twin_graph.twin.twin import Twin, setters, to_set
 
 _COUNTERS = ("vector_steps", "updates", "episodes", "stop", "attempt")
 _NO_LIMIT = 2**62

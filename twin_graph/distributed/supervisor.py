@@ -7,11 +7,11 @@ import sys
 import time
 from pathlib import Path
 
-from twin_graph import ended
+from twin_graph.base import ended
+from twin_graph.base.text import counted
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.errors import TwinGraphError
 from twin_graph.snapshots.workers import name_of
-from twin_graph.words import counted
 
 _END_SECONDS = 2.0
 
@@ -60,7 +60,7 @@ class Supervisor:
             sys.executable,
             "-P",
             "-m",
-            "twin_graph.leash",
+            "twin_graph.base.leash",
             str(os.getpid()),
             "twin_graph.distributed",
             str(self._file),

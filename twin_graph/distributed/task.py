@@ -21,7 +21,7 @@ def run_task(cluster: Cluster, task: str) -> None:
     job, index = parse(cluster, task)
     from twin_graph.distributed import server, worker
     from twin_graph.distributed.shared import in_words
-    from twin_graph.graph_mode import tf
+    from twin_graph.twin.tf import tf
 
     try:
         if job == "ps":

@@ -10,25 +10,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin_graph import envs, targets
-from twin_graph.actor import Actor
+from twin_graph import envs
+from twin_graph.agent.actor import Actor
+from twin_graph.agent.counters import Tally
+from twin_graph.agent.prefetched import feeds
+from twin_graph.agent.restored import Holder
+from twin_graph.base.streams import Purpose, environment_seeds
+from twin_graph.config.settings import Settings
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.copy import Applied, Copy
 from twin_graph.distributed.shared import ANOTHER_CHIEF, Shared
 from twin_graph.envs import VectorEnv
 from twin_graph.errors import TwinGraphError, UsageError
-from twin_graph.holder import Holder
-from twin_graph.model import ModelSpec
-from twin_graph.prepared import feeds
-from twin_graph.progress import RECENT_EPISODES, RunningScores
-from twin_graph.replay import Batch, Transition
-from twin_graph.settings import Settings
+from twin_graph.replay.ring import Batch, Transition
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Swap, is_target_of, utc_now
 from twin_graph.snapshots.run import DESCRIPTION, Run
 from twin_graph.snapshots.workers import FOLDER, UpdateLog, name_of, own_status, write_status
-from twin_graph.streams import Purpose, environment_seeds
-from twin_graph.tally import Tally
-from twin_graph.twin import Twin
+from twin_graph.targets import policies
+from twin_graph.training.progress import RECENT_EPISODES, RunningScores
+from twin_graph.twin.model import ModelSpec
+from twin_graph.twin.twin import Twin
 
 _STATUS_SECONDS = 1.0
 _CHIEF_SECONDS = 600.0
@@ -60,7 +61,7 @@ class Worker:
         self._shared, self._copy = shared, copy
         self._tally = Tally(env.spec.frames_per_step)
         self._actor = Actor(settings, self._tally, env.spec, env.count)
-        policy = targets.parse(settings.target.policy)
+        policy = policies.parse(settings.target.policy)
         self._target = Holder(
             "target",
             functools.partial(Twin, spec=copy.twin.spec, threads=settings.twin.threads, learns=False),

@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from twin_graph.config.settings import EnvSettings
 from twin_graph.errors import ForeignError, UsageError
-from twin_graph.settings import EnvSettings
 
 
 class EnvSpec(NamedTuple):
@@ -23,7 +23,8 @@ class EnvSpec(NamedTuple):
       stack: newest frames on the observation's first axis; 1 where observations are whole.
       frames_per_step: emulator frames in one agent step.
       reward_clip: rewards are clipped to plus and minus this in training; None where they are not.
-      masked: an observation is `(N + A,)`, and its last A numbers say which actions are legal; see `twin_graph.legal`.
+      masked: an observation is `(N + A,)`, and its last A numbers say which actions are legal; see
+        `twin_graph.envs.legal`.
       seen_shape: of the part before the mask.
       players: 2 for one seat of a game whose other seat an opponent has; see `twin_graph.envs.seats`.
     """

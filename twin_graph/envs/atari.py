@@ -10,10 +10,10 @@ import numpy as np
 from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 
-from twin_graph.config import nearest
+from twin_graph.config.loading import nearest
+from twin_graph.config.settings import ATARI_EVALUATION_EPSILON, EnvSettings
 from twin_graph.envs import EnvSpec, VectorStep
 from twin_graph.errors import UsageError
-from twin_graph.settings import ATARI_EVALUATION_EPSILON, EnvSettings
 
 gymnasium.register_envs(ale_py)
 

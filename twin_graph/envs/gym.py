@@ -20,11 +20,11 @@ from gymnasium.wrappers import FlattenObservation, TransformObservation
 
 import twin_graph.envs.blob
 import twin_graph.envs.minatar  # noqa: F401 - both register environments
-from twin_graph.config import nearest
+from twin_graph.base.text import assigned, counted
+from twin_graph.config.loading import nearest
+from twin_graph.config.settings import EVALUATION_MAX_STEPS, EnvSettings
 from twin_graph.envs import EnvSpec, VectorStep, check_finite
 from twin_graph.errors import ForeignError, UsageError, foreign_error, place
-from twin_graph.settings import EVALUATION_MAX_STEPS, EnvSettings
-from twin_graph.words import assigned, counted
 
 
 class Gym:
@@ -254,7 +254,7 @@ class _Drawn(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class _Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Puts the mask of legal actions at the end of the observation; see `twin_graph.legal`."""
+    """Puts the mask of legal actions at the end of the observation; see `twin_graph.envs.legal`."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str, n_actions: int) -> None:
         super().__init__(env)

@@ -6,14 +6,14 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from twin_graph.config import nearest
+from twin_graph.base.text import assigned
+from twin_graph.config.loading import nearest
+from twin_graph.config.lookup import call
+from twin_graph.config.settings import EnvSettings
 from twin_graph.envs import EnvSpec
+from twin_graph.envs.legal import mask
 from twin_graph.envs.seats import NOBODY, Player, Seat, Turn, at_random
 from twin_graph.errors import ForeignError, UsageError, foreign_error
-from twin_graph.legal import mask
-from twin_graph.named import call
-from twin_graph.settings import EnvSettings
-from twin_graph.words import assigned
 
 try:
     import pyspiel

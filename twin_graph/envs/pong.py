@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from ale_py import roms
 
+from twin_graph.config.settings import EnvSettings
 from twin_graph.envs import EnvSpec, VectorEnv
 from twin_graph.envs.atari import REWARD_CLIP, Atari, actions_of
 from twin_graph.envs.seats import NOBODY, Player, Seat, at_random
 from twin_graph.errors import UsageError
-from twin_graph.settings import EnvSettings
 
 try:
     import multi_agent_ale_py

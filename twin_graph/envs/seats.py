@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from twin_graph.config.settings import EnvSettings
 from twin_graph.envs import EnvSpec, VectorStep, make
+from twin_graph.envs.legal import mask, pick
 from twin_graph.errors import UsageError
-from twin_graph.legal import mask, pick
-from twin_graph.settings import EnvSettings
 
 #: Who is to move on a board where nobody is: the game is over.
 NOBODY = -1

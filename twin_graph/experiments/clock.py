@@ -1,6 +1,6 @@
 """What snapshots can expect according to the ledger alone, against what they do expect: the ledger's clock.
 
-The prediction has no parameter that is fitted: see `twin_graph.snapshots.depth`. Where every step is worth the same, it
+The prediction has no parameter that is fitted: see `twin_graph.records.depth`. Where every step is worth the same, it
 follows from the depth; elsewhere it is what the evaluation's games gave in as many steps as the snapshot's depth.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from twin_graph.experiments.plan import PlannedRun
 from twin_graph.experiments.results import Curve, Result
-from twin_graph.snapshots.depth import value_of
+from twin_graph.records.depth import value_of
 
 #: Reward of each step, by environment, where it is always the same.
 _STEP_REWARDS = {"CartPole-v1": 1.0}

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 
 import filelock
 
-from twin_graph import config, cpu
+from twin_graph import config
+from twin_graph.base import machine
+from twin_graph.base.text import counted
 from twin_graph.errors import DamagedError, InUseError, TwinGraphError, UsageError
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments.plan import Origin, Pairs, Plan, PlannedRun
 from twin_graph.experiments.trial import Trial
-from twin_graph.matches import Matches
 from twin_graph.snapshots.files import (
     acquire,
     append_line,
@@ -36,7 +37,7 @@ from twin_graph.snapshots.files import (
 )
 from twin_graph.snapshots.ledger import Point, utc_now
 from twin_graph.snapshots.run import DESCRIPTION, RUNS, Run, check_new_folder
-from twin_graph.words import counted
+from twin_graph.targets.evaluations import Matches
 
 EXPERIMENTS = RUNS / "experiments"
 _FORMAT = 1
@@ -275,7 +276,7 @@ def _kind(run: PlannedRun) -> tuple[str, str]:
 def _fixed(plan: Plan, jobs: int) -> Pairs:
     """Threads and precision, where the file and the preset leave them to be measured: all runs shall have the same."""
     processes = jobs * max(1, *(run.settings.workers.count for run in plan.runs))
-    chosen = {"twin.threads": max(1, cpu.describe().cores // processes), "twin.precision": "fp32"}
+    chosen = {"twin.threads": max(1, machine.describe().cores // processes), "twin.precision": "fp32"}
     if plan.origin:  # the runs keep what was fixed for the one that they are forked from
         return ()
     twins = [run.settings.twin for run in plan.runs]

@@ -16,7 +16,7 @@ from twin_graph.experiments.results import Curve, Result
 from twin_graph.snapshots.ledger import ONLY_LEARNER
 
 if TYPE_CHECKING:  # these import TensorFlow, and rliable, which few pictures need
-    from twin_graph.compare import Comparison
+    from twin_graph.analysis.compare import Comparison
     from twin_graph.experiments.statistics import Band, Estimate
 
 # Told apart by those who do not see all colours, and in print (after Okabe and Ito 2008).

@@ -2,7 +2,7 @@
 
 A run is the same command as on this machine, in the same folder and environment; the child of a Ray actor, which
 passes signals on and returns the exit code. Ray ends the actor when this process or either machine is gone, and the
-child ends with it, see `twin_graph.leash`.
+child ends with it, see `twin_graph.base.leash`.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ from typing import Any
 
 import filelock
 
+from twin_graph.base.text import size
 from twin_graph.errors import UsageError
 from twin_graph.experiments.runner import Begin, Process
 from twin_graph.snapshots.files import acquire, file_lock
-from twin_graph.words import size
 
 _ADDRESS = os.environ.get("RAY_ADDRESS") or "local"
 
@@ -38,7 +38,7 @@ class _Trainer:
     """A process on a machine of the cluster. `lock` is held by the process that started it."""
 
     def __init__(self, arguments: list[str], log: Path, folder: Path, environment: dict[str, str], lock: Path) -> None:
-        command = [sys.executable, "-P", "-m", "twin_graph.leash", str(os.getpid()), "twin_graph_cli", *arguments]
+        command = [sys.executable, "-P", "-m", "twin_graph.base.leash", str(os.getpid()), "twin_graph_cli", *arguments]
         with log.open("ab") as output:
             check_storage(lock)
             self._process = subprocess.Popen(

@@ -13,15 +13,15 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
 from twin_graph import config, targets
-from twin_graph.config import FREE, nearest, nearest_setting
-from twin_graph.cross_checks import check_that_it_learns
+from twin_graph.base.text import counted, what_is_wrong
+from twin_graph.config.loading import FREE, nearest, nearest_setting
+from twin_graph.config.no_effect import without_effect
+from twin_graph.config.rules import check_that_it_learns
+from twin_graph.config.settings import Settings, Strict
 from twin_graph.errors import UsageError
-from twin_graph.no_effect import without_effect
-from twin_graph.settings import Settings, Strict
 from twin_graph.snapshots.files import LONGEST_NAME
 from twin_graph.snapshots.resumable import point_at
 from twin_graph.snapshots.run import find
-from twin_graph.words import counted, what_is_wrong
 
 #: Lowest and highest score by environment, for what a file does not say: the range of what a game can score, unless
 #: arguments of the environment change it.

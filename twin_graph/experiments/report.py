@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
+from twin_graph.base.text import counted
 from twin_graph.experiments import clock, figures, page, statistics, tables
 from twin_graph.experiments.figures import Line
 from twin_graph.experiments.page import Page, Picture, Table
@@ -28,7 +29,6 @@ from twin_graph.experiments.results import Curve, Result
 from twin_graph.experiments.statistics import FEW_SEEDS, GOOD_SEEDS, RESAMPLES, Band, Condition, Estimate, Norm
 from twin_graph.experiments.tables import last
 from twin_graph.snapshots.files import make_folder, write_file
-from twin_graph.words import counted
 
 _DPI = 200
 _LEFT_OUT = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}  # of metadata: what is not about the picture

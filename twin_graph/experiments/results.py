@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin_graph import mutual
+from twin_graph.config import turns
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.experiments.experiment import Experiment, State, look
 from twin_graph.experiments.plan import PlannedRun
@@ -74,7 +74,7 @@ class Result(NamedTuple):
       games: how many games such a score is the mean of, at most.
       expected: what those snapshots expected of these games: mean of the largest Q of the first observations.
       realised: what these games returned: mean discounted return, of rewards as they are learnt from.
-      depths: how many agent steps deep those snapshots are, of two learners both; see `twin_graph.snapshots.depth`.
+      depths: how many agent steps deep those snapshots are, of two learners both; see `twin_graph.records.depth`.
       truncated: as `realised`, of no more steps than that.
       seconds: since training began, evaluations and resume points included, until this many agent steps.
       train_return: mean return of the newest training episodes, exploration included, by agent steps.
@@ -290,7 +290,7 @@ def _services(run: Run, events: Sequence[Event], updates: int) -> Iterator[Servi
     committed = {e.snapshot: e.updates for e in events if isinstance(e, Commit) and e.lineage != IMPORT}
     if not run.settings.train.target_q:
         return
-    for learner in mutual.Turns(run.settings).learners:
+    for learner in turns.Turns(run.settings).learners:
         swaps = target_swaps(events, learner=learner)
         for swap, after in itertools.zip_longest(swaps, swaps[1:]):  # a run that has just been made has none yet
             last = after.first_update - 1 if after else updates

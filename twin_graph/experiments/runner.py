@@ -18,11 +18,11 @@ from typing import NamedTuple, Protocol
 
 import psutil
 
-from twin_graph import ended
+from twin_graph.base import ended
+from twin_graph.base.signals import on_signal
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, DamagedError, DivergedError, InUseError, TwinGraphError, UsageError
 from twin_graph.experiments.experiment import Experiment, State, look, state_of
 from twin_graph.experiments.plan import PlannedRun
-from twin_graph.signals import on_signal
 from twin_graph.snapshots.ledger import utc_now
 from twin_graph.snapshots.run import DESCRIPTION, Run
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import psutil
 
 from twin_graph import config
+from twin_graph.config.lookup import find_modules_here
 from twin_graph.errors import TwinGraphError, UsageError
-from twin_graph.named import find_modules_here
 
 
 class Trial(NamedTuple):
@@ -58,11 +58,12 @@ def run(settings: Mapping[str, config.Settings]) -> Trial:
 
 
 def _main() -> None:
-    from twin_graph import doctor, envs, resources, training, tuning
+    from twin_graph import envs
     from twin_graph.envs.gym import check_version
-    from twin_graph.graph_mode import tf
-    from twin_graph.model import ModelSpec, build_model
     from twin_graph.snapshots.run import RUNS
+    from twin_graph.training import doctor, requirements, trainer, tuning
+    from twin_graph.twin.model import ModelSpec, build_model
+    from twin_graph.twin.tf import tf
 
     every = {name: config.validate(tree) for name, tree in json.load(sys.stdin).items()}
     rate, startup, disk, memory = 0.0, 0.0, [], 0
@@ -71,8 +72,8 @@ def _main() -> None:
             try:
                 check_version(settings.env.id)
                 env = stack.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
-                training.check(settings, env)
-                needed = resources.measure(settings, env, RUNS)  # no run's folder, as the present one may be
+                trainer.check(settings, env)
+                needed = requirements.measure(settings, env, RUNS)  # no run's folder, as the present one may be
                 spec = ModelSpec.of(settings, env.spec)
                 with tf.Graph().as_default():
                     build_model(spec)  # whether the loss fits the network

@@ -10,10 +10,10 @@ from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Literal
 
+from twin_graph.base.text import command
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots.files import checked, make_folder, write_file
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Into, Record, utc_now
-from twin_graph.words import command
 
 Kind = Literal["swap", "undo", "point"]
 _PATTERN = "request-*.json"

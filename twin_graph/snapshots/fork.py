@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from twin_graph.config.settings import Settings
 from twin_graph.errors import DamagedError, UsageError
-from twin_graph.settings import Settings
 from twin_graph.snapshots import workers
 from twin_graph.snapshots.files import (
     checked,

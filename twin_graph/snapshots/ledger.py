@@ -111,7 +111,7 @@ class SnapshotRecord(_Event):
       number: its place in the order of the run's commits, of all learners; None for lineage `import`.
       parent: the lineage's snapshot before it; None for the first.
       learner: whose weights these are; `learner_updates` are its own, `counters` the run's.
-      weights_sha256: see `twin_graph.twin.weights_sha256`.
+      weights_sha256: see `twin_graph.twin.twin.weights_sha256`.
       health: None before there is a probe batch.
     """
 

@@ -25,10 +25,11 @@ from typing import Any
 
 import filelock
 
-from twin_graph import cpu, named
-from twin_graph.config import replace, validate
+from twin_graph.base import machine
+from twin_graph.config import lookup
+from twin_graph.config.loading import replace, validate
+from twin_graph.config.settings import Settings
 from twin_graph.errors import DamagedError, InUseError, UsageError
-from twin_graph.settings import Settings
 from twin_graph.snapshots.files import (
     GrowingLines,
     Line,
@@ -233,7 +234,7 @@ class Run:
                 counters=point.counters if point else None,
                 known_bytes=point.known_bytes if point else dict.fromkeys(RECORDS, 0),
                 found_bytes=self.settle_records(),
-                modules=named.sources(self.settings),
+                modules=lookup.sources(self.settings),
             )
         )
 
@@ -493,7 +494,7 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
 
     folder = Path(folder)
     if not settings.twin.threads:
-        settings = replace(settings, [("twin.threads", cpu.describe().cores)])
+        settings = replace(settings, [("twin.threads", machine.describe().cores)])
     description = {
         "format": FORMAT,
         "name": folder.resolve().name,
@@ -502,7 +503,7 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
         "settings_sha256": settings.sha256(),
         "protocol": dict(protocol),
         "versions": {name: version(name) for name in VERSIONED},
-        "cpu": cpu.describe()._asdict(),
+        "cpu": machine.describe()._asdict(),
         "past_settings": [],
     }
     return make_run(folder, lambda temporary: write_new(temporary / DESCRIPTION, checked(description, indent=1)))

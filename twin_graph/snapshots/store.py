@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field
 
+from twin_graph.base.text import counted
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import (
     checked,
@@ -40,7 +41,6 @@ from twin_graph.snapshots.ledger import (
     SnapshotRecord,
     utc_now,
 )
-from twin_graph.words import counted
 
 FORMAT: Final = 1
 MANIFEST = "manifest.json"

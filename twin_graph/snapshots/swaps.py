@@ -3,14 +3,14 @@
 from collections import Counter
 from typing import NamedTuple
 
-from twin_graph import mutual
+from twin_graph.base.text import command
+from twin_graph.config import turns
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer, Request
 from twin_graph.snapshots.ledger import BY_REQUEST, UNDO, Commit, Into, Swap
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import SnapshotStore
-from twin_graph.words import command
 
 _PATIENCE_SECONDS = 120.0  # an evaluation or a resume point may be under way
 
@@ -55,7 +55,7 @@ def swap(
         raise UsageError("--hold is only for a swap into the target or the opponent")
     if into == "opponent" and run.settings.opponent.policy is None:
         raise UsageError(f"{run.folder} has no opponent: {run.settings.env.id} has one player")
-    names = mutual.Turns(run.settings).learners
+    names = turns.Turns(run.settings).learners
     if (learner or names[0]) not in names:
         raise UsageError(f"{run.folder} has one learner; leave out --learner")
     if not learner and len(names) > 1:

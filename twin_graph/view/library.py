@@ -8,7 +8,7 @@ from typing import Any
 
 from twin_graph import config
 from twin_graph.errors import DamagedError, TwinGraphError, UsageError, place
-from twin_graph.snapshots import report
+from twin_graph.records import report
 from twin_graph.snapshots.run import CONTROL, DESCRIPTION, EVALUATIONS, LEDGER, METRICS, VIDEOS, Run, folders_of_runs
 from twin_graph.view.records import Records
 

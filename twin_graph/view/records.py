@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin_graph import mutual
+from twin_graph.base.stopwatch import PHASES
+from twin_graph.base.text import command, counted
+from twin_graph.config import turns
 from twin_graph.errors import DamagedError, UsageError
-from twin_graph.snapshots import report
-from twin_graph.snapshots.depth import Depths
+from twin_graph.records import report
+from twin_graph.records.depth import Depths
 from twin_graph.snapshots.files import GrowingLines, damaged_line
 from twin_graph.snapshots.ledger import (
     BY_HAND,
@@ -31,9 +33,7 @@ from twin_graph.snapshots.ledger import (
     is_import,
 )
 from twin_graph.snapshots.run import METRICS, Run, like_the_newest
-from twin_graph.stopwatch import PHASES
-from twin_graph.targets import PURPOSES
-from twin_graph.words import command, counted
+from twin_graph.targets.policies import PURPOSES
 
 #: A plot has no more points, since no screen has more columns; lines of metrics are averaged to so many.
 POINTS = 1_500
@@ -155,7 +155,7 @@ class Records:
         settings = self.run.settings
         return {
             "fork": command("fork", self.run.folder, "--seed", 1 if settings.seed != 1 else 2),
-            "learners": mutual.Turns(settings).learners,
+            "learners": turns.Turns(settings).learners,
             "policy": settings.target.policy,
             "seed": settings.seed,
             "is_in_chunks": settings.train.chunk_steps > 0,

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots import swaps
 from twin_graph.snapshots.run import Run
-from twin_graph.targets import PURPOSES
+from twin_graph.targets.policies import PURPOSES
 from twin_graph.view.library import Library
 from twin_graph.view.records import Records, rounded
 

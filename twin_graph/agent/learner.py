@@ -1,0 +1,304 @@
+"""A learner: an online twin, a target, and the snapshots that turn one into the other."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from twin_graph.agent.prefetched import Prepared, feeds
+from twin_graph.agent.restored import Holder
+from twin_graph.base.stopwatch import Stopwatch
+from twin_graph.config.turns import Turns
+from twin_graph.envs.seats import Turn, at_random, by_values
+from twin_graph.errors import DivergedError, TwinMismatchError
+from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, Health, Swap, utc_now
+from twin_graph.snapshots.points import LearnerState
+from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.store import SnapshotStore
+from twin_graph.targets.policies import Choice, Policy, own_weights
+from twin_graph.twin.model import ModelSpec
+from twin_graph.twin.twin import Twin, weights_sha256
+
+
+class Losses(NamedTuple):
+    """What N updates report: loss and max_a Q, means over the minibatch, `[N]`, and TD errors, float32 `[N, B]`."""
+
+    loss: np.ndarray
+    q_mean: np.ndarray
+    td_error: np.ndarray
+
+
+class Why(NamedTuple):
+    """Who chose snapshots, and why; see `twin_graph.snapshots.ledger.Swap`."""
+
+    policy: str
+    reason: str
+    candidates: tuple[str, ...]
+    draw: float | None = None
+    hold: bool = False
+    request: str | None = None
+    at_point: bool = False
+
+
+class Learner:
+    """Owns its twins; closed by `close()`.
+
+    Args:
+      name: `online`, or `a` or `b` of two.
+      turns: says where its snapshots go, and whose supply its target.
+      run: in whose folder snapshots are committed and swaps recorded.
+      store: the run's snapshots.
+      spec: of the twins.
+      policies: by role, `target` and in games of two players `opponent`.
+      stopwatch: measures phases.
+      seed: of the initial weights.
+      like: a twin with which these must be able to exchange snapshots.
+
+    Attributes:
+      online: the twin that trains.
+      target: supplies bootstrap values.
+      holders: by role, as `policies`.
+      lineage: where its snapshots go.
+      source: the lineage from which its target comes.
+      updates: its own.
+      newest: its last snapshot; None before the first.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        turns: Turns,
+        run: Run,
+        store: SnapshotStore,
+        spec: ModelSpec,
+        policies: Mapping[str, Policy],
+        stopwatch: Stopwatch,
+        *,
+        seed: int,
+        like: Twin | None = None,
+    ) -> None:
+        settings = run.settings
+        self.name = name
+        self.lineage, self.source, self._whose = turns.lineage(name), turns.source(name), turns.whose(name)
+        self.updates = 0
+        self.newest: Commit | None = None
+        self._run = run
+        self._store = store
+        self._stopwatch = stopwatch
+        self._settings, self._settings_sha256 = settings, settings.sha256()
+        self._opponent_is_self = "opponent" in policies and policies["opponent"].function is own_weights
+        make = functools.partial(
+            Twin,
+            spec=spec,
+            threads=settings.twin.threads,
+            at_once=settings.ops_at_once,
+            precision=settings.twin.precision,
+        )
+        self.online = make(name, seed=seed, block=settings.block_updates, like=like)
+        self.holders: dict[str, Holder] = {}
+        try:
+            for role, policy in policies.items():
+                self.holders[role] = Holder(
+                    role,
+                    functools.partial(make, learns=False, like=self.online),
+                    members=max(1, policy.members),  # a person can swap a snapshot in even where the policy uses none
+                    combine=policy.combine,
+                )
+        except BaseException:
+            self.close()
+            raise
+        self.target = self.holders["target"]
+
+    def close(self) -> None:
+        """Ends the sessions."""
+        for holder in self.holders.values():
+            holder.close()
+        self.online.close()
+
+    def train(self, updates: Sequence[int], prepared: Prepared) -> Losses:
+        """Makes prepared updates, one optimizer step each.
+
+        Args:
+          updates: their numbers in the run, counted from 0; only those that this learner makes.
+          prepared: has their minibatches.
+
+        Raises:
+          DivergedError: a loss is NaN or infinite.
+        """
+        if self.online.model.block:
+            size = self.online.model.block.updates
+            made = [self._block(updates[i : i + size], prepared) for i in range(0, len(updates), size)]
+        else:
+            made = [self._step(update, prepared) for update in updates]
+        losses = Losses(*(np.concatenate(values) for values in zip(*made, strict=True)))
+        if not np.isfinite(losses.loss).all():
+            first = int(np.argmin(np.isfinite(losses.loss)))
+            raise self._diverged(f"the loss{self._whose} is {losses.loss[first]} at update {updates[first] + 1}")
+        self.updates += len(updates)
+        return losses
+
+    def _step(self, update: int, prepared: Prepared) -> Losses:
+        """One update by `train_op`."""
+        model = self.online.model
+        feed: dict[Any, Any] = {model.learning_rate: self._settings.train.learning_rate_at(update)}
+        parts = feeds(model, self._settings.train, prepared.values([update]))
+        made = []
+        with self._stopwatch.phase("train"):
+            for i, part in enumerate(parts):
+                op = model.train_op if i == len(parts) - 1 else model.accumulate_op
+                feed[model.dropout_seed] = self._settings.seed, update * len(parts) + i
+                _, *fetched = self.online.run((op, model.loss, model.q_mean, model.td_error), {**part, **feed})
+                made.append(fetched)
+        loss, q_mean, td_error = zip(*made, strict=True)
+        return Losses(np.mean([loss], axis=1), np.mean([q_mean], axis=1), np.concatenate(td_error)[None])
+
+    def _block(self, updates: Sequence[int], prepared: Prepared) -> Losses:
+        """Several updates in one run."""
+        block = self.online.model.block
+        assert block
+        values = {
+            **prepared.values(updates),
+            "dropout_seed": np.array([(self._settings.seed, update) for update in updates]),
+            "learning_rate": np.array(
+                [self._settings.train.learning_rate_at(update) for update in updates], np.float32
+            ),
+        }
+        with self._stopwatch.phase("train"):
+            fetched = self.online.run(block.fetches, block.feed(values))
+        return Losses(*(values[: len(updates)] for values in fetched))
+
+    def commit(self, counters: Counters, health: Health | None) -> Commit:
+        """Saves the online twin as a durable snapshot, or returns the newest one if nothing was learnt since.
+
+        Raises:
+          OSError: the disk is full or failed; nothing was committed.
+          DivergedError: a weight is NaN or infinite; nothing was committed.
+        """
+        with self._stopwatch.phase("save"):
+            weights = self.online.weights()
+            sha256 = weights_sha256(weights)
+            if self.newest and self.newest.weights_sha256 == sha256:
+                return self.newest
+            self.check_finite(weights, counters.updates)
+            self.newest = self._store.commit(
+                self.online.save,
+                lineage=self.lineage,
+                learner=self.name,
+                learner_updates=self.updates,
+                attempt=self._run.attempt,
+                counters=counters,
+                settings_sha256=self._settings_sha256,
+                weights_sha256=sha256,
+                variables=self.online.variables,
+                health=health,
+            )
+            return self.newest
+
+    def check_finite(self, values: Mapping[str, np.ndarray], updates: int) -> None:
+        """Raises `DivergedError` if one of these variables is NaN or infinite after this many updates."""
+        if wrong := next((name for name, value in values.items() if not np.isfinite(value).all()), None):
+            raise self._diverged(f"{wrong}{self._whose} is not finite after update {updates}")
+
+    def _diverged(self, what: str) -> DivergedError:
+        newest = f"the last good snapshot is {self.newest.id}" if self.newest else "there is no snapshot yet"
+        advice = "Try a smaller train.learning_rate" if self.updates else "Look at rewards, observations and the loss"
+        return DivergedError(f"{what}; {newest}. {advice}")
+
+    def refresh(self, role: str, choice: Choice, counters: Counters, *, policy: str, reason: str) -> None:
+        """Restores what a policy chose into the holder of a role, and records it."""
+        candidates = tuple(snapshot.id for snapshot in choice.candidates)
+        why = Why(policy, f"{reason}: {choice.reason}", candidates, choice.draw)
+        self._restore(role, choice.snapshots, counters, why)
+
+    def swap(self, into: str, snapshots: Sequence[Commit], counters: Counters, why: Why) -> Swap:
+        """Restores what a person chose, and records it; see `Keeper.swap`."""
+        if into in self.holders:
+            swap = self._restore(into, snapshots, counters, why)
+            self.holders[into].held = why.hold
+            return swap
+        assert self.newest is not None
+        [snapshot] = snapshots
+        self.online.restore_snapshot(snapshot, self._store)
+        self.online.reset_optimizer()
+        return self._record("online", (snapshot.id,), (self.newest.id,), counters, why)
+
+    def _restore(self, role: str, snapshots: Sequence[Commit], counters: Counters, why: Why) -> Swap:
+        with self._stopwatch.phase("refresh"):
+            holder = self.holders[role]
+            previous = holder.snapshots
+            holder.restore(snapshots, self._store)
+            holder.since, holder.policy = counters, why.policy
+            return self._record(role, holder.snapshots, previous, counters, why)
+
+    def _record(
+        self, into: str, snapshots: tuple[str, ...], previous: tuple[str, ...], counters: Counters, why: Why
+    ) -> Swap:
+        swap = Swap(
+            attempt=self._run.attempt,
+            time=utc_now(),
+            into=into,
+            learner=self.name,
+            snapshots=snapshots,
+            first_update=counters.updates + 1,
+            counters=counters,
+            previous=previous,
+            **why._asdict(),
+        )
+        self._run.ledger.append(swap)
+        return swap
+
+    def check(self, when: str) -> None:
+        """With `twin.check`: raises `TwinMismatchError` if a target twin holds other weights than its snapshot."""
+        if self._settings.twin.check and (wrong := self.target.check(self._store)):
+            raise TwinMismatchError(f"the target twin of {wrong} holds other weights, {when}")
+
+    def acting_q_values(self, observations: np.ndarray, *, frozen: bool) -> np.ndarray:
+        """Q values to act by, float32 `[B, A]`: the online twin's, or with `act.with=target` the target's."""
+        if self._settings.act.with_ == "target":
+            return self.target.q_values(observations)
+        return self.online.q_values(observations, frozen=frozen)
+
+    def opponent_actions(self, turn: Turn, *, frozen: bool) -> np.ndarray:
+        """The opponent's actions, int64 `[B]`: by the snapshots it holds, the online twin's weights, or at random."""
+        opponent, spec, epsilon = self.holders["opponent"], self.online.spec.env, self._settings.opponent.epsilon
+        if opponent.snapshots:
+            return by_values(spec, opponent.q_values, epsilon)(turn)
+        if self._opponent_is_self:
+            own = functools.partial(self.online.q_values, frozen=frozen)
+            return by_values(spec, own, epsilon)(turn)
+        return at_random(spec)(turn)
+
+    @property
+    def state(self) -> LearnerState:
+        """What a resume point stores of it, apart from the variables."""
+        holders = {role: holder.state for role, holder in self.holders.items()}
+        return LearnerState.model_validate({"name": self.name, "updates": self.updates, **holders})
+
+    def restore(self, state: LearnerState, variables: Path, policies: Mapping[str, Policy]) -> list[tuple[str, str]]:
+        """Returns to a resume point.
+
+        Args:
+          state: of this learner.
+          variables: prefix of a Saver's files with all variables.
+          policies: of the present settings, by roles.
+
+        Returns:
+          The roles that the caller has to refresh because another policy chose their snapshots, and that policy.
+        """
+        self.updates = state.updates
+        self.online.restore(variables, optimizer=True)
+        mine = [snapshot for snapshot in self._store.snapshots if snapshot.learner == self.name]
+        self.newest = mine[-1] if mine else None
+        chosen_otherwise = []
+        for role, holder in self.holders.items():
+            then, valid = state.holders.get(role), (policies[role].text, BY_HAND, UNDO)
+            # A player without snapshots, to which a person went back, is none of a policy that needs some.
+            fewest = min(1, policies[role].members)
+            if then and then.policy in valid and fewest <= len(then.snapshots) <= len(holder.twins):
+                holder.restore([self._store.find(i) for i in then.snapshots], self._store)
+                holder.since, holder.policy, holder.held = then.since, then.policy, then.held
+            else:
+                chosen_otherwise.append((role, then.policy if then else "none"))
+        return chosen_otherwise

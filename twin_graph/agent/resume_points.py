@@ -1,0 +1,143 @@
+"""Resume points, from which a run continues bit for bit: how a run that trains makes and restores them.
+
+`twin_graph.snapshots.points` has what they look like on disk, `twin_graph.snapshots.resumable` how one is found.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from twin_graph.agent.actor import Actor
+from twin_graph.agent.counters import Tally
+from twin_graph.agent.held_out import Probe
+from twin_graph.agent.learner import Learner
+from twin_graph.agent.learners import Learners
+from twin_graph.agent.replay_log import ReplayLog
+from twin_graph.errors import UsageError
+from twin_graph.snapshots.ledger import Counters, Point, utc_now
+from twin_graph.snapshots.points import PROBE, PointState
+from twin_graph.snapshots.run import Run
+from twin_graph.targets.policies import Policy
+from twin_graph.twin.twin import weights_sha256
+
+
+class ResumePoints:
+    """Makes resume points of a run while it trains, and restores one.
+
+    Args:
+      run: whose.
+      tally, learners, probe: what a point is of.
+      actor: with the replay; None where others act.
+
+    Attributes:
+      newest: the point made or restored last; None before the first.
+    """
+
+    def __init__(self, run: Run, tally: Tally, learners: Learners, probe: Probe, actor: Actor | None) -> None:
+        self._run = run
+        self._tally, self._learners, self._probe, self._actor = tally, learners, probe, actor
+        self._points = run.points()
+        self._points.remove_leftovers()
+        self._log = ReplayLog(self._points, actor.replay) if actor else None
+        self.newest: PointState | None = None
+
+    def replay_grew(self) -> None:
+        """Streams what is new in the replay to disk once there is enough of it, so that points need not write it."""
+        if self._log:
+            self._log.write_if_full(self._run.attempt)
+
+    def commit(
+        self, saved: Counters, returns: Sequence[float], request: str | None = None
+    ) -> tuple[PointState, PointState]:
+        """Makes all that is needed to resume from here durable, and ends every episode; removes surplus points.
+
+        Args:
+          saved: counters when the save schedule last fired.
+          returns: of the newest training episodes.
+          request: the person's request that it answers, if any.
+
+        Returns:
+          The new point, and the oldest that is kept.
+
+        Raises:
+          OSError: the disk is full or failed; the point before stays the newest.
+          DivergedError: a variable is NaN or infinite; likewise.
+          UsageError: a return is; likewise.
+        """
+        learners, tally, run = self._learners, self._tally, self._run
+        if not all(map(math.isfinite, returns)):
+            raise UsageError(f"returns of training episodes must be finite, not {list(returns)}")
+        for learner in learners:
+            learner.check_finite(learner.online.all_variables(), tally.updates)
+        number, sha256 = self._points.next_number(), weights_sha256(learners.weights())
+        arrays = {} if self._probe.observations is None else {PROBE: self._probe.observations}
+        if self._actor:
+            self._actor.replay.cut()
+            arrays |= self._actor.sampler.state()
+        # Before the point itself, so that the records that belong to the point say that it was made.
+        run.ledger.append(
+            Point(
+                attempt=run.attempt,
+                time=utc_now(),
+                number=number,
+                counters=tally.counters,
+                weights_sha256=sha256,
+                request=request,
+            )
+        )
+        state = PointState(
+            number=number,
+            attempt=run.attempt,
+            time=utc_now(),
+            counters=tally.counters,
+            weights_sha256=sha256,
+            learners=tuple(learner.state for learner in learners),
+            saved=saved,
+            reward_limit=tally.reward_limit,
+            r_max=tally.r_max,
+            returns=tuple(returns),
+            known_bytes=run.settle_records(),
+            segments=self._log.write_rest(run.attempt) if self._log else (),
+        )
+
+        def save(folder: Path) -> None:
+            for learner in learners:
+                learner.online.save(folder / learner.name, optimizer=True)
+
+        self._points.commit(state, save, arrays)
+        before, self.newest = self.newest, state
+        return state, self._points.retain(self._chain(state, before), run.settings.resume.keep)
+
+    def _chain(self, newest: PointState, before: PointState | None) -> Iterator[PointState]:
+        """The points from which the present training descends, newest first."""
+        yield newest
+        # Runs of older versions have none in the ledger.
+        recorded = [before.number] if before else []
+        recorded += [point.number for point in self._run.ledger.newest_first(Point)]
+        for number in dict.fromkeys(recorded):
+            if number != newest.number and (state := self._points.readable(number)):
+                yield state
+
+    def restore(self, point: PointState, policies: Mapping[str, Policy]) -> list[tuple[Learner, str, str]]:
+        """Restores a resume point; the ledger has already recorded it.
+
+        Args:
+          point: which.
+          policies: of the present settings, by roles.
+
+        Returns:
+          What the caller must refresh because another policy chose it: learner, role, and that policy.
+        """
+        arrays = self._points.arrays(point)
+        self._tally.restore(point)
+        self._probe.observations = arrays.get(PROBE)
+        if self._actor and self._log:
+            self._log.restore(point.segments)
+            self._actor.sampler.restore(arrays)
+        self.newest = point
+        folder = self._points.path(point.number)
+        return [
+            (learner, role, policy)
+            for learner, state in zip(self._learners, point.learners, strict=True)
+            for role, policy in learner.restore(state, folder / learner.name, policies)
+        ]

@@ -1,0 +1,138 @@
+"""Writes snapshots for other programs."""
+
+import contextlib
+import dataclasses
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from twin_graph.errors import UsageError
+from twin_graph.evaluation.player import spec_of
+from twin_graph.snapshots.files import fsync, publish, remove_leftovers, temporary_of
+from twin_graph.snapshots.ledger import Commit
+from twin_graph.snapshots.run import Run, check_no_pattern
+from twin_graph.twin.model import build_model
+from twin_graph.twin.tf import tf
+from twin_graph.twin.twin import Twin, setters, to_set
+
+Format = Literal["tf1", "savedmodel", "onnx", "tflite", "npz"]
+
+
+def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
+    """Writes a snapshot for other programs.
+
+    `tf1`: `path.meta`, `.index` and `.data-...`, for `tf.train.import_meta_graph(path + ".meta")` and `restore(path)`.
+    `savedmodel`: a folder whose signature `serving_default` maps `observations` to `q_values`.
+    `onnx`, `tflite`: a file whose input is `observations`, of any number, and whose output is `q_values`.
+    `npz`: the variables by name.
+
+    Returns:
+      The files or the folder.
+
+    Raises:
+      UsageError: something is there already, or the extra `onnx` is missing.
+    """
+    if path.name in ("", ".."):
+        raise UsageError(f"{path} is a folder: give a path in it, such as {path / 'network'}")
+    ends, write = FORMATS[form]
+    path = path.with_suffix("") if path.suffix.lower() in ends else path
+    targets = [path.with_name(path.name + end) for end in ends]
+    for target in targets:
+        if target.exists():
+            raise UsageError(f"{target} exists already; choose another path")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent}; make it with: mkdir -p {shlex.quote(str(path.parent))}")
+    if form in ("tf1", "savedmodel"):
+        check_no_pattern(path, "choose another path")
+    store = run.store()
+    remove_leftovers(path.parent, of=path.name, spare_the_living=True)
+    temporary = temporary_of(path)
+    temporary.mkdir()
+    try:
+        spec = spec_of(run)
+        # Who trains on with the graph makes one step of each minibatch.
+        spec = dataclasses.replace(spec, train=spec.train.model_copy(update={"accumulate": 1}))
+        with store.reading(), Twin("export", spec, learns=form == "tf1", plain=True) as twin:
+            store.check_usable(snapshot.id)
+            twin.restore_snapshot(snapshot, store)
+            write(twin, temporary / (targets[0] if len(targets) == 1 else path).name)
+        for target in targets:
+            made = temporary / target.name
+            for path_inside in [made, *made.rglob("*")]:
+                fsync(path_inside)
+            publish(made, target)
+        fsync(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return targets
+
+
+def _tf1(twin: Twin, path: Path) -> None:
+    twin.save(path, meta_graph=True)
+
+
+def _npz(twin: Twin, path: Path) -> None:
+    weights: dict[str, Any] = twin.weights()  # by names with a slash: none is an option of savez
+    np.savez(path, **weights)
+
+
+def _savedmodel(twin: Twin, path: Path) -> None:
+    # A graph of its own: saving adds ops to it, and a twin's graph is final.
+    with tf.Graph().as_default(), tf.Session() as session:
+        model = build_model(twin.spec, learns=False, plain=True)
+        session.run(tf.global_variables_initializer())
+        variables = {variable.op.name: variable for variable in model.trainables}
+        session.run(*to_set(setters(variables), twin.weights()))
+        builder = tf.saved_model.Builder(str(path))
+        signature = tf.saved_model.predict_signature_def({"observations": model.s_tm1}, {"q_values": model.q_tm1})
+        builder.add_meta_graph_and_variables(
+            session, [tf.saved_model.tag_constants.SERVING], {"serving_default": signature}
+        )
+        builder.save()
+
+
+def _onnx(twin: Twin, path: Path) -> None:
+    try:
+        import tf2onnx
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--format onnx needs {error.name}: pip install 'twin-graph[onnx]'") from None
+    with _frozen(twin) as session:
+        graph = session.graph.as_graph_def()
+    model, _ = tf2onnx.convert.from_graph_def(
+        graph,
+        input_names=["observations:0"],
+        output_names=["q_values:0"],
+        tensors_to_rename={"observations:0": "observations", "q_values:0": "q_values"},
+    )
+    path.write_bytes(model.SerializeToString())
+
+
+def _tflite(twin: Twin, path: Path) -> None:
+    with _frozen(twin) as session:
+        tensors = [[session.graph.get_tensor_by_name(f"{name}:0")] for name in ("observations", "q_values")]
+        path.write_bytes(tf.lite.TFLiteConverter.from_session(session, *tensors).convert())
+
+
+@contextlib.contextmanager
+def _frozen(twin: Twin) -> Iterator[Any]:
+    """A session whose graph computes `q_values` of `observations`, with the weights as constants."""
+    constants = tf.graph_util.convert_variables_to_constants(twin.session, twin.graph.as_graph_def(), ["q_tm1"])
+    with tf.Graph().as_default(), tf.Session() as session:
+        observations = tf.placeholder(twin.model.s_tm1.dtype, twin.model.s_tm1.shape, name="observations")
+        [q_values] = tf.import_graph_def(constants, {"s_tm1": observations}, ["q_tm1:0"], name="network")
+        tf.identity(q_values, name="q_values")
+        yield session
+
+
+#: What the files of a format end in, and what writes them.
+FORMATS: dict[Format, tuple[tuple[str, ...], Callable[[Twin, Path], None]]] = {
+    "tf1": ((".meta", ".data-00000-of-00001", ".index"), _tf1),
+    "savedmodel": (("",), _savedmodel),
+    "onnx": ((".onnx",), _onnx),
+    "tflite": ((".tflite",), _tflite),
+    "npz": ((".npz",), _npz),
+}

@@ -1,0 +1,1 @@
+"""What the records of a run say, without TensorFlow: status, log, depth, verification."""

@@ -1,0 +1,369 @@
+"""What a run's records say, compiled for `status`, `runs`, `log`, `show` and `explain`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from twin_graph import config
+from twin_graph.base import machine
+from twin_graph.base.text import counted
+from twin_graph.config import lookup, no_effect, turns
+from twin_graph.config.settings import Settings
+from twin_graph.errors import DamagedError, UsageError
+from twin_graph.records.depth import Depths
+from twin_graph.snapshots import control
+from twin_graph.snapshots import workers as worker_records
+from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Point, Start, Swap, is_import, is_target_of
+from twin_graph.snapshots.points import PointState
+from twin_graph.snapshots.run import Run, folders_of_runs
+from twin_graph.snapshots.store import SnapshotStore
+
+_NONE = Counters.zero()
+
+
+def status(run: Run) -> dict[str, Any]:
+    """State, counters, targets and scores of a run; the keys are part of the command line's contract."""
+    return _status(run, run.store(), run.scores()) | {"without_effect": _without_effect(run.settings)}
+
+
+def _without_effect(settings: Settings) -> list[str]:
+    """Of what was set otherwise than in the preset."""
+    if settings.preset not in config.preset_names():  # records outlive presets
+        return []
+    changed = (key for key, *_ in config.differences(config.load(settings.preset), settings))
+    return list(no_effect.without_effect(settings, changed))
+
+
+def _status(run: Run, store: SnapshotStore, scores: Mapping[str, float]) -> dict[str, Any]:
+    metrics = run.newest_metrics()
+    point = _newest_point(run)
+    targets, opponent, known = _newest_swaps(run)
+    known += [snapshot.counters for snapshot in [*store.snapshots[-1:], *store.imports]]
+    if point:
+        known.append(point.counters)
+    has_target = run.settings.train.target_q
+    (state, reason), attempt = run.outcome(), max(1, run.ledger.attempt)
+    if state == "running" and metrics.get("attempt") == attempt:
+        known.append(Counters(**{name: metrics[name] for name in Counters.model_fields}))
+    counters = max(known, key=lambda one: (one.agent_steps, one.updates), default=_NONE).model_dump()
+    best = store.best(scores)
+    latest = next((snapshot for snapshot in reversed(store.snapshots) if snapshot.id in scores), None)
+    return {
+        "run": run.name,
+        "state": state,
+        "reason": reason,
+        "attempt": attempt,
+        "forked_from": run.description.get("forked_from"),
+        "environment": run.settings.env.id,
+        "total_steps": run.settings.total_steps,
+        **counters,
+        "targets": [target for swap in targets for target in _targets(swap, counters["updates"])] if has_target else [],
+        "opponent": _opponent(opponent, counters) if opponent else None,
+        "telemetry": {name: value for name, value in metrics.items() if has_target and name.startswith("target/")},
+        "refresh_milliseconds": metrics.get("milliseconds/refresh"),
+        "workers": [
+            worker.model_dump(exclude={"returns", "attempt"})
+            for worker in worker_records.statuses(run.folder, run.ledger.attempt)
+        ],
+        "snapshots": len(store.snapshots),
+        "snapshots_with_weights": len(store.available),
+        "resume_point": {"number": point.number, **point.counters.model_dump()} if point else None,
+        "requests": [
+            {**request.model_dump(include={"kind", "snapshot", "into", "learner", "hold"}), "words": request.words()}
+            for request in control.pending(run.control)
+        ],
+        "agent_steps_per_second": metrics.get("agent_steps_per_second"),
+        "scores": {
+            name: {"snapshot": snapshot.id, "mean": scores[snapshot.id]} if snapshot else None
+            for name, snapshot in (("latest", latest), ("best", best))
+        },
+        "weights_sha256": point.weights_sha256 if point else None,
+    }
+
+
+def _newest_swaps(run: Run) -> tuple[list[Swap], Swap | None, list[Counters]]:
+    """What went last into each learner's target, in that order, and into an opponent; and how far the run was at the
+    swaps since its last commit: at those before it was not farther.
+    """
+    newest: dict[str, Swap] = {}
+    opponent: Swap | None = None
+    has_opponent = run.settings.opponent.policy is not None
+    counters: list[Counters] = []
+    committed = False
+    for event in run.ledger.newest_first(Commit, Swap):
+        if isinstance(event, Commit):
+            committed |= event.lineage != IMPORT
+        elif isinstance(event, Swap):
+            if not committed:
+                counters.append(event.counters)
+            if event.into == "target" and not event.worker:
+                newest.setdefault(event.learner, event)
+            if event.into == "opponent":
+                opponent = opponent or event
+        if committed and len(newest) == len(turns.Turns(run.settings).learners) and (opponent or not has_opponent):
+            break
+    return sorted(newest.values(), key=lambda swap: swap.learner), opponent, counters
+
+
+def _newest_point(run: Run) -> PointState | None:
+    """The newest resume point that is not abandoned, as one is from which a run could not be resumed for a time."""
+    points = run.points()
+    held = (points.readable(made.number) for made in run.ledger.newest_first(Point))
+    return next(filter(None, held), None) or points.newest()  # runs of older versions have none in the ledger
+
+
+def _opponent(swap: Swap, counters: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "snapshots": list(swap.snapshots),
+        "policy": swap.policy,
+        "since_agent_steps": swap.counters.agent_steps,
+        "served_agent_steps": max(0, counters["agent_steps"] - swap.counters.agent_steps),
+        "held": swap.hold,
+    }
+
+
+def _targets(swap: Swap, updates: int) -> list[dict[str, Any]]:
+    served = max(0, updates - swap.first_update + 1)
+    told = {"learner": swap.learner, "policy": swap.policy, "served_updates": served, "held": swap.hold}
+    return [{"snapshot": snapshot, **told} for snapshot in swap.snapshots]
+
+
+def runs(folder: Path) -> list[dict[str, Any]]:
+    """The status of each run in a folder, by name; of a damaged one only `run`, `state` and `reason`."""
+    summaries = []
+    for one in folders_of_runs(folder):
+        try:
+            summaries.append(status(Run(one)))
+        except (DamagedError, OSError) as error:  # another user's, for example
+            summaries.append({"run": one.name, "state": "damaged", "reason": str(error)})
+        except UsageError:  # it was removed just now
+            continue
+    return summaries
+
+
+def tree(summaries: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each run with the number of its ancestors; forks come after the run from which they were forked."""
+    names = {summary["run"] for summary in summaries}
+    forks: dict[str, list[dict[str, Any]]] = {}
+    for summary in summaries:
+        parent = (summary.get("forked_from") or {}).get("run", "")
+        forks.setdefault(parent if parent in names - {summary["run"]} else "", []).append(summary)
+    waiting = [(0, summary) for summary in reversed(forks.pop("", []))]
+    while waiting or forks:
+        if not waiting:  # these name each other
+            waiting = [(0, summary) for summary in reversed(forks.pop(next(iter(forks))))]
+        depth, summary = waiting.pop()
+        yield depth, summary
+        waiting += [(depth + 1, fork) for fork in reversed(forks.pop(summary["run"], []))]
+
+
+def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[dict[str, Any]]:
+    """The snapshots, or the newest `count`, newest first, with scores and marks.
+
+    Marks: `latest`, `best`, `target`, `pinned`, `imported`, `removed` (retention took the weights), `abandoned` (beyond
+    a point from which the run resumed; shown only if asked for).
+    """
+    store, depths = run.store(), _depths(run)
+    scores = run.scores()
+    summary = _status(run, store, scores)
+    marked = {
+        "latest": {snapshot.id for snapshot in store.snapshots[-1:]},
+        "best": {summary["scores"]["best"]["snapshot"]} if summary["scores"]["best"] else set(),
+        "target": {target["snapshot"] for target in summary["targets"]},
+        "pinned": store.pins,
+        "imported": {snapshot.id for snapshot in store.imports},
+        "abandoned": {snapshot.id for snapshot in store.abandoned},
+    }
+    entries = [*store.snapshots, *store.imports, *(store.abandoned if abandoned else [])]
+    place = {commit.id: i for i, (commit, _) in enumerate(run.ledger.with_abandoned(Commit))}
+    shown = sorted(entries, key=lambda snapshot: place[snapshot.id], reverse=True)[:count]
+    makers = {attempt: run.maker_of(attempt) for attempt in {snapshot.attempt for snapshot in shown}}
+    return [
+        {
+            "id": snapshot.id,
+            "parent": snapshot.parent,
+            "lineage": snapshot.lineage,
+            "attempt": snapshot.attempt,
+            "run": run.maker_of_import(snapshot.id) if is_import(snapshot.id) else makers[snapshot.attempt],
+            "time": snapshot.time,
+            **{name: None if is_import(snapshot.id) else n for name, n in snapshot.counters.model_dump().items()},
+            "score": scores.get(snapshot.id),
+            "depth_agent_steps": depths.of(snapshot.id),
+            "bytes": snapshot.bytes,
+            "weights_sha256": snapshot.weights_sha256,
+            "marks": [mark for mark, ids in marked.items() if snapshot.id in ids]
+            + ([] if store.has_weights(snapshot.id) else ["removed"]),
+        }
+        for snapshot in shown
+    ]
+
+
+def show(run: Run, reference: str) -> dict[str, Any]:
+    """One snapshot: its manifest, its evaluations, and the ledger's lines on when it became the target.
+
+    By its whole id also one that was abandoned.
+    """
+    store = run.store()
+    abandoned = next((snapshot for snapshot in store.abandoned if snapshot.id == reference), None)
+    snapshot = abandoned or store.resolve(reference, run.scores)
+    return {
+        "run": run.maker_of_import(snapshot.id) if is_import(snapshot.id) else run.maker_of(snapshot.attempt),
+        "depth_agent_steps": _depths(run).of(snapshot.id),
+        "manifest": store.manifest(snapshot.id).model_dump(mode="json"),
+        "has_weights": store.has_weights(snapshot.id),
+        "pinned": snapshot.id in store.pins,
+        "abandoned": abandoned is not None,
+        "evaluations": [line for line in run.evaluation_lines() if line["snapshot"] == snapshot.id],
+        "swaps": [
+            swap.model_dump(mode="json")
+            for swap in run.ledger.events(Swap, text=snapshot.id)
+            if snapshot.id in swap.snapshots
+        ],
+    }
+
+
+def _names(snapshots: Sequence[str]) -> str:
+    return f"{', '.join(snapshots)} " if snapshots else ""
+
+
+def restored(run: Run, point: PointState) -> Iterator[str]:
+    """What a run that continues from a point restores and what it repeats, a line each for people."""
+    counters = point.counters
+    made = counted(counters.updates, "update"), counted(counters.agent_steps, "agent step")
+    yield f"restored: weights and optimizer, after {made[0]} ({point.weights_sha256[:12]})"
+    yield f"restored: {made[1]}, {counted(counters.episodes, 'episode')}; epsilon, random streams"
+    if point.segments:
+        steps, count = point.segments[-1].stop - point.segments[0].first, run.settings.env.count
+        # The replay has room for only a part of the oldest segment.
+        remembered = counted(min(steps, run.settings.replay.capacity_steps // count) * count, "agent step")
+        yield f"restored: replay, {remembered} in {counted(len(point.segments), 'segment')}"
+    elif run.settings.workers.count:
+        yield "absent: replay, each worker fills its own again"
+    else:
+        yield "absent: replay, nothing was collected yet"
+    for learner in point.learners:
+        whose = "" if len(point.learners) == 1 else f"{learner.name}'s "
+        for role, holder in learner.holders.items():
+            held = ", held by hand" if holder.held else ""
+            yield f"restored: {whose}{role} {_names(holder.snapshots)}(policy {holder.policy}{held})"
+    yield "reset: environments, as at every resume point"
+    for request in control.pending(run.control):
+        yield f"waiting: {request.words()}, since {request.time[:19]}"
+    beyond = run.ledger.beyond(point.known_bytes[run.ledger.path.name])
+    lost = {"snapshot": Commit, "swap": Swap}
+    counts = [
+        counted(n, name) for name, kind in lost.items() if (n := sum(isinstance(event, kind) for event in beyond))
+    ]
+    if counts:
+        yield f"abandoned: {', '.join(counts)} recorded beyond this point (`twin-graph log --all` shows them)"
+    then, now = run.description["cpu"], machine.describe()
+    if then["model"] != now.model or list(then["features"]) != list(now.features):
+        yield f"not guaranteed: equal weights; the run began on another processor ({then['model']}, here {now.model})"
+    sources = lookup.sources(run.settings)
+    for module, digest in run.ledger.events(Start)[-1].modules.items():
+        if sources.get(module, digest) != digest:
+            yield f"not guaranteed: equal weights; the file of {module} has changed since this run was last trained"
+
+
+def explain(run: Run, update: int) -> dict[str, Any]:
+    """Which snapshots bootstrapped an update, and why they were chosen.
+
+    Raises:
+      UsageError: the records have no such update, or the run uses no target.
+    """
+    if not run.settings.train.target_q:
+        raise UsageError(f"{run.folder} uses no target (train.target_q=false): updates bootstrap from the online twin")
+    store = run.store()
+    summary = _status(run, store, {})
+    if not summary["updates"]:
+        raise UsageError(f"{run.folder} has made no update yet")
+    if not 1 <= update <= summary["updates"]:
+        raise UsageError(f"update {update:,}: the records hold updates 1 to {summary['updates']:,}")
+    attempt = run.attempt_of(update - 1)
+    learner, worker = turns.Turns(run.settings_of(attempt)).learns(update - 1), ""
+    if run.settings.workers.count:
+        found = worker_records.who_applied(run.folder, attempt, update - 1)
+        if found is None:
+            raise UsageError(f"update {update:,}: no worker recorded it; one that was killed may have applied it")
+        worker = found
+    last: int = summary["updates"]
+    for swap in run.ledger.newest_first(Swap):
+        if is_target_of(swap, learner, worker):
+            if swap.first_update <= update:
+                break
+            last = min(last, swap.first_update - 1)
+    else:
+        of_whom = f" of {worker} is recorded; it may have been killed just then" if worker else " is recorded"
+        raise UsageError(f"update {update:,}: no target{of_whom}")
+    depths = _depths(run)
+    served = [(store.find(snapshot_id), depths.of(snapshot_id)) for snapshot_id in swap.snapshots]
+    return {
+        "update": update,
+        "learner": learner,
+        "worker": worker,
+        "snapshots": [{**_served(store, snapshot, update), "depth_agent_steps": depth} for snapshot, depth in served],
+        "policy": swap.policy,
+        "reason": swap.reason,
+        "candidates": list(swap.candidates),
+        "draw": swap.draw,
+        "used_for_updates": [swap.first_update, last],
+        "attempt": swap.attempt,
+        "run": run.maker_of(swap.attempt),
+        "time": swap.time,
+        "held": swap.hold,
+        "request": swap.request,
+        "opponent": _opponent_at(run, update - 1) if run.settings.opponent.policy else None,
+    }
+
+
+def explain_step(run: Run, agent_step: int) -> dict[str, Any]:
+    """Who had the other seat at an agent step, and why.
+
+    Raises:
+      UsageError: the records have no such step, or the run has no opponent.
+    """
+    if run.settings.opponent.policy is None:
+        raise UsageError(f"{run.folder} has no opponent: {run.settings.env.id} has one player")
+    made: int = _status(run, run.store(), {})["agent_steps"]
+    if not 1 <= agent_step <= made:
+        raise UsageError(f"agent step {agent_step:,}: the records hold agent steps 1 to {made:,}")
+    return {"agent_step": agent_step, "opponent": _opponent_at(run, agent_step - 1, by="agent_steps")}
+
+
+def _opponent_at(run: Run, count: int, *, by: str = "updates") -> dict[str, Any]:
+    """Who the opponent was after so many updates, or agent steps."""
+    until: int | None = None
+    for swap in run.ledger.newest_first(Swap):
+        if swap.into == "opponent":
+            if getattr(swap.counters, by) <= count:
+                break
+            until = swap.counters.agent_steps
+    else:
+        raise UsageError(f"{run.folder} records no opponent")
+    return {
+        "snapshots": list(swap.snapshots),
+        "policy": swap.policy,
+        "reason": swap.reason,
+        "draw": swap.draw,
+        "agent_steps": [swap.counters.agent_steps + 1, until],
+        "held": swap.hold,
+        "request": swap.request,
+    }
+
+
+def _depths(run: Run) -> Depths:
+    depths = Depths(run)
+    depths.catch_up()
+    return depths
+
+
+def _served(store: SnapshotStore, snapshot: Commit, update: int) -> dict[str, Any]:
+    """What people are told of a snapshot that gave an update its targets; an import has no age in updates."""
+    imported = snapshot.number is None
+    return {
+        "id": snapshot.id,
+        "lineage": snapshot.lineage,
+        "updates": snapshot.updates,
+        "age_updates": None if imported else update - 1 - snapshot.updates,
+        "origin": store.manifest(snapshot.id).origin if imported else None,
+    }

@@ -1,0 +1,129 @@
+"""Which snapshots' weight files may be removed."""
+
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Mapping
+
+from twin_graph.config.loading import change
+from twin_graph.config.settings import SaveSettings
+from twin_graph.config.turns import Turns
+from twin_graph.errors import InUseError, UsageError
+from twin_graph.snapshots import control
+from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Swap
+from twin_graph.snapshots.points import PointState
+from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.store import SnapshotStore
+from twin_graph.targets.policies import History, Policy, choice_stream, matches, roles
+
+
+def removable(
+    run: Run, store: SnapshotStore, oldest: PointState, policies: Mapping[str, Policy], save: SaveSettings
+) -> list[str]:
+    """Ids of the snapshots whose weights are no longer needed.
+
+    Kept are each learner's newest `save.keep_last`, each `save.keep_every`-th, all that is pinned or best, and all
+    that a run resumed from the oldest resume point could want: the newest then, its target and its opponent, what their
+    policies could choose, what was committed later, and what people asked for.
+
+    Args:
+      run, store: just read.
+      oldest: the oldest resume point that is kept.
+      policies: by role.
+      save: the retention settings.
+    """
+    then = oldest.counters.updates
+    beyond = run.ledger.beyond(oldest.known_bytes[run.ledger.path.name])
+    later = {event.id for event in beyond if isinstance(event, Commit)}
+    kept = later.union(*(event.snapshots for event in beyond if isinstance(event, Swap)))
+    kept |= set(store.pins) | set(oldest.snapshots) | {request.snapshot for request in control.pending(run.control)}
+    kept |= _newest_of_each(store, save.keep_last)
+    if save.keep_every:
+        kept |= _every(store, save.keep_every)
+    if best := store.best(run.scores()):
+        kept.add(best.id)
+    for swap, holds in run.ledger.with_abandoned(Swap, text=BY_REQUEST):
+        if not holds:  # it is repeated when the run gets there
+            kept.update(swap.snapshots)
+        kept.update(swap.previous)  # `swap --undo` may want these
+
+    evaluations = [line for line in run.evaluation_lines() if line["scheduled"]]
+    played = matches(line for line in evaluations if line["played_at"]["updates"] <= then)
+    turns = Turns(run.settings)
+    for learner in turns.learners:
+        history = History.of(store, turns.source(learner), then, played)
+        known = [snapshot for snapshot in history.snapshots if snapshot.id not in later]
+        mine = (s for s in reversed(store.snapshots) if s.learner == learner and s.id not in later)
+        kept |= {snapshot.id for snapshot in itertools.islice(mine, 1)}  # an evaluation that is due there plays it
+        for role, policy in policies.items() if known else ():
+            choice = policy.choose(
+                history._replace(snapshots=known), choice_stream(run.settings.seed, role, learner, then)
+            )
+            kept |= {snapshot.id for snapshot in choice.candidates}
+    return [s.id for s in [*store.available, *store.abandoned] if s.id not in kept and store.has_weights(s.id)]
+
+
+def _newest_of_each(store: SnapshotStore, count: int) -> set[str]:
+    """The newest snapshots of each learner."""
+    left = {(snapshot.lineage, snapshot.learner): count for snapshot in store.available}
+    newest: set[str] = set()
+    for snapshot in reversed(store.snapshots):
+        if not any(left.values()):
+            break
+        whose = snapshot.lineage, snapshot.learner
+        if left.get(whose):
+            left[whose] -= 1
+            newest.add(snapshot.id)
+    return newest
+
+
+def _every(store: SnapshotStore, period: int) -> set[str]:
+    """The first of each learner's snapshots, and every `period`-th after it."""
+    made: Counter[tuple[str, str]] = Counter()
+    found: set[str] = set()
+    for snapshot in store.snapshots:
+        whose = snapshot.lineage, snapshot.learner
+        if made[whose] % period == 0:
+            found.add(snapshot.id)
+        made[whose] += 1
+    return found
+
+
+def prune(run: Run, *, keep_last: int | None, keep_every: int | None, dry_run: bool) -> list[Commit]:
+    """Applies retention to a run that is not training.
+
+    Args:
+      run: its settings do not change.
+      keep_last, keep_every: instead of the run's settings.
+      dry_run: remove nothing; the run may then be training.
+
+    Returns:
+      The snapshots whose weights were, or would be, removed.
+
+    Raises:
+      InUseError: it is training, which prunes by itself, or somebody is reading it.
+    """
+    changes = {"save.keep_last": keep_last, "save.keep_every": keep_every}
+    settings = change(run.settings, [(key, value) for key, value in changes.items() if value is not None])
+    with contextlib.nullcontext() if dry_run else run.lock("prune"):
+        point = oldest_readable(run)
+        store = run.store()
+        present = {snapshot.id: snapshot for snapshot in [*store.available, *store.abandoned]}
+
+        def choose() -> list[str]:
+            return removable(run, store, point, roles(settings), settings.save)
+
+        if dry_run:
+            return [present[i] for i in choose()]
+        try:
+            removed = store.remove_weights(choose, attempt=point.attempt, look_again=True)
+        except BlockingIOError:
+            raise InUseError(f"{run.folder} is being read, and nothing was removed; try again") from None
+        return [present[i] for i in removed]
+
+
+def oldest_readable(run: Run) -> PointState:
+    """The oldest resume point of a run that can be read. Raises `UsageError` if there is none."""
+    if point := run.points().oldest():
+        return point
+    raise UsageError(f"{run.folder} has no resume point that can be read")

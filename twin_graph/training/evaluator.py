@@ -1,0 +1,84 @@
+"""Scheduled evaluations of a run."""
+
+import contextlib
+from collections.abc import Iterator
+
+from twin_graph.errors import DamagedError, UsageError
+from twin_graph.evaluation.film import Film
+from twin_graph.evaluation.games import Evaluation, play
+from twin_graph.snapshots.files import make_folder
+from twin_graph.snapshots.ledger import Commit
+from twin_graph.snapshots.run import Run
+from twin_graph.training.progress import Progress
+from twin_graph.twin.twin import Twin
+
+
+def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[None]:
+    """Plays the newest snapshot, and the rivals it has to beat, with this twin; records all of these evaluations or
+    none."""
+    keeper, settings = progress.keeper, progress.keeper.settings
+    episodes = settings.evaluate.episodes
+    if twin is None or progress.stop.is_set():
+        return
+    # Read once: workers keep making steps during the games, and rivals must play the same games.
+    at = {"seed": settings.seed, "counter": progress.agent_steps}
+    with keeper.stopwatch.phase("evaluate"):
+        played: list[tuple[Commit, Commit, Evaluation]] = []
+        for learner in keeper.learners:
+            newest = learner.newest
+            assert newest is not None
+            roles: dict[Commit, list[str]] = {}
+            for role, rival in keeper.rivals(learner).items():
+                roles.setdefault(rival, []).append(role)
+            for snapshot in [*(rival for rival in roles if rival != newest), newest]:
+                try:
+                    twin.restore_snapshot(snapshot, keeper.store)
+                except DamagedError as error:
+                    without = [f"{role}.policy=latest" for role in roles.get(snapshot, ())]
+                    if snapshot is newest:  # play another one, later
+                        left = settings.train.steps - progress.agent_steps
+                        without = [f"evaluate.every_steps={progress.agent_steps + left // 2}"] if left > 0 else []
+                    options = " ".join(f"--set {assignment}" for assignment in without)
+                    instead = f", or resume with {options}" if options else "; this evaluation alone is left to do"
+                    raise DamagedError(f"{error}. Restore its files{instead}") from error
+                depth = progress.depth_of(snapshot)
+                with _filmed(keeper.run, newest if snapshot is newest else None) as film:
+                    watch = film.watch if film else None
+                    for evaluation in play(twin.q_values, settings, episodes=episodes, depth=depth, watch=watch, **at):
+                        progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
+                        yield
+                        if progress.stop.is_set():
+                            progress.note = ""
+                            return
+                    if film:
+                        with contextlib.suppress(UsageError):  # someone has recorded one in the meantime
+                            film.finish()
+                        keeper.log_film(film.path)
+                played.append((snapshot, newest, evaluation))
+    progress.note = ""
+    for snapshot, challenger, evaluation in played:
+        played_at = progress.counters
+        keeper.matches.record(snapshot, evaluation.summary(), challenger=challenger, played_at=played_at)
+        if snapshot is challenger:
+            whose = "" if len(keeper.learners) == 1 else f"/{snapshot.learner}"
+            values = {
+                f"evaluation/mean_return{whose}": evaluation.mean,
+                f"evaluation/interval_low{whose}": evaluation.interval[0],
+                f"evaluation/interval_high{whose}": evaluation.interval[1],
+            }
+            keeper.log(values, snapshot.counters)
+    for snapshot, challenger, evaluation in played:
+        if snapshot is challenger:
+            progress.evaluation = progress.evaluations[snapshot.learner] = snapshot.id, evaluation
+            yield
+
+
+def _filmed(run: Run, snapshot: Commit | None) -> contextlib.AbstractContextManager[Film | None]:
+    """The film of a snapshot's evaluation, where `evaluate.video` asks for one and there is none yet."""
+    if snapshot is None or not run.settings.evaluate.video:
+        return contextlib.nullcontext()
+    path = run.videos / f"{snapshot.id}.mp4"
+    if path.exists():  # from an attempt that was killed before it recorded the score
+        return contextlib.nullcontext()
+    make_folder(run.videos)
+    return Film(path, (run.name, snapshot.id))

@@ -1,0 +1,205 @@
+"""The progress of a run, for `metrics.jsonl`, TensorBoard and the terminal alike."""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from twin_graph.agent.live_run import Keeper
+from twin_graph.base.stopwatch import PHASES
+from twin_graph.envs import VectorStep
+from twin_graph.evaluation.games import Evaluation
+from twin_graph.records.depth import Depths
+from twin_graph.snapshots.ledger import Commit, Counters
+from twin_graph.snapshots.workers import WorkerStatus
+
+RECENT_EPISODES = 20
+
+
+class Progress:
+    """What `train` yields; the terminal shows this and needs nothing else.
+
+    Args:
+      keeper: of the run.
+      stop: set by whoever wants training to end after its next vector step, or chunk.
+
+    Attributes:
+      keeper, stop: as given.
+      total_steps: agent steps of the whole run.
+      returns: true scores of the newest training episodes.
+      ended: true scores of the training episodes that ended since it was last yielded.
+      ended_by: which callback ended the run, in words; empty if none did.
+      evaluation: the newest, with its snapshot's id; None before the first.
+      evaluations: the newest of each learner that has one, likewise, by the learner's name.
+      note: what is being done when it is not training, for people.
+      latest: what `metrics()` last returned; empty before.
+      workers: what each worker last reported, and how often it was restarted, in asynchronous training.
+    """
+
+    def __init__(self, keeper: Keeper, stop: threading.Event) -> None:
+        self.keeper = keeper
+        self.stop = stop
+        self.total_steps = keeper.settings.total_steps
+        point = keeper.resume_points.newest
+        self.returns = deque(point.returns if point else (), maxlen=RECENT_EPISODES)
+        self.ended: list[float] = []
+        self.ended_by = ""
+        self.evaluation: tuple[str, Evaluation] | None = None
+        self.evaluations: dict[str, tuple[str, Evaluation]] = {}
+        self.note = ""
+        self.latest: dict[str, Any] = {}
+        self.workers: Sequence[tuple[WorkerStatus, int]] = ()
+        self._depths = Depths(keeper.run)
+        self._marked = time.perf_counter()
+        self._mark = self._so_far()  # a resumed run has steps that this process did not make
+
+    @property
+    def agent_steps(self) -> int:
+        return self.keeper.tally.agent_steps
+
+    @property
+    def updates(self) -> int:
+        return self.keeper.tally.updates
+
+    @property
+    def counters(self) -> Counters:
+        return self.keeper.tally.counters
+
+    @property
+    def notices(self) -> list[str]:
+        """What people should know, from the whole run so far."""
+        return self.keeper.notices
+
+    @property
+    def epsilon(self) -> float:
+        """The share of random actions at this agent step."""
+        return self.keeper.settings.act.epsilon_at(self.agent_steps)
+
+    @property
+    def loss(self) -> float:
+        """The newest update's loss; NaN before the first."""
+        return self.keeper.tally.loss
+
+    @property
+    def q_mean(self) -> float:
+        """Mean of max_a Q in the newest update; NaN before the first."""
+        return self.keeper.tally.q_mean
+
+    @property
+    def target(self) -> tuple[str, ...]:
+        """The snapshots that supply bootstrap values."""
+        return tuple(snapshot for snapshots in self.keeper.learners.target_snapshots for snapshot in snapshots)
+
+    @property
+    def opponent(self) -> str | None:
+        """Who has the other seat, for people: snapshots, or a policy without any; None in games of one player."""
+        opponent = self.keeper.learners.first.holders.get("opponent")
+        return None if opponent is None else ", ".join(opponent.snapshots) or self.keeper.settings.opponent.policy
+
+    @property
+    def has_target(self) -> bool:
+        """Whether a target supplies bootstrap values: `train.target_q`."""
+        return self.keeper.settings.train.target_q
+
+    @property
+    def target_served(self) -> int:
+        """Updates made since a target was restored."""
+        return self.keeper.learners.target_served
+
+    @property
+    def target_held(self) -> bool:
+        """Whether a person has suspended refreshes."""
+        return any(learner.target.held for learner in self.keeper.learners)
+
+    @property
+    def newest_snapshot(self) -> str:
+        return self.keeper.store.newest.id
+
+    @property
+    def weights_sha256(self) -> str:
+        """The hash of the newest resume point's weights; empty before the first."""
+        point = self.keeper.resume_points.newest
+        return point.weights_sha256 if point else ""
+
+    @property
+    def complete(self) -> bool:
+        """See `Matches.complete`."""
+        return self.keeper.matches.complete(self.agent_steps, self.keeper.settings)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was asked to stop before it was complete."""
+        return self.stop.is_set() and not (self.complete or self.reached or self.ended_by)
+
+    @property
+    def reached(self) -> str:
+        """How the newest evaluation reached `train.until_score`, in words for people; empty if it did not."""
+        until = self.keeper.settings.train.until_score
+        return "" if until is None else self.keeper.matches.reached(until, self.keeper.settings)
+
+    def metrics(self) -> dict[str, Any]:
+        """Everything that is logged; rates and times are those since the last call."""
+        with self.keeper.stopwatch.phase("telemetry"):
+            telemetry = {**self.keeper.probe.telemetry(self.keeper.learners), **self._depth()}
+        for worker in (worker for worker, _ in self.workers if worker.is_training):
+            telemetry[f"workers/{worker.name}/agent_steps_per_second"] = worker.agent_steps_per_second
+            telemetry[f"workers/{worker.name}/staleness"] = worker.staleness
+        now = time.perf_counter()
+        elapsed = now - self._marked
+        (steps, updates, seconds, calls), so_far = self._mark, self._so_far()
+        metrics: dict[str, Any] = {
+            **self.counters.model_dump(),
+            "epsilon": self.epsilon,
+            "loss": self.loss,
+            "q_mean": self.q_mean,
+            "train_return": sum(self.returns) / len(self.returns) if self.returns else math.nan,
+            "target_snapshots": self.target,
+            "target_served_updates": self.target_served,
+            **({} if self.opponent is None else {"opponent": self.opponent}),
+            **telemetry,
+            "agent_steps_per_second": (so_far[0] - steps) / elapsed,
+            "updates_per_second": (so_far[1] - updates) / elapsed,
+            "seconds": elapsed,
+        }
+        for phase in PHASES:
+            spent = so_far[2][phase] - seconds[phase]
+            metrics[f"time_share/{phase}"] = spent / elapsed
+            metrics[f"milliseconds/{phase}"] = 1000 * spent / max(1, so_far[3][phase] - calls[phase])
+        self._marked, self._mark, self.latest = now, so_far, metrics
+        return metrics
+
+    def depth_of(self, snapshot: Commit) -> float | None:
+        """How many agent steps ahead its values can reach; see `twin_graph.records.depth`."""
+        self._depths.catch_up()
+        return self._depths.of(snapshot.id)
+
+    def _depth(self) -> dict[str, float]:
+        """The same of the values that are being learned."""
+        self._depths.catch_up()
+        learners = self.keeper.learners
+        depths = {learner.name: self._depths.of_targets(learner.name) for learner in learners}
+        names = {name: "depth" if name == learners.first.name else f"depth/{name}" for name in depths}
+        return {names[name]: depth for name, depth in depths.items() if depth is not None}
+
+    def _so_far(self) -> tuple[int, int, dict[str, float], dict[str, int]]:
+        stopwatch = self.keeper.stopwatch
+        return self.agent_steps, self.updates, dict(stopwatch.seconds), dict(stopwatch.calls)
+
+
+class RunningScores:
+    """Adds up the true scores of the episodes that E environments play."""
+
+    def __init__(self, environments: int) -> None:
+        self._scores = [0.0] * environments
+
+    def add(self, step: VectorStep) -> list[float]:
+        """The scores of the episodes that ended in this step."""
+        ended = []
+        for e, score in enumerate(step.score_t):
+            self._scores[e] += float(score)
+            if step.last_t[e]:
+                ended.append(self._scores[e])
+                self._scores[e] = 0.0
+        return ended

@@ -1,0 +1,145 @@
+"""What people request of a run while it trains, and what they requested of an earlier attempt after its last point."""
+
+from collections.abc import Sequence
+
+from twin_graph.agent.live_run import Keeper
+from twin_graph.base.text import counted
+from twin_graph.errors import TwinGraphError, UsageError
+from twin_graph.snapshots import control
+from twin_graph.snapshots.control import Answer, Request
+from twin_graph.snapshots.ledger import BY_REQUEST, UNDO, Commit, Fork, Point, Swap
+from twin_graph.snapshots.swaps import last_by_hand
+
+
+class Requests:
+    """Carries out what people request of a run between two vector steps: swaps and resume points.
+
+    What was carried out after the resume point is an input of the run: when the run resumes, it is repeated at its
+    recorded agent step. A fork does not repeat it: its future is its own. What was left out then is not made up for
+    later. What could not be done or repeated is added to the keeper's notices.
+    """
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._run = run = keeper.run
+        self._inbox = control.Inbox(run.control, keeper.notices)
+        self._at_rest = {request.id for request in control.pending(run.control)}
+        points = run.ledger.with_abandoned(Point)
+        events: list[tuple[Point | Swap, bool]] = [(point, holds) for point, holds in points if point.request]
+        events += run.ledger.with_abandoned(Swap, text=BY_REQUEST)
+        self._done = {(event.event, event.request) for event, holds in events if holds}
+        forked = max((fork.attempt for fork in run.ledger.events(Fork)), default=0)
+        again = {(event.event, event.request): event for event, _ in events if event.attempt > forked}
+        here = keeper.tally.agent_steps
+        waiting = [e for key, e in again.items() if key not in self._done and e.counters.agent_steps >= here]
+        # A point comes before the swap that asked for it.
+        self._again = sorted(waiting, key=lambda e: (e.counters.agent_steps, e.request or "", e.event))
+
+    def carry_out(self) -> str | None:
+        """Carries out what is due now.
+
+        Returns:
+          The request that waits for a resume point at this step, if one does: make it, then call this again.
+        """
+        while self._again and self._again[0].counters.agent_steps <= self._keeper.tally.agent_steps:
+            event = self._again[0]
+            assert event.request is not None
+            if not self._keeper.at_point and (isinstance(event, Point) or event.at_point or event.into == "online"):
+                return event.request
+            if isinstance(event, Swap):
+                self._repeat(event, event.request)
+            del self._again[0]
+            self._inbox.look_again()  # a crash may have left its request without an answer
+        for request in self._inbox.new():
+            if any(self._waits_for(request, event) for event in self._again):
+                continue
+            if waits := self._answer(request):
+                self._inbox.look_again()
+                return waits
+        return None
+
+    def _waits_for(self, request: Request, event: Point | Swap) -> bool:
+        """Whether something that is still to be repeated comes first.
+
+        The event is this very request; or the request is an undo that may refer to it; or, repeated later, it would
+        overwrite what was requested at rest.
+        """
+        if request.id == event.request:
+            return True
+        if request.kind == "point" or isinstance(event, Point):
+            return False
+        same = (request.learner, request.into) == (event.learner, event.into)
+        return request.kind == "undo" or (same and request.id in self._at_rest)
+
+    def _repeat(self, swap: Swap, request: str) -> None:
+        """Repeats a swap of an earlier attempt; adds a notice if its snapshot was not made again, or no longer fits."""
+        undo = swap.policy == UNDO
+        try:
+            snapshots = self._usable(swap.snapshots, swap.learner, swap.into)
+        except TwinGraphError as error:
+            what, after = "the undo of a swap" if undo else "a swap", counted(swap.counters.agent_steps, "agent step")
+            self._keeper.notices.append(f"{what} after {after} was not repeated: {error}")
+        else:
+            self._swap(snapshots, swap.learner, swap.into, hold=swap.hold, request=request, undo=undo)
+
+    def _answer(self, request: Request) -> str | None:
+        """Carries out a new request, or one that a crash left unanswered; returns as `carry_out` does."""
+        if request.kind == "point":
+            if not self._keeper.at_point and ("point", request.id) not in self._done:
+                return request.id
+            point = self._keeper.resume_points.newest
+            assert point is not None
+            message = f"resume point {point.number} is after {counted(point.counters.updates, 'update')}"
+            control.answer(self._run.control, request, Answer(done=True, message=message))
+        elif ("swap", request.id) not in self._done:
+            try:
+                snapshots, learner, into = self._wanted(request)
+            except TwinGraphError as error:
+                control.answer(self._run.control, request, Answer(done=False, message=str(error)))
+                self._keeper.notices.append(f"{request.words()} is refused: {error}")
+                return None
+            if into == "online" and not self._keeper.at_point:
+                return request.id
+            self._swap(snapshots, learner, into, hold=request.hold, request=request.id, undo=request.kind == "undo")
+        return None
+
+    def _wanted(self, request: Request) -> tuple[list[Commit], str, str]:
+        """What to restore, into whose twin, and into which."""
+        self._keeper.store.reload()
+        last = last_by_hand(self._run) if request.kind == "undo" else None
+        learner, into = (last.learner, last.into) if last else (request.learner, request.into)
+        wanted = last.previous if last else (request.snapshot,)
+        if not wanted and into in self._keeper.learners[learner].holders:  # it was a player without snapshots
+            chosen = self._keeper.choice(self._keeper.learners[learner], into)
+            wanted = tuple(snapshot.id for snapshot in chosen.snapshots)
+        return self._usable(wanted, learner, into), learner, into
+
+    def _usable(self, ids: Sequence[str], learner: str, into: str) -> list[Commit]:
+        """These snapshots. Raises `TwinGraphError` unless they can be restored into that twin."""
+        store = self._keeper.store
+        snapshots = [store.find(snapshot_id) for snapshot_id in ids]
+        holders = self._keeper.learners[learner].holders
+        if into != "online" and into not in holders:
+            raise UsageError(f"there is no {into}: opponent.policy is not set")
+        if into in holders and len(snapshots) > len(holders[into].twins):
+            raise UsageError(f"the {into} held {len(snapshots)} snapshots, more than this policy has twins for")
+        for snapshot in snapshots:
+            store.check_usable(snapshot.id)
+            store.check_fits(snapshot.id)
+        return snapshots
+
+    def _swap(self, snapshots: list[Commit], learner: str, into: str, *, hold: bool, request: str, undo: bool) -> None:
+        holder = self._keeper.learners[learner].holders.get(into)
+        was_held = holder is not None and holder.held
+        swap = self._keeper.swap(snapshots, learner=learner, into=into, hold=hold, request=request, undo=undo)
+        self._done.add(("swap", request))
+        names = ", ".join(swap.snapshots) or self._keeper.settings.opponent.policy
+        whose = "" if len(self._keeper.learners) == 1 else f"{learner}'s "
+        twin = into if into == "opponent" else f"{into} twin"
+        verb = "are" if len(swap.snapshots) > 1 else "is"
+        end = ", held" if hold else ", and the hold has ended" if was_held else ""
+        message = f"{names} {verb} in {whose or 'the '}{twin} from update {swap.first_update:,} on{end}"
+        answer = Answer(done=True, message=message, first_update=swap.first_update)
+        for waiting in control.pending(self._run.control):
+            if waiting.id == request:
+                control.answer(self._run.control, waiting, answer)

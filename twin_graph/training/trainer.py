@@ -1,0 +1,189 @@
+"""Trains a run to its end, from the start or from a resume point."""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from twin_graph import envs
+from twin_graph.agent import trackers
+from twin_graph.agent.agent import Agent
+from twin_graph.base.signals import on_signal
+from twin_graph.config.rules import check_that_it_learns
+from twin_graph.config.settings import Settings
+from twin_graph.envs import EnvSpec, VectorEnv
+from twin_graph.errors import DamagedError, ForeignError, NoWorkerError, TwinGraphError, UsageError, foreign_error
+from twin_graph.evaluation import games as evaluation
+from twin_graph.evaluation.games import Evaluation
+from twin_graph.snapshots.ledger import INTERRUPTED, REACHED
+from twin_graph.snapshots.points import PointState
+from twin_graph.snapshots.run import Run, check_no_pattern
+from twin_graph.training import requirements
+from twin_graph.training.evaluator import evaluate_newest
+from twin_graph.training.loop import InChunks, StepByStep, Stepper, loop
+from twin_graph.training.progress import Progress
+from twin_graph.training.requests import Requests
+from twin_graph.twin.twin import Twin
+
+#: Called with the score of each training episode that ended, or with each scheduled evaluation; False ends the run.
+OnEpisode = Callable[[float, Progress], object]
+OnEvaluation = Callable[[Evaluation, Progress], object]
+
+
+def check(settings: Settings, env: VectorEnv) -> None:
+    """Raises a one-line `UsageError` for problems that a run with these settings would meet only
+    later, or never notice."""
+    check_that_it_learns(settings)
+    check_rescaling(settings, env.spec)
+    evaluation.check(settings)
+    trackers.check(settings)
+
+
+def check_rescaling(settings: Settings, env: EnvSpec) -> None:
+    """Raises `UsageError` if workers would divide rewards by different numbers."""
+    if settings.workers.count and settings.train.rescale_r and env.reward_clip is None:
+        instead = "train.rescale_r=false" if settings.env.clip_rewards else "env.clip_rewards=true"
+        raise UsageError(f"each worker would divide by its own largest reward (train.rescale_r): use --set {instead}")
+
+
+@contextlib.contextmanager
+def checked_environments(
+    settings: Settings, folder: Path, *, elsewhere: bool = False
+) -> Iterator[tuple[VectorEnv, requirements.Needs]]:
+    """Yields the environments of a run, once it is clear that it can be trained here, and what it needs; closes them
+    afterwards.
+
+    Args:
+      settings: of the run.
+      folder: of the run; it need not exist yet.
+      elsewhere: see `resources.measure`.
+
+    Raises:
+      UsageError: the run cannot be trained as its settings say.
+      TwinGraphError: there is not enough memory or disk space.
+    """
+    check_no_pattern(folder, "rename the folder")
+    with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
+        needed = requirements.measure(settings, env, folder, elsewhere=elsewhere)
+        requirements.check(needed, begun=folder.exists())
+        check(settings, env)
+        yield env, needed
+
+
+def train(
+    run: Run,
+    env: VectorEnv,
+    point: PointState | None = None,
+    *,
+    on_episode: OnEpisode | None = None,
+    on_evaluation: OnEvaluation | None = None,
+) -> Generator[Progress, None, None]:
+    """Trains to `train.steps` or `train.until_score`, from the beginning or from a resume point.
+
+    Yields progress after each vector step, or chunk, and while an evaluation is played. SIGINT, SIGTERM and
+    `progress.stop` end the run where it would yield next. Whether it ends on request or because it is complete, a
+    snapshot and a resume point are committed. After an error, or if the caller stops iterating, the last ones committed
+    on schedule are the newest. If foreign code failed or a target cannot be restored, a resume point is committed
+    first. The ledger records how the run ended.
+
+    Args:
+      run: with the settings.
+      env: its environments.
+      point: where to continue; None for the beginning.
+      on_episode: called with the true score of each finished training episode, and the progress. Returning False ends
+        the run with a snapshot and a resume point, and is recorded as the reason; any other value, including None, is
+        ignored.
+      on_evaluation: the same, for each scheduled evaluation (with two learners, for each learner's);
+        `progress.evaluation[0]` is the snapshot's id.
+
+    Raises:
+      ForeignError: the environment, the target policy or a callback failed.
+      DamagedError: a snapshot cannot be restored.
+      DivergedError: a loss is NaN or infinite.
+      OSError: a record could not be written.
+      InUseError: another process has the run.
+    """
+    with (
+        stop_requests() as stop,
+        Agent(run, env.spec, environments=env.count, point=point) as agent,
+    ):
+        stepper = InChunks(agent, env) if run.settings.train.chunk_steps else StepByStep(agent, env)
+        progress = Progress(agent.keeper, stop)
+        yield from run_to_its_end(progress, stepper, on_episode, on_evaluation)
+
+
+class _Callbacks:
+    """Passes new scores and evaluations to the user's callbacks; see `train`."""
+
+    def __init__(self, progress: Progress, on_episode: OnEpisode | None, on_evaluation: OnEvaluation | None) -> None:
+        self._progress = progress
+        self._on_episode, self._on_evaluation = on_episode, on_evaluation
+        self._seen: tuple[object, object] = progress.ended, progress.evaluation
+
+    def tell(self) -> None:
+        """Raises `ForeignError` if one of them fails."""
+        (ended, evaluation), progress = self._seen, self._progress
+        self._seen = progress.ended, progress.evaluation
+        if self._on_episode and progress.ended is not ended:
+            for score in progress.ended:
+                self._call("on_episode", self._on_episode, score, f"a score of {score:g}")
+        if self._on_evaluation and progress.evaluation and progress.evaluation is not evaluation:
+            snapshot, newest = progress.evaluation
+            self._call("on_evaluation", self._on_evaluation, newest, f"{snapshot} had a mean of {newest.mean:.2f}")
+
+    def _call(self, name: str, function: Callable[[Any, Progress], object], what: object, words: str) -> None:
+        try:
+            answer = function(what, self._progress)
+        except Exception as error:
+            raise foreign_error(name, error) from error
+        if isinstance(answer, bool | np.bool_) and not answer:
+            self._progress.ended_by = self._progress.ended_by or f"{name} returned False after {words}"
+
+
+def run_to_its_end(
+    progress: Progress,
+    stepper: Stepper,
+    on_episode: OnEpisode | None = None,
+    on_evaluation: OnEvaluation | None = None,
+) -> Iterator[Progress]:
+    """Runs the loop with its evaluations, saves when it ends, and closes the stepper. See `train`."""
+    callbacks = _Callbacks(progress, on_episode, on_evaluation)
+    keeper, settings = progress.keeper, progress.keeper.settings
+    online = keeper.learners.first.online
+    with (
+        contextlib.closing(stepper),
+        # One for all evaluations: building it takes as long as playing CartPole.
+        Twin("evaluation", online.spec, threads=settings.twin.threads, learns=False, like=online)
+        if settings.evaluate.episodes
+        else contextlib.nullcontext() as twin,
+    ):
+        evaluate = functools.partial(evaluate_newest, progress, twin)
+        try:
+            for _ in loop(stepper, progress, Requests(keeper), evaluate):
+                callbacks.tell()
+                yield progress
+        except (ForeignError, UsageError, DamagedError, NoWorkerError) as error:
+            with contextlib.suppress(OSError, TwinGraphError):  # if this fails too, a resume uses the previous point
+                if not keeper.at_point:
+                    stepper.settle()
+                    keeper.commit_point(progress.returns)
+            raise type(error)(f"at agent step {progress.agent_steps:,}: {error}") from error
+        if progress.interrupted:
+            keeper.close("stopped", INTERRUPTED)
+        elif progress.reached:
+            keeper.close("finished", f"{REACHED} {progress.reached}")
+        elif progress.ended_by:
+            keeper.close("finished", progress.ended_by)
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[threading.Event]:
+    """Turns the first SIGINT or SIGTERM into a request; a second one, a moment later, interrupts at once."""
+    requested = threading.Event()
+
+    with on_signal(lambda number, frame: requested.set(), once=True):  # noqa: ARG005
+        yield requested

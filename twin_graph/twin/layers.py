@@ -1,0 +1,143 @@
+"""Plain layers of Q networks: `tf.nn` on resource variables, channels last. For GPUs and for exported graphs.
+
+A layer multiplies in the type of its input, float32 or bfloat16. Variables are float32 in both, and so is the
+last layer: bfloat16's eight bits cannot tell two close values apart. `cpu_layers` computes some of them faster.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from twin_graph.errors import UsageError
+from twin_graph.twin.tf import tf
+
+Tensor = Any
+Initializer = Any
+
+#: A layer's initializers of weights and biases, given fan_in and fan_out.
+Start = Callable[[int, int], tuple[Initializer, Initializer]]
+
+#: The graph collection with the hidden layers' outputs, each named `LAYER/activation`.
+ACTIVATIONS = "activations"
+
+
+def convolution_of_frames(name: str, frames: Tensor, channels: int, padding: str, start: Start, dtype: Any) -> Tensor:
+    """An 8x8 convolution with stride 4 of stacked frames; bytes are scaled to 0..1.
+
+    Args:
+      name: of the layer.
+      frames: `[B, stack, H, W]`.
+      channels: C, of the output.
+      padding: `VALID` or `SAME`.
+      start: of weights `[8, 8, stack, C]` and bias.
+      dtype: of the output.
+
+    Returns:
+      `[B, H', W', C]`.
+    """
+    return convolution(name, tf.transpose(scaled(frames, dtype), [0, 2, 3, 1]), 8, channels, 4, padding, start)
+
+
+def convolution(name: str, x: Tensor, kernel: int, channels: int, stride: int, padding: str, start: Start) -> Tensor:
+    """A square convolution with biases, `[B, H, W, C]` to `[B, H', W', channels]`."""
+    weights, bias = convolution_weights(name, x, kernel, channels, padding, start)
+    return tf.nn.bias_add(tf.nn.conv2d(x, weights, strides=stride, padding=padding), bias)
+
+
+def hidden(name: str, x: Tensor, units: int, start: Start) -> Tensor:
+    """A hidden fully connected layer, `[B, D]` to `[B, units]`."""
+    return dense(name, x, units, start)
+
+
+def in_parts(layers: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`layers(x)`, for all examples at once."""
+    return layers(x)
+
+
+def dense(name: str, x: Tensor, units: int, start: Start) -> Tensor:
+    """A fully connected layer, `[B, D]` to `[B, units]`."""
+    fan_in = int(x.shape[1])
+    weights, bias = weights_and_bias(name, [fan_in, units], start(fan_in, units))
+    return tf.nn.bias_add(tf.matmul(x, tf.cast(weights, x.dtype)), tf.cast(bias, x.dtype))
+
+
+def last_layer(name: str, x: Tensor, outputs: int, start: Start) -> Tensor:
+    """The last layer, in float32."""
+    return dense(name, tf.cast(x, tf.float32), outputs, start)
+
+
+def relu(name: str, x: Tensor) -> Tensor:
+    """The rectifier after the layer of this name; its output is kept in `ACTIVATIONS` for people to look at."""
+    activation = tf.nn.relu(x, name=f"{name}/activation")
+    tf.add_to_collection(ACTIVATIONS, activation)
+    return activation
+
+
+def dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
+    """Sets a share of the numbers to zero and scales up the rest; depends on the seed alone, unlike `tf.nn.dropout`."""
+    kept = tf.random.stateless_uniform(tf.shape(x), seed=seed) >= rate
+    return tf.where(seed[0] < 0, x, tf.where(kept, x / (1 - rate), tf.zeros_like(x)))
+
+
+def scaled(observation: Tensor, dtype: Any) -> Tensor:
+    """As numbers of this type: bytes are brightness and become 0 to 1, other numbers stay as they are."""
+    x = tf.cast(observation, dtype)
+    return x / 255 if observation.dtype == tf.uint8 else x
+
+
+def flatten(x: Tensor) -> Tensor:
+    return tf.reshape(x, [-1, x.shape[1:].num_elements()])
+
+
+def convolution_weights(
+    name: str, x: Tensor, kernel: int, channels: int, padding: str, start: Start
+) -> tuple[Tensor, Tensor]:
+    """Weights `[kernel, kernel, C, channels]` and bias of a convolution of `x`, in its type."""
+    height, width, depth = x.shape[1:].as_list()
+    check_size(name, kernel, height, width, padding)
+    weights, bias = weights_and_bias(
+        name, [kernel, kernel, depth, channels], start(kernel * kernel * depth, kernel * kernel * channels)
+    )
+    return tf.cast(weights, x.dtype), tf.cast(bias, x.dtype)
+
+
+def check_size(name: str, kernel: int, height: int, width: int, padding: str) -> None:
+    if padding == "VALID" and min(height, width) < kernel:
+        raise UsageError(
+            f"the image is too small for the network: {name} has a {kernel}x{kernel} kernel and gets {height}x{width}; "
+            "set model.padding=SAME where the network has it (nature, dopamine, minatar, board), or for Atari games "
+            "raise env.image_height and env.image_width"
+        )
+
+
+def weights_and_bias(
+    name: str, shape: Sequence[int], initializers: tuple[Initializer, Initializer]
+) -> tuple[Tensor, Tensor]:
+    with tf.variable_scope(name):
+        return (
+            tf.get_variable("weights", shape, initializer=initializers[0], use_resource=True),
+            tf.get_variable("bias", shape[-1:], initializer=initializers[1], use_resource=True),
+        )
+
+
+def he(fan_in: int, _: int) -> tuple[Initializer, Initializer]:
+    """Uniform in +-sqrt(6/fan_in), for layers before a rectifier (He et al. 2015); biases at zero."""
+    return _uniform((6 / fan_in) ** 0.5), tf.zeros_initializer()
+
+
+def torch_weights(fan_in: int, _: int) -> tuple[Initializer, Initializer]:
+    """Torch's weights, uniform in +-1/sqrt(fan_in); biases at zero."""
+    return _uniform(fan_in**-0.5), tf.zeros_initializer()
+
+
+def torch_default(fan_in: int, _: int) -> tuple[Initializer, Initializer]:
+    """Torch's weights and biases, uniform in +-1/sqrt(fan_in)."""
+    return _uniform(fan_in**-0.5), _uniform(fan_in**-0.5)
+
+
+def glorot(fan_in: int, fan_out: int) -> tuple[Initializer, Initializer]:
+    """Uniform in +-sqrt(6/(fan_in + fan_out)) (Glorot and Bengio 2010); biases at zero."""
+    return _uniform((6 / (fan_in + fan_out)) ** 0.5), tf.zeros_initializer()
+
+
+def _uniform(limit: float) -> Initializer:
+    return tf.random_uniform_initializer(-limit, limit)

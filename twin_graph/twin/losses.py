@@ -1,0 +1,166 @@
+"""TD errors, losses and their gradients, as tensors. B examples, A actions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from twin_graph.config import lookup
+from twin_graph.config.settings import TrainSettings
+from twin_graph.errors import ForeignError, foreign_error
+from twin_graph.twin.tf import tf
+
+Tensor = Any
+
+
+def q_learning_target(
+    r_t: Tensor, discount_t: Tensor, q_target_t: Tensor, q_selector_t: Tensor | None = None
+) -> Tensor:
+    """`y = r_t + discount_t * q_target_t[argmax_a q_selector_t[a]]`, cut off from the gradient.
+
+    Args:
+      r_t: rewards (n-step returns), float32 `[B]`.
+      discount_t: discounts of the bootstrap value, float32 `[B]`; 0 after a terminal step.
+      q_target_t: Q values at `s_t` by whoever supplies bootstrap values, float32 `[B, A]`.
+      q_selector_t: Q values that choose the action, float32 `[B, A]`: the online twin's for double Q-learning (van
+        Hasselt et al. 2016). By default those of `q_target_t`, whose maximum it then is (Watkins 1989; Mnih et al.
+        2015, algorithm 1).
+
+    Returns:
+      float32 `[B]`.
+    """
+    if q_selector_t is None:
+        bootstrap = tf.reduce_max(q_target_t, axis=1)
+    else:
+        bootstrap = tf.gather(q_target_t, tf.argmax(q_selector_t, axis=1), batch_dims=1)
+    return tf.stop_gradient(r_t + discount_t * bootstrap)
+
+
+def huber(td_error: Tensor, n_actions: int) -> Tensor:  # noqa: ARG001 - losses share one signature
+    """Half the square up to 1, linear beyond: the gradient is the TD error clipped to +-1 (Mnih et al. 2015)."""
+    size = tf.abs(td_error)
+    inside = tf.minimum(size, 1.0)
+    return 0.5 * tf.square(inside) + (size - inside)
+
+
+def mse(td_error: Tensor, n_actions: int) -> Tensor:  # noqa: ARG001
+    """The squared TD error of the action taken."""
+    return tf.square(td_error)
+
+
+def mse_all(td_error: Tensor, n_actions: int) -> Tensor:
+    """The squared difference averaged over all actions; actions not taken have their own values as targets.
+
+    What classic code computes by `reduce_mean(squared_difference(targets, q))` or Keras' `fit(..., loss="mse")`
+    on a copy of the predictions in which one entry was replaced: the untaken actions add nothing to the sum and
+    A - 1 to its divisor, so the loss and its gradient are `mse` divided by the number of actions.
+    """
+    return tf.square(td_error) / n_actions
+
+
+def dqn3_gradients(
+    q_tm1: Tensor, a_tm1: Tensor, td_error: Tensor, weight: Tensor, variables: list[Tensor], train: TrainSettings
+) -> list[Tensor]:
+    """What DQN 3.0 passes to its optimizer, negated: the TD errors, propagated back from the output layer.
+
+    Its author's Lua code has no loss. `getQUpdate` clips the TD errors, puts each at its action among zeros, and
+    `network:backward` takes that for the gradient of the output. There it is summed over the minibatch, where other
+    losses are averaged: with a batch of B these gradients are B times those of `huber`, if `train.clip_delta` is 1.
+
+    Args:
+      q_tm1: Q values at `s_tm1`, float32 `[B, A]`.
+      a_tm1: actions taken, int32 `[B]`.
+      td_error: target minus Q of the action taken, float32 `[B]`.
+      weight: of each example, float32 `[B]`.
+      variables: differentiate with respect to these.
+      train: TD errors are clipped to plus and minus `train.clip_delta`; None for no clipping.
+
+    Returns:
+      One gradient per variable, to be descended.
+    """
+    if train.clip_delta is not None:
+        td_error = tf.clip_by_value(td_error, -train.clip_delta, train.clip_delta)
+    targets = tf.one_hot(a_tm1, int(q_tm1.shape[1])) * (weight * td_error)[:, None]
+    gradients: list[Tensor] = tf.gradients(q_tm1, variables, grad_ys=-tf.stop_gradient(targets))
+    return gradients
+
+
+class Loss(NamedTuple):
+    """What is minimized.
+
+    Attributes:
+      of_examples: TD errors, float32 `[B]`, and A, to the loss of each example, float32 `[B]`. Their weighted mean over
+        the minibatch is what is shown, and minimized unless there are `gradients`.
+      gradients: in place of TensorFlow's own; takes what `dqn3_gradients` takes.
+    """
+
+    of_examples: Callable[[Tensor, int], Tensor]
+    gradients: Callable[[Tensor, Tensor, Tensor, Tensor, list[Tensor], TrainSettings], list[Tensor]] | None = None
+
+
+LOSSES = {
+    "huber": Loss(huber),
+    "mse": Loss(mse),
+    "mse_all": Loss(mse_all),
+    "dqn3": Loss(huber, dqn3_gradients),
+}
+
+
+def find_loss(name: str) -> Loss:
+    """The loss of this name, or your own as `module:function`: a function like `huber`.
+
+    Raises:
+      UsageError: there is none.
+      ForeignError: when it is used and fails.
+    """
+    found = lookup.find("loss", name, LOSSES)
+    if isinstance(found, Loss):
+        return found
+
+    def of_examples(td_error: Tensor, n_actions: int) -> Tensor:
+        try:
+            loss = tf.convert_to_tensor(found(td_error, n_actions))
+        except Exception as error:
+            raise foreign_error(f"loss={name}", error) from error
+        if not loss.shape.is_compatible_with(td_error.shape):
+            raise ForeignError(
+                f"loss={name} must return each example's loss, of shape {td_error.shape}, not {loss.shape}"
+            )
+        return loss
+
+    return Loss(of_examples)
+
+
+def td_learning(
+    name: str,
+    train: TrainSettings,
+    fed: Mapping[str, Tensor],
+    q_tm1: Tensor,
+    q_own_t: Tensor | None,
+    variables: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """From Q values to gradients.
+
+    Args:
+      name: of the loss.
+      train: settings.
+      fed: `a_tm1`, `r_t`, `discount_t`, `weight`, and `q_target_t` if there is a target; see `Model`.
+      q_tm1: Q values at `s_tm1`, float32 `[B, A]`.
+      q_own_t: by the same twin at `s_t`, float32 `[B, A]`; None if nothing needs them.
+      variables: differentiate with respect to these.
+
+    Returns:
+      TD errors, float32 `[B]`; the loss, a scalar; a gradient for each variable.
+    """
+    loss_function = find_loss(name)
+    n_actions = int(q_tm1.shape[1])
+    q_bootstrap_t = fed["q_target_t"] if train.target_q else q_own_t
+    if train.minto:
+        q_bootstrap_t = tf.minimum(q_bootstrap_t, q_own_t)
+    y = q_learning_target(fed["r_t"], fed["discount_t"], q_bootstrap_t, q_own_t if train.double else None)
+    taken = tf.one_hot(fed["a_tm1"], n_actions)
+    td_error = tf.subtract(y, tf.reduce_sum(q_tm1 * taken, axis=1), name="td_error")
+    loss = tf.reduce_mean(fed["weight"] * loss_function.of_examples(td_error, n_actions), name="loss")
+    if loss_function.gradients:
+        gradients = loss_function.gradients(q_tm1, fed["a_tm1"], td_error, fed["weight"], list(variables), train)
+    else:
+        gradients = tf.gradients(loss / train.accumulate, variables)
+    return td_error, loss, gradients

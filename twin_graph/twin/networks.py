@@ -1,0 +1,304 @@
+"""Q networks, as in their papers.
+
+Each takes observations `[B, *observation_shape]`, the number of actions A, and a `Build`; it returns Q values, float32
+`[B, A]`. A network of your own, named as `module:function`, does the same. Its variables come from `tf.get_variable`,
+or from the functions of `twin_graph.layers`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from twin_graph.config import lookup
+from twin_graph.config.settings import ModelSettings
+from twin_graph.envs import EnvSpec
+from twin_graph.envs.legal import ILLEGAL
+from twin_graph.errors import ForeignError, UsageError, foreign_error
+from twin_graph.twin.layers import (
+    Start,
+    Tensor,
+    dense,
+    dropout,
+    flatten,
+    glorot,
+    he,
+    last_layer,
+    relu,
+    scaled,
+    torch_default,
+    torch_weights,
+)
+from twin_graph.twin.tf import tf
+
+
+class Layers(Protocol):
+    """What `layers`, `cpu_layers` and `xla_layers` all provide."""
+
+    def convolution_of_frames(
+        self, name: str, frames: Tensor, channels: int, padding: str, start: Start, dtype: Any
+    ) -> Tensor: ...
+
+    def convolution(
+        self, name: str, x: Tensor, kernel: int, channels: int, stride: int, padding: str, start: Start
+    ) -> Tensor: ...
+
+    def hidden(self, name: str, x: Tensor, units: int, start: Start) -> Tensor: ...
+
+    def in_parts(self, layers: Callable[[Tensor], Tensor], x: Tensor) -> Tensor: ...
+
+
+class Build(NamedTuple):
+    """How a network is built.
+
+    Attributes:
+      model: its settings.
+      dtype: in which its layers multiply, float32 or bfloat16.
+      layers: the module whose layers to use: `layers` (plain), `cpu_layers` or `xla_layers`.
+      dropout_seed: int32 `[2]`, seed of the dropout masks; no dropout if its first number is negative.
+    """
+
+    model: ModelSettings
+    dtype: Any
+    layers: Layers
+    dropout_seed: Tensor
+
+
+def nature(observation: Tensor, n_actions: int, build: Build) -> Tensor:
+    """The network of Mnih et al. 2015: three convolutions, 512 units.
+
+    Layers before a ReLU are initialized uniformly in +-sqrt(6/fan_in) (He et al. 2015), the output layer in
+    +-1/sqrt(fan_in), biases to zero. DQN 3.0, Stable-Baselines3 and CleanRL start every layer from Torch's
+    +-1/sqrt(fan_in). Four such layers leave a spread of 0.0002 between the Q values of different Pong screens, so at
+    first all gradients agree: with Adam at 2e-4 the first convolution was dead after 10,000 updates (no unit above zero
+    on any screen), and nothing was learnt.
+
+    Args:
+      observation: uint8 `[B, stack, H, W]`, frames first, as Gymnasium stacks them (4x84x84 in the paper), or images
+        with channels last, `[B, H, W, C]`, or grey ones, `[B, H, W]`.
+      n_actions: A.
+      build: `model.padding` applies to every convolution; for `model.dueling` see `_read_out`.
+    """
+    return _read_out("fc1", _convolutions(observation, he, build), 512, n_actions, (he, torch_weights), build)
+
+
+def dopamine(observation: Tensor, n_actions: int, build: Build) -> Tensor:
+    """The network of Dopamine's Rainbow and DrQ(eps): `nature`, but the streams of `model.dueling` share its 512 units.
+
+    Dopamine's padding is SAME (`model.padding=SAME`). Weights start uniform in +-sqrt(6/(fan_in + fan_out)) (Glorot and
+    Bengio 2010).
+    """
+    x = _convolutions(observation, glorot, build)
+    x = relu("fc1", build.layers.hidden("fc1", x, 512, glorot))
+    if not build.model.dueling:
+        return last_layer("q", x, n_actions, glorot)
+    return _dueling(last_layer("value", x, 1, glorot), last_layer("advantage", x, n_actions, glorot))
+
+
+def pooled80(observation: Tensor, n_actions: int, build: Build) -> Tensor:
+    """One convolution of 32 filters and a 2x2 maximum: 3200 numbers, from which Q is read out without a hidden layer.
+
+    Takes uint8 `[B, stack, 80, 80]`, frames first. Layers start as those of `nature`.
+    """
+    x = relu("conv1", _first_convolution(observation, "SAME", he, build))
+    return last_layer("q", flatten(tf.nn.max_pool2d(x, 2, 2, "SAME")), n_actions, torch_weights)
+
+
+def minatar(observation: Tensor, n_actions: int, build: Build) -> Tensor:
+    """The network of Young and Tian 2019: 16 3x3 filters, 128 units; started as Torch does.
+
+    Takes uint8 `[B, 10, 10, C]`, or other images with channels last.
+    """
+    x = scaled(observation, build.dtype)
+    x = relu("conv1", build.layers.convolution("conv1", x, 3, 16, 1, build.model.padding, torch_default))
+    return _read_out("fc1", flatten(x), 128, n_actions, (torch_default, torch_default), build)
+
+
+def board(observation: Tensor, n_actions: int, build: Build) -> Tensor:
+    """For boards where four in a row matter: 64 4x4 filters, 128 units; initialized like `mlp`.
+
+    Takes `[B, H, W, C]`, channels last.
+    """
+    x = scaled(observation, build.dtype)
+    x = relu("conv1", build.layers.convolution("conv1", x, 4, 64, 1, build.model.padding, torch_default))
+    return _read_out("fc1", flatten(x), 128, n_actions, (torch_default, torch_default), build)
+
+
+def mlp(observation: Tensor, n_actions: int, build: Build) -> Tensor:
+    """Fully connected layers of `model.hidden_units` with rectifiers, for vectors: float32 `[B, D]` to Q `[B, A]`.
+
+    Everything starts uniform in +-1/sqrt(fan_in), as in Torch. With zero biases, every unit would switch at the origin,
+    near which the few inputs of a task like CartPole stay.
+    """
+    x = flatten(scaled(observation, build.dtype))
+    *shared, last = build.model.hidden_units
+    for i, units in enumerate(shared, start=1):
+        x = relu(f"fc{i}", dense(f"fc{i}", x, units, torch_default))
+    return _read_out(f"fc{len(shared) + 1}", x, last, n_actions, (torch_default, torch_default), build)
+
+
+def blob(observation: Tensor, n_actions: int, build: Build) -> Tensor:
+    """The network of the Blob tutorial: two blocks of 256 3x3 filters, pooling and dropout, 64 units, Q values.
+
+    The 64 units have no activation, so that they and the read-out are one linear map of rank 64. Weights start as
+    Keras' do, uniform in +-sqrt(6/(fan_in + fan_out)) (Glorot and Bengio 2010).
+
+    Takes uint8 `[B, 10, 10, 3]`.
+    """
+    x = scaled(observation, build.dtype)
+    for block in (1, 2):
+        x = relu(f"conv{block}", build.layers.convolution(f"conv{block}", x, 3, 256, 1, "VALID", glorot))
+        x = tf.nn.max_pool2d(x, 2, 2, "VALID")
+        x = dropout(x, 0.2, tf.stack([build.dropout_seed[0], 2 * build.dropout_seed[1] + block]))
+    x = dense("fc1", flatten(x), 64, glorot)
+    return last_layer("q", x, n_actions, glorot)
+
+
+def _convolutions(observation: Tensor, start: Start, build: Build) -> Tensor:
+    """The three convolutions of Mnih et al. 2015, to `[B, D]`."""
+    layers, padding = build.layers, build.model.padding
+
+    def convolutions(image: Tensor) -> Tensor:
+        x = relu("conv1", _first_convolution(image, padding, start, build))
+        x = relu("conv2", layers.convolution("conv2", x, 4, 64, 2, padding, start))
+        x = relu("conv3", layers.convolution("conv3", x, 3, 64, 1, padding, start))
+        return flatten(x)
+
+    return layers.in_parts(convolutions, observation)
+
+
+def _first_convolution(image: Tensor, padding: str, start: Start, build: Build) -> Tensor:
+    """32 filters, 8x8 with stride 4, of frames `[B, stack, H, W]` or images `[B, H, W, C]`, `[B, H, W]`."""
+    if image.shape.rank == 3:
+        image = image[..., None]
+    if looks_channels_last(image.shape[1:].as_list()):
+        return build.layers.convolution("conv1", scaled(image, build.dtype), 8, 32, 4, padding, start)
+    return build.layers.convolution_of_frames("conv1", image, 32, padding, start, build.dtype)
+
+
+def looks_channels_last(shape: Sequence[int]) -> bool:
+    """Whether an image `[H, W, C]` or `[C, H, W]` is the former: it has no more channels than rows."""
+    return len(shape) == 3 and shape[2] <= shape[0]
+
+
+def channels_axis(name: str, env: EnvSpec) -> int | None:
+    """Which axis of observations `[H, W, C]` or `[stack, H, W]` has the channels; None if that is unknown.
+
+    The named network decides; for `mlp` and networks of your own, the shape does.
+    """
+    network, shape = NETWORKS.get(name), env.observation_shape
+    if network and network.function is not mlp:
+        return 2 if network.channels_last or looks_channels_last(shape) else 0
+    if env.stack > 1:
+        return 0
+    return 2 if looks_channels_last(shape) and shape[2] in (1, 3, 4) else None  # grey, RGB, or RGB and alpha
+
+
+def _read_out(name: str, x: Tensor, units: int, n_actions: int, starts: tuple[Start, Start], build: Build) -> Tensor:
+    """The last hidden layer and the Q values.
+
+    With `model.dueling` there are two of that layer, one for the value of the state and one for the advantages of
+    actions.
+    """
+    before_rectifier, before_nothing = starts
+
+    def stream(prefix: str, read_out: str, outputs: int) -> Tensor:
+        x_hidden = relu(prefix + name, build.layers.hidden(prefix + name, x, units, before_rectifier))
+        return last_layer(read_out, x_hidden, outputs, before_nothing)
+
+    if not build.model.dueling:
+        return stream("", "q", n_actions)
+    advantage = stream("advantage_", "advantage", n_actions)
+    return _dueling(stream("value_", "value", 1), advantage)
+
+
+def _dueling(value: Tensor, advantage: Tensor) -> Tensor:
+    """Q = V + A - mean(A), of `[B, 1]` and `[B, A]` (Wang et al. 2016, equation 9)."""
+    return value + advantage - tf.reduce_mean(advantage, axis=1, keepdims=True)
+
+
+class Network(NamedTuple):
+    """A network; the observations that it takes, in words and as a check; whether their channels are always last."""
+
+    function: Callable[[Tensor, int, Build], Tensor]
+    takes: str
+    fits: Callable[[EnvSpec], bool]
+    channels_last: bool = False
+
+
+def _is_image(env: EnvSpec) -> bool:
+    return len(env.network_shape) == 3 or (len(env.network_shape) == 2 and env.observation_dtype == "uint8")
+
+
+def _is_single_image(env: EnvSpec) -> bool:
+    return len(env.network_shape) == 3 and env.stack == 1
+
+
+def _is_large_enough_for_blob(env: EnvSpec) -> bool:
+    return _is_single_image(env) and min(env.network_shape[:2]) >= 10
+
+
+_SMALLEST_SIDE = 36  # pixels: below this, the three convolutions of `nature` leave nothing
+
+NETWORKS = {
+    "nature": Network(nature, "images [stack, H, W] or [H, W, channels]", _is_image),
+    "dopamine": Network(dopamine, "images [stack, H, W] or [H, W, channels]", _is_image),
+    "pooled80": Network(pooled80, "images [stack, 80, 80]", lambda env: env.network_shape[1:] == (80, 80)),
+    "minatar": Network(minatar, "images [H, W, channels]", _is_single_image, channels_last=True),
+    "board": Network(board, "boards [H, W, channels]", _is_single_image, channels_last=True),
+    "blob": Network(blob, "images [H, W, channels] of 10x10 or more", _is_large_enough_for_blob, channels_last=True),
+    "mlp": Network(mlp, "numbers", lambda env: True),  # noqa: ARG005
+}
+
+
+def _advised(env: EnvSpec) -> str:
+    """The name of a network that takes these observations."""
+    shape = env.network_shape
+    sides = shape[:2] if looks_channels_last(shape) else shape[-2:]
+    if _is_image(env) and min(sides) >= _SMALLEST_SIDE:
+        return "nature"
+    return "minatar" if _is_single_image(env) else "mlp"
+
+
+def check(name: str, env_id: str, env: EnvSpec) -> None:
+    """Raises `UsageError` if there is no network of this name, or it does not take this environment's observations."""
+    network = lookup.find("network", name, NETWORKS)
+    if not isinstance(network, Network) or network.fits(env):
+        return
+    shape = env.network_shape
+    other = f"network={_advised(env)}"
+    if network.function is pooled80 and env.stack > 1:
+        other = "env.image_height=80 --set env.image_width=80"
+    raise UsageError(
+        f"network={name} needs {network.takes} and {env_id} gives observations of shape {list(shape)}; "
+        f"use --set {other}"
+    )
+
+
+def q_network(name: str, observation: Tensor, env: EnvSpec, build: Build) -> Tensor:
+    """Q values, float32 `[B, A]`, by the network of this name; those of illegal actions are `ILLEGAL`.
+
+    Raises:
+      ForeignError: a user's own network fails.
+    """
+    if not env.masked:
+        return _of_seen(name, observation, env.n_actions, build)
+    seen, legal = observation[:, : -env.n_actions], observation[:, -env.n_actions :]
+    q = _of_seen(name, tf.reshape(seen, [-1, *env.seen_shape]), env.n_actions, build)
+    return tf.where(tf.not_equal(legal, tf.zeros([], legal.dtype)), q, tf.fill(tf.shape(q), ILLEGAL))
+
+
+def _of_seen(name: str, observation: Tensor, n_actions: int, build: Build) -> Tensor:
+    network = lookup.find("network", name, NETWORKS)
+    if isinstance(network, Network):
+        return network.function(observation, n_actions, build)
+    try:
+        q = tf.convert_to_tensor(network(observation, n_actions, build))
+    except Exception as error:
+        raise foreign_error(f"network={name}", error) from error
+    if not q.shape.is_compatible_with([None, n_actions]):
+        raise ForeignError(f"network={name} must return Q values of shape (None, {n_actions}), not {q.shape}")
+    if q.dtype != tf.float32:
+        raise ForeignError(
+            f"network={name} must return float32, not {q.dtype.name}, which cannot tell nearly equal actions apart: "
+            "end it with last_layer"
+        )
+    return q
