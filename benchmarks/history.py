@@ -65,7 +65,7 @@ def trainer(folder: Path, changes: dict[str, Any]) -> Iterator[Any]:
 
 def grow(folder: Path, count: int) -> None:
     """Makes a run with so many snapshots, of which the newest `KEPT` have weights."""
-    from twin_graph.agent.learner import Why
+    from twin_graph.agent.role import Why
     from twin_graph.snapshots.files import write_new
     from twin_graph.snapshots.store import SnapshotStore
 
@@ -95,7 +95,14 @@ def grow(folder: Path, count: int) -> None:
             )
             newest, previous = (learner.newest.id,), (store.snapshots[-2].id,)
             why = Why("latest", "every update: the newest", newest)
-            learner._record("target", newest, previous, keeper.tally.counters, why)
+            why.record(
+                keeper.run,
+                keeper.tally.counters,
+                into="target",
+                learner=learner.name,
+                snapshots=newest,
+                previous=previous,
+            )
             if number % EVALUATED_EVERY == 0:
                 returns = [float(number % 7)] * 10
                 result = {"returns": returns, "mean": returns[0], "episodes": 10, "interval_95": [0, 9], "protocol": {}}
@@ -137,7 +144,7 @@ def resumed(folder: Path) -> dict[str, float]:
 
         found["commit"] = _milliseconds(commit)
         for policy in POLICIES:
-            keeper._policies = {"target": parse(policy)}
+            keeper.learners.first.target.policy = parse(policy)
             found[f"refresh by {policy}"] = _milliseconds(lambda: keeper.refresh("benchmark"))
             assert next(keeper.run.ledger.newest_first(Swap)).policy == policy
         found["resume point"] = _milliseconds(keeper.commit_point, rounds=5)

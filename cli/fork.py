@@ -93,7 +93,7 @@ def fork(
         say(sentence)
     for learner in point.learners:
         of, on = (f" of {learner.name}", f" on {learner.name}") if len(point.learners) > 1 else ("", "")
-        for role in (role for role, holder in learner.holders.items() if holder.held):
+        for role in (role for role, holder in learner.roles.items() if holder.held):
             end = control.swap_command(made.folder, "latest", into=role, learner=learner.name)
             say(f"the {role}{of} is held by hand: {role}.policy has no effect{on} until the hold ends, as by {end}")
     more = ("--steps", "N") if counters.agent_steps >= settings.train.steps else ()

@@ -11,9 +11,9 @@ from attempts import attempt, end
 
 from twin_graph import envs, training
 from twin_graph.agent.agent import Agent
+from twin_graph.agent.ensemble import Ensemble
 from twin_graph.agent.learners import Learners, Trained
 from twin_graph.agent.prefetched import Prepared
-from twin_graph.agent.restored import Holder
 from twin_graph.base.streams import Purpose, environment_seeds, stream
 from twin_graph.config.settings import Settings
 from twin_graph.errors import DivergedError
@@ -113,8 +113,8 @@ def test_a_training_follows_the_schedule_as_written_down(
         resume__every_steps=1_000,
         evaluate__episodes=0,
     )
-    monkeypatch.setattr("twin_graph.agent.restored.TARGET_BATCH", settings.train.batch_size)
-    monkeypatch.setattr("twin_graph.agent.restored._FEW_NUMBERS", 0)
+    monkeypatch.setattr("twin_graph.agent.ensemble.TARGET_BATCH", settings.train.batch_size)
+    monkeypatch.setattr("twin_graph.agent.ensemble._FEW_NUMBERS", 0)
     run = train(settings)
     weights, refreshes = reference(settings)
     assert run.store().newest.weights_sha256 == weights
@@ -185,7 +185,7 @@ def test_targets_that_were_prepared_are_those_of_the_target_of_their_update(
         return train_prepared(learners, prepared)
 
     monkeypatch.setattr(Learners, "train", look)
-    monkeypatch.setattr("twin_graph.agent.restored.TARGET_BATCH", 10_000)
+    monkeypatch.setattr("twin_graph.agent.ensemble.TARGET_BATCH", 10_000)
     train(cartpole(train__chunk_steps=32, target__refresh_every_updates=10))
     assert len(stale) > 20
     assert not any(stale)
@@ -193,13 +193,13 @@ def test_targets_that_were_prepared_are_those_of_the_target_of_their_update(
 
 def test_acting_with_the_target_asks_the_target(cartpole: Make, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    q_values = Holder.q_values
+    q_values = Ensemble.q_values
 
-    def count(target: Holder, observations: np.ndarray) -> np.ndarray:
+    def count(target: Ensemble, observations: np.ndarray) -> np.ndarray:
         asked.append(len(observations))
         return q_values(target, observations)
 
-    monkeypatch.setattr(Holder, "q_values", count)
+    monkeypatch.setattr(Ensemble, "q_values", count)
     act = {"act__epsilon_start": 0.0, "act__epsilon_end": 0.0}
     train(cartpole(act__with="target", **act))
     assert asked.count(8) == 1_200 // 8

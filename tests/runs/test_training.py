@@ -19,9 +19,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from twin_graph import envs
 from twin_graph.agent.agent import Agent
-from twin_graph.agent.learner import Learner
+from twin_graph.agent.ensemble import Ensemble
 from twin_graph.agent.live_run import Keeper
-from twin_graph.agent.restored import Holder
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.settings import EnvSettings, Settings
 from twin_graph.envs import EnvSpec
@@ -44,13 +43,18 @@ Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]
 
 
-def restore_in_memory(keeper: Keeper, learner: Learner, role: str, reason: str) -> None:
+def refresh_in_memory(keeper: Keeper, reason: str) -> None:
     """What a refresh does, without the disk: copies the online twin's variables into the target twin's."""
-    [twin] = learner.target.twins
-    twin.load(learner.online.weights())
+    target, [twin] = keeper.learners.first.target, keeper.learners.first.target.twins
+    twin.load(keeper.learners.first.online.weights())
     twin.snapshot_id = keeper.store.newest.id
-    learner.target._active = [twin]
-    learner.target.since = keeper.tally.counters
+    target.active = [twin]
+    target.since = keeper.tally.counters
+
+
+def refresh_in_memory_if_due(keeper: Keeper) -> None:
+    if keeper.settings.refresh_schedule_of("target").due(keeper.learners.first.target.since, keeper.tally):
+        refresh_in_memory(keeper, "due")
 
 
 @pytest.mark.parametrize("combine", ["min", "mean"])
@@ -58,7 +62,7 @@ def test_an_ensemble_combines_the_values_of_its_members(cartpole: Make, trained:
     run = trained(cartpole(evaluate__episodes=0))
     store, observations = run.store(), np.random.default_rng(1).normal(size=(20, 4)).astype(np.float32)
     make = functools.partial(Twin, spec=ModelSpec.of(run.settings, EnvSpec((4,), 2)), threads=1)
-    with contextlib.closing(Holder("target", make, members=3, combine=combine)) as holder, make("one") as one:
+    with contextlib.closing(Ensemble("target", make, members=3, combine=combine)) as holder, make("one") as one:
         holder.restore(store.available[-3:], store)
         each = []
         for snapshot in store.available[-3:]:
@@ -77,7 +81,7 @@ def test_an_average_is_one_network_of_mean_weights(cartpole: Make, train: Train)
     spec = ModelSpec.of(settings, envs.make(settings.env, count=1).spec)
     make = functools.partial(Twin, spec=spec, threads=1)
     with (
-        contextlib.closing(Holder("target", make, members=3, combine="weights")) as holder,
+        contextlib.closing(Ensemble("target", make, members=3, combine="weights")) as holder,
         make("one") as one,
     ):
         holder.restore([store.find(snapshot) for snapshot in swap.snapshots], store)
@@ -101,7 +105,7 @@ def test_one_twin_of_a_run_learns_and_all_others_are_networks_alone(tictactoe: M
         Agent(create(tmp_path / "run", settings), env.spec) as agent,
     ):
         learner = agent.learners.first
-        others = [twin for holder in learner.holders.values() for twin in [*holder.twins, holder._average] if twin]
+        others = [twin for holder in learner.roles.values() for twin in [*holder.twins, holder._average] if twin]
         assert [twin.model.train_op is not None for twin in [learner.online, *others]] == [True] + [False] * 5
 
 
@@ -112,7 +116,8 @@ def test_refreshing_through_the_disk_trains_exactly_as_a_copy_in_memory_would(
     # Squared: the Huber loss clips the large errors of the beginning, and with them the target's influence.
     settings = request.getfixturevalue(preset)(loss="mse")
     through_disk = trained(settings)
-    monkeypatch.setattr(Keeper, "_refresh", restore_in_memory)
+    monkeypatch.setattr(Keeper, "refresh", refresh_in_memory)
+    monkeypatch.setattr(Keeper, "refresh_if_due", refresh_in_memory_if_due)
     in_memory = train(settings)
     hashes = [[m.weights_sha256 for m in run.store().snapshots] for run in (through_disk, in_memory)]
     assert hashes[0] == hashes[1]
@@ -234,7 +239,7 @@ def test_a_target_that_could_not_be_restored_stays_what_it_was(cartpole: Make, t
     first, second, third = store.available[-3:]
     spec = ModelSpec.of(run.settings, EnvSpec((4,), 2))
     make = functools.partial(Twin, spec=spec, threads=1)
-    with contextlib.closing(Holder("target", make, members=2, combine="mean")) as target:
+    with contextlib.closing(Ensemble("target", make, members=2, combine="mean")) as target:
         target.restore([first, second], store)
         assert target.snapshots == (first.id, second.id)
         for path in store.folder.glob(f"{third.id}/model.*"):

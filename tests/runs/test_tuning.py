@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from twin_graph_cli.main import cli
 
 from twin_graph import envs
-from twin_graph.agent import restored
+from twin_graph.agent import ensemble
 from twin_graph.base import machine as cpu
 from twin_graph.config.settings import Settings
 from twin_graph.envs import EnvSpec
@@ -89,7 +89,7 @@ def test_targets_are_measured_in_the_blocks_of_the_training(
 
     monkeypatch.setattr(Twin, "q_values", seen)
     monkeypatch.setattr(tuning, "_ROUND_SECONDS", 0.05)
-    monkeypatch.setattr(restored, "_FEW_NUMBERS", 0)  # as if CartPole's observations were images
+    monkeypatch.setattr(ensemble, "_FEW_NUMBERS", 0)  # as if CartPole's observations were images
     chosen = cartpole(train__batch_size=32, twin__threads=0, twin__precision="fp32", **settings)
     machine(monkeypatch, "avx2")
     tuning.measure(chosen, spec_of(chosen))

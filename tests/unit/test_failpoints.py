@@ -33,7 +33,7 @@ from twin_graph.snapshots import run as runs
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.files import append_line, write_new
 from twin_graph.snapshots.ledger import Commit, Counters, utc_now
-from twin_graph.snapshots.points import HolderState, LearnerState, PointState
+from twin_graph.snapshots.points import LearnerState, PointState, RoleState
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import RECORDS, Run, create
 from twin_graph.snapshots.store import Variable
@@ -141,7 +141,7 @@ class Training:
                 LearnerState(
                     name="online",
                     updates=0,
-                    target=HolderState(snapshots=(newest.id,), since=newest.counters, policy="latest", held=False),
+                    target=RoleState(snapshots=(newest.id,), since=newest.counters, policy="latest", held=False),
                 ),
             ),
             saved=newest.counters,

@@ -24,7 +24,7 @@ from twin_graph.records import report
 from twin_graph.snapshots import control, files
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.ledger import BY_HAND, IMPORT, Commit, Counters, Health, Pin, Prune, Swap
-from twin_graph.snapshots.points import HolderState, LearnerState, PointState
+from twin_graph.snapshots.points import LearnerState, PointState, RoleState
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import SnapshotStore, Variable
 from twin_graph.targets.policies import check_present, parse
@@ -74,7 +74,7 @@ def commit_point(run: Run, updates: int, target: Sequence[Commit]) -> PointState
             LearnerState(
                 name="online",
                 updates=updates,
-                target=HolderState(
+                target=RoleState(
                     snapshots=tuple(s.id for s in target), since=counters(updates), policy="latest", held=False
                 ),
             ),

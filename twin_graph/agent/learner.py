@@ -7,17 +7,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from twin_graph import targets
 from twin_graph.agent.prefetched import Prepared, feeds
-from twin_graph.agent.restored import Holder
+from twin_graph.agent.role import Role, Why
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.turns import Turns
 from twin_graph.envs.seats import Turn, at_random, by_values
 from twin_graph.errors import DivergedError, TwinMismatchError
-from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, Health, Swap, utc_now
+from twin_graph.snapshots.ledger import Commit, Counters, Health, Swap
 from twin_graph.snapshots.points import LearnerState
 from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import SnapshotStore
-from twin_graph.targets.policies import Choice, Policy, own_weights
+from twin_graph.targets.policies import own_weights
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.twin import Twin, weights_sha256
 
@@ -30,18 +31,6 @@ class Losses(NamedTuple):
     td_error: np.ndarray
 
 
-class Why(NamedTuple):
-    """Who chose snapshots, and why; see `twin_graph.snapshots.ledger.Swap`."""
-
-    policy: str
-    reason: str
-    candidates: tuple[str, ...]
-    draw: float | None = None
-    hold: bool = False
-    request: str | None = None
-    at_point: bool = False
-
-
 class Learner:
     """Owns its twins; closed by `close()`.
 
@@ -51,17 +40,14 @@ class Learner:
       run: in whose folder snapshots are committed and swaps recorded.
       store: the run's snapshots.
       spec: of the twins.
-      policies: by role, `target` and in games of two players `opponent`.
       stopwatch: measures phases.
-      seed: of the initial weights.
       like: a twin with which these must be able to exchange snapshots.
 
     Attributes:
       online: the twin that trains.
       target: supplies bootstrap values.
-      holders: by role, as `policies`.
+      roles: by name, the target, and in games of two players the opponent.
       lineage: where its snapshots go.
-      source: the lineage from which its target comes.
       updates: its own.
       newest: its last snapshot; None before the first.
     """
@@ -73,22 +59,18 @@ class Learner:
         run: Run,
         store: SnapshotStore,
         spec: ModelSpec,
-        policies: Mapping[str, Policy],
         stopwatch: Stopwatch,
         *,
-        seed: int,
         like: Twin | None = None,
     ) -> None:
         settings = run.settings
-        self.name = name
-        self.lineage, self.source, self._whose = turns.lineage(name), turns.source(name), turns.whose(name)
+        self.name, self.lineage, self._whose = name, turns.lineage(name), turns.whose(name)
         self.updates = 0
         self.newest: Commit | None = None
         self._run = run
         self._store = store
         self._stopwatch = stopwatch
         self._settings, self._settings_sha256 = settings, settings.sha256()
-        self._opponent_is_self = "opponent" in policies and policies["opponent"].function is own_weights
         make = functools.partial(
             Twin,
             spec=spec,
@@ -96,25 +78,23 @@ class Learner:
             at_once=settings.ops_at_once,
             precision=settings.twin.precision,
         )
+        # Far from the seeds that other runs are likely to have. (TensorFlow takes seeds modulo 2**31 - 1.)
+        seed = settings.seed + turns.learners.index(name) * 2**30
         self.online = make(name, seed=seed, block=settings.block_updates, like=like)
-        self.holders: dict[str, Holder] = {}
+        self.roles: dict[str, Role] = {}
+        held = functools.partial(make, learns=False, like=self.online)
         try:
-            for role, policy in policies.items():
-                self.holders[role] = Holder(
-                    role,
-                    functools.partial(make, learns=False, like=self.online),
-                    members=max(1, policy.members),  # a person can swap a snapshot in even where the policy uses none
-                    combine=policy.combine,
-                )
+            for role, policy in targets.roles(settings).items():
+                self.roles[role] = Role(role, name, turns.source(name), policy, run, store, held)
         except BaseException:
             self.close()
             raise
-        self.target = self.holders["target"]
+        self.target = self.roles["target"]
 
     def close(self) -> None:
         """Ends the sessions."""
-        for holder in self.holders.values():
-            holder.close()
+        for role in self.roles.values():
+            role.close()
         self.online.close()
 
     def train(self, updates: Sequence[int], prepared: Prepared) -> Losses:
@@ -206,52 +186,17 @@ class Learner:
         advice = "Try a smaller train.learning_rate" if self.updates else "Look at rewards, observations and the loss"
         return DivergedError(f"{what}; {newest}. {advice}")
 
-    def refresh(self, role: str, choice: Choice, counters: Counters, *, policy: str, reason: str) -> None:
-        """Restores what a policy chose into the holder of a role, and records it."""
-        candidates = tuple(snapshot.id for snapshot in choice.candidates)
-        why = Why(policy, f"{reason}: {choice.reason}", candidates, choice.draw)
-        self._restore(role, choice.snapshots, counters, why)
-
-    def swap(self, into: str, snapshots: Sequence[Commit], counters: Counters, why: Why) -> Swap:
-        """Restores what a person chose, and records it; see `Keeper.swap`."""
-        if into in self.holders:
-            swap = self._restore(into, snapshots, counters, why)
-            self.holders[into].held = why.hold
-            return swap
+    def swap_online(self, snapshot: Commit, counters: Counters, why: Why) -> Swap:
+        """Restores what a person chose into the online twin, forgets the optimizer's moments, and records it."""
         assert self.newest is not None
-        [snapshot] = snapshots
         self.online.restore_snapshot(snapshot, self._store)
         self.online.reset_optimizer()
-        return self._record("online", (snapshot.id,), (self.newest.id,), counters, why)
-
-    def _restore(self, role: str, snapshots: Sequence[Commit], counters: Counters, why: Why) -> Swap:
-        with self._stopwatch.phase("refresh"):
-            holder = self.holders[role]
-            previous = holder.snapshots
-            holder.restore(snapshots, self._store)
-            holder.since, holder.policy = counters, why.policy
-            return self._record(role, holder.snapshots, previous, counters, why)
-
-    def _record(
-        self, into: str, snapshots: tuple[str, ...], previous: tuple[str, ...], counters: Counters, why: Why
-    ) -> Swap:
-        swap = Swap(
-            attempt=self._run.attempt,
-            time=utc_now(),
-            into=into,
-            learner=self.name,
-            snapshots=snapshots,
-            first_update=counters.updates + 1,
-            counters=counters,
-            previous=previous,
-            **why._asdict(),
-        )
-        self._run.ledger.append(swap)
-        return swap
+        which = {"into": "online", "learner": self.name}
+        return why.record(self._run, counters, **which, snapshots=(snapshot.id,), previous=(self.newest.id,))
 
     def check(self, when: str) -> None:
         """With `twin.check`: raises `TwinMismatchError` if a target twin holds other weights than its snapshot."""
-        if self._settings.twin.check and (wrong := self.target.check(self._store)):
+        if self._settings.twin.check and (wrong := self.target.changed()):
             raise TwinMismatchError(f"the target twin of {wrong} holds other weights, {when}")
 
     def acting_q_values(self, observations: np.ndarray, *, frozen: bool) -> np.ndarray:
@@ -262,10 +207,10 @@ class Learner:
 
     def opponent_actions(self, turn: Turn, *, frozen: bool) -> np.ndarray:
         """The opponent's actions, int64 `[B]`: by the snapshots it holds, the online twin's weights, or at random."""
-        opponent, spec, epsilon = self.holders["opponent"], self.online.spec.env, self._settings.opponent.epsilon
+        opponent, spec, epsilon = self.roles["opponent"], self.online.spec.env, self._settings.opponent.epsilon
         if opponent.snapshots:
             return by_values(spec, opponent.q_values, epsilon)(turn)
-        if self._opponent_is_self:
+        if opponent.policy.function is own_weights:
             own = functools.partial(self.online.q_values, frozen=frozen)
             return by_values(spec, own, epsilon)(turn)
         return at_random(spec)(turn)
@@ -273,32 +218,26 @@ class Learner:
     @property
     def state(self) -> LearnerState:
         """What a resume point stores of it, apart from the variables."""
-        holders = {role: holder.state for role, holder in self.holders.items()}
-        return LearnerState.model_validate({"name": self.name, "updates": self.updates, **holders})
+        roles = {name: role.state for name, role in self.roles.items()}
+        return LearnerState.model_validate({"name": self.name, "updates": self.updates, **roles})
 
-    def restore(self, state: LearnerState, variables: Path, policies: Mapping[str, Policy]) -> list[tuple[str, str]]:
+    def restore(self, state: LearnerState, variables: Path) -> list[tuple[Role, str]]:
         """Returns to a resume point.
 
         Args:
           state: of this learner.
           variables: prefix of a Saver's files with all variables.
-          policies: of the present settings, by roles.
 
         Returns:
-          The roles that the caller has to refresh because another policy chose their snapshots, and that policy.
+          What the caller has to refresh because another policy chose its snapshots, and that policy.
         """
         self.updates = state.updates
         self.online.restore(variables, optimizer=True)
         mine = [snapshot for snapshot in self._store.snapshots if snapshot.learner == self.name]
         self.newest = mine[-1] if mine else None
-        chosen_otherwise = []
-        for role, holder in self.holders.items():
-            then, valid = state.holders.get(role), (policies[role].text, BY_HAND, UNDO)
-            # A player without snapshots, to which a person went back, is none of a policy that needs some.
-            fewest = min(1, policies[role].members)
-            if then and then.policy in valid and fewest <= len(then.snapshots) <= len(holder.twins):
-                holder.restore([self._store.find(i) for i in then.snapshots], self._store)
-                holder.since, holder.policy, holder.held = then.since, then.policy, then.held
-            else:
-                chosen_otherwise.append((role, then.policy if then else "none"))
-        return chosen_otherwise
+        then = {name: state.roles.get(name) for name in self.roles}
+        return [
+            (role, held.policy if (held := then[name]) else "none")
+            for name, role in self.roles.items()
+            if not role.take_up(then[name])
+        ]

@@ -9,6 +9,7 @@ import numpy as np
 from twin_graph.agent.counters import Tally
 from twin_graph.agent.learner import Learner
 from twin_graph.agent.prefetched import Prepared
+from twin_graph.agent.role import Role
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.turns import Turns
 from twin_graph.errors import UsageError
@@ -59,6 +60,11 @@ class Learners:
     def first(self) -> Learner:
         """The only one, or `a`."""
         return next(iter(self))
+
+    @property
+    def roles(self) -> Iterator[Role]:
+        """Each one's target, and the opponent in games of two players."""
+        return (role for learner in self for role in learner.roles.values())
 
     @property
     def target_snapshots(self) -> list[tuple[str, ...]]:

@@ -13,14 +13,14 @@ from twin_graph.agent import trackers
 from twin_graph.agent.actor import Actor
 from twin_graph.agent.counters import Tally
 from twin_graph.agent.held_out import Probe
-from twin_graph.agent.learner import Learner, Why
+from twin_graph.agent.learner import Learner
 from twin_graph.agent.learners import Learners
 from twin_graph.agent.resume_points import ResumePoints
+from twin_graph.agent.role import Why
 from twin_graph.agent.tensorboard import EventFile
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.turns import Turns
-from twin_graph.errors import DamagedError, UsageError
-from twin_graph.snapshots.control import swap_command
+from twin_graph.errors import UsageError
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, End, Swap, utc_now
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
@@ -62,7 +62,6 @@ class Keeper:
     def __init__(self, run: Run, spec: ModelSpec, tally: Tally, actor: Actor | None, point: PointState | None) -> None:
         self.run, self.settings, self.tally = run, run.settings, tally
         self.stopwatch = Stopwatch()
-        self._policies = targets.roles(run.settings)
         self._saved = tally.counters
         self.notices: list[str] = []
         self._end: End | None = None
@@ -100,15 +99,10 @@ class Keeper:
 
     def _build_learners(self, spec: ModelSpec, building: contextlib.ExitStack) -> Learners:
         turns, built = Turns(self.settings), list[Learner]()
-        for i, name in enumerate(turns.learners):
-            # Far from the seeds that other runs are likely to have. (TensorFlow takes seeds modulo 2**31 - 1.)
-            seed = self.settings.seed + i * 2**30
+        for name in turns.learners:
             like = built[0].online if built else None
-            learner = Learner(
-                name, turns, self.run, self.store, spec, self._policies, self.stopwatch, seed=seed, like=like
-            )
-            building.callback(learner.close)
-            built.append(learner)
+            built.append(Learner(name, turns, self.run, self.store, spec, self.stopwatch, like=like))
+            building.callback(built[-1].close)
         return Learners(built, turns, self.tally, self.stopwatch)
 
     def __enter__(self) -> Self:
@@ -162,42 +156,21 @@ class Keeper:
 
     def refresh_if_due(self) -> None:
         """Refreshes each target and opponent whose schedule says so, unless it is held."""
-        for learner in self.learners:
-            for role, holder in learner.holders.items():
-                schedule = self.settings.refresh_schedule_of(role)
-                if not holder.held and schedule.due(holder.since, self.tally):
-                    self._refresh(learner, role, str(schedule))
+        for role in self.learners.roles:
+            with self.stopwatch.phase("refresh"):
+                role.refresh_if_due(self.tally, self.matches.played)
 
     def refresh(self, reason: str) -> None:
-        """Refreshes each learner's target, and the opponent if there is one, with what the policies choose, and records
-        it."""
-        for learner in self.learners:
-            for role in learner.holders:
-                self._refresh(learner, role, reason)
-
-    def choice(self, learner: Learner, role: str) -> targets.Choice:
-        """What the policy of a role would choose now."""
-        random = targets.choice_stream(self.settings.seed, role, learner.name, self.tally.updates)
-        return self._policies[role].choose(self._history(learner.source), random)
-
-    def _refresh(self, learner: Learner, role: str, reason: str, *, instead: str = "") -> None:
-        choice, policy = self.choice(learner, role), self._policies[role].text
-        try:
-            learner.refresh(role, choice, self.tally.counters, policy=policy, reason=reason)
-        except DamagedError as error:
-            swap = swap_command(self.run.folder, "--hold", into=role, learner=learner.name)
-            instead = instead or f"hold another: `{swap} REF`; then resume"
-            raise DamagedError(f"{error}. Restore its files, or {instead}") from error
+        """Refreshes each target, and the opponent if there is one, with what the policies choose."""
+        for role in self.learners.roles:
+            with self.stopwatch.phase("refresh"):
+                role.refresh(self.tally.counters, self.matches.played, reason)
 
     def rivals(self, learner: Learner) -> dict[str, Commit]:
         """By role, what the newest has to beat at the next scheduled evaluation, where a policy wants that."""
-        history = self._history(learner.lineage)
-        rivals = {role: policy.rival(history) for role, policy in self._policies.items()}
-        return {role: self.store.find(rival) for role, rival in rivals.items() if rival}
-
-    def _history(self, lineage: str) -> targets.History:
-        """What a target policy may look at now."""
-        return targets.History.of(self.store, lineage, self.tally.updates, self.matches.played)
+        history = targets.History.of(self.store, learner.lineage, self.tally.updates, self.matches.played)
+        rivals = {name: role.policy.rival(history) for name, role in learner.roles.items()}
+        return {name: self.store.find(rival) for name, rival in rivals.items() if rival}
 
     def swap(
         self, snapshots: Sequence[Commit], *, learner: str, into: str, hold: bool, request: str, undo: bool = False
@@ -222,7 +195,11 @@ class Keeper:
         policy, reason = (UNDO, "undone by hand") if undo else (BY_HAND, "by hand")
         chosen = tuple(snapshot.id for snapshot in snapshots)
         why = Why(policy, reason, chosen, hold=hold, request=request, at_point=self.at_point)
-        return self.learners[learner].swap(into, snapshots, self.tally.counters, why)
+        with self.stopwatch.phase("refresh"):
+            if into == "online":
+                [snapshot] = snapshots
+                return self.learners[learner].swap_online(snapshot, self.tally.counters, why)
+            return self.learners[learner].roles[into].swap(snapshots, self.tally.counters, why)
 
     def log(self, values: Mapping[str, Any], counters: Counters | None = None) -> None:
         """Writes values, with counters, to `metrics.jsonl`, and those that are numbers to TensorBoard and `log.to`.
@@ -255,10 +232,11 @@ class Keeper:
         """Makes a resume point, and removes weights that are no longer needed; see `ResumePoints.commit`."""
         with self.stopwatch.phase("resume point"):
             point, oldest = self.resume_points.commit(self._saved, returns, request)
+        policies = {name: role.policy for name, role in self.learners.first.roles.items()}
         # If readers hold the lock, the next point removes them.
         with self.stopwatch.phase("prune"), contextlib.suppress(BlockingIOError):
             self.store.remove_weights(
-                lambda: retention.removable(self.run, self.store, oldest, self._policies, self.settings.save),
+                lambda: retention.removable(self.run, self.store, oldest, policies, self.settings.save),
                 attempt=self.run.attempt,
             )
         return point
@@ -267,9 +245,10 @@ class Keeper:
         self._saved = point.saved
         self.store.reload()
         targets.check_present(self.settings, self.store, point.counters.updates)
-        for learner, role, policy in self.resume_points.restore(point, self._policies):
+        for role, policy in self.resume_points.restore(point):
             # Before training begins, nobody can hold another.
-            instead = f"resume with another {role}.policy"
-            if self._policies[role].text != "latest":
-                instead = f"resume with --set {role}.policy=latest"
-            self._refresh(learner, role, f"the policy was {policy}", instead=instead)
+            instead = f"resume with another {role.name}.policy"
+            if role.policy.text != "latest":
+                instead = f"resume with --set {role.name}.policy=latest"
+            with self.stopwatch.phase("refresh"):
+                role.refresh(self.tally.counters, self.matches.played, f"the policy was {policy}", instead=instead)

@@ -4,20 +4,19 @@
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from twin_graph.agent.actor import Actor
 from twin_graph.agent.counters import Tally
 from twin_graph.agent.held_out import Probe
-from twin_graph.agent.learner import Learner
 from twin_graph.agent.learners import Learners
 from twin_graph.agent.replay_log import ReplayLog
+from twin_graph.agent.role import Role
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.ledger import Counters, Point, utc_now
 from twin_graph.snapshots.points import PROBE, PointState
 from twin_graph.snapshots.run import Run
-from twin_graph.targets.policies import Policy
 from twin_graph.twin.twin import weights_sha256
 
 
@@ -118,15 +117,11 @@ class ResumePoints:
             if number != newest.number and (state := self._points.readable(number)):
                 yield state
 
-    def restore(self, point: PointState, policies: Mapping[str, Policy]) -> list[tuple[Learner, str, str]]:
+    def restore(self, point: PointState) -> list[tuple[Role, str]]:
         """Restores a resume point; the ledger has already recorded it.
 
-        Args:
-          point: which.
-          policies: of the present settings, by roles.
-
         Returns:
-          What the caller must refresh because another policy chose it: learner, role, and that policy.
+          What the caller must refresh because another policy chose its snapshots, and that policy.
         """
         arrays = self._points.arrays(point)
         self._tally.restore(point)
@@ -136,8 +131,5 @@ class ResumePoints:
             self._actor.sampler.restore(arrays)
         self.newest = point
         folder = self._points.path(point.number)
-        return [
-            (learner, role, policy)
-            for learner, state in zip(self._learners, point.learners, strict=True)
-            for role, policy in learner.restore(state, folder / learner.name, policies)
-        ]
+        restored = zip(self._learners, point.learners, strict=True)
+        return [left for learner, state in restored for left in learner.restore(state, folder / learner.name)]

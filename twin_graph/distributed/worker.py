@@ -13,8 +13,8 @@ import numpy as np
 from twin_graph import envs
 from twin_graph.agent.actor import Actor
 from twin_graph.agent.counters import Tally
+from twin_graph.agent.ensemble import Ensemble
 from twin_graph.agent.prefetched import feeds
-from twin_graph.agent.restored import Holder
 from twin_graph.base.streams import Purpose, environment_seeds
 from twin_graph.config.settings import Settings
 from twin_graph.distributed.cluster import Cluster
@@ -62,7 +62,7 @@ class Worker:
         self._tally = Tally(env.spec.frames_per_step)
         self._actor = Actor(settings, self._tally, env.spec, env.count)
         policy = policies.parse(settings.target.policy)
-        self._target = Holder(
+        self._target = Ensemble(
             "target",
             functools.partial(Twin, spec=copy.twin.spec, threads=settings.twin.threads, learns=False),
             members=policy.members,

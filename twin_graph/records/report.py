@@ -243,7 +243,7 @@ def restored(run: Run, point: PointState) -> Iterator[str]:
         yield "absent: replay, nothing was collected yet"
     for learner in point.learners:
         whose = "" if len(point.learners) == 1 else f"{learner.name}'s "
-        for role, holder in learner.holders.items():
+        for role, holder in learner.roles.items():
             held = ", held by hand" if holder.held else ""
             yield f"restored: {whose}{role} {_names(holder.snapshots)}(policy {holder.policy}{held})"
     yield "reset: environments, as at every resume point"

@@ -59,7 +59,7 @@ class Segment(Record):
     stop: int = Field(ge=0)
 
 
-class HolderState(Record):
+class RoleState(Record):
     """What a target, or an opponent, held.
 
     Attributes:
@@ -81,17 +81,17 @@ class LearnerState(Record):
     Attributes:
       name: of the learner, and of the files with its variables.
       updates: its own.
-      target, opponent: see `HolderState`; there is an opponent in games of two players.
+      target, opponent: see `RoleState`; there is an opponent in games of two players.
     """
 
     name: str
     updates: int = Field(ge=0)
-    target: HolderState
-    opponent: HolderState | None = None
+    target: RoleState
+    opponent: RoleState | None = None
 
     @property
-    def holders(self) -> dict[str, HolderState]:
-        """By their roles."""
+    def roles(self) -> dict[str, RoleState]:
+        """By name."""
         return {"target": self.target} | ({"opponent": self.opponent} if self.opponent else {})
 
 
@@ -131,13 +131,13 @@ class PointState(Record):
     @property
     def snapshots(self) -> tuple[str, ...]:
         """Those in targets and opponents."""
-        return tuple(i for learner in self.learners for holder in learner.holders.values() for i in holder.snapshots)
+        return tuple(i for learner in self.learners for role in learner.roles.values() for i in role.snapshots)
 
     @property
     def held(self) -> list[str]:
         """The roles whose refreshes were suspended, for any learner."""
-        holders = [item for learner in self.learners for item in learner.holders.items()]
-        return list(dict.fromkeys(role for role, holder in holders if holder.held))
+        roles = [item for learner in self.learners for item in learner.roles.items()]
+        return list(dict.fromkeys(name for name, role in roles if role.held))
 
     @classmethod
     def read(cls, folder: Path) -> Self:

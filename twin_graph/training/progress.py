@@ -95,7 +95,7 @@ class Progress:
     @property
     def opponent(self) -> str | None:
         """Who has the other seat, for people: snapshots, or a policy without any; None in games of one player."""
-        opponent = self.keeper.learners.first.holders.get("opponent")
+        opponent = self.keeper.learners.first.roles.get("opponent")
         return None if opponent is None else ", ".join(opponent.snapshots) or self.keeper.settings.opponent.policy
 
     @property

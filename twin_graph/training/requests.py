@@ -109,8 +109,9 @@ class Requests:
         last = last_by_hand(self._run) if request.kind == "undo" else None
         learner, into = (last.learner, last.into) if last else (request.learner, request.into)
         wanted = last.previous if last else (request.snapshot,)
-        if not wanted and into in self._keeper.learners[learner].holders:  # it was a player without snapshots
-            chosen = self._keeper.choice(self._keeper.learners[learner], into)
+        role = self._keeper.learners[learner].roles.get(into)
+        if not wanted and role:  # it was a player without snapshots
+            chosen = role.choose(self._keeper.tally.updates, self._keeper.matches.played)
             wanted = tuple(snapshot.id for snapshot in chosen.snapshots)
         return self._usable(wanted, learner, into), learner, into
 
@@ -118,10 +119,10 @@ class Requests:
         """These snapshots. Raises `TwinGraphError` unless they can be restored into that twin."""
         store = self._keeper.store
         snapshots = [store.find(snapshot_id) for snapshot_id in ids]
-        holders = self._keeper.learners[learner].holders
-        if into != "online" and into not in holders:
+        role = self._keeper.learners[learner].roles.get(into)
+        if into != "online" and not role:
             raise UsageError(f"there is no {into}: opponent.policy is not set")
-        if into in holders and len(snapshots) > len(holders[into].twins):
+        if role and len(snapshots) > len(role.twins):
             raise UsageError(f"the {into} held {len(snapshots)} snapshots, more than this policy has twins for")
         for snapshot in snapshots:
             store.check_usable(snapshot.id)
@@ -129,8 +130,8 @@ class Requests:
         return snapshots
 
     def _swap(self, snapshots: list[Commit], learner: str, into: str, *, hold: bool, request: str, undo: bool) -> None:
-        holder = self._keeper.learners[learner].holders.get(into)
-        was_held = holder is not None and holder.held
+        role = self._keeper.learners[learner].roles.get(into)
+        was_held = role is not None and role.held
         swap = self._keeper.swap(snapshots, learner=learner, into=into, hold=hold, request=request, undo=undo)
         self._done.add(("swap", request))
         names = ", ".join(swap.snapshots) or self._keeper.settings.opponent.policy

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from twin_graph import config
-from twin_graph.agent.restored import blocks
+from twin_graph.agent.ensemble import blocks
 from twin_graph.base import machine
 from twin_graph.base.text import counted
 from twin_graph.config.settings import Settings

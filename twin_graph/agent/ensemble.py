@@ -1,12 +1,11 @@
-"""A holder of snapshots: a target, which supplies bootstrap values, or an opponent, which takes the other seat."""
+"""Snapshots that are held together, each by a twin, and their combined Q values."""
 
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from twin_graph.errors import DamagedError
-from twin_graph.snapshots.ledger import Commit, Counters
-from twin_graph.snapshots.points import HolderState
+from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.twin.twin import Twin
 
@@ -23,32 +22,27 @@ def blocks(observations: np.ndarray) -> Iterator[np.ndarray]:
     return (observations[i : i + rows] for i in range(0, len(observations), rows))
 
 
-class Holder:
-    """Owns the twins of a target or an opponent, and records which snapshot each holds; closed by `close()`.
+class Ensemble:
+    """Twins that hold snapshots, often a single one; closed by `close()`.
 
     Args:
-      role: `target` or `opponent`.
+      name: of what it serves, `target` or `opponent`.
       make: makes a twin of the given name.
       members: how many twins there are.
       combine: how they are combined: the `min` or `mean` of their Q values per action, or `weights`: one network with
         their mean weights.
 
     Attributes:
-      twins: in no particular order; `snapshots` has the policy's order.
-      since: counters when the present snapshots were restored.
-      policy: the one that chose the present snapshots.
-      held: whether scheduled refreshes are suspended.
+      twins: in no particular order.
+      active: those that hold a snapshot, in the policy's order.
     """
 
-    def __init__(self, role: str, make: Callable[[str], Twin], *, members: int, combine: str) -> None:
-        names = [role] if members == 1 else [f"{role} {i}" for i in range(members)]
+    def __init__(self, name: str, make: Callable[[str], Twin], *, members: int, combine: str) -> None:
+        names = [name] if members == 1 else [f"{name} {i}" for i in range(members)]
         self.twins = [make(name) for name in names]
-        self.since = Counters.zero()
-        self.policy = ""
-        self.held = False
         self._combine = np.min if combine == "min" else np.mean
-        self._average = make(f"average {role}") if combine == "weights" else None
-        self._active: list[Twin] = []
+        self._average = make(f"average {name}") if combine == "weights" else None
+        self.active: list[Twin] = []
 
     def close(self) -> None:
         """Ends the sessions."""
@@ -58,7 +52,7 @@ class Holder:
     @property
     def snapshots(self) -> tuple[str, ...]:
         """The ids of what the twins hold."""
-        return tuple(twin.snapshot_id for twin in self._active)
+        return tuple(twin.snapshot_id for twin in self.active)
 
     def restore(self, snapshots: Sequence[Commit], store: SnapshotStore) -> None:
         """Loads these snapshots, one per twin; a member that stays is not loaded again.
@@ -80,15 +74,15 @@ class Holder:
                 twin.load(weights)
                 twin.snapshot_id = snapshot_id
             raise
-        self._active = [holding[snapshot.id] for snapshot in snapshots]
+        self.active = [holding[snapshot.id] for snapshot in snapshots]
         if self._average:
             self._average.load(self.weights())
 
     def q_values(self, observations: np.ndarray) -> np.ndarray:
         """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`."""
-        if self._average or len(self._active) == 1:
-            return (self._average or self._active[0]).q_values(observations)
-        combined: np.ndarray = self._combine([twin.q_values(observations) for twin in self._active], axis=0)
+        if self._average or len(self.active) == 1:
+            return (self._average or self.active[0]).q_values(observations)
+        combined: np.ndarray = self._combine([twin.q_values(observations) for twin in self.active], axis=0)
         return combined
 
     def in_blocks(self, observations: np.ndarray) -> np.ndarray:
@@ -97,15 +91,5 @@ class Holder:
 
     def weights(self) -> dict[str, np.ndarray]:
         """The members' mean weights by name."""
-        every = [twin.weights() for twin in self._active]
+        every = [twin.weights() for twin in self.active]
         return every[0] if len(every) == 1 else {name: np.mean([w[name] for w in every], axis=0) for name in every[0]}
-
-    def check(self, store: SnapshotStore) -> str:
-        """The id of the first snapshot whose twin holds other weights than the snapshot's; empty if there is none."""
-        twins = zip(self.snapshots, self._active, strict=True)
-        return next((i for i, twin in twins if twin.weights_sha256() != store.find(i).weights_sha256), "")
-
-    @property
-    def state(self) -> HolderState:
-        """What a resume point stores about it."""
-        return HolderState(snapshots=self.snapshots, since=self.since, policy=self.policy, held=self.held)
