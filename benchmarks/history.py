@@ -93,20 +93,12 @@ def grow(folder: Path, count: int) -> None:
                 variables=learner.online.variables,
                 health=keeper.probe.health(learner),
             )
-            newest, previous = (learner.newest.id,), (store.snapshots[-2].id,)
+            newest, previous, at = (learner.newest.id,), (store.snapshots[-2].id,), keeper.tally.counters
             why = Why("latest", "every update: the newest", newest)
-            why.record(
-                keeper.run,
-                keeper.tally.counters,
-                into="target",
-                learner=learner.name,
-                snapshots=newest,
-                previous=previous,
-            )
+            why.record(keeper.run, at, into="target", learner="online", snapshots=newest, previous=previous)
             if number % EVALUATED_EVERY == 0:
                 returns = [float(number % 7)] * 10
                 result = {"returns": returns, "mean": returns[0], "episodes": 10, "interval_95": [0, 9], "protocol": {}}
-                at = keeper.tally.counters
                 keeper.matches.record(learner.newest, result, challenger=learner.newest, played_at=at)
             if number > KEPT and number % 10 == 0:
                 doomed = [s.id for s in store.snapshots[number - KEPT - 10 : number - KEPT]]

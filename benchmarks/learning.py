@@ -114,10 +114,8 @@ def train_twin_graph(where: Path, seed: int, steps: int) -> None:
     else:
         spec = ModelSpec.of(settings, env.spec)
         run = create(where, tuning.fix(settings, spec)[0], env.protocol)
-    evaluation = None
     for progress in training.train(run, env, point):
-        if progress.evaluation is not evaluation:
-            evaluation = progress.evaluation
+        if progress.happened.evaluations:
             newest = points_of_twin_graph(where)[-1]
             show(SIDES[0], newest)
             if newest.mean >= SCORE:

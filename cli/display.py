@@ -40,7 +40,6 @@ class TrainingDisplay:
         self._rate = Progress(disable=True, speed_estimate_period=RATE_SECONDS, get_time=time.monotonic)
         self._task = self._rate.add_task("")
         self._of: object = None  # the newest progress; `reproduce` has several, one after the other
-        self._evaluation: object = None
         self._notices = 0  # that have been shown
 
     def __enter__(self) -> Self:
@@ -56,7 +55,7 @@ class TrainingDisplay:
         """Called after every vector step; costs nothing most of the time."""
         now = time.monotonic()
         if progress is not self._of:
-            self._of, self._evaluation, self._notices = progress, None, 0
+            self._of, self._notices = progress, 0
             self._rate.reset(self._task, total=progress.total_steps)
         for notice in progress.notices[self._notices :]:
             self._console.print(notice, soft_wrap=True)
@@ -64,13 +63,10 @@ class TrainingDisplay:
         if progress.updates and now - self._measured >= _PANEL_SECONDS:  # filling the replay is faster
             self._measured = now
             self._rate.update(self._task, completed=progress.agent_steps)
-        new_evaluation = progress.evaluation is not self._evaluation
-        if now - self._shown < self._interval and not new_evaluation:
+        if now - self._shown < self._interval and not progress.happened.evaluations:
             return
         self._shown = now
-        if new_evaluation:
-            self._evaluation = progress.evaluation
-            snapshot, evaluation = progress.evaluation
+        for snapshot, evaluation in progress.happened.evaluations:
             self._console.print(
                 f"{progress.agent_steps:>11,} agent steps: score of {snapshot} is {evaluation.words()}",
                 soft_wrap=True,

@@ -340,7 +340,7 @@ def test_episodes_that_ended_are_told_once(cartpole: Make, tmp_path: Path) -> No
     told, played = [], []
     with contextlib.closing(envs.make(run.settings.env, count=1)) as env:
         for progress in trainer.train(run, env, on_episode=lambda score, _: played.append(score)):
-            told += progress.ended
+            told += progress.happened.scores
     assert told == played
     assert len(told) == progress.counters.episodes
 

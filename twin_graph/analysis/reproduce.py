@@ -357,7 +357,7 @@ class _Comparison:
         self.last = max([recorded.commits[-1].updates, *played[-1:], *swapped[-1:]])
         self._snapshots = self._evaluations = 0
         self._newest = before.commits[-1].id if before.commits else ""
-        self._seen: object = None
+        self._seen = ""
         self.difference: Difference | None = None
 
     def is_complete(self, progress: Progress, until: int | None) -> bool:
@@ -368,10 +368,9 @@ class _Comparison:
           until: agent steps beyond which the scratch does what will be abandoned.
         """
         over = progress.updates > self.last
-        seen = progress.newest_snapshot, progress.evaluation
-        if seen == self._seen and not over:
+        if progress.newest_snapshot == self._seen and not progress.happened.evaluations and not over:
             return False
-        self._seen = seen
+        self._seen = progress.newest_snapshot
         self._compare(until)
         return over or self.difference is not None
 

@@ -9,13 +9,16 @@ from twin_graph.evaluation.games import Evaluation, play
 from twin_graph.snapshots.files import make_folder
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.run import Run
-from twin_graph.training.progress import Progress
+from twin_graph.training.progress import Happened, Progress
 from twin_graph.twin.twin import Twin
 
 
-def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[None]:
+def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Happened]:
     """Plays the newest snapshot, and the rivals it has to beat, with this twin; records all of these evaluations or
-    none."""
+    none.
+
+    Yields after each game, and each of the newest snapshots' evaluations once all are recorded.
+    """
     keeper, settings = progress.keeper, progress.keeper.settings
     episodes = settings.evaluate.episodes
     if twin is None or progress.stop.is_set():
@@ -46,7 +49,7 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[None]:
                     watch = film.watch if film else None
                     for evaluation in play(twin.q_values, settings, episodes=episodes, depth=depth, watch=watch, **at):
                         progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
-                        yield
+                        yield Happened()
                         if progress.stop.is_set():
                             progress.note = ""
                             return
@@ -70,7 +73,7 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[None]:
     for snapshot, challenger, evaluation in played:
         if snapshot is challenger:
             progress.evaluation = progress.evaluations[snapshot.learner] = snapshot.id, evaluation
-            yield
+            yield Happened(evaluations=[(snapshot.id, evaluation)])
 
 
 def _filmed(run: Run, snapshot: Commit | None) -> contextlib.AbstractContextManager[Film | None]:

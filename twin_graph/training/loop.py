@@ -16,7 +16,7 @@ from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.envs.seats import Seat
 from twin_graph.replay.ring import Transition
 from twin_graph.snapshots.workers import WorkerStatus
-from twin_graph.training.progress import Progress, RunningScores
+from twin_graph.training.progress import Happened, Progress, RunningScores
 from twin_graph.training.requests import Requests
 
 
@@ -53,11 +53,11 @@ class Stepper:
 
 
 def loop(
-    stepper: Stepper, progress: Progress, requests: Requests, evaluate: Callable[[], Iterator[None]]
-) -> Iterator[None]:
+    stepper: Stepper, progress: Progress, requests: Requests, evaluate: Callable[[], Iterator[Happened]]
+) -> Iterator[Happened]:
     """Trains until all steps are made, `progress.stop` or `ended_by` is set, or a score reaches `train.until_score`.
 
-    Yields after each advance, and while an evaluation is played.
+    Yields what has happened after each advance, and while an evaluation is played.
 
     Args:
       stepper: makes the steps.
@@ -68,16 +68,15 @@ def loop(
     keeper, settings = progress.keeper, progress.keeper.settings
     log, evaluation, point = settings.log.schedule, settings.evaluate.schedule, settings.resume.schedule
 
-    def play_newest() -> Iterator[None]:
-        for _ in evaluate():
-            yield
+    def play_newest() -> Iterator[Happened]:
+        for happened in evaluate():
+            yield happened
             stepper.meanwhile()
 
-    def end() -> None:
-        last = stepper.end()
-        progress.ended += last
-        progress.returns.extend(last)
+    def end() -> list[float]:
+        scores = stepper.end()
         keeper.commit()
+        return scores
 
     since = progress.counters
     done = progress.agent_steps >= progress.total_steps
@@ -88,29 +87,28 @@ def loop(
     requests.carry_out()
     is_stopped = progress.stop.is_set() and not settings.workers.count  # workers are already training
     if done or is_stopped or progress.reached or progress.ended_by:
-        yield
+        yield Happened()
         return
     stepper.begin()
     while True:
-        progress.ended = stepper.advance()
-        progress.returns.extend(progress.ended)
-        progress.workers = stepper.workers
+        scores = stepper.advance()
         now = progress.counters  # read once: workers keep making steps while this process writes
         done = now.agent_steps >= progress.total_steps
         if done:
-            end()
+            scores += end()
+        progress.returns.extend(scores)
+        progress.workers = stepper.workers
         if done or log.due(since, now):
             keeper.log(progress.metrics())
             if settings.log.variables:
                 keeper.log_variables()
-        yield
-        progress.ended = []
+        yield Happened(scores)
         if done or evaluation.due(since, now):
             yield from play_newest()
         # Read once: a signal may arrive at any time.
         ends = done or progress.stop.is_set() or bool(progress.reached or progress.ended_by)
         if ends and not done:
-            end()
+            progress.returns.extend(end())
         request = requests.carry_out()
         if ends or request or point.due(since, now):
             stepper.settle()
@@ -123,14 +121,17 @@ def loop(
         since = now
 
 
-def _take_up(stepper: Stepper, progress: Progress, play_newest: Callable[[], Iterator[None]]) -> Iterator[None]:
+def _take_up(stepper: Stepper, progress: Progress, play_newest: Callable[[], Iterator[Happened]]) -> Iterator[Happened]:
     """Plays the evaluation that is due since the last one, for example the one during which the run was stopped."""
     keeper, settings, now = progress.keeper, progress.keeper.settings, progress.counters
     played = keeper.matches.last
     is_unplayed = now.agent_steps >= progress.total_steps and played.agent_steps < now.agent_steps
     if is_unplayed or settings.evaluate.schedule.due(since=played, now=now):
-        yield from play_newest()
-        if progress.evaluation:  # otherwise the next resume would play it again
+        played_now = False
+        for happened in play_newest():
+            played_now = played_now or bool(happened.evaluations)
+            yield happened
+        if played_now:  # the next resume would play it again
             stepper.settle()
             keeper.commit_point(progress.returns)
 

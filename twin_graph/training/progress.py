@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from twin_graph.agent.live_run import Keeper
 from twin_graph.base.stopwatch import PHASES
@@ -16,6 +16,18 @@ from twin_graph.snapshots.ledger import Commit, Counters
 from twin_graph.snapshots.workers import WorkerStatus
 
 RECENT_EPISODES = 20
+
+
+class Happened(NamedTuple):
+    """What happened in a part of a training.
+
+    Attributes:
+      scores: true scores of the training episodes that ended.
+      evaluations: scheduled ones that were recorded, with their snapshots' ids.
+    """
+
+    scores: Sequence[float] = ()
+    evaluations: Sequence[tuple[str, Evaluation]] = ()
 
 
 class Progress:
@@ -29,7 +41,7 @@ class Progress:
       keeper, stop: as given.
       total_steps: agent steps of the whole run.
       returns: true scores of the newest training episodes.
-      ended: true scores of the training episodes that ended since it was last yielded.
+      happened: since it was last yielded.
       ended_by: which callback ended the run, in words; empty if none did.
       evaluation: the newest, with its snapshot's id; None before the first.
       evaluations: the newest of each learner that has one, likewise, by the learner's name.
@@ -44,7 +56,7 @@ class Progress:
         self.total_steps = keeper.settings.total_steps
         point = keeper.resume_points.newest
         self.returns = deque(point.returns if point else (), maxlen=RECENT_EPISODES)
-        self.ended: list[float] = []
+        self.happened = Happened()
         self.ended_by = ""
         self.evaluation: tuple[str, Evaluation] | None = None
         self.evaluations: dict[str, tuple[str, Evaluation]] = {}

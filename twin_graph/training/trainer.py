@@ -122,17 +122,12 @@ class _Callbacks:
     def __init__(self, progress: Progress, on_episode: OnEpisode | None, on_evaluation: OnEvaluation | None) -> None:
         self._progress = progress
         self._on_episode, self._on_evaluation = on_episode, on_evaluation
-        self._seen: tuple[object, object] = progress.ended, progress.evaluation
 
     def tell(self) -> None:
         """Raises `ForeignError` if one of them fails."""
-        (ended, evaluation), progress = self._seen, self._progress
-        self._seen = progress.ended, progress.evaluation
-        if self._on_episode and progress.ended is not ended:
-            for score in progress.ended:
-                self._call("on_episode", self._on_episode, score, f"a score of {score:g}")
-        if self._on_evaluation and progress.evaluation and progress.evaluation is not evaluation:
-            snapshot, newest = progress.evaluation
+        for score in self._progress.happened.scores if self._on_episode else ():
+            self._call("on_episode", self._on_episode, score, f"a score of {score:g}")
+        for snapshot, newest in self._progress.happened.evaluations if self._on_evaluation else ():
             self._call("on_evaluation", self._on_evaluation, newest, f"{snapshot} had a mean of {newest.mean:.2f}")
 
     def _call(self, name: str, function: Callable[[Any, Progress], object], what: object, words: str) -> None:
@@ -163,7 +158,8 @@ def run_to_its_end(
     ):
         evaluate = functools.partial(evaluate_newest, progress, twin)
         try:
-            for _ in loop(stepper, progress, Requests(keeper), evaluate):
+            for happened in loop(stepper, progress, Requests(keeper), evaluate):
+                progress.happened = happened
                 callbacks.tell()
                 yield progress
         except (ForeignError, UsageError, DamagedError, NoWorkerError) as error:
