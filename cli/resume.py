@@ -7,7 +7,6 @@ import click
 
 from twin_graph import config
 from twin_graph.config.no_effect import without_effect
-from twin_graph.config.rules import check_length
 from twin_graph.errors import UsageError
 from twin_graph.records.report import restored
 from twin_graph.snapshots.resumable import newest_point
@@ -58,20 +57,13 @@ def resume(
 
     with found.lock("resume"), contextlib.ExitStack() as open_:
         with starting_up("the run resumed; nothing was changed"):
-            from twin_graph import targets
-            from twin_graph.targets.evaluations import nothing_left
-            from twin_graph.training import trainer
+            from twin_graph.training import readiness
 
             point, damage = newest_point(found)
             for reason in damage:
                 say(f"skipped: {reason}")
-            steps_made = point.counters.agent_steps
-            check_length(settings, steps_made)
-            if why := nothing_left(found, steps_made, settings):
-                raise UsageError(why)
-            targets.check_present(settings, found.store(), point.counters.updates)
             elsewhere = elsewhere_of(described)
-            env, _ = open_.enter_context(trainer.checked_environments(settings, found.folder, elsewhere=elsewhere))
+            begun = open_.enter_context(readiness.ready(settings, found.folder, point, elsewhere=elsewhere))
         changes = list(config.differences(found.trained_settings, settings))
         open_.enter_context(found.trying(settings))
         say(f"{found.folder}: resume point {point.number} of {point.time[:19].replace('T', ' ')} UTC")
@@ -82,7 +74,7 @@ def resume(
         for sentence in without_effect(settings, (key for key, _ in overrides)):
             say(sentence)
         if settings.workers.count:
-            left, first = settings.total_steps - steps_made, settings.first_update_steps
+            left, first = settings.total_steps - point.counters.agent_steps, settings.first_update_steps
             more = f"; with {left:,} left, probably nothing is learned" if left < first else ""
             say(f"the next update is due after about {first:,} agent steps{more}")
-        show_training(found, env, point, cluster=described, as_json=as_json, verbose=verbose)
+        show_training(found, begun.env, point, cluster=described, as_json=as_json, verbose=verbose)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from twin_graph.envs import VectorEnv
     from twin_graph.snapshots.points import PointState
     from twin_graph.training.progress import Progress
+    from twin_graph.training.readiness import Ready
 
 
 def cluster_options(command: Any) -> Any:
@@ -125,27 +126,25 @@ def train(
 
     with contextlib.ExitStack() as open_:
         with starting_up("the run started; nothing was written"):
-            from twin_graph.envs.gym import check_version
-            from twin_graph.training import trainer
+            from twin_graph.training import readiness
 
-            check_version(settings.env.id)
-            elsewhere = elsewhere_of(described)
-            env, needed = open_.enter_context(trainer.checked_environments(settings, folder, elsewhere=elsewhere))
-            settings = _tuned(settings, env, elsewhere)
-        run = make_in(run_dir, stem, lambda folder: create(folder, settings, env.protocol))
+            begun = open_.enter_context(readiness.ready(settings, folder, elsewhere=elsewhere_of(described)))
+        run = make_in(run_dir, stem, lambda folder: create(folder, begun.settings, begun.env.protocol))
         try:
-            _introduce(run, env)
-            say(needed.words())
-            show_training(run, env, cluster=described, as_json=as_json, verbose=verbose)
+            _introduce(run, begun)
+            show_training(run, begun.env, cluster=described, as_json=as_json, verbose=verbose)
         except BaseException as error:
             if not run.has_begun and not isinstance(error, InUseError):  # its name shall be free
                 remove_folder(run.folder)
             raise
 
 
-def _introduce(run: Run, env: "VectorEnv") -> None:
+def _introduce(run: Run, begun: "Ready") -> None:
     """What a person should know before it trains."""
-    settings, board = run.settings, shlex.join(["tensorboard", "--logdir", str(run.folder)])
+    if begun.measured:
+        best, *others = begun.measured
+        say(f"twins: {best}" + "".join(f" ({other})" for other in others) + "; fixed for this run")
+    env, settings, board = begun.env, run.settings, shlex.join(["tensorboard", "--logdir", str(run.folder)])
     say(f"{run.folder}  (seed {settings.seed}; watch it with: {board})")
     say(protocol_line(env.protocol))
     if env.endless:
@@ -153,6 +152,7 @@ def _introduce(run: Run, env: "VectorEnv") -> None:
         say(f"no time limit: evaluations cut games after {limit:,} agent steps (evaluate.max_steps)")
     if settings.network == "mlp" and len(env.spec.observation_shape) == 3:
         say("network=mlp flattens the image to a list of numbers; --set network=nature is made for images")
+    say(begun.needs.words())
 
 
 @contextlib.contextmanager
@@ -174,19 +174,6 @@ def starting_up(before: str) -> Iterator[None]:
     if signalled:  # also where such a library swallowed it
         say(f"interrupted before {before}")
         raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE)
-
-
-def _tuned(settings: config.Settings, env: "VectorEnv", elsewhere: bool) -> config.Settings:
-    """The settings with threads and precision measured, where they are left open."""
-    from twin_graph.training import tuning
-    from twin_graph.twin.model import ModelSpec
-
-    spec = ModelSpec.of(settings, env.spec)
-    settings, choices = tuning.fix(settings, spec, elsewhere=elsewhere)
-    if choices:
-        best, *others = choices
-        say(f"twins: {best}" + "".join(f" ({other})" for other in others) + "; fixed for this run")
-    return settings
 
 
 def described_cluster(file: Path | None, insecure_network: bool) -> "Cluster | None":

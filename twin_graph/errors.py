@@ -20,6 +20,10 @@ class UsageError(TwinGraphError):
     exit_code = 2
 
 
+class CompleteError(UsageError):
+    """A run that is to be trained is complete, or has reached the score at which it ends."""
+
+
 class DamagedError(TwinGraphError):
     """A record on disk is not what was written."""
 

@@ -14,10 +14,9 @@ import numpy as np
 
 from twin_graph import config
 from twin_graph.base.text import counted
-from twin_graph.config.rules import check_length
 from twin_graph.config.settings import Settings
 from twin_graph.envs.legal import ILLEGAL, pick
-from twin_graph.errors import UsageError
+from twin_graph.errors import CompleteError, UsageError
 from twin_graph.records import report
 from twin_graph.snapshots import run
 from twin_graph.snapshots.ledger import Commit, Swap, is_import
@@ -138,11 +137,7 @@ class NotebookRun(Run):
           on_episode, on_evaluation: called as `on_episode(score, progress)` and `on_evaluation(evaluation, progress)`;
             to return False ends the run. See `twin_graph.training.train`.
         """
-        from twin_graph import targets
-        from twin_graph.envs.gym import check_version
-        from twin_graph.targets.evaluations import nothing_left
-        from twin_graph.training import trainer, tuning
-        from twin_graph.twin.model import ModelSpec
+        from twin_graph.training import readiness, trainer
 
         with self.lock("train"):
             self._reread()
@@ -157,20 +152,14 @@ class NotebookRun(Run):
             point, damage = newest_point(self) if self.points().folders() else (None, ())
             for reason in damage:
                 warnings.warn(f"skipped: {reason}", stacklevel=2)
-            made = point.counters.agent_steps if point else 0
-            check_length(settings, made)
-            if nothing_left(self, made, settings):
-                return self  # as where a cell is run twice
-            if point:
-                targets.check_present(settings, self.store(), point.counters.updates)
-            else:
-                check_version(settings.env.id)
-            with trainer.checked_environments(settings, self.folder) as (env, _), contextlib.ExitStack() as open_:
-                if point is None:
-                    settings, _ = tuning.fix(settings, ModelSpec.of(settings, env.spec))
-                open_.enter_context(self.trying(settings))
+            with contextlib.ExitStack() as open_:
+                try:
+                    begun = open_.enter_context(readiness.ready(settings, self.folder, point))
+                except CompleteError:
+                    return self  # as where a cell is run twice
+                open_.enter_context(self.trying(begun.settings))
                 show = open_.enter_context(_shown(self))
-                for _ in trainer.train(self, env, point, on_episode=on_episode, on_evaluation=on_evaluation):
+                for _ in trainer.train(self, begun.env, point, on_episode=on_episode, on_evaluation=on_evaluation):
                     show()
         return self
 

@@ -45,7 +45,7 @@ from twin_graph.snapshots.ledger import End, Point, Swap
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import Variable
 from twin_graph.snapshots.workers import FOLDER, UpdateLog, own_status, statuses, write_status
-from twin_graph.training.trainer import check_rescaling
+from twin_graph.training.readiness import check_rescaling
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.tf import tf
 from twin_graph.twin.twin import Twin, session_config, weights_sha256

@@ -33,7 +33,7 @@ from twin_graph.snapshots.ledger import End, Point, Swap
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create
-from twin_graph.training import requirements, trainer
+from twin_graph.training import readiness, requirements, trainer
 from twin_graph.training.loop import StepByStep, Stepper
 from twin_graph.training.progress import Progress
 from twin_graph.twin.model import ModelSpec
@@ -750,7 +750,7 @@ def test_a_run_that_has_begun_is_advised_what_it_can_still_do(
     begun = create(tmp_path / "begun", settings).folder
 
     def told(folder: Path) -> str:
-        with pytest.raises(TwinGraphError) as error, trainer.checked_environments(settings, folder):
+        with pytest.raises(TwinGraphError) as error, readiness.ready(settings, folder):
             pass
         return str(error.value)
 

@@ -61,7 +61,7 @@ def _main() -> None:
     from twin_graph import envs
     from twin_graph.envs.gym import check_version
     from twin_graph.snapshots.run import RUNS
-    from twin_graph.training import doctor, requirements, trainer, tuning
+    from twin_graph.training import doctor, readiness, requirements, tuning
     from twin_graph.twin.model import ModelSpec, build_model
     from twin_graph.twin.tf import tf
 
@@ -72,7 +72,7 @@ def _main() -> None:
             try:
                 check_version(settings.env.id)
                 env = stack.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
-                trainer.check(settings, env)
+                readiness.check(settings, env)
                 needed = requirements.measure(settings, env, RUNS)  # no run's folder, as the present one may be
                 spec = ModelSpec.of(settings, env.spec)
                 with tf.Graph().as_default():

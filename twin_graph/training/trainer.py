@@ -4,25 +4,18 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from twin_graph import envs
-from twin_graph.agent import trackers
 from twin_graph.agent.agent import Agent
 from twin_graph.base.signals import on_signal
-from twin_graph.config.rules import check_that_it_learns
-from twin_graph.config.settings import Settings
-from twin_graph.envs import EnvSpec, VectorEnv
+from twin_graph.envs import VectorEnv
 from twin_graph.errors import DamagedError, ForeignError, NoWorkerError, TwinGraphError, UsageError, foreign_error
-from twin_graph.evaluation import games as evaluation
 from twin_graph.evaluation.games import Evaluation
 from twin_graph.snapshots.ledger import INTERRUPTED, REACHED
 from twin_graph.snapshots.points import PointState
-from twin_graph.snapshots.run import Run, check_no_pattern
-from twin_graph.training import requirements
+from twin_graph.snapshots.run import Run
 from twin_graph.training.evaluator import evaluate_newest
 from twin_graph.training.loop import InChunks, StepByStep, Stepper, loop
 from twin_graph.training.progress import Progress
@@ -32,46 +25,6 @@ from twin_graph.twin.twin import Twin
 #: Called with the score of each training episode that ended, or with each scheduled evaluation; False ends the run.
 OnEpisode = Callable[[float, Progress], object]
 OnEvaluation = Callable[[Evaluation, Progress], object]
-
-
-def check(settings: Settings, env: VectorEnv) -> None:
-    """Raises a one-line `UsageError` for problems that a run with these settings would meet only
-    later, or never notice."""
-    check_that_it_learns(settings)
-    check_rescaling(settings, env.spec)
-    evaluation.check(settings)
-    trackers.check(settings)
-
-
-def check_rescaling(settings: Settings, env: EnvSpec) -> None:
-    """Raises `UsageError` if workers would divide rewards by different numbers."""
-    if settings.workers.count and settings.train.rescale_r and env.reward_clip is None:
-        instead = "train.rescale_r=false" if settings.env.clip_rewards else "env.clip_rewards=true"
-        raise UsageError(f"each worker would divide by its own largest reward (train.rescale_r): use --set {instead}")
-
-
-@contextlib.contextmanager
-def checked_environments(
-    settings: Settings, folder: Path, *, elsewhere: bool = False
-) -> Iterator[tuple[VectorEnv, requirements.Needs]]:
-    """Yields the environments of a run, once it is clear that it can be trained here, and what it needs; closes them
-    afterwards.
-
-    Args:
-      settings: of the run.
-      folder: of the run; it need not exist yet.
-      elsewhere: see `resources.measure`.
-
-    Raises:
-      UsageError: the run cannot be trained as its settings say.
-      TwinGraphError: there is not enough memory or disk space.
-    """
-    check_no_pattern(folder, "rename the folder")
-    with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
-        needed = requirements.measure(settings, env, folder, elsewhere=elsewhere)
-        requirements.check(needed, begun=folder.exists())
-        check(settings, env)
-        yield env, needed
 
 
 def train(

@@ -1,0 +1,89 @@
+"""Whether a run can be trained here: all that can be wrong with it is found before time is spent."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from twin_graph import envs, targets
+from twin_graph.agent import trackers
+from twin_graph.config.rules import check_length, check_that_it_learns
+from twin_graph.config.settings import Settings
+from twin_graph.envs import EnvSpec, VectorEnv
+from twin_graph.envs.gym import check_version
+from twin_graph.errors import CompleteError, UsageError
+from twin_graph.evaluation import games
+from twin_graph.snapshots.points import PointState
+from twin_graph.snapshots.run import Run, check_no_pattern
+from twin_graph.targets.evaluations import nothing_left
+from twin_graph.training import requirements, tuning
+from twin_graph.twin.model import ModelSpec
+
+
+class Ready(NamedTuple):
+    """A run that can be trained.
+
+    Attributes:
+      settings: with threads and precision measured, where a new run left them open.
+      env: the environments.
+      needs: memory and disk space.
+      measured: what was chosen by measuring, the best first, in words.
+    """
+
+    settings: Settings
+    env: VectorEnv
+    needs: requirements.Needs
+    measured: Sequence[str] = ()
+
+
+@contextlib.contextmanager
+def ready(
+    settings: Settings, folder: Path, point: PointState | None = None, *, elsewhere: bool = False
+) -> Iterator[Ready]:
+    """Yields the environments of a run, once it is clear that it can be trained here; closes them afterwards.
+
+    Args:
+      settings: with which it is to be trained.
+      folder: of the run; for the beginning it need not exist yet.
+      point: where to continue; None for the beginning.
+      elsewhere: whether workers and servers have machines of their own.
+
+    Raises:
+      UsageError: the run cannot be trained as its settings say.
+      CompleteError: nothing is left to train.
+      TwinGraphError: there is not enough memory or disk space.
+    """
+    if point:
+        run, made = Run(folder), point.counters
+        check_length(settings, made.agent_steps)
+        if why := nothing_left(run, made.agent_steps, settings):
+            raise CompleteError(why)
+        targets.check_present(settings, run.store(), made.updates)
+    else:
+        check_version(settings.env.id)
+    check_no_pattern(folder, "rename the folder")
+    with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
+        needs = requirements.measure(settings, env, folder, elsewhere=elsewhere)
+        requirements.check(needs, begun=folder.exists())
+        check(settings, env)
+        if point:
+            yield Ready(settings, env, needs)
+        else:
+            tuned, measured = tuning.fix(settings, ModelSpec.of(settings, env.spec), elsewhere=elsewhere)
+            yield Ready(tuned, env, needs, measured)
+
+
+def check(settings: Settings, env: VectorEnv) -> None:
+    """Raises a one-line `UsageError` for problems that a run with these settings would meet only
+    later, or never notice."""
+    check_that_it_learns(settings)
+    check_rescaling(settings, env.spec)
+    games.check(settings)
+    trackers.check(settings)
+
+
+def check_rescaling(settings: Settings, env: EnvSpec) -> None:
+    """Raises `UsageError` if workers would divide rewards by different numbers."""
+    if settings.workers.count and settings.train.rescale_r and env.reward_clip is None:
+        instead = "train.rescale_r=false" if settings.env.clip_rewards else "env.clip_rewards=true"
+        raise UsageError(f"each worker would divide by its own largest reward (train.rescale_r): use --set {instead}")
