@@ -91,7 +91,7 @@ def grow(folder: Path, count: int) -> None:
                 settings_sha256="0" * 64,
                 weights_sha256=sha256,
                 variables=learner.online.variables,
-                health=keeper.probe.health(learner),
+                health=keeper.probe.health(learner.online),
             )
             newest, previous, at = (learner.newest.id,), (store.snapshots[-2].id,), keeper.tally.counters
             why = Why("latest", "every update: the newest", newest)

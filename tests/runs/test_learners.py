@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -294,7 +292,7 @@ def test_values_are_healthy_up_to_what_rewards_in_their_units_can_add_up_to(*, r
     probe = Probe(TrainSettings(discount=0.9, rescale_r=rescaled), tally)
     probe.observations = np.zeros((32, 4), np.float32)
     with Twin("online", spec(), seed=1, threads=1) as online:
-        health = probe.health(cast(Learner, SimpleNamespace(online=online)))
+        health = probe.health(online)
     assert health is not None
     assert health.q_limit == pytest.approx(largest)
 

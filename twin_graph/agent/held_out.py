@@ -1,24 +1,23 @@
 """The probe: observations on which twins are compared, the same for the whole run."""
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 
 from twin_graph.agent.counters import Tally
-from twin_graph.agent.learner import Learner
-from twin_graph.agent.learners import Learners
+from twin_graph.agent.ensemble import Ensemble
 from twin_graph.base.streams import Purpose, stream
 from twin_graph.config.settings import TrainSettings
 from twin_graph.envs.legal import ILLEGAL, legal_only
 from twin_graph.replay.ring import Replay
 from twin_graph.snapshots.ledger import Health
+from twin_graph.twin.twin import Twin
 
 PROBE_SIZE = 32
 
 
 class Probe:
-    """Measures learners.
+    """Measures twins.
 
     Args:
       train: the discount, and whether rewards are rescaled.
@@ -38,11 +37,11 @@ class Probe:
         if self.observations is None:
             self.observations = replay.sample(PROBE_SIZE, [stream(seed, Purpose.PROBE, 0)]).s_tm1
 
-    def health(self, learner: Learner) -> Health | None:
+    def health(self, online: Twin) -> Health | None:
         """The size of its Q values, and the limit that no return can exceed."""
         if self.observations is None:
             return None
-        q_abs = np.abs(legal_only(learner.online.q_values(self.observations)))
+        q_abs = np.abs(legal_only(online.q_values(self.observations)))
         finite = bool(np.isfinite(q_abs).all())
         largest = self._tally.reward_limit / (self._tally.r_max if self._rescaled else 1)
         return Health(
@@ -51,37 +50,31 @@ class Probe:
             q_limit=largest / (1 - self._discount) if self._discount < 1 and largest else None,
         )
 
-    def telemetry(self, learners: Learners) -> dict[str, float]:
-        """How far each target is from its online twin, and two learners from each other."""
+    def apart(self, online: Twin, target: Ensemble) -> dict[str, float]:
+        """How far a target is from its online twin; nothing before the observations are chosen."""
         if self.observations is None:
             return {}
-        first, *others = learners
-        measured = _distances(first, self.observations)
-        for other in others:
-            measured |= {f"{name}/{other.name}": value for name, value in _distances(other, self.observations).items()}
-            ours, theirs = (learner.online.q_values(self.observations) for learner in (first, other))
-            measured["learners/q_distance"] = q_distance(ours, theirs)
-            measured["learners/greedy_agreement"] = greedy_agreement(ours, theirs)
-        return measured
+        ours, theirs = online.q_values(self.observations), target.q_values(self.observations)
+        w, w_target = online.weights(), target.weights()
+        return {
+            "target/q_distance": q_distance(ours, theirs),
+            "target/greedy_agreement": greedy_agreement(ours, theirs),
+            "target/weight_distance": math.sqrt(sum(float(np.square(w[n] - w_target[n]).sum()) for n in w)),
+        }
 
-    def arrays(self, learners: Learners) -> Iterator[tuple[str, np.ndarray]]:
-        """What TensorBoard shows as histograms: trainable variables, and activations on these observations."""
-        for name, value in learners.weights().items():
-            yield f"variables/{name}", value
-        if self.observations is not None:
-            for name, value in learners.first.online.activations(self.observations).items():
-                yield f"activations/{name}", value
+    def between(self, first: Twin, second: Twin) -> dict[str, float]:
+        """How far two learners are from each other; nothing before the observations are chosen."""
+        if self.observations is None:
+            return {}
+        ours, theirs = (twin.q_values(self.observations) for twin in (first, second))
+        return {
+            "learners/q_distance": q_distance(ours, theirs),
+            "learners/greedy_agreement": greedy_agreement(ours, theirs),
+        }
 
-
-def _distances(learner: Learner, observations: np.ndarray) -> dict[str, float]:
-    """How far a target is from its online twin, on these observations."""
-    ours, theirs = learner.online.q_values(observations), learner.target.q_values(observations)
-    online, target = learner.online.weights(), learner.target.weights()
-    return {
-        "target/q_distance": q_distance(ours, theirs),
-        "target/greedy_agreement": greedy_agreement(ours, theirs),
-        "target/weight_distance": math.sqrt(sum(float(np.square(online[n] - target[n]).sum()) for n in online)),
-    }
+    def activations(self, online: Twin) -> dict[str, np.ndarray]:
+        """Of hidden layers on the observations, by the layers' names; nothing before these are chosen."""
+        return {} if self.observations is None else online.activations(self.observations)
 
 
 def q_distance(q: np.ndarray, other_q: np.ndarray) -> float:

@@ -152,7 +152,7 @@ class Keeper:
         """
         self._saved = self.tally.counters
         learners = [self.learners[name] for name in self.learners.turns.commits(len(self.store.snapshots))]
-        return [learner.commit(self._saved, self.probe.health(learner)) for learner in learners]
+        return [learner.commit(self._saved, self.probe.health(learner.online)) for learner in learners]
 
     def refresh_if_due(self) -> None:
         """Refreshes each target and opponent whose schedule says so, unless it is held."""
@@ -226,7 +226,20 @@ class Keeper:
 
     def log_variables(self) -> None:
         """Writes statistics and histograms to TensorBoard: of trainable variables, and of activations on the probe."""
-        self._events.write_histograms(self.tally.agent_steps, dict(self.probe.arrays(self.learners)))
+        variables = {f"variables/{name}": value for name, value in self.learners.weights().items()}
+        seen = self.probe.activations(self.learners.first.online)
+        activations = {f"activations/{name}": value for name, value in seen.items()}
+        self._events.write_histograms(self.tally.agent_steps, {**variables, **activations})
+
+    def distances(self) -> dict[str, float]:
+        """How far each target is from its online twin, and two learners from each other, for telemetry."""
+        first, *others = self.learners
+        measured = self.probe.apart(first.online, first.target)
+        for other in others:
+            theirs = self.probe.apart(other.online, other.target)
+            measured |= {f"{name}/{other.name}": value for name, value in theirs.items()}
+            measured |= self.probe.between(first.online, other.online)
+        return measured
 
     def commit_point(self, returns: Sequence[float] = (), request: str | None = None) -> PointState:
         """Makes a resume point, and removes weights that are no longer needed; see `ResumePoints.commit`."""

@@ -1,7 +1,8 @@
 """How numbers, commands and wrong values are worded, in one place."""
 
+import difflib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,9 @@ def what_is_wrong(error: Any) -> str:
         return f"must be {must_be.format(**error.get('ctx', {}))}"
     message = str(error["msg"]).removeprefix("Value error, ")
     return message[0].lower() + message[1:]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the name most like this one, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import pydantic
 from pydantic import BaseModel
 
-from twin_graph.base.text import what_is_wrong
+from twin_graph.base.text import nearest, what_is_wrong
 from twin_graph.config.settings import UNITS, Named
 from twin_graph.config.settings import Settings as Settings  # for modules that load them
 from twin_graph.errors import UsageError
@@ -205,12 +205,6 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 def ungrouped(number: str) -> str:
     """`50,000` as `50000`; any other text as it is."""
     return number.replace(",", "") if re.fullmatch(r"\s*\d{1,3}(,\d{3})+\s*", number) else number
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the name most like this one, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 #: What other programs call these settings, and other words for them.

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 import pydantic
 
-from twin_graph.base.text import what_is_wrong
-from twin_graph.config.loading import nearest
+from twin_graph.base.text import nearest, what_is_wrong
 from twin_graph.config.settings import Settings
 from twin_graph.errors import UsageError, place
 

@@ -10,7 +10,7 @@ import numpy as np
 from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 
-from twin_graph.config.loading import nearest
+from twin_graph.base.text import nearest
 from twin_graph.config.settings import ATARI_EVALUATION_EPSILON, EnvSettings
 from twin_graph.envs import EnvSpec, VectorStep
 from twin_graph.errors import UsageError

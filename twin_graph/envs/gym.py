@@ -20,8 +20,7 @@ from gymnasium.wrappers import FlattenObservation, TransformObservation
 
 import twin_graph.envs.blob
 import twin_graph.envs.minatar  # noqa: F401 - both register environments
-from twin_graph.base.text import assigned, counted
-from twin_graph.config.loading import nearest
+from twin_graph.base.text import assigned, counted, nearest
 from twin_graph.config.settings import EVALUATION_MAX_STEPS, EnvSettings
 from twin_graph.envs import EnvSpec, VectorStep, check_finite
 from twin_graph.errors import ForeignError, UsageError, foreign_error, place

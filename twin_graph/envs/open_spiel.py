@@ -6,8 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from twin_graph.base.text import assigned
-from twin_graph.config.loading import nearest
+from twin_graph.base.text import assigned, nearest
 from twin_graph.config.lookup import call
 from twin_graph.config.settings import EnvSettings
 from twin_graph.envs import EnvSpec

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twin_graph.config.loading import nearest
+from twin_graph.base.text import nearest
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.ledger import IMPORT, Commit, Counters

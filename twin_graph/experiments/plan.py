@@ -13,8 +13,8 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
 from twin_graph import config, targets
-from twin_graph.base.text import counted, what_is_wrong
-from twin_graph.config.loading import FREE, nearest, nearest_setting
+from twin_graph.base.text import counted, nearest, what_is_wrong
+from twin_graph.config.loading import FREE, nearest_setting
 from twin_graph.config.no_effect import without_effect
 from twin_graph.config.rules import check_that_it_learns
 from twin_graph.config.settings import Settings, Strict

@@ -154,7 +154,7 @@ class Progress:
     def metrics(self) -> dict[str, Any]:
         """Everything that is logged; rates and times are those since the last call."""
         with self.keeper.stopwatch.phase("telemetry"):
-            telemetry = {**self.keeper.probe.telemetry(self.keeper.learners), **self._depth()}
+            telemetry = {**self.keeper.distances(), **self._depth()}
         for worker in (worker for worker, _ in self.workers if worker.is_training):
             telemetry[f"workers/{worker.name}/agent_steps_per_second"] = worker.agent_steps_per_second
             telemetry[f"workers/{worker.name}/staleness"] = worker.staleness
