@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -21,15 +21,17 @@ from twin_graph.agent.tensorboard import EventFile
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.turns import Turns
 from twin_graph.errors import UsageError
-from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, End, Swap, utc_now
+from twin_graph.snapshots.ledger import BY_HAND, UNDO, Cause, Commit, Counters, End, Swap, utc_now
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.targets import retention
 from twin_graph.targets.evaluations import Matches
 from twin_graph.twin.model import ModelSpec
 
-#: The reason of an end that was neither requested nor a failure.
-_BROKEN_OFF = {KeyboardInterrupt: "aborted", GeneratorExit: "the caller stopped iterating"}
+#: What the ledger says of an end that was neither requested nor a failure.
+_ABANDONED = {KeyboardInterrupt: "aborted", GeneratorExit: "the caller stopped iterating"}
+_STATES: dict[Cause, Literal["stopped", "failed"]]
+_STATES = {"interrupted": "stopped", "abandoned": "stopped", "error": "failed"}
 
 
 class Keeper:
@@ -113,22 +115,18 @@ class Keeper:
             self.close()
         else:
             with contextlib.suppress(OSError):  # e.g. a full disk: the original error matters more
-                if reason := _BROKEN_OFF.get(type(error)):
-                    self.close("stopped", reason)
+                if reason := _ABANDONED.get(type(error)):
+                    self.close("abandoned", reason)
                 else:
-                    self.close("failed", str(error) or type(error).__name__)
+                    self.close("error", str(error) or type(error).__name__)
 
-    def close(self, state: str = "finished", reason: str = "") -> None:
-        """Ends the sessions and records in the ledger how the run ended; what was committed stays.
-
-        Args:
-          state: `finished`, `stopped` or `failed`.
-          reason: for people.
-        """
+    def close(self, cause: Cause = "complete", reason: str = "") -> None:
+        """Ends the sessions and records in the ledger why the run ended, with a reason in words; what was committed
+        stays."""
         if self._end:
             return
-        end = {"attempt": self.run.attempt, "time": utc_now(), "state": state, "reason": reason}
-        self._end = End.model_validate(end)
+        state = _STATES.get(cause, "finished")
+        self._end = End(attempt=self.run.attempt, time=utc_now(), state=state, reason=reason, cause=cause)
         with self._owned:
             self.run.ledger.append(self._end)
 

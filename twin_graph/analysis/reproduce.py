@@ -21,8 +21,6 @@ from twin_graph.snapshots.fork import copy_past, describe, reading_past, share_s
 from twin_graph.snapshots.ledger import (
     BY_REQUEST,
     IMPORT,
-    INTERRUPTED,
-    REACHED,
     Commit,
     End,
     Fork,
@@ -284,8 +282,7 @@ def _is_stop(end: End, settings: Settings, agent_steps: int | None) -> bool:
     """Whether a person ended an attempt, or a callback, which is not here to end it again; a score that was reached
     is."""
     is_short = bool(agent_steps and agent_steps < settings.train.steps)
-    by_callback = end.state == "finished" and is_short and not end.reason.startswith(REACHED)
-    return end.reason == INTERRUPTED or by_callback
+    return end.cause == "interrupted" or (end.cause == "callback" and is_short)
 
 
 def _check_recurs(end: End, settings: Settings, newest: Point) -> None:
@@ -350,8 +347,8 @@ class _Comparison:
     def __init__(self, run: Run, scratch: Run, before: _Recorded, recorded: _Recorded, *, is_last: bool) -> None:
         self._store = run.store()
         self._scratch, self._before, self._recorded = scratch, before, recorded
-        state, reason = run.outcome()
-        self._is_broken_off = is_last and state != "finished" and reason != INTERRUPTED
+        newest = next(run.ledger.newest_first(Start, End, Fork), None)
+        self._is_broken_off = is_last and not (isinstance(newest, End) and newest.is_deliberate)
         played = [line["played_at"]["updates"] for line in recorded.evaluations]
         swapped = [swap.counters.updates for swap in recorded.swaps]
         self.last = max([recorded.commits[-1].updates, *played[-1:], *swapped[-1:]])

@@ -96,12 +96,40 @@ class Start(_Event):
     modules: dict[str, str] = {}
 
 
+#: Why a training ended: it made all its steps; its score was reached; a callback ended it; a person interrupted it; its
+#: caller did not go on, or went on too fast to let it stop; an error.
+Cause = Literal["complete", "score", "callback", "interrupted", "abandoned", "error"]
+
+
 class End(_Event):
-    """The process that trained ended, and could record it."""
+    """The process that trained ended, and could record it.
+
+    Attributes:
+      reason: in words.
+      cause: in runs of version 0.3.0 and before, read off the words.
+    """
 
     event: Literal["end"] = "end"
     state: Literal["finished", "stopped", "failed"]
     reason: str
+    cause: Cause
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _of_older_versions(cls, line: Any) -> Any:
+        if not isinstance(line, dict) or "cause" in line:
+            return line
+        state, reason = line.get("state"), str(line.get("reason"))
+        if state == "finished":
+            cause = "complete" if not reason else "score" if reason.startswith("reached ") else "callback"
+        else:
+            cause = "error" if state == "failed" else "interrupted" if reason == "interrupted" else "abandoned"
+        return {**line, "cause": cause}
+
+    @property
+    def is_deliberate(self) -> bool:
+        """Whether it ended as its settings or a person wanted, so that a resume point was made there."""
+        return self.cause not in ("abandoned", "error")
 
 
 class SnapshotRecord(_Event):
@@ -235,10 +263,6 @@ class Prune(_Event):
 Event = Start | End | Commit | Swap | Point | Fork | Pin | Prune
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
-#: Why a run ended that a person stopped.
-INTERRUPTED = "interrupted"
-#: How the reason begins where a run ended because of its score.
-REACHED = "reached"
 #: In place of a policy, where a person chose.
 BY_HAND, UNDO = "by hand", "undo"
 #: Occurs in the line of a swap that a person requested, and in that of no other swap.

@@ -51,7 +51,6 @@ from twin_graph.snapshots.files import (
 )
 from twin_graph.snapshots.ledger import (
     IMPORT,
-    INTERRUPTED,
     Commit,
     Counters,
     End,
@@ -288,7 +287,7 @@ class Run:
                 if followed:
                     return f"{folder} is gone, which the ledger has"
             if isinstance(event, End):
-                followed = followed or event.state == "finished" or event.reason == INTERRUPTED
+                followed = followed or event.is_deliberate
             else:
                 followed = followed or not (isinstance(event, Commit) and event.lineage == IMPORT)
         return ""

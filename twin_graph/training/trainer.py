@@ -13,7 +13,6 @@ from twin_graph.base.signals import on_signal
 from twin_graph.envs import VectorEnv
 from twin_graph.errors import DamagedError, ForeignError, NoWorkerError, TwinGraphError, UsageError, foreign_error
 from twin_graph.evaluation.games import Evaluation
-from twin_graph.snapshots.ledger import INTERRUPTED, REACHED
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.training.evaluator import evaluate_newest
@@ -122,11 +121,11 @@ def run_to_its_end(
                     keeper.commit_point(progress.returns)
             raise type(error)(f"at agent step {progress.agent_steps:,}: {error}") from error
         if progress.interrupted:
-            keeper.close("stopped", INTERRUPTED)
+            keeper.close("interrupted", "interrupted")
         elif progress.reached:
-            keeper.close("finished", f"{REACHED} {progress.reached}")
+            keeper.close("score", f"reached {progress.reached}")
         elif progress.ended_by:
-            keeper.close("finished", progress.ended_by)
+            keeper.close("callback", progress.ended_by)
 
 
 @contextlib.contextmanager
