@@ -13,7 +13,7 @@ import numpy as np
 from twin_graph import config
 from twin_graph.envs import EnvSpec, blob
 from twin_graph.twin.model import ModelSpec
-from twin_graph.twin.twin import Twin
+from twin_graph.twin.twin import Compute, Twin
 
 EVERY = 250
 Squares = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -34,7 +34,7 @@ def main(updates: int, assignments: tuple[str, ...]) -> None:
     values = np.stack([value(test, np.full(500, a), settings.train.discount) for a in range(actions)], axis=1)
     best = np.isclose(values, values.max(axis=1, keepdims=True))
     print(f"{' '.join(assignments) or 'as the preset'}; by chance {best.mean():.3f} would be right")
-    with Twin("online", spec, seed=1, threads=2) as twin:
+    with Twin("online", spec, seed=1, compute=Compute(threads=2)) as twin:
         model = twin.model
         for update in range(updates + 1):
             if update % EVERY == 0:

@@ -20,7 +20,7 @@ from twin_graph.envs.open_spiel import Spiel
 from twin_graph.evaluation.games import last, play
 from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.run import find
-from twin_graph.twin.twin import Twin
+from twin_graph.twin.twin import Compute, Twin
 
 GAMES = {"random": 1_000, "mcts(100)": 400, "mcts(1000)": 200}
 _SEED = 2**31  # no run has it, so that no scheduled evaluation played these games
@@ -63,7 +63,7 @@ def main(run: str, ref: str, path: Path | None) -> None:
     store, positions = found.store(), json.loads(POSITIONS.read_text())
     snapshot = store.resolve(ref, found.scores)
     measured: dict[str, Any] = {"run": found.name, "snapshot": snapshot.id, **snapshot.counters.model_dump()}
-    with Twin("measured", spec_of(found), threads=1, learns=False) as twin, store.reading():
+    with Twin("measured", spec_of(found), compute=Compute(threads=1), learns=False) as twin, store.reading():
         twin.restore_snapshot(snapshot, store)
         for against, games in GAMES.items():
             changed = found.settings.evaluate.model_copy(update={"against": against})

@@ -17,7 +17,7 @@ from twin_graph.evaluation.player import spec_of
 from twin_graph.replay.ring import STORED
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, find
-from twin_graph.twin.twin import Twin
+from twin_graph.twin.twin import Compute, Twin
 
 FIRE = 1  # of NOOP, FIRE, RIGHT, LEFT
 
@@ -40,7 +40,9 @@ def replayed(run: Run) -> tuple[float, int, np.ndarray]:
 
 def q_values(run: Run, precision: str, observations: np.ndarray) -> np.ndarray:
     """By the last snapshot, `[B, A]`."""
-    with Twin(precision, spec_of(run), threads=run.settings.twin.threads, precision=precision, learns=False) as twin:
+    with Twin(
+        precision, spec_of(run), compute=Compute(threads=run.settings.twin.threads, precision=precision), learns=False
+    ) as twin:
         twin.restore_snapshot(run.resolve("latest"), run.store())
         return np.concatenate([twin.q_values(part) for part in np.array_split(observations, 100)])
 

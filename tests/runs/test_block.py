@@ -17,7 +17,7 @@ from twin_graph.snapshots.run import Run, create
 from twin_graph.twin import cpu_layers, xla_layers
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.tf import tf
-from twin_graph.twin.twin import Twin, weights_sha256
+from twin_graph.twin.twin import Compute, Twin, weights_sha256
 
 Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]
@@ -88,7 +88,7 @@ def spec(request: pytest.FixtureRequest, cartpole: Make) -> ModelSpec:
 
 
 def test_a_block_is_its_updates_one_by_one_to_the_bit_and_those_of_train_op_but_for_rounding(spec: ModelSpec) -> None:
-    with Twin("online", spec, seed=1, threads=1, block=K) as twin:
+    with Twin("online", spec, seed=1, compute=Compute(threads=1), block=K) as twin:
         beginning, values, model = twin.all_variables(), values_of(spec, K), twin.model
         weights, told = by_blocks(twin, values, [K])
         for portions in ([1] * K, [2, 1, 1]):

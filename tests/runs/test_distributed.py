@@ -48,7 +48,7 @@ from twin_graph.snapshots.workers import FOLDER, UpdateLog, own_status, statuses
 from twin_graph.training.readiness import check_rescaling
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.tf import tf
-from twin_graph.twin.twin import Twin, session_config, weights_sha256
+from twin_graph.twin.twin import Compute, Twin, session_config, weights_sha256
 
 Make = Callable[..., Settings]
 
@@ -69,7 +69,10 @@ def test_variables_are_spread_by_size() -> None:
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "rmsprop_dqn3"])
 def test_what_lies_on_the_servers_is_what_a_twin_has_without_its_sums(optimizer: str, tmp_path: Path) -> None:
     chosen = spec(optimizer=optimizer, accumulate=3, gradient_clip_norm=1.0)
-    with Twin("online", chosen, threads=1) as twin, sharing(3, 1, twin, 9, tmp_path) as (chief, worker):
+    with (
+        Twin("online", chosen, compute=Compute(threads=1)) as twin,
+        sharing(3, 1, twin, 9, tmp_path) as (chief, worker),
+    ):
         values = {name: value + 1 for name, value in twin.all_variables().items()}
         list(chief.begin(values, Counts(0, 0, 0), attempt=1))
         shared = worker.pull()
@@ -123,7 +126,9 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
     """Two servers, two workers; accumulated, clipped, by Adam; and one step at a time is counted to everyone."""
     chosen = spec(loss="mse", accumulate=3, gradient_clip_norm=2.0, learning_rate=0.01)
     with contextlib.ExitStack() as open_:
-        twin, *own = (open_.enter_context(Twin(name, chosen, seed=5, threads=1)) for name in ("online", "0", "1"))
+        twin, *own = (
+            open_.enter_context(Twin(name, chosen, seed=5, compute=Compute(threads=1))) for name in ("online", "0", "1")
+        )
         cluster = Cluster.on_this_machine(tmp_path, workers=2, servers=2)
         processes = open_.enter_context(serving(cluster, tmp_path))
         chief, *shared = open_.enter_context(clients(cluster, twin, 9))
@@ -176,7 +181,10 @@ def test_gradients_reach_the_shared_variables_as_an_optimizer_step_of_a_twin_wou
 
 def test_every_step_is_claimed_once_by_workers_that_claim_at_the_same_time(tmp_path: Path) -> None:
     chosen, steps = spec(), 2_000
-    with Twin("online", chosen, threads=1) as twin, sharing(1, 2, twin, steps, tmp_path) as (chief, *workers):
+    with (
+        Twin("online", chosen, compute=Compute(threads=1)) as twin,
+        sharing(1, 2, twin, steps, tmp_path) as (chief, *workers),
+    ):
         values = twin.all_variables()
         list(chief.begin(values, Counts(0, 0, 0), attempt=1))
         for worker in workers:
@@ -188,7 +196,10 @@ def test_every_step_is_claimed_once_by_workers_that_claim_at_the_same_time(tmp_p
 
 
 def test_workers_of_an_earlier_attempt_change_nothing_any_more(tmp_path: Path) -> None:
-    with Twin("online", spec(), threads=1) as twin, sharing(2, 1, twin, 9, tmp_path) as (chief, worker):
+    with (
+        Twin("online", spec(), compute=Compute(threads=1)) as twin,
+        sharing(2, 1, twin, 9, tmp_path) as (chief, worker),
+    ):
         values = twin.all_variables()
         gradients = {name: np.ones_like(value) for name, value in twin.weights().items()}
         list(chief.begin(values, Counts(0, 0, 0), attempt=1))
@@ -210,7 +221,10 @@ def test_workers_of_an_earlier_attempt_change_nothing_any_more(tmp_path: Path) -
 
 def test_workers_stop_when_the_chief_asks(tmp_path: Path) -> None:
     chosen = spec()
-    with Twin("online", chosen, threads=1) as twin, sharing(1, 1, twin, 9, tmp_path) as (chief, worker):
+    with (
+        Twin("online", chosen, compute=Compute(threads=1)) as twin,
+        sharing(1, 1, twin, 9, tmp_path) as (chief, worker),
+    ):
         list(chief.begin(twin.all_variables(), Counts(0, 0, 0), attempt=1))
         assert worker.wait_for_chief(30) == 1
         assert worker.claim_step() == 0
@@ -228,9 +242,9 @@ def test_a_task_ends_whose_launcher_was_killed_before_it_began(tmp_path: Path) -
 
 
 def test_the_share_of_gpu_memory_reaches_a_workers_session_and_servers_take_none() -> None:
-    options = session_config(1, 1, 0.25).gpu_options
+    options = session_config(Compute(1, 1, gpu_memory_fraction=0.25)).gpu_options
     assert (options.per_process_gpu_memory_fraction, options.allow_growth) == (0.25, False)
-    assert session_config(1, 1, None).gpu_options.allow_growth
+    assert session_config(Compute(1, 1)).gpu_options.allow_growth
     cluster = Cluster.on_this_machine(Path("run"), workers=1, servers=1)
     server = start_server(cluster.ps[0])
     assert dict(server.server_def.default_session_config.device_count) == {"GPU": 0}
@@ -359,7 +373,7 @@ def test_whether_workers_ever_learn_depends_on_how_many_there_are(cartpole: Make
 
 def test_every_part_of_an_update_has_its_own_mask_and_so_has_every_worker(cartpole: Make) -> None:
     settings, seeds = cartpole(workers__count=3, train__accumulate=4, train__batch_size=2), []
-    with Twin("worker", ModelSpec.of(settings, EnvSpec((4,), 2)), threads=1) as twin:
+    with Twin("worker", ModelSpec.of(settings, EnvSpec((4,), 2)), compute=Compute(threads=1)) as twin:
         model, batch = twin.model, Batch(*(np.zeros(8) for _ in Batch._fields))
         for version in (7, 8):
             copy = SimpleNamespace(twin=twin, version=version, pull=lambda: None)

@@ -1,6 +1,7 @@
 """TensorBoard's event file, read back as TensorBoard reads it."""
 
 import contextlib
+import dataclasses
 import errno
 import itertools
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from twin_graph.snapshots.run import Run
 from twin_graph.training import requirements
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.tf import tf
-from twin_graph.twin.twin import Twin
+from twin_graph.twin.twin import Compute, Twin
 
 NAMES = ["fc1/bias", "fc1/weights", "q/bias", "q/weights"]
 
@@ -122,7 +123,7 @@ def test_a_training_shows_the_online_twins_variables_if_it_is_asked_to(
         tags.append(read.Tags()["histograms"])
     assert tags == [[], [f"variables/{name}" for name in NAMES] + ["activations/fc1"]]
     logged = [line["agent_steps"] for line in run.metric_lines()]
-    with Twin("again", spec_of(run), threads=1) as twin:
+    with Twin("again", spec_of(run), compute=Compute(threads=1)) as twin:
         twin.restore(run.store().prefix(run.store().newest.id))
         weights = twin.weights()
     for name in NAMES:
@@ -147,7 +148,7 @@ def test_activations_of_the_image_network_are_of_all_examples(pong: Callable[...
     spec = ModelSpec.of(pong(), EnvSpec((4, 84, 84), 6, "uint8"))
     images = np.random.default_rng(0).integers(0, 255, (6, 4, 84, 84), np.uint8)
     shapes = {"conv1": (6, 20, 20, 32), "conv2": (6, 9, 9, 64), "conv3": (6, 7, 7, 64), "fc1": (6, 512)}
-    with Twin("any", spec, seed=3) as twin, Twin("plain", spec, plain=True) as plain:
+    with Twin("any", spec, seed=3) as twin, Twin("plain", dataclasses.replace(spec, plain=True)) as plain:
         plain.load(twin.weights())
         activations, as_plain = twin.activations(images), plain.activations(images)
     assert {name: value.shape for name, value in activations.items()} == shapes

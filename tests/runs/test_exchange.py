@@ -28,7 +28,7 @@ from twin_graph.records.report import restored
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create, locate
 from twin_graph.twin.tf import tf
-from twin_graph.twin.twin import Twin
+from twin_graph.twin.twin import Compute, Twin
 from twin_graph.twin.weights import diff, read_checkpoint
 
 OBSERVATIONS = [[0.1, -0.2, 0.03, 0.4], [-0.5, 0.6, 0.07, -0.8]]
@@ -42,7 +42,7 @@ def run(cartpole: Callable[..., Settings], trained: Callable[[Settings], Run]) -
 @pytest.fixture
 def q_values(run: Run) -> list[list[float]]:
     """Of the newest snapshot, by a twin of ours."""
-    with Twin("ours", spec_of(run), threads=1) as twin:
+    with Twin("ours", spec_of(run), compute=Compute(threads=1)) as twin:
         twin.restore(run.store().prefix(run.store().newest.id))
         return twin.q_values(np.array(OBSERVATIONS, np.float32)).tolist()
 
@@ -164,7 +164,7 @@ def test_onnx_and_tflite_give_the_same_q_values(
     observations = numbers.astype(env_spec.observation_dtype)
     if env_spec.masked:
         observations[:, -env_spec.n_actions :] = random.integers(0, 2, (1_000, env_spec.n_actions))
-    with Twin("ours", spec_of(run), threads=1) as twin:
+    with Twin("ours", spec_of(run), compute=Compute(threads=1)) as twin:
         twin.restore_snapshot(newest, run.store())
         wanted = np.concatenate([twin.q_values(part) for part in np.split(observations, 10)])
     assert (wanted == ILLEGAL).any() == env_spec.masked
@@ -188,7 +188,7 @@ def test_the_command_offers_every_format() -> None:
 
 def test_npz_holds_the_variables_by_name(run: Run, tmp_path: Path) -> None:
     [path] = export(run, run.store().newest, "npz", tmp_path / "weights")
-    with np.load(path) as arrays, Twin("ours", spec_of(run), threads=1) as twin:
+    with np.load(path) as arrays, Twin("ours", spec_of(run), compute=Compute(threads=1)) as twin:
         twin.restore(run.store().prefix(run.store().newest.id))
         assert {name: arrays[name].tolist() for name in arrays} == {n: w.tolist() for n, w in twin.weights().items()}
 
@@ -297,7 +297,7 @@ def test_classic_code_whose_variables_were_never_named_comes_in_by_a_map(run: Ru
         import_checkpoint(run, tmp_path / "old", {"Variable_9": "fc1/bias"})
     imported = import_checkpoint(run, tmp_path / "old", renamed)
     assert imported.ignored == ["Variable_4"]
-    with Twin("ours", spec_of(run), threads=1) as twin:
+    with Twin("ours", spec_of(run), compute=Compute(threads=1)) as twin:
         twin.restore(run.store().prefix(imported.snapshot.id))
         assert twin.weights()["fc1/bias"].tolist() == first
 
@@ -330,7 +330,7 @@ def test_a_mapping_wins_over_a_variable_that_has_the_name_already(run: Run, both
     """TensorFlow's unordered iteration decided which of the two networks came in, variable by variable."""
     imported = import_checkpoint(run, both, {f"target/{name}": name for name in NAMES})
     assert imported.ignored == NAMES
-    with Twin("ours", spec_of(run), threads=1) as twin:
+    with Twin("ours", spec_of(run), compute=Compute(threads=1)) as twin:
         twin.restore(run.store().prefix(imported.snapshot.id))
         assert {np.unique(value).tolist()[0] for value in twin.weights().values()} == {2.0}
     assert import_checkpoint(run, both, {}).ignored == [f"target/{name}" for name in NAMES]
@@ -462,7 +462,7 @@ def test_differences_are_those_of_the_weights(run: Run) -> None:
     store = run.store()
     first, last = store.snapshots[0], store.newest
     weights = []
-    with Twin("ours", spec_of(run), threads=1) as twin:
+    with Twin("ours", spec_of(run), compute=Compute(threads=1)) as twin:
         for snapshot in (first, last):
             twin.restore(store.prefix(snapshot.id))
             weights.append(twin.weights())
@@ -482,7 +482,7 @@ def test_the_mean_of_snapshots_is_a_snapshot_that_can_be_used_like_any_other(run
     newest = store.available[-3:]
     assert document["of"] == [snapshot.id for snapshot in newest]
     values = []
-    with Twin("reader", spec_of(run), threads=1) as twin:
+    with Twin("reader", spec_of(run), compute=Compute(threads=1)) as twin:
         for snapshot in [*newest, store.find(document["snapshot"])]:
             twin.restore_snapshot(snapshot, store)
             values.append(twin.weights())

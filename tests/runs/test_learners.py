@@ -21,7 +21,7 @@ from twin_graph.records import report
 from twin_graph.replay.ring import Transition
 from twin_graph.snapshots.run import Run, create
 from twin_graph.twin.model import ModelSpec
-from twin_graph.twin.twin import Twin
+from twin_graph.twin.twin import Compute, Twin
 
 #: Five steps of eight environments.
 ROLLOUTS = {"train__rollout_steps": 5, "train__n_step": 5, "train__every_steps": 40, "train__start_steps": 200}
@@ -73,7 +73,9 @@ def gradients_of(batch: Arrays, weights: Arrays) -> Arrays:
 
 
 def test_the_optimizer_of_dqn3_steps_as_the_lua_code_does_from_zero_moments() -> None:
-    with Twin("online", spec(loss="mse", optimizer="rmsprop_dqn3", learning_rate=0.01), seed=1, threads=1) as twin:
+    with Twin(
+        "online", spec(loss="mse", optimizer="rmsprop_dqn3", learning_rate=0.01), seed=1, compute=Compute(threads=1)
+    ) as twin:
         w = twin.weights()
         g, g2 = ({name: np.zeros_like(value) for name, value in w.items()} for _ in range(2))
         for step in range(6):
@@ -92,7 +94,7 @@ def test_the_optimizer_of_dqn3_steps_as_the_lua_code_does_from_zero_moments() ->
 def test_centered_rmsprop_steps_as_pytorch_has_it_from_zero_moments(momentum: float) -> None:
     how = {"rmsprop_decay": 0.95, "rmsprop_momentum": momentum, "rmsprop_epsilon": 0.01}
     chosen = spec(loss="mse", optimizer="rmsprop_centered", learning_rate=0.01, **how)
-    with Twin("online", chosen, seed=1, threads=1) as twin:
+    with Twin("online", chosen, seed=1, compute=Compute(threads=1)) as twin:
         w = twin.weights()
         g, g2, moved = ({name: np.zeros_like(value) for name, value in w.items()} for _ in range(3))
         for step in range(6):
@@ -109,7 +111,7 @@ def test_centered_rmsprop_steps_as_pytorch_has_it_from_zero_moments(momentum: fl
 
 def test_tensorflows_own_rmsprop_is_the_uncentered_one() -> None:
     chosen = spec(loss="mse", optimizer="rmsprop", learning_rate=0.01, rmsprop_epsilon=0.1, rmsprop_decay=0.9)
-    with Twin("online", chosen, seed=1, threads=1) as twin:
+    with Twin("online", chosen, seed=1, compute=Compute(threads=1)) as twin:
         w, square = twin.weights(), {}
         for step in range(4):
             batch = minibatch(16, seed=step)
@@ -126,8 +128,8 @@ def test_tensorflows_own_rmsprop_is_the_uncentered_one() -> None:
 def test_accumulated_minibatches_equal_one_that_is_as_large(loss: str, clip: float | None) -> None:
     options = {"loss": loss, "gradient_clip_norm": clip, "learning_rate": 0.01}
     with (
-        Twin("parts", spec(accumulate=4, **options), seed=1, threads=1) as parts,
-        Twin("whole", spec(**options), seed=1, threads=1) as whole,
+        Twin("parts", spec(accumulate=4, **options), seed=1, compute=Compute(threads=1)) as parts,
+        Twin("whole", spec(**options), seed=1, compute=Compute(threads=1)) as whole,
     ):
         for step in range(3):
             batch = minibatch(32, seed=step)
@@ -143,7 +145,7 @@ def test_accumulated_minibatches_equal_one_that_is_as_large(loss: str, clip: flo
 @pytest.mark.parametrize("loss", ["huber", "mse", "dqn3"])
 def test_a_minibatchs_gradient_is_the_sum_of_its_examples_by_their_weights(loss: str) -> None:
     batch, weights = minibatch(16), np.linspace(0, 1, 16).astype(np.float32)
-    with Twin("online", spec(loss=loss), seed=1, threads=1) as twin:
+    with Twin("online", spec(loss=loss), seed=1, compute=Compute(threads=1)) as twin:
 
         def gradients(weight: np.ndarray) -> list[np.ndarray]:
             values: list[np.ndarray] = twin.run(twin.model.gradients, {**feed(twin, batch), twin.model.weight: weight})
@@ -159,7 +161,9 @@ def test_a_minibatchs_gradient_is_the_sum_of_its_examples_by_their_weights(loss:
 
 def test_gradients_are_clipped_by_the_norm_of_all_together() -> None:
     batch = minibatch(16)
-    with Twin("online", spec(loss="mse", gradient_clip_norm=0.1, accumulate=2), seed=1, threads=1) as twin:
+    with Twin(
+        "online", spec(loss="mse", gradient_clip_norm=0.1, accumulate=2), seed=1, compute=Compute(threads=1)
+    ) as twin:
         gradients = gradients_of(batch, twin.weights())
         norm = np.sqrt(sum((g**2).sum() for g in gradients.values()))
         assert norm > 0.1
@@ -167,7 +171,7 @@ def test_gradients_are_clipped_by_the_norm_of_all_together() -> None:
         "online",
         spec(loss="mse", gradient_clip_norm=0.1, optimizer="rmsprop_dqn3", learning_rate=1.0),
         seed=1,
-        threads=1,
+        compute=Compute(threads=1),
     ) as twin:
         before = twin.weights()
         twin.run(twin.model.train_op, feed(twin, batch))
@@ -180,7 +184,7 @@ def test_gradients_are_clipped_by_the_norm_of_all_together() -> None:
 
 def test_a_dueling_head_is_value_plus_centered_advantage() -> None:
     s = minibatch(16)["s_tm1"]
-    with Twin("online", spec(dueling=True), seed=1, threads=1) as twin:
+    with Twin("online", spec(dueling=True), seed=1, compute=Compute(threads=1)) as twin:
         w = twin.weights()
         q = twin.q_values(s)
 
@@ -224,7 +228,7 @@ def test_dropout_follows_from_its_seed_and_is_off_without_one() -> None:
         "discount_t": np.zeros(64, np.float32),
         "q_target_t": np.zeros((64, 9), np.float32),
     }
-    with Twin("online", blob, seed=1, threads=1) as twin:
+    with Twin("online", blob, seed=1, compute=Compute(threads=1)) as twin:
         losses = [
             twin.run(twin.model.loss, {**feed(twin, batch), **seed})
             for seed in [{}, {}, *({twin.model.dropout_seed: (1, k)} for k in (5, 5, 6))]
@@ -291,7 +295,7 @@ def test_values_are_healthy_up_to_what_rewards_in_their_units_can_add_up_to(*, r
     tally = Tally(reward_limit=20.0, r_max=5.0)
     probe = Probe(TrainSettings(discount=0.9, rescale_r=rescaled), tally)
     probe.observations = np.zeros((32, 4), np.float32)
-    with Twin("online", spec(), seed=1, threads=1) as online:
+    with Twin("online", spec(), seed=1, compute=Compute(threads=1)) as online:
         health = probe.health(online)
     assert health is not None
     assert health.q_limit == pytest.approx(largest)

@@ -26,7 +26,7 @@ from twin_graph.replay.ring import Replay, Transition
 from twin_graph.snapshots.run import Run
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.tf import tf
-from twin_graph.twin.twin import Twin
+from twin_graph.twin.twin import Compute, Twin
 
 Make = Callable[..., Settings]
 
@@ -157,8 +157,8 @@ def test_bootstrap_values_come_from_legal_actions(cartpole: Make, rule: str, blo
     s_t = np.concatenate([random.normal(size=(4, 6)), legal], axis=1).astype(np.float32)
     discount_t = np.array([0.9, 0.9, 0.9, 0], np.float32)
     with (
-        Twin("online", spec, seed=1, threads=1, block=block) as online,
-        Twin("target", spec, seed=2, threads=1) as target,
+        Twin("online", spec, seed=1, compute=Compute(threads=1), block=block) as online,
+        Twin("target", spec, seed=2, compute=Compute(threads=1)) as target,
     ):
         q_target, q_own = target.q_values(s_t), online.q_values(s_t)
         assert ((q_target == ILLEGAL) == (legal == 0)).all()
@@ -195,14 +195,14 @@ def test_bootstrap_values_come_from_legal_actions(cartpole: Make, rule: str, blo
 def test_in_any_precision_illegal_actions_are_never_greedy(cartpole: Make, precision: str) -> None:
     observations = np.random.default_rng(3).normal(size=(200, 9)).astype(np.float32)
     observations[:, 6:] = np.eye(3)[np.arange(200) % 3]
-    with Twin("online", spec_of(cartpole), seed=1, precision=precision) as twin:
+    with Twin("online", spec_of(cartpole), seed=1, compute=Compute(precision=precision)) as twin:
         assert (twin.q_values(observations).argmax(axis=1) == np.arange(200) % 3).all()
 
 
 def test_precision_changes_products_and_no_weight(cartpole: Make) -> None:
     observations = np.random.default_rng(3).normal(size=(50, 4)).astype(np.float32)
     spec = ModelSpec.of(cartpole(), EnvSpec((4,), 2))
-    with Twin("one", spec, seed=1) as one, Twin("other", spec, seed=1, precision="bf16") as other:
+    with Twin("one", spec, seed=1) as one, Twin("other", spec, seed=1, compute=Compute(precision="bf16")) as other:
         exact, rounded = one.q_values(observations), other.q_values(observations)
         assert one.weights_sha256() == other.weights_sha256()
     assert not np.array_equal(exact, rounded)

@@ -8,7 +8,7 @@ from twin_graph.envs import EnvSpec
 from twin_graph.twin.losses import LOSSES, dqn3_gradients, q_learning_target
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.tf import tf
-from twin_graph.twin.twin import Twin
+from twin_graph.twin.twin import Compute, Twin
 
 B, A = 64, 5
 
@@ -129,7 +129,10 @@ def test_dqn3_propagates_back_what_the_lua_code_does(clip_delta: float | None, t
     s, s2 = (random.normal(size=(B, 3)).astype(np.float32) for _ in range(2))
     a, term = random.integers(0, A, B), random.integers(0, 2, B).astype(np.float32)
     r = 3 * random.normal(size=B).astype(np.float32)
-    with Twin("online", spec, seed=1, threads=1) as online, Twin("target", spec, seed=2, threads=1) as target:
+    with (
+        Twin("online", spec, seed=1, compute=Compute(threads=1)) as online,
+        Twin("target", spec, seed=2, compute=Compute(threads=1)) as target,
+    ):
         model = online.model
         feed = {
             model.s_tm1: s,

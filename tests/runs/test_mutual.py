@@ -33,7 +33,7 @@ from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run, create
 from twin_graph.targets.retention import prune
 from twin_graph.twin.model import ModelSpec
-from twin_graph.twin.twin import Twin, weights_sha256
+from twin_graph.twin.twin import Compute, Twin, weights_sha256
 
 Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]
@@ -79,8 +79,8 @@ def reference(settings: Settings) -> tuple[str, list[tuple[int, str]]]:
     seeds = {"a": settings.seed, "b": settings.seed + 2**30}
     with contextlib.ExitStack() as open_:
         open_.callback(env.close)
-        online = {n: open_.enter_context(Twin(n, spec, seed=seeds[n], threads=1)) for n in "ab"}
-        target = {n: open_.enter_context(Twin(n, spec, threads=1)) for n in "ab"}
+        online = {n: open_.enter_context(Twin(n, spec, seed=seeds[n], compute=Compute(threads=1))) for n in "ab"}
+        target = {n: open_.enter_context(Twin(n, spec, compute=Compute(threads=1))) for n in "ab"}
 
         def refresh() -> None:
             weights = {n: online[n].weights() for n in "ab"}

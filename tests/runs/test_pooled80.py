@@ -15,7 +15,7 @@ from twin_graph.errors import UsageError
 from twin_graph.snapshots.run import Run
 from twin_graph.twin.model import ModelSpec, build_model
 from twin_graph.twin.tf import tf
-from twin_graph.twin.twin import Twin
+from twin_graph.twin.twin import Compute, Twin
 
 POOLED = {"network": "pooled80", "env.image_height": 80, "env.image_width": 80}
 
@@ -41,7 +41,7 @@ def test_its_values_are_those_of_numpy(stack: int) -> None:
     spec = ModelSpec.of(load(), EnvSpec((stack, 80, 80), 3, "uint8"))
     random = np.random.default_rng(stack)
     images = random.integers(0, 256, (5, stack, 80, 80), np.uint8)
-    with Twin("online", spec, threads=1) as twin:
+    with Twin("online", spec, compute=Compute(threads=1)) as twin:
         shapes = {name: value.shape for name, value in twin.weights().items()}
         assert shapes == {
             "conv1/bias": (32,),
@@ -58,7 +58,7 @@ def test_its_values_are_those_of_numpy(stack: int) -> None:
 
 def test_its_weights_begin_as_those_before_a_rectifier_and_of_a_read_out() -> None:
     spec = ModelSpec.of(load(), EnvSpec((1, 80, 80), 6, "uint8"))
-    with Twin("online", spec, seed=1, threads=1) as twin:
+    with Twin("online", spec, seed=1, compute=Compute(threads=1)) as twin:
         weights = twin.weights()
     for name, limit in (("conv1/weights", (6 / 64) ** 0.5), ("q/weights", 3200**-0.5)):
         assert 0.98 * limit < abs(weights[name]).max() <= limit

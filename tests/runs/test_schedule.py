@@ -21,7 +21,7 @@ from twin_graph.replay.ring import Batch, Replay, Transition
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run, create
 from twin_graph.twin.model import ModelSpec
-from twin_graph.twin.twin import Twin, weights_sha256
+from twin_graph.twin.twin import Compute, Twin, weights_sha256
 
 Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]
@@ -51,7 +51,8 @@ def reference(settings: Settings) -> tuple[str, list[int]]:
     with contextlib.ExitStack() as open_:
         open_.callback(env.close)
         online, target, behaviour = (
-            open_.enter_context(Twin(name, spec, seed=settings.seed, threads=1)) for name in ("o", "t", "b")
+            open_.enter_context(Twin(name, spec, seed=settings.seed, compute=Compute(threads=1)))
+            for name in ("o", "t", "b")
         )
         model, every, act = online.model, settings.refresh_schedule_of("target").every, settings.act
 

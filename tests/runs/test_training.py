@@ -37,7 +37,7 @@ from twin_graph.training import readiness, requirements, trainer
 from twin_graph.training.loop import StepByStep, Stepper
 from twin_graph.training.progress import Progress
 from twin_graph.twin.model import ModelSpec
-from twin_graph.twin.twin import Twin
+from twin_graph.twin.twin import Compute, Twin
 
 Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]
@@ -61,7 +61,7 @@ def refresh_in_memory_if_due(keeper: Keeper) -> None:
 def test_an_ensemble_combines_the_values_of_its_members(cartpole: Make, trained: Train, combine: str) -> None:
     run = trained(cartpole(evaluate__episodes=0))
     store, observations = run.store(), np.random.default_rng(1).normal(size=(20, 4)).astype(np.float32)
-    make = functools.partial(Twin, spec=ModelSpec.of(run.settings, EnvSpec((4,), 2)), threads=1)
+    make = functools.partial(Twin, spec=ModelSpec.of(run.settings, EnvSpec((4,), 2)), compute=Compute(threads=1))
     with contextlib.closing(Ensemble("target", make, members=3, combine=combine)) as holder, make("one") as one:
         holder.restore(store.available[-3:], store)
         each = []
@@ -79,7 +79,7 @@ def test_an_average_is_one_network_of_mean_weights(cartpole: Make, train: Train)
     swap = [event for event in run.ledger.events() if isinstance(event, Swap)][-1]
     store, observations = run.store(), np.random.default_rng(1).normal(size=(20, 4)).astype(np.float32)
     spec = ModelSpec.of(settings, envs.make(settings.env, count=1).spec)
-    make = functools.partial(Twin, spec=spec, threads=1)
+    make = functools.partial(Twin, spec=spec, compute=Compute(threads=1))
     with (
         contextlib.closing(Ensemble("target", make, members=3, combine="weights")) as holder,
         make("one") as one,
@@ -238,7 +238,7 @@ def test_a_target_that_could_not_be_restored_stays_what_it_was(cartpole: Make, t
     store = run.store()
     first, second, third = store.available[-3:]
     spec = ModelSpec.of(run.settings, EnvSpec((4,), 2))
-    make = functools.partial(Twin, spec=spec, threads=1)
+    make = functools.partial(Twin, spec=spec, compute=Compute(threads=1))
     with contextlib.closing(Ensemble("target", make, members=2, combine="mean")) as target:
         target.restore([first, second], store)
         assert target.snapshots == (first.id, second.id)
@@ -545,7 +545,7 @@ def test_what_is_evaluated_is_the_snapshot(cartpole: Make, train: Train) -> None
     spec = ModelSpec.of(run.settings, EnvSpec((4,), 2))
     returns = []
     for snapshot in (store.resolve("@update:100", dict), store.newest, store.snapshots[0]):
-        with Twin("again", spec, threads=1) as twin:
+        with Twin("again", spec, compute=Compute(threads=1)) as twin:
             twin.restore(store.prefix(snapshot.id))
             played = last(play(twin.q_values, run.settings, episodes=5, seed=1, counter=snapshot.counters.agent_steps))
         returns.append(played.returns)

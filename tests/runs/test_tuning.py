@@ -20,7 +20,7 @@ from twin_graph.config.settings import Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.training import doctor, tuning
 from twin_graph.twin.model import ModelSpec
-from twin_graph.twin.twin import Twin
+from twin_graph.twin.twin import Compute, Twin
 
 Make = Callable[..., Settings]
 
@@ -133,7 +133,7 @@ def test_a_session_has_the_threads_it_was_given_whatever_came_before(pong: Make,
     """The first session of a process once decided for all."""
     spec = ModelSpec.of(pong(), EnvSpec((4, 84, 84), 6, "uint8"))
     observations = np.zeros((32, 4, 84, 84), np.uint8)
-    with Twin("first", spec, threads=2), Twin("second", spec, **given) as second:
+    with Twin("first", spec, compute=Compute(threads=2)), Twin("second", spec, compute=Compute(**given)) as second:
         second.q_values(observations)
         wall, cpu_time = time.perf_counter(), time.process_time()
         for _ in range(20):

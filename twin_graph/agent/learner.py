@@ -20,7 +20,7 @@ from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.targets.policies import own_weights
 from twin_graph.twin.model import ModelSpec
-from twin_graph.twin.twin import Twin, weights_sha256
+from twin_graph.twin.twin import Compute, Twin, weights_sha256
 
 
 class Losses(NamedTuple):
@@ -71,13 +71,8 @@ class Learner:
         self._store = store
         self._stopwatch = stopwatch
         self._settings, self._settings_sha256 = settings, settings.sha256()
-        make = functools.partial(
-            Twin,
-            spec=spec,
-            threads=settings.twin.threads,
-            at_once=settings.ops_at_once,
-            precision=settings.twin.precision,
-        )
+        compute = Compute(settings.twin.threads, settings.ops_at_once, settings.twin.precision)
+        make = functools.partial(Twin, spec=spec, compute=compute)
         # Far from the seeds that other runs are likely to have. (TensorFlow takes seeds modulo 2**31 - 1.)
         seed = settings.seed + turns.learners.index(name) * 2**30
         self.online = make(name, seed=seed, block=settings.block_updates, like=like)

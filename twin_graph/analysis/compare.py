@@ -12,7 +12,7 @@ from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Fork, Point, Swap
 from twin_graph.snapshots.points import PROBE
 from twin_graph.snapshots.run import Run
-from twin_graph.twin.twin import Twin
+from twin_graph.twin.twin import Compute, Twin
 from twin_graph.twin.weights import difference, flat
 
 _PAIRS = 50
@@ -176,8 +176,8 @@ def _pairs(first: Run, second: Run, since: int) -> Iterator[Pair]:
         observations = next((seen for run in (first, second) if (seen := _probe(run)) is not None), None)
         specs = spec_of(first), spec_of(second)
         with (
-            Twin("first", specs[0], threads=1, learns=False) as one,
-            Twin("second", specs[1], threads=1, learns=False) as other,
+            Twin("first", specs[0], compute=Compute(threads=1), learns=False) as one,
+            Twin("second", specs[1], compute=Compute(threads=1), learns=False) as other,
         ):
             for key in keys:
                 snapshots = there[0][key], there[1][key]

@@ -29,7 +29,7 @@ from twin_graph.snapshots.workers import FOLDER, UpdateLog, name_of, own_status,
 from twin_graph.targets import policies
 from twin_graph.training.progress import RECENT_EPISODES, RunningScores
 from twin_graph.twin.model import ModelSpec
-from twin_graph.twin.twin import Twin
+from twin_graph.twin.twin import Compute, Twin
 
 _STATUS_SECONDS = 1.0
 _CHIEF_SECONDS = 600.0
@@ -64,7 +64,7 @@ class Worker:
         policy = policies.parse(settings.target.policy)
         self._target = Ensemble(
             "target",
-            functools.partial(Twin, spec=copy.twin.spec, threads=settings.twin.threads, learns=False),
+            functools.partial(Twin, spec=copy.twin.spec, compute=Compute(threads=settings.twin.threads), learns=False),
             members=policy.members,
             combine=policy.combine,
         )
@@ -213,7 +213,9 @@ def work(cluster: Cluster, index: int) -> None:
         env = open_.enter_context(contextlib.closing(envs.make(whole.env, count=whole.env.count)))
         spec = ModelSpec.of(whole, env.spec)
         fraction = whole.workers.gpu_memory_fraction
-        twin = open_.enter_context(Twin(name_of(index), spec, threads=whole.twin.threads, gpu_memory_fraction=fraction))
+        twin = open_.enter_context(
+            Twin(name_of(index), spec, compute=Compute(threads=whole.twin.threads, gpu_memory_fraction=fraction))
+        )
         shared = open_.enter_context(contextlib.closing(Shared(cluster, twin, whole.vector_steps)))
         run.attempt = shared.wait_for_chief(_CHIEF_SECONDS)
         if Run(run.folder).settings != whole:

@@ -9,7 +9,7 @@ from twin_graph.evaluation.games import play as play_
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.run import Run
 from twin_graph.twin.model import ModelSpec
-from twin_graph.twin.twin import Twin
+from twin_graph.twin.twin import Compute, Twin
 
 # Seeds of runs are below this, so that a game by hand is never one of a scheduled evaluation.
 _BY_HAND = 2**31
@@ -32,7 +32,7 @@ def restored(run: Run, snapshot: Commit) -> Twin:
     store = run.store()
     with store.reading():
         store.check_usable(snapshot.id)
-        twin = Twin("evaluation", spec_of(run), threads=run.settings.twin.threads, learns=False)
+        twin = Twin("evaluation", spec_of(run), compute=Compute(threads=run.settings.twin.threads), learns=False)
         try:
             twin.restore_snapshot(snapshot, store)
         except BaseException:

@@ -31,7 +31,7 @@ from twin_graph.snapshots.files import append_line, checked, read_lines, write_f
 from twin_graph.snapshots.ledger import Commit, utc_now
 from twin_graph.snapshots.run import GAMES, RATINGS, Run
 from twin_graph.twin.model import ModelSpec
-from twin_graph.twin.twin import Twin
+from twin_graph.twin.twin import Compute, Twin
 
 #: The player rated 0, if it takes part.
 ANCHOR = "random"
@@ -266,7 +266,7 @@ class _Players:
         spec = self._specs.get(folder) or self._specs.setdefault(folder, spec_of(run))
         twin = next((twin for of_side, of, twin in self._twins if (of_side, of) == (side, spec)), None)
         if twin is None:
-            twin = Twin(side, spec, threads=1, learns=False)
+            twin = Twin(side, spec, compute=Compute(threads=1), learns=False)
             self._twins.append((side, spec, twin))
         return twin
 

@@ -55,8 +55,8 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
     try:
         spec = spec_of(run)
         # Who trains on with the graph makes one step of each minibatch.
-        spec = dataclasses.replace(spec, train=spec.train.model_copy(update={"accumulate": 1}))
-        with store.reading(), Twin("export", spec, learns=form == "tf1", plain=True) as twin:
+        spec = dataclasses.replace(spec, train=spec.train.model_copy(update={"accumulate": 1}), plain=True)
+        with store.reading(), Twin("export", spec, learns=form == "tf1") as twin:
             store.check_usable(snapshot.id)
             twin.restore_snapshot(snapshot, store)
             write(twin, temporary / (targets[0] if len(targets) == 1 else path).name)
@@ -83,7 +83,7 @@ def _npz(twin: Twin, path: Path) -> None:
 def _savedmodel(twin: Twin, path: Path) -> None:
     # A graph of its own: saving adds ops to it, and a twin's graph is final.
     with tf.Graph().as_default(), tf.Session() as session:
-        model = build_model(twin.spec, learns=False, plain=True)
+        model = build_model(twin.spec, learns=False)
         session.run(tf.global_variables_initializer())
         variables = {variable.op.name: variable for variable in model.trainables}
         session.run(*to_set(setters(variables), twin.weights()))

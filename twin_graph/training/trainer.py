@@ -19,7 +19,7 @@ from twin_graph.training.evaluator import evaluate_newest
 from twin_graph.training.loop import InChunks, StepByStep, Stepper, loop
 from twin_graph.training.progress import Progress
 from twin_graph.training.requests import Requests
-from twin_graph.twin.twin import Twin
+from twin_graph.twin.twin import Compute, Twin
 
 #: Called with the score of each training episode that ended, or with each scheduled evaluation; False ends the run.
 OnEpisode = Callable[[float, Progress], object]
@@ -104,7 +104,7 @@ def run_to_its_end(
     with (
         contextlib.closing(stepper),
         # One for all evaluations: building it takes as long as playing CartPole.
-        Twin("evaluation", online.spec, threads=settings.twin.threads, learns=False, like=online)
+        Twin("evaluation", online.spec, compute=Compute(threads=settings.twin.threads), learns=False, like=online)
         if settings.evaluate.episodes
         else contextlib.nullcontext() as twin,
     ):

@@ -14,7 +14,7 @@ from twin_graph.base import machine
 from twin_graph.base.text import counted
 from twin_graph.config.settings import Settings
 from twin_graph.twin.model import ModelSpec
-from twin_graph.twin.twin import Twin
+from twin_graph.twin.twin import Compute, Twin
 
 _ROUNDS = 3
 _ROUND_SECONDS = 0.6
@@ -95,7 +95,12 @@ class _Trial:
         self._beside = ThreadPoolExecutor(1) if train.chunk_steps and settings.twin.overlap else None
         self._updates = min(_CHUNK_UPDATES, max(1, train.chunk_steps // train.every_steps))
         self._online, self._target = (
-            Twin(name, spec, threads=threads, at_once=settings.ops_at_once, precision=precision, learns=learns)
+            Twin(
+                name,
+                spec,
+                compute=Compute(threads=threads, at_once=settings.ops_at_once, precision=precision),
+                learns=learns,
+            )
             for name, learns in (("online", True), ("target", False))
         )
         random = np.random.default_rng(0)

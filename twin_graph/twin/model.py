@@ -27,6 +27,8 @@ class ModelSpec:
       network: a name in `networks.NETWORKS`, or `module:function`.
       loss: a name in `losses.LOSSES`, or `module:function`.
       model, train: sections of the settings.
+      plain: with plain layers and TensorFlow's own gradients, as on a GPU; for readers of the graph who do not have
+        this package.
     """
 
     env: EnvSpec
@@ -34,6 +36,7 @@ class ModelSpec:
     loss: str
     model: ModelSettings
     train: TrainSettings
+    plain: bool = False
 
     @classmethod
     def of(cls, settings: Settings, env: EnvSpec) -> "ModelSpec":
@@ -167,9 +170,7 @@ class Model(Inputs):
     block: blocks.Block | None = None
 
 
-def build_model(
-    spec: ModelSpec, dtype: Any = tf.float32, *, learns: bool = True, plain: bool = False, block: int = 0
-) -> Model:
+def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, learns: bool = True, block: int = 0) -> Model:
     """Adds placeholders, network, loss, gradient and train op to the current default graph.
 
     The variables of the network have the same names, shapes and initial values whether the twin learns or not, so that
@@ -177,45 +178,67 @@ def build_model(
 
     Args:
       spec: what to build.
-      learns: add loss, gradient and train op, and what they need; otherwise the network is all.
       dtype: in which the network multiplies, float32 or bfloat16; variables are the same in both.
-      plain: compute with plain layers and TensorFlow's own gradients, as on a GPU; for readers of the graph who do not
-        have this package.
+      learns: add loss, gradient and train op, and what they need; otherwise the network is all.
       block: updates that can be made in one run, apart from those of `train_op`; 0 for none.
     """
-    gpu = bool(tf.config.list_physical_devices("GPU"))
-    layers: networks.Layers = plain_layers if plain or gpu else cpu_layers
-    train = spec.train
-    x = Inputs.add(spec.env, train)
-
-    def network(observation: Tensor, dropout_seed: Tensor, layers: networks.Layers = layers) -> Tensor:
-        build = networks.Build(spec.model, dtype, layers, dropout_seed)
-        return networks.q_network(spec.network, observation, spec.env, build)
-
+    network = _Network(spec, dtype)
+    x = Inputs.add(spec.env, spec.train)
     q_tm1 = tf.identity(network(x.s_tm1, x.dropout_seed), name="q_tm1")
     activations = tuple(tf.get_collection(plain_layers.ACTIVATIONS))
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
     _check_variables(spec, trainables)
-    if not learns:
-        return Model(**vars(x), q_tm1=q_tm1, activations=activations, trainables=trainables)
-    fed = x.needed(train)
-    no_dropout = tf.constant(_NO_DROPOUT)
-    with tf.variable_scope("frozen", custom_getter=_local):
-        q_acting = network(x.s_tm1, no_dropout)
-    _check_shared(spec, trainables)
-    freeze = _freeze(trainables)
+    model = Model(**vars(x), q_tm1=q_tm1, activations=activations, trainables=trainables)
+    return _learning(model, network, block) if learns else model
 
-    def gradients_of(
-        x: Mapping[str, Tensor], q_tm1: Tensor, layers: networks.Layers = layers
+
+class _Network:
+    """The network of a spec, to be called for each input; its loss.
+
+    Args:
+      spec: what to build.
+      dtype: in which to multiply.
+
+    Attributes:
+      spec: as given.
+      block_layers: those for a block of updates.
+    """
+
+    def __init__(self, spec: ModelSpec, dtype: Any) -> None:
+        gpu = bool(tf.config.list_physical_devices("GPU"))
+        self.spec, self._dtype = spec, dtype
+        self._layers: networks.Layers = plain_layers if spec.plain or gpu else cpu_layers
+        self.block_layers: networks.Layers = plain_layers if gpu else xla_layers
+
+    def __call__(self, observation: Tensor, dropout_seed: Tensor, layers: networks.Layers | None = None) -> Tensor:
+        """Q values of observations; the second call in a variable scope has to reuse its variables."""
+        build = networks.Build(self.spec.model, self._dtype, layers or self._layers, dropout_seed)
+        return networks.q_network(self.spec.network, observation, self.spec.env, build)
+
+    def td_learning(
+        self,
+        x: Mapping[str, Tensor],
+        q_tm1: Tensor,
+        trainables: tuple[Any, ...],
+        layers: networks.Layers | None = None,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """TD errors, the loss, and its gradients."""
         q_own_t = None
         if "s_t" in x:
             with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-                q_own_t = network(x["s_t"], no_dropout, layers)
-        return losses.td_learning(spec.loss, train, x, q_tm1, q_own_t, trainables)
+                q_own_t = self(x["s_t"], tf.constant(_NO_DROPOUT), layers)
+        return losses.td_learning(self.spec.loss, self.spec.train, x, q_tm1, q_own_t, trainables)
 
-    td_error, loss, gradients = gradients_of(fed, q_tm1)
+
+def _learning(model: Model, network: _Network, block: int) -> Model:
+    """A model with what only a twin that learns has."""
+    spec, train, trainables = network.spec, network.spec.train, model.trainables
+    fed = model.needed(train)
+    with tf.variable_scope("frozen", custom_getter=_local):
+        q_acting = network(model.s_tm1, tf.constant(_NO_DROPOUT))
+    _check_shared(spec, trainables)
+    freeze = _freeze(trainables)
+    td_error, loss, gradients = network.td_learning(fed, model.q_tm1, trainables)
     _check_gradients(spec, trainables, gradients)
     accumulate_op, clear = None, None
     if train.accumulate > 1:
@@ -224,8 +247,8 @@ def build_model(
     gradients = optimizers.clip(gradients, train)
     optimizer = optimizers.Optimizer(train)
     # Code that trains an export further makes its own optimizer, whose slots take the plain names.
-    with tf.variable_scope("optimizer") if plain else contextlib.nullcontext():
-        applied = optimizer.apply(gradients, trainables, x.learning_rate)
+    with tf.variable_scope("optimizer") if spec.plain else contextlib.nullcontext():
+        applied = optimizer.apply(gradients, trainables, model.learning_rate)
     with tf.control_dependencies([applied]):
         train_op = tf.group(applied, *(clear() if clear else ()), name="train_op")
     with tf.control_dependencies(gradients):
@@ -233,24 +256,20 @@ def build_model(
 
     def learn(x: Mapping[str, Tensor]) -> tuple[Any, Tensor, Tensor, Tensor]:
         """What `train_op` does, on the same variables, inside the block's loop."""
-        layers = plain_layers if gpu else xla_layers
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-            q_tm1 = network(x["s_tm1"], x["dropout_seed"], layers)
-        td_error, loss, gradients = gradients_of(x, q_tm1, layers)
+            q_tm1 = network(x["s_tm1"], x["dropout_seed"], network.block_layers)
+        td_error, loss, gradients = network.td_learning(x, q_tm1, trainables, network.block_layers)
         applied = optimizer.apply(optimizers.clip(gradients, train), trainables, x["learning_rate"])
         return applied, loss, _q_mean(q_tm1), td_error
 
-    per_update = {"dropout_seed": x.dropout_seed, "learning_rate": x.learning_rate}
-    return Model(
-        **vars(x),
-        q_tm1=q_tm1,
-        activations=activations,
-        trainables=trainables,
+    per_update = {"dropout_seed": model.dropout_seed, "learning_rate": model.learning_rate}
+    return dataclasses.replace(
+        model,
         q_acting=q_acting,
         freeze=freeze,
         td_error=td_error,
         loss=loss,
-        q_mean=_q_mean(q_tm1),
+        q_mean=_q_mean(model.q_tm1),
         train_op=train_op,
         accumulate_op=accumulate_op,
         gradients=tuple(gradients),

@@ -45,11 +45,11 @@ class Built(NamedTuple):
     initialize_optimizer: Any
 
 
-def built(spec: ModelSpec, seed: int, dtype: Any, *, learns: bool, plain: bool, block: int) -> Built:
+def built(spec: ModelSpec, seed: int, dtype: Any, *, learns: bool, block: int) -> Built:
     """The graph of a twin; see `Twin` and `build_model`."""
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(seed)
-        model = build_model(spec, dtype, learns=learns, plain=plain, block=block)
+        model = build_model(spec, dtype, learns=learns, block=block)
         variables = tf.global_variables()
         trainable = {v.op.name for v in model.trainables}
         # A Saver is built once: one built at each save would grow the graph, and with it every later save.
@@ -69,6 +69,26 @@ def built(spec: ModelSpec, seed: int, dtype: Any, *, learns: bool, plain: bool, 
     return found
 
 
+class Compute(NamedTuple):
+    """What computes a twin.
+
+    Attributes:
+      threads: of its session's ops; 0 is one for each core. With 1, ops run one after another in the calling thread.
+      at_once: how many concurrent ops share the threads, 1 or 2.
+      precision: `bf16` for products in bfloat16; anything else is float32.
+      gpu_memory_fraction: share of each GPU's memory for this process (only its first twin's counts); None: as much as
+        it needs.
+    """
+
+    threads: int = 0
+    at_once: int = 1
+    precision: str = "fp32"
+    gpu_memory_fraction: float | None = None
+
+
+_DEFAULT = Compute()
+
+
 class Twin:
     """Owns a finalized graph built by `build_model()`, its session and its Saver; `close()` or `with` ends the session.
 
@@ -76,12 +96,8 @@ class Twin:
       name: used in messages, e.g. `online`.
       spec: what to build.
       seed: of the initial weights. Equal seeds give equal weights.
-      threads: of this session's ops; 0 is one for each core. With 1, ops run one after another in the calling thread.
-      at_once: how many concurrent ops share the threads, 1 or 2.
-      precision: `bf16` for products in bfloat16; anything else is float32.
-      gpu_memory_fraction: share of each GPU's memory for this process (only its first twin's counts); None: as much as
-        it needs.
-      learns, plain, block: see `build_model`.
+      compute: what its session may use.
+      learns, block: see `build_model`.
       like: a twin with which this one must be able to exchange snapshots.
 
     Attributes:
@@ -98,27 +114,23 @@ class Twin:
         spec: ModelSpec,
         *,
         seed: int = 0,
-        threads: int = 0,
-        at_once: int = 1,
-        precision: str = "fp32",
-        gpu_memory_fraction: float | None = None,
+        compute: Compute = _DEFAULT,
         learns: bool = True,
-        plain: bool = False,
         block: int = 0,
         like: "Twin | None" = None,
     ) -> None:
         self.name = name
         self.spec = spec
         self.snapshot_id = ""
-        dtype = tf.bfloat16 if precision == "bf16" else tf.float32
-        self._built = built(spec, seed, dtype, learns=learns, plain=plain, block=block)
+        dtype = tf.bfloat16 if compute.precision == "bf16" else tf.float32
+        self._built = built(spec, seed, dtype, learns=learns, block=block)
         self.graph, self.model, self.variables = self._built.graph, self._built.model, self._built.recorded
         if like is not None:
             check_same_variables(like, self)
-        config = session_config(threads, at_once, gpu_memory_fraction)
+        config = session_config(compute)
         self.session = tf.Session(graph=self.graph, config=config)
         self._calls = SessionCalls(self.session, f"twin {name!r}")
-        self._in_order, self._forward_in_order = threads == 1, config.intra_op_parallelism_threads == 1
+        self._in_order, self._forward_in_order = compute.threads == 1, config.intra_op_parallelism_threads == 1
         self.session.run(self._built.initialize)
 
     def __enter__(self) -> Self:
@@ -285,13 +297,13 @@ def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def session_config(threads: int, at_once: int, gpu_memory_fraction: float | None) -> Any:
-    """The configuration of a twin's session; see `Twin`."""
-    gpu = tf.GPUOptions(allow_growth=gpu_memory_fraction is None)
-    if gpu_memory_fraction is not None:
-        gpu.per_process_gpu_memory_fraction = gpu_memory_fraction
+def session_config(compute: Compute) -> Any:
+    """The configuration of a twin's session."""
+    gpu = tf.GPUOptions(allow_growth=compute.gpu_memory_fraction is None)
+    if compute.gpu_memory_fraction is not None:
+        gpu.per_process_gpu_memory_fraction = compute.gpu_memory_fraction
     config = tf.ConfigProto(
-        intra_op_parallelism_threads=math.ceil((threads or machine.describe().cores) / at_once),
+        intra_op_parallelism_threads=math.ceil((compute.threads or machine.describe().cores) / compute.at_once),
         # One thread for `train_op`, one for `q_acting`; or one each for gradients that do not depend on each other.
         inter_op_parallelism_threads=2,
         use_per_session_threads=True,
