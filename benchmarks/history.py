@@ -67,7 +67,7 @@ def grow(folder: Path, count: int) -> None:
     """Makes a run with so many snapshots, of which the newest `KEPT` have weights."""
     from twin_graph.agent.role import Why
     from twin_graph.snapshots.files import write_new
-    from twin_graph.snapshots.store import SnapshotStore
+    from twin_graph.snapshots.store import Provenance, SnapshotStore
 
     os.fsync = lambda fd: None  # noqa: ARG005
     with trainer(folder, {"save.keep_last": KEPT, "save.keep_every": 0, "seed": 1}) as keeper:
@@ -85,13 +85,15 @@ def grow(folder: Path, count: int) -> None:
             keeper.tally.agent_steps += keeper.settings.train.every_steps
             learner.newest = store.commit(
                 save,
-                lineage=learner.lineage,
-                attempt=1,
-                counters=keeper.tally.counters,
-                settings_sha256="0" * 64,
-                weights_sha256=sha256,
-                variables=learner.online.variables,
-                health=keeper.probe.health(learner.online),
+                Provenance(
+                    lineage=learner.lineage,
+                    attempt=1,
+                    counters=keeper.tally.counters,
+                    settings_sha256="0" * 64,
+                    weights_sha256=sha256,
+                    variables=learner.online.variables,
+                    health=keeper.probe.health(learner.online),
+                ),
             )
             newest, previous, at = (learner.newest.id,), (store.snapshots[-2].id,), keeper.tally.counters
             why = Why("latest", "every update: the newest", newest)

@@ -36,7 +36,7 @@ from twin_graph.snapshots.ledger import Commit, Counters, utc_now
 from twin_graph.snapshots.points import LearnerState, PointState, RoleState
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import RECORDS, Run, create
-from twin_graph.snapshots.store import Variable
+from twin_graph.snapshots.store import Provenance, Variable
 
 #: `open` counts where it creates a file.
 CALLS = ("open", "write", "fsync", "ftruncate", "rename", "replace", "unlink", "mkdir", "rmdir")
@@ -121,12 +121,14 @@ class Training:
     def commit(self, settings_sha256: str = "0" * 64) -> Commit:
         return self.store.commit(
             save,
-            lineage="online",
-            attempt=self.run.attempt,
-            counters=self.counters,
-            settings_sha256=settings_sha256,
-            weights_sha256=f"{self.replay.written:08x}" * 8,
-            variables=[Variable(name="w", shape=(2,), dtype="float32")],
+            Provenance(
+                lineage="online",
+                attempt=self.run.attempt,
+                counters=self.counters,
+                settings_sha256=settings_sha256,
+                weights_sha256=f"{self.replay.written:08x}" * 8,
+                variables=[Variable(name="w", shape=(2,), dtype="float32")],
+            ),
         )
 
     def commit_point(self) -> None:

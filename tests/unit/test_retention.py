@@ -26,7 +26,7 @@ from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.ledger import BY_HAND, IMPORT, Commit, Counters, Health, Pin, Prune, Swap
 from twin_graph.snapshots.points import LearnerState, PointState, RoleState
 from twin_graph.snapshots.run import Run, create
-from twin_graph.snapshots.store import SnapshotStore, Variable
+from twin_graph.snapshots.store import Provenance, SnapshotStore, Variable
 from twin_graph.targets.policies import check_present, parse
 from twin_graph.targets.retention import oldest_readable, prune, removable
 
@@ -641,7 +641,7 @@ import contextlib, os, sys, time
 from pathlib import Path
 from twin_graph.snapshots.ledger import Counters
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.store import Variable
+from twin_graph.snapshots.store import Provenance, Variable
 run = Run(Path(sys.argv[1]))
 store, commits, removals = run.store(), 0, 0
 print("writing", flush=True)
@@ -652,11 +652,12 @@ with run.lock("train"):
                 with prefix.with_suffix("." + name).open("wb") as file:
                     for part in range(20):
                         file.write(os.urandom(10_000))
-        store.commit(
-            save, lineage="online", attempt=1, settings_sha256="", weights_sha256=os.urandom(32).hex(),
+        made = Provenance(
+            lineage="online", attempt=1, settings_sha256="", weights_sha256=os.urandom(32).hex(),
             counters=Counters(agent_steps=commits, updates=commits, frames=0, episodes=0),
             variables=[Variable(name="w", shape=(2,), dtype="float32")],
         )
+        store.commit(save, made)
         commits += 1
         with contextlib.suppress(BlockingIOError):
             removals += len(store.remove_weights(lambda: [s.id for s in store.available[:-2]], attempt=1))
@@ -739,12 +740,14 @@ def calls_of_a_resume_point(run: Run, store: SnapshotStore) -> Counter[str]:
         updates = 10 * len(store.snapshots)
         snapshot = store.commit(
             lambda prefix: prefix.with_suffix(".data").touch(),
-            lineage="online",
-            attempt=1,
-            counters=counters(updates),
-            settings_sha256="",
-            weights_sha256=f"{updates:08x}" * 8,
-            variables=[],
+            Provenance(
+                lineage="online",
+                attempt=1,
+                counters=counters(updates),
+                settings_sha256="",
+                weights_sha256=f"{updates:08x}" * 8,
+                variables=[],
+            ),
         )
         swap(run, snapshot, updates, [])
         assert store.remove_weights(lambda: removable(run, store, older, LATEST, save), attempt=1)

@@ -24,7 +24,7 @@ from twin_graph.snapshots import files
 from twin_graph.snapshots.files import append_line, checked, read_lines, unchecked
 from twin_graph.snapshots.ledger import Commit, Counters, End, Ledger, Start
 from twin_graph.snapshots.run import Run, create, find, make_in
-from twin_graph.snapshots.store import SnapshotStore, Variable
+from twin_graph.snapshots.store import Provenance, SnapshotStore, Variable
 
 
 def open_store(folder: Path) -> SnapshotStore:
@@ -40,14 +40,16 @@ def commit(
 
     return store.commit(
         save or write_two_files,
-        lineage="online",
-        attempt=1,
-        counters=Counters(
-            agent_steps=steps or 4 * updates, updates=updates, frames=16 * updates, episodes=updates // 10
+        Provenance(
+            lineage="online",
+            attempt=1,
+            counters=Counters(
+                agent_steps=steps or 4 * updates, updates=updates, frames=16 * updates, episodes=updates // 10
+            ),
+            settings_sha256="0" * 64,
+            weights_sha256=f"{updates:08x}" * 8,
+            variables=[Variable(name="w", shape=(2,), dtype="float32")],
         ),
-        settings_sha256="0" * 64,
-        weights_sha256=f"{updates:08x}" * 8,
-        variables=[Variable(name="w", shape=(2,), dtype="float32")],
     )
 
 

@@ -17,7 +17,7 @@ from twin_graph.errors import DivergedError, TwinMismatchError
 from twin_graph.snapshots.ledger import Commit, Counters, Health, Swap
 from twin_graph.snapshots.points import LearnerState
 from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.store import SnapshotStore
+from twin_graph.snapshots.store import Provenance, SnapshotStore
 from twin_graph.targets.policies import own_weights
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.twin import Compute, Twin, weights_sha256
@@ -159,15 +159,17 @@ class Learner:
             self.check_finite(weights, counters.updates)
             self.newest = self._store.commit(
                 self.online.save,
-                lineage=self.lineage,
-                learner=self.name,
-                learner_updates=self.updates,
-                attempt=self._run.attempt,
-                counters=counters,
-                settings_sha256=self._settings_sha256,
-                weights_sha256=sha256,
-                variables=self.online.variables,
-                health=health,
+                Provenance(
+                    lineage=self.lineage,
+                    learner=self.name,
+                    learner_updates=self.updates,
+                    attempt=self._run.attempt,
+                    counters=counters,
+                    settings_sha256=self._settings_sha256,
+                    weights_sha256=sha256,
+                    variables=self.online.variables,
+                    health=health,
+                ),
             )
             return self.newest
 

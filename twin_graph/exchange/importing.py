@@ -12,7 +12,7 @@ from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.ledger import IMPORT, Commit, Counters
 from twin_graph.snapshots.run import Run, check_no_pattern
-from twin_graph.snapshots.store import SnapshotStore
+from twin_graph.snapshots.store import Provenance, SnapshotStore
 from twin_graph.twin.tf import tf
 from twin_graph.twin.twin import Twin, weights_sha256
 from twin_graph.twin.weights import read_checkpoint
@@ -100,13 +100,15 @@ def _commit(run: Run, store: SnapshotStore, twin: Twin, weights: Mapping[str, np
     twin.load(weights)
     return store.commit(
         twin.save,
-        lineage=IMPORT,
-        attempt=max(1, run.ledger.attempt),
-        counters=Counters.zero(),
-        settings_sha256=run.settings.sha256(),
-        weights_sha256=weights_sha256(weights),
-        variables=twin.variables,
-        origin=origin,
+        Provenance(
+            lineage=IMPORT,
+            attempt=max(1, run.ledger.attempt),
+            counters=Counters.zero(),
+            settings_sha256=run.settings.sha256(),
+            weights_sha256=weights_sha256(weights),
+            variables=twin.variables,
+            origin=origin,
+        ),
     )
 
 

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -87,6 +87,32 @@ class FileRecord(Record):
             raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
         if found != self:
             raise DamagedError(f"{path} is damaged: its size or sha256 is not the one recorded")
+
+
+class Provenance(NamedTuple):
+    """Of what a snapshot is.
+
+    Attributes:
+      lineage: where it goes.
+      attempt, counters: when its weights were made; counters are the run's.
+      settings_sha256: of the settings then.
+      weights_sha256: see `twin_graph.twin.twin.weights_sha256`.
+      variables: names, shapes and types.
+      learner: whose weights these are; `learner_updates` are its own.
+      health: of its Q values.
+      origin: of an import, from where.
+    """
+
+    lineage: str
+    attempt: int
+    counters: Counters
+    settings_sha256: str
+    weights_sha256: str
+    variables: Sequence[Variable]
+    learner: str = ONLY_LEARNER
+    learner_updates: int | None = None
+    health: Health | None = None
+    origin: str | None = None
 
 
 class Manifest(SnapshotRecord):
@@ -302,21 +328,7 @@ class Snapshots:
 class SnapshotStore(Snapshots):
     """The snapshots of one run, and what changes them."""
 
-    def commit(
-        self,
-        save: Callable[[Path], None],
-        *,
-        lineage: str,
-        attempt: int,
-        counters: Counters,
-        settings_sha256: str,
-        weights_sha256: str,
-        variables: Sequence[Variable],
-        learner: str = ONLY_LEARNER,
-        learner_updates: int | None = None,
-        health: Health | None = None,
-        origin: str | None = None,
-    ) -> Commit:
+    def commit(self, save: Callable[[Path], None], made: Provenance) -> Commit:
         """Calls `save(prefix)`, which writes the weights, and makes files and manifest one durable snapshot.
 
         Where an attempt that was abandoned has committed the same under the same number, its folder is adopted.
@@ -325,24 +337,7 @@ class SnapshotStore(Snapshots):
           OSError: nothing was committed.
           DamagedError: there is a folder of this name with something else in it.
         """
-        if lineage == IMPORT:
-            number, parent, name = None, None, f"{IMPORT}-{weights_sha256[:12]}"
-        else:
-            number = (self.snapshots[-1].number or 0) + 1 if self.snapshots else 0
-            parent = next((s.id for s in reversed(self.snapshots) if s.lineage == lineage), None)
-            name = f"{number:06d}-{weights_sha256[:8]}"
-
-        record: dict[str, Any] = {
-            "attempt": attempt,
-            "number": number,
-            "lineage": lineage,
-            "parent": parent,
-            "learner": learner,
-            "learner_updates": learner_updates,
-            "counters": counters,
-            "weights_sha256": weights_sha256,
-            "health": health,
-        }
+        name, record = self._next(made)
 
         def fill(folder: Path) -> Manifest:
             save(folder / MODEL_PREFIX)
@@ -350,22 +345,35 @@ class SnapshotStore(Snapshots):
                 **record,
                 time=utc_now(),
                 id=name,
-                settings_sha256=settings_sha256,
-                origin=origin,
-                variables=tuple(variables),
+                settings_sha256=made.settings_sha256,
+                origin=made.origin,
+                variables=tuple(made.variables),
                 files=tuple(FileRecord.of(path) for path in sorted(folder.iterdir())),
             )
             write_new(folder / MANIFEST, checked(manifest.model_dump(mode="json"), indent=1))
             return manifest
 
         make_folder(self.folder)
-        manifest = self._adoptable(name, record, settings_sha256) if (self.folder / name).exists() else None
+        adoptable = (self.folder / name).exists()
+        manifest = self._adoptable(name, record, made.settings_sha256) if adoptable else None
         if manifest is None:
             manifest = commit_folder(self.folder / name, fill, index=MANIFEST)
         snapshot = Commit(**record, time=utc_now(), snapshot=name, bytes=manifest.bytes)
         self._ledger.append(snapshot)
         self.reload()
         return snapshot
+
+    def _next(self, made: Provenance) -> tuple[str, dict[str, Any]]:
+        """The name of the next snapshot, and what manifest and ledger both say of it."""
+        if made.lineage == IMPORT:
+            number, parent, name = None, None, f"{IMPORT}-{made.weights_sha256[:12]}"
+        else:
+            number = (self.snapshots[-1].number or 0) + 1 if self.snapshots else 0
+            parent = next((s.id for s in reversed(self.snapshots) if s.lineage == made.lineage), None)
+            name = f"{number:06d}-{made.weights_sha256[:8]}"
+        both = set(Provenance._fields) & set(Commit.model_fields)
+        record = {key: value for key, value in made._asdict().items() if key in both}
+        return name, {**record, "number": number, "parent": parent}
 
     def _adoptable(self, name: str, record: Mapping[str, Any], settings_sha256: str) -> Manifest | None:
         """The manifest of a folder that is there already, if it is whole and says the same; any other is replaced."""
