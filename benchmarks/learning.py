@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 import click
 import matplotlib as mpl
 
+from twin_graph.snapshots.run import learning_curve
+
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 from rich.console import Console
@@ -134,7 +136,7 @@ def points_of_twin_graph(where: Path) -> list[Point]:
             trained = line["seconds"] * (1 - line["time_share/evaluate"])
             clock.append((line["agent_steps"], clock[-1][1] + trained))
     points = []
-    for line in run.learning_curve():
+    for line in learning_curve(run):
         steps = line["played_at"]["agent_steps"]
         seconds = max(at for logged, at in clock if logged <= steps)
         points.append(Point(steps, seconds, line["returns"]))

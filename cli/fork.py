@@ -10,6 +10,7 @@ from twin_graph.config.no_effect import without_effect
 from twin_graph.errors import UsageError
 from twin_graph.snapshots import control, swaps
 from twin_graph.snapshots import fork as forks
+from twin_graph.snapshots.fork import settings_from
 from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import find, make_in
 
@@ -67,7 +68,7 @@ def fork(
                 say(f"skipped: {reason}")
         else:
             point = point_at(parent, at)
-        before = parent.settings_from(point)
+        before = settings_from(parent, point)
         settings = config.change(before, overrides, seed=seed)
         targets.check_present(settings, parent.store(), point.counters.updates)
         change: forks.Change | None = None

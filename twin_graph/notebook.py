@@ -21,7 +21,7 @@ from twin_graph.records import report
 from twin_graph.snapshots import run
 from twin_graph.snapshots.ledger import Commit, Swap, is_import
 from twin_graph.snapshots.resumable import newest_point
-from twin_graph.snapshots.run import Run, locate
+from twin_graph.snapshots.run import Run, learning_curve, locate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -202,7 +202,7 @@ class NotebookRun(Run):
         cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
         learner_of = {commit.id: commit.learner for commit in self.ledger.events(Commit)}
         curves: dict[str, list[tuple[int, float]]] = {}
-        for line in self.learning_curve():
+        for line in learning_curve(self):
             point = line["played_at"]["agent_steps"], line["mean"]
             curves.setdefault(learner_of.get(line["snapshot"], ""), []).append(point)
         curve = "".join(map(_curve, curves.values()))

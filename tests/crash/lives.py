@@ -39,7 +39,7 @@ from twin_graph.records import report
 from twin_graph.records.depth import Depths, combined_by, learnt_from
 from twin_graph.records.verify import verify
 from twin_graph.snapshots import control
-from twin_graph.snapshots.fork import fork
+from twin_graph.snapshots.fork import fork, settings_from
 from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import Run, create
 from twin_graph.targets.evaluations import nothing_left
@@ -238,7 +238,7 @@ class Life:
         seed = self._random.choice([None, self._random.randrange(1_000)])
         self._forks += 1
         self.story.append(f"forks at point {point} ({state.counters}) with seed {seed}")
-        settings = self._changed(parent.settings_from(state), state.counters.updates, seed)
+        settings = self._changed(settings_from(parent, state), state.counters.updates, seed)
         self._run = fork(parent, state, self._folder / f"fork{self._forks}", settings)
         self._learnt = {by: learnt for by, learnt in self._learnt.items() if by[0] <= state.attempt}
 
@@ -324,7 +324,7 @@ class Life:
             self.seen["page"] += 1
 
     def _of(self, run: Run, update: int) -> Learnt:
-        return self._learnt[run.attempt_of(update - 1), update]
+        return self._learnt[run.ledger.attempt_of(update - 1), update]
 
     def _look_at_depths(self, run: Run) -> None:
         depths, known = Depths(run), dict[str, float]()

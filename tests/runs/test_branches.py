@@ -26,6 +26,7 @@ from twin_graph.experiments.runner import Runner
 from twin_graph.experiments.trial import Trial
 from twin_graph.records.depth import Depths, value_of
 from twin_graph.snapshots import control
+from twin_graph.snapshots.fork import settings_from
 from twin_graph.snapshots.run import Run
 
 ROOT = Path(__file__).parents[2]
@@ -121,7 +122,7 @@ def test_conditions_begin_from_the_same_states_and_are_compared_in_pairs(
     assert point
     with parent.trying(config.change(parent.settings, [("train.learning_rate", 0.01)])), parent.lock("train"):
         parent.record_start(point)
-    assert parent.settings_from(point).train.learning_rate == 0.01
+    assert settings_from(parent, point).train.learning_rate == 0.01
     train(tmp_path / "file.toml", folder)
     assert end(Run(runs[name].folder)) == ended
 

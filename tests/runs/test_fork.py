@@ -22,7 +22,7 @@ from twin_graph.records import report
 from twin_graph.records.verify import verify
 from twin_graph.snapshots import control, files, workers
 from twin_graph.snapshots.files import read_file
-from twin_graph.snapshots.fork import fork
+from twin_graph.snapshots.fork import fork, settings_from
 from twin_graph.snapshots.ledger import Fork, Point, Swap
 from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import Run, create, folders_of_runs
@@ -53,7 +53,7 @@ def forked(parent: Run, folder: Path, at: str | None = None, seed: int | None = 
     parent = Run(parent.folder)
     point = point_at(parent, at) if at else newest_point(parent).point
     overrides = [(key.replace("__", "."), value) for key, value in changes.items()]
-    settings = config.change(parent.settings_from(point), overrides, seed=seed)
+    settings = config.change(settings_from(parent, point), overrides, seed=seed)
     return fork(parent, point, folder, settings)
 
 

@@ -6,6 +6,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from twin_graph.agent.actor import Actor
 from twin_graph.agent.counters import Tally
@@ -73,23 +74,12 @@ class ResumePoints:
         if self._actor:
             self._actor.replay.cut()
             arrays |= self._actor.sampler.state()
+        made: dict[str, Any] = {"attempt": run.attempt, "time": utc_now(), "number": number}
+        made |= {"counters": tally.counters, "weights_sha256": sha256}
         # Before the point itself, so that the records that belong to the point say that it was made.
-        run.ledger.append(
-            Point(
-                attempt=run.attempt,
-                time=utc_now(),
-                number=number,
-                counters=tally.counters,
-                weights_sha256=sha256,
-                request=request,
-            )
-        )
+        run.ledger.append(Point(**made, request=request))
         state = PointState(
-            number=number,
-            attempt=run.attempt,
-            time=utc_now(),
-            counters=tally.counters,
-            weights_sha256=sha256,
+            **made,
             learners=tuple(learner.state for learner in learners),
             saved=saved,
             reward_limit=tally.reward_limit,

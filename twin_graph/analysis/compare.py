@@ -11,7 +11,7 @@ from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Fork, Point, Swap
 from twin_graph.snapshots.points import PROBE
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import Run, learning_curve
 from twin_graph.twin.twin import Compute, Twin
 from twin_graph.twin.weights import difference, flat
 
@@ -105,7 +105,7 @@ def compare(first: Run, second: Run) -> Comparison:
     scores = list(_scores(first)), list(_scores(second))
     settings = {name: (name, *values) for name, *values in config.differences(first.settings, second.settings)}
     if parted:  # either run may have been resumed with others since
-        then = (run.settings_of(run.attempt_of(max(0, parted.updates - 1))) for run in (first, second))
+        then = (run.settings_of(run.ledger.attempt_of(max(0, parted.updates - 1))) for run in (first, second))
         settings |= {name: (name, *values) for name, *values in config.differences(*then)}
     return Comparison(list(settings.values()), equal, parted, list(_pairs(first, second, since)), scores)
 
@@ -212,7 +212,7 @@ def _probe(run: Run) -> np.ndarray | None:
 
 def _scores(run: Run) -> Iterator[Score]:
     learners = {commit.id: commit.learner for commit in run.ledger.events(Commit)}
-    for line in run.learning_curve():
+    for line in learning_curve(run):
         at: Mapping[str, int] = line["played_at"]
         low, high = line["interval_95"]
         snapshot = line["snapshot"]

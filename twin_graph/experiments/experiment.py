@@ -35,6 +35,7 @@ from twin_graph.snapshots.files import (
     read_lines,
     write_file,
 )
+from twin_graph.snapshots.fork import settings_from
 from twin_graph.snapshots.ledger import Point, utc_now
 from twin_graph.snapshots.run import DESCRIPTION, RUNS, Run, check_new_folder
 from twin_graph.targets.evaluations import Matches
@@ -245,7 +246,7 @@ def _changes(origin: Origin, planned: PlannedRun) -> Pairs:
         point = None
     if point is None:  # `fork` says so
         return planned.overrides
-    different = config.differences(parent.settings_from(point), planned.settings)
+    different = config.differences(settings_from(parent, point), planned.settings)
     return tuple((key, value) for key, _, value in different if key != "seed")
 
 

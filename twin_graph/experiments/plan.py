@@ -20,6 +20,7 @@ from twin_graph.config.rules import check_that_it_learns
 from twin_graph.config.settings import Settings, Strict
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.files import LONGEST_NAME
+from twin_graph.snapshots.fork import settings_from
 from twin_graph.snapshots.resumable import point_at
 from twin_graph.snapshots.run import find
 
@@ -332,7 +333,7 @@ def _origin(wanted: _From, known: Origin | None) -> Origin:
                     f"from: at resume point {point.number} the {held[0]} is held by hand, and no policy would be used; "
                     "choose a point without a hold"
                 )
-            made, settings = point.counters, run.settings_from(point)
+            made, settings = point.counters, settings_from(run, point)
             points[reference] = OriginPoint(
                 point.number, made.updates, made.agent_steps, point.weights_sha256, settings
             )

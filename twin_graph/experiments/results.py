@@ -27,7 +27,7 @@ from twin_graph.snapshots.ledger import (
     Swap,
     target_swaps,
 )
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import Run, learning_curve
 
 Curve = dict[int, float]
 
@@ -187,7 +187,7 @@ def _result(state: State, run: Run) -> Result:
     # before the point from which it is forked is the same for all.
     begin, end = state.planned.span
     end += run.settings.env.count
-    evaluations = [line for line in run.learning_curve() if begin < line["played_at"]["agent_steps"] <= end]
+    evaluations = [line for line in learning_curve(run) if begin < line["played_at"]["agent_steps"] <= end]
     logged = [line for line in run.metric_lines() if "agent_steps_per_second" in line and line["agent_steps"] <= end]
     metrics = [line for line in logged if line["agent_steps"] > begin]
     if run.settings.workers.count:

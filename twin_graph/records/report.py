@@ -13,7 +13,7 @@ from twin_graph.errors import DamagedError, UsageError
 from twin_graph.records.depth import Depths
 from twin_graph.snapshots import control
 from twin_graph.snapshots import workers as worker_records
-from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Point, Start, Swap, is_import, is_target_of
+from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Fork, Point, Start, Swap, is_import, is_target_of
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run, folders_of_runs
 from twin_graph.snapshots.store import SnapshotStore
@@ -177,14 +177,14 @@ def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[
     entries = [*store.snapshots, *store.imports, *(store.abandoned if abandoned else [])]
     place = {commit.id: i for i, (commit, _) in enumerate(run.ledger.with_abandoned(Commit))}
     shown = sorted(entries, key=lambda snapshot: place[snapshot.id], reverse=True)[:count]
-    makers = {attempt: run.maker_of(attempt) for attempt in {snapshot.attempt for snapshot in shown}}
+    makers = {attempt: _maker_of(run, attempt) for attempt in {snapshot.attempt for snapshot in shown}}
     return [
         {
             "id": snapshot.id,
             "parent": snapshot.parent,
             "lineage": snapshot.lineage,
             "attempt": snapshot.attempt,
-            "run": run.maker_of_import(snapshot.id) if is_import(snapshot.id) else makers[snapshot.attempt],
+            "run": _maker_of_import(run, snapshot.id) if is_import(snapshot.id) else makers[snapshot.attempt],
             "time": snapshot.time,
             **{name: None if is_import(snapshot.id) else n for name, n in snapshot.counters.model_dump().items()},
             "score": scores.get(snapshot.id),
@@ -207,7 +207,7 @@ def show(run: Run, reference: str) -> dict[str, Any]:
     abandoned = next((snapshot for snapshot in store.abandoned if snapshot.id == reference), None)
     snapshot = abandoned or store.resolve(reference, run.scores)
     return {
-        "run": run.maker_of_import(snapshot.id) if is_import(snapshot.id) else run.maker_of(snapshot.attempt),
+        "run": _maker_of_import(run, snapshot.id) if is_import(snapshot.id) else _maker_of(run, snapshot.attempt),
         "depth_agent_steps": _depths(run).of(snapshot.id),
         "manifest": store.manifest(snapshot.id).model_dump(mode="json"),
         "has_weights": store.has_weights(snapshot.id),
@@ -220,6 +220,26 @@ def show(run: Run, reference: str) -> dict[str, Any]:
             if snapshot.id in swap.snapshots
         ],
     }
+
+
+def _maker_of(run: Run, attempt: int) -> str:
+    """The name of the run that made an attempt: this one's, or that of the run from which it was forked since."""
+    forks = run.ledger.events(Fork)
+    return next((fork.run for fork in forks if attempt <= fork.attempt), run.name)
+
+
+def _maker_of_import(run: Run, snapshot_id: str) -> str:
+    """The name of the run into which it was imported, or in which it was averaged: this one's, or as above.
+
+    That may have been before this run's first attempt, but after the fork.
+    """
+    maker = run.name
+    for event in run.ledger.newest_first(Fork, Commit):
+        if isinstance(event, Fork):
+            maker = event.run
+        elif isinstance(event, Commit) and event.id == snapshot_id:
+            break
+    return maker
 
 
 def _names(snapshots: Sequence[str]) -> str:
@@ -279,7 +299,7 @@ def explain(run: Run, update: int) -> dict[str, Any]:
         raise UsageError(f"{run.folder} has made no update yet")
     if not 1 <= update <= summary["updates"]:
         raise UsageError(f"update {update:,}: the records hold updates 1 to {summary['updates']:,}")
-    attempt = run.attempt_of(update - 1)
+    attempt = run.ledger.attempt_of(update - 1)
     learner, worker = turns.Turns(run.settings_of(attempt)).learns(update - 1), ""
     if run.settings.workers.count:
         found = worker_records.who_applied(run.folder, attempt, update - 1)
@@ -308,7 +328,7 @@ def explain(run: Run, update: int) -> dict[str, Any]:
         "draw": swap.draw,
         "used_for_updates": [swap.first_update, last],
         "attempt": swap.attempt,
-        "run": run.maker_of(swap.attempt),
+        "run": _maker_of(run, swap.attempt),
         "time": swap.time,
         "held": swap.hold,
         "request": swap.request,

@@ -11,7 +11,7 @@ from twin_graph.snapshots import control, workers
 from twin_graph.snapshots.files import damaged_line, leftovers, read_file, read_lines
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.points import SEGMENTS, STATE, PointState, PointStore
-from twin_graph.snapshots.resumable import too_short
+from twin_graph.snapshots.resumable import lost_point, too_short
 from twin_graph.snapshots.run import DESCRIPTION, EVALUATIONS, GAMES, LEDGER, METRICS, RATINGS, Run
 from twin_graph.snapshots.store import ID, MANIFEST, MODEL_PREFIX, Manifest, SnapshotStore
 
@@ -134,7 +134,7 @@ class _Verifier:
             for folder in points.folders():
                 self._point(points, folder)
             with contextlib.suppress(DamagedError):  # of the ledger, named already
-                if lost := self._run.lost_point():
+                if lost := lost_point(self._run):
                     self.damage.append(lost)
             # Segments that no point names yet: of a run that is training, or of one that was killed.
             self.known.update((points.folder / SEGMENTS).glob("*.npys"))

@@ -22,7 +22,7 @@ from twin_graph.snapshots.files import (
     share,
     write_new,
 )
-from twin_graph.snapshots.ledger import End, Fork, Ledger, Point, Prune, utc_now
+from twin_graph.snapshots.ledger import End, Fork, Ledger, Point, Prune, Start, utc_now
 from twin_graph.snapshots.points import SEGMENTS, PointState
 from twin_graph.snapshots.run import DESCRIPTION, LEDGER, POINTS, RECORDS, Run, make_run
 from twin_graph.snapshots.store import MANIFEST, Snapshots
@@ -51,6 +51,7 @@ def fork(parent: Run, point: PointState, folder: Path, settings: Settings, chang
     def fill(temporary: Path) -> None:
         gone = copy_past(parent, point, temporary)
         state, changed = point, ""
+        origin: dict[str, Any]
         if change:
             changed, state = change(temporary / POINTS / parent.points().path(point.number).name, point)
         ledger, now = Ledger(temporary / LEDGER), utc_now()
@@ -67,14 +68,8 @@ def fork(parent: Run, point: PointState, folder: Path, settings: Settings, chang
         )
         if gone:
             ledger.append(Prune(attempt=point.attempt, time=now, snapshots=gone))
-        origin = {
-            "run": parent.name,
-            "folder": str(parent.folder.absolute()),
-            "point": point.number,
-            **point.counters.model_dump(),
-            "weights_sha256": state.weights_sha256,
-            "moved": changed,
-        }
+        origin = {"run": parent.name, "folder": str(parent.folder.absolute()), "point": point.number}
+        origin |= {**point.counters.model_dump(), "weights_sha256": state.weights_sha256, "moved": changed}
         description = describe(parent, point.attempt, settings)
         description |= {"name": folder.name, "created": now, "forked_from": origin}
         write_new(temporary / DESCRIPTION, checked(description, indent=1))
@@ -166,3 +161,14 @@ def share_snapshot(store: Snapshots, snapshot_id: str, folder: Path, *, weights:
         if not path.exists():
             raise DamagedError(f"{path} is gone")
         share(path, into / name)
+
+
+def settings_from(run: Run, point: PointState) -> Settings:
+    """The settings with which a run continued from one of its points, or as a fork would continue from it; if it
+    did neither, those that made the point."""
+    for event in run.ledger.newest_first(Start, Fork):
+        if isinstance(event, Start) and event.resumed_from == point.number:
+            return run.settings_of(event.attempt)
+        if isinstance(event, Fork) and event.point == point.number:
+            return run.settings_of(event.attempt + 1)
+    return run.settings_of(point.attempt)

@@ -332,6 +332,11 @@ class Ledger:
         self._holds: list[bool] = []  # of the entries, as far as that is known
         self._folds = self._attempt = 0
 
+    def attempt_of(self, update: int) -> int:
+        """The attempt that made an update, counted from 0; 0 before any attempt began."""
+        starts = self.newest_first(Start)
+        return next((s.attempt for s in starts if (s.counters.updates if s.counters else 0) <= update), 0)
+
     @property
     def attempt(self) -> int:
         """The run's newest attempt; 0 before the first."""

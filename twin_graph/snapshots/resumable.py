@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import damaged_line, read_lines
-from twin_graph.snapshots.ledger import Commit, Point, Start, Swap
+from twin_graph.snapshots.ledger import IMPORT, Commit, End, Point, Start, Swap
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import METRICS, Run
 from twin_graph.snapshots.store import Snapshots, update_of
@@ -47,7 +47,7 @@ def newest_point(run: Run) -> Found:
         if not run.ledger.events(Start):
             raise UsageError(f"{run.folder} has not been trained yet: call its train(), or train a new run")
         raise UsageError(f"{run.folder} ended before its first resume point; train a new run")
-    lost = run.lost_point()
+    lost = lost_point(run)
     point, damage = _first_whole(run, reversed(folders))
     return Found(point, [lost, *damage] if lost else damage)
 
@@ -125,4 +125,22 @@ def too_short(run: Run, point: PointState, name: str) -> str:
     path, known = run.folder / name, point.known_bytes[name]
     if known and (not path.exists() or path.stat().st_size < known):
         return f"{path} is damaged: it is shorter than when resume point {point.number} was made"
+    return ""
+
+
+def lost_point(run: Run) -> str:
+    """That the newest resume point is gone, in words; empty if it is not. That it was there follows from what came
+    after it: a process may also have died between the ledger's line and the folder."""
+    followed = False
+    for event in run.ledger.newest_first(Commit, Point, End):
+        if isinstance(event, Point):
+            folder = run.points().path(event.number)
+            if folder.exists():
+                return ""
+            if followed:
+                return f"{folder} is gone, which the ledger has"
+        if isinstance(event, End):
+            followed = followed or event.is_deliberate
+        else:
+            followed = followed or not (isinstance(event, Commit) and event.lineage == IMPORT)
     return ""

@@ -14,7 +14,6 @@ checkpoints/<run>/
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import socket
@@ -40,6 +39,7 @@ from twin_graph.snapshots.files import (
     damaged_line,
     file_lock,
     fsync,
+    is_locked,
     lengthen,
     make_folder,
     read_file,
@@ -50,7 +50,6 @@ from twin_graph.snapshots.files import (
     write_new,
 )
 from twin_graph.snapshots.ledger import (
-    IMPORT,
     Commit,
     Counters,
     End,
@@ -171,27 +170,12 @@ class Run:
 
     def _is_training(self) -> bool:
         """Whether a process trains the run, or is about to, on any machine that shares locks with this storage."""
-        if not self._is_locked():
+        if not is_locked(self.control / "lock"):
             return False
         try:
             return read_file(self.control / "holder.json")["purpose"] in ("train", "resume")
         except DamagedError:  # on a full disk, none says who has the lock
             return True
-
-    def _is_locked(self) -> bool:
-        try:
-            descriptor = os.open(self.control / "lock", os.O_RDONLY)
-        except FileNotFoundError:
-            return False
-        except OSError:  # who may not even read it cannot tell
-            return True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
 
     def store(self) -> SnapshotStore:
         """The run's snapshots."""
@@ -275,23 +259,6 @@ class Run:
             return True
         return bool(self.points().folders()) or any(event.counters.agent_steps for event in recorded)
 
-    def lost_point(self) -> str:
-        """That the newest resume point is gone, in words; empty if it is not. That it was there follows from what came
-        after it: a process may also have died between the ledger's line and the folder."""
-        followed = False
-        for event in self.ledger.newest_first(Commit, Point, End):
-            if isinstance(event, Point):
-                folder = self.points().path(event.number)
-                if folder.exists():
-                    return ""
-                if followed:
-                    return f"{folder} is gone, which the ledger has"
-            if isinstance(event, End):
-                followed = followed or event.is_deliberate
-            else:
-                followed = followed or not (isinstance(event, Commit) and event.lineage == IMPORT)
-        return ""
-
     def settings_of(self, attempt: int) -> Settings:
         """The settings with which an attempt trained."""
         for past in self.description["past_settings"]:
@@ -308,39 +275,6 @@ class Run:
         """
         newest = next(self.ledger.newest_first(Start, Fork), None)
         return self.settings_of(newest.attempt) if isinstance(newest, Start) else self.settings
-
-    def settings_from(self, point: PointState) -> Settings:
-        """The settings with which the run continued from one of its points, or as a fork would continue from it; if it
-        did neither, those that made the point."""
-        for event in self.ledger.newest_first(Start, Fork):
-            if isinstance(event, Start) and event.resumed_from == point.number:
-                return self.settings_of(event.attempt)
-            if isinstance(event, Fork) and event.point == point.number:
-                return self.settings_of(event.attempt + 1)
-        return self.settings_of(point.attempt)
-
-    def attempt_of(self, update: int) -> int:
-        """The attempt that made an update, counted from 0; 0 before any attempt began."""
-        starts = self.ledger.newest_first(Start)
-        return next((s.attempt for s in starts if (s.counters.updates if s.counters else 0) <= update), 0)
-
-    def maker_of(self, attempt: int) -> str:
-        """The name of the run that made an attempt: this one's, or that of the run from which it was forked since."""
-        forks = self.ledger.events(Fork)
-        return next((fork.run for fork in forks if attempt <= fork.attempt), self.name)
-
-    def maker_of_import(self, snapshot_id: str) -> str:
-        """The name of the run into which it was imported, or in which it was averaged: this one's, or as above.
-
-        That may have been before this run's first attempt, but after the fork.
-        """
-        maker = self.name
-        for event in self.ledger.newest_first(Fork, Commit):
-            if isinstance(event, Fork):
-                maker = event.run
-            elif isinstance(event, Commit) and event.id == snapshot_id:
-                break
-        return maker
 
     def record_evaluation(
         self, snapshot: Commit, result: Mapping[str, Any], *, played_at: Counters | None = None, challenger: str = ""
@@ -366,10 +300,6 @@ class Run:
         append_line(self.folder / EVALUATIONS, line)
         return line
 
-    def record_metrics(self, metrics: dict[str, Any]) -> None:
-        """Appends a line to `metrics.jsonl`; not fsynced before the next resume point, see `settle_records`."""
-        append_line(self.folder / METRICS, {"attempt": self.attempt, **metrics}, durable=False)
-
     def evaluation_lines(self) -> Iterator[dict[str, Any]]:
         """Evaluations that hold. Raises `DamagedError`."""
         is_anew, lines = self._evaluations.new()
@@ -380,12 +310,6 @@ class Run:
             if missing := [key for key in _OF_AN_EVALUATION if key not in line]:
                 raise DamagedError(f"{self.folder / EVALUATIONS} is damaged: a record has no {missing[0]!r}")
             yield line
-
-    def learning_curve(self) -> Iterator[dict[str, Any]]:
-        """Of those, the scheduled ones of what was a learner's newest snapshot then, oldest first; see `played_at`."""
-        return (
-            line for line in self.evaluation_lines() if line["scheduled"] and line["snapshot"] == line["challenger"]
-        )
 
     def metric_lines(self) -> Iterator[dict[str, Any]]:
         """Metrics that hold, without damaged lines: no run depends on them, and `verify` names them."""
@@ -442,6 +366,11 @@ class Run:
         if not isinstance(newest, Start):
             return "stopped", "not trained yet"
         return "failed", f"killed: process {newest.pid} on {newest.host} ended without recording why"
+
+
+def learning_curve(run: Run) -> Iterator[dict[str, Any]]:
+    """The scheduled evaluations of what was a learner's newest snapshot then, oldest first; see `played_at`."""
+    return (line for line in run.evaluation_lines() if line["scheduled"] and line["snapshot"] == line["challenger"])
 
 
 def comparable(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -1,7 +1,7 @@
 """Scheduled evaluations of a run."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.film import Film
@@ -41,9 +41,7 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Happened]
                     if snapshot is newest:  # play another one, later
                         left = settings.train.steps - progress.agent_steps
                         without = [f"evaluate.every_steps={progress.agent_steps + left // 2}"] if left > 0 else []
-                    options = " ".join(f"--set {assignment}" for assignment in without)
-                    instead = f", or resume with {options}" if options else "; this evaluation alone is left to do"
-                    raise DamagedError(f"{error}. Restore its files{instead}") from error
+                    raise DamagedError(f"{error}. Restore its files{_instead(without)}") from error
                 depth = progress.depth_of(snapshot)
                 with _filmed(keeper.run, newest if snapshot is newest else None) as film:
                     watch = film.watch if film else None
@@ -74,6 +72,12 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Happened]
         if snapshot is challenger:
             progress.evaluation = progress.evaluations[snapshot.learner] = snapshot.id, evaluation
             yield Happened(evaluations=[(snapshot.id, evaluation)])
+
+
+def _instead(without: Sequence[str]) -> str:
+    """How to go on without a snapshot that is damaged, by other settings, in words."""
+    options = " ".join(f"--set {assignment}" for assignment in without)
+    return f", or resume with {options}" if options else "; this evaluation alone is left to do"
 
 
 def _filmed(run: Run, snapshot: Commit | None) -> contextlib.AbstractContextManager[Film | None]:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import numpy as np
 
 from twin_graph.agent.agent import Agent
+from twin_graph.agent.live_run import Keeper
 from twin_graph.agent.prefetched import Prepared
 from twin_graph.config.settings import Schedule
 from twin_graph.envs import VectorEnv, VectorStep
@@ -67,23 +68,12 @@ def loop(
     """
     keeper, settings = progress.keeper, progress.keeper.settings
     log, evaluation, point = settings.log.schedule, settings.evaluate.schedule, settings.resume.schedule
-
-    def play_newest() -> Iterator[Happened]:
-        for happened in evaluate():
-            yield happened
-            stepper.meanwhile()
-
-    def end() -> list[float]:
-        scores = stepper.end()
-        keeper.commit()
-        return scores
-
     since = progress.counters
     done = progress.agent_steps >= progress.total_steps
     if keeper.resume_points.newest is None:
         keeper.commit_point()
     else:
-        yield from _take_up(stepper, progress, play_newest)
+        yield from _take_up(stepper, progress, evaluate)
     requests.carry_out()
     is_stopped = progress.stop.is_set() and not settings.workers.count  # workers are already training
     if done or is_stopped or progress.reached or progress.ended_by:
@@ -95,7 +85,7 @@ def loop(
         now = progress.counters  # read once: workers keep making steps while this process writes
         done = now.agent_steps >= progress.total_steps
         if done:
-            scores += end()
+            scores += _end(stepper, keeper)
         progress.returns.extend(scores)
         progress.workers = stepper.workers
         if done or log.due(since, now):
@@ -104,11 +94,11 @@ def loop(
                 keeper.log_variables()
         yield Happened(scores)
         if done or evaluation.due(since, now):
-            yield from play_newest()
+            yield from _play(stepper, evaluate)
         # Read once: a signal may arrive at any time.
         ends = done or progress.stop.is_set() or bool(progress.reached or progress.ended_by)
         if ends and not done:
-            progress.returns.extend(end())
+            progress.returns.extend(_end(stepper, keeper))
         request = requests.carry_out()
         if ends or request or point.due(since, now):
             stepper.settle()
@@ -121,14 +111,27 @@ def loop(
         since = now
 
 
-def _take_up(stepper: Stepper, progress: Progress, play_newest: Callable[[], Iterator[Happened]]) -> Iterator[Happened]:
+def _play(stepper: Stepper, evaluate: Callable[[], Iterator[Happened]]) -> Iterator[Happened]:
+    for happened in evaluate():
+        yield happened
+        stepper.meanwhile()
+
+
+def _end(stepper: Stepper, keeper: Keeper) -> list[float]:
+    """Makes what is still to be made, and commits the last snapshot; returns true scores, as `Stepper.end`."""
+    scores = stepper.end()
+    keeper.commit()
+    return scores
+
+
+def _take_up(stepper: Stepper, progress: Progress, evaluate: Callable[[], Iterator[Happened]]) -> Iterator[Happened]:
     """Plays the evaluation that is due since the last one, for example the one during which the run was stopped."""
     keeper, settings, now = progress.keeper, progress.keeper.settings, progress.counters
     played = keeper.matches.last
     is_unplayed = now.agent_steps >= progress.total_steps and played.agent_steps < now.agent_steps
     if is_unplayed or settings.evaluate.schedule.due(since=played, now=now):
         played_now = False
-        for happened in play_newest():
+        for happened in _play(stepper, evaluate):
             played_now = played_now or bool(happened.evaluations)
             yield happened
         if played_now:  # the next resume would play it again

@@ -32,7 +32,7 @@ from twin_graph.snapshots.ledger import (
     Swap,
     is_import,
 )
-from twin_graph.snapshots.run import METRICS, Run, like_the_newest
+from twin_graph.snapshots.run import METRICS, Run, learning_curve, like_the_newest
 from twin_graph.targets.policies import PURPOSES
 
 #: A plot has no more points, since no screen has more columns; lines of metrics are averaged to so many.
@@ -140,7 +140,7 @@ class Records:
 
     def _spark(self) -> list[list[float]]:
         """Agent steps and scores, of two learners the first one's; of a run without scores, its training returns."""
-        learner_of, lines = self._learner_of(), list(self.run.learning_curve())
+        learner_of, lines = self._learner_of(), list(learning_curve(self.run))
         first = [line for line in lines if learner_of.get(line["snapshot"]) == learner_of.get(lines[0]["snapshot"])]
         curve = [(line["played_at"]["agent_steps"], line["mean"]) for line in first]
         if len(curve) < 2:
@@ -176,7 +176,7 @@ class Records:
             for name, value in values.items():
                 scores.setdefault(key, {}).setdefault(name, []).append(value)
 
-        for line in self.run.learning_curve():
+        for line in learning_curve(self.run):
             low, high = line["interval_95"]
             at = {name: line["played_at"][name] for name in _COUNTERS}
             add(line, **at, mean=line["mean"], low=low, high=high)
