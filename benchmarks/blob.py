@@ -78,7 +78,7 @@ def main(seeds: int, settings: tuple[str, ...], runs: Path | None, output: Path)
 def random_player() -> dict[str, Any]:
     """What uniformly random actions are worth, over as many episodes as an agent plays."""
     settings = config.load("blob", [("evaluate.epsilon", 1.0)])
-    played = last(play(lambda s: np.zeros((len(s), 1)), settings, episodes=EPISODES, seed=settings.seed, counter=0))
+    played = last(play(lambda s: np.zeros((len(s), 1)), settings, episodes=EPISODES, at=(settings.seed, 0)))
     return figures(played.summary())
 
 

@@ -68,7 +68,7 @@ def main(run: str, ref: str, path: Path | None) -> None:
         for against, games in GAMES.items():
             changed = found.settings.evaluate.model_copy(update={"against": against})
             settings = found.settings.model_copy(update={"evaluate": changed})
-            returns = last(play(twin.q_values, settings, episodes=games, seed=_SEED, counter=0)).returns
+            returns = last(play(twin.q_values, settings, episodes=games, at=(_SEED, 0))).returns
             won, drawn = sum(r > 0 for r in returns), sum(r == 0 for r in returns)
             low, high = wilson(won, games)
             measured[against] = {"games": games, "won": won, "drawn": drawn, "interval_95": [low, high]}

@@ -363,7 +363,7 @@ def test_evaluations_are_against_whom_the_settings_say(tictactoe: Make) -> None:
         return np.where(observations[:, -9:] == 0, -1e9, 0.0)
 
     against = {
-        name: last(play(first_legal, tictactoe(evaluate__against=name), episodes=20, seed=1, counter=0)).mean
+        name: last(play(first_legal, tictactoe(evaluate__against=name), episodes=20, at=(1, 0))).mean
         for name in ("random", "perfect")
     }
     assert against["perfect"] < against["random"]

@@ -547,7 +547,7 @@ def test_what_is_evaluated_is_the_snapshot(cartpole: Make, train: Train) -> None
     for snapshot in (store.resolve("@update:100", dict), store.newest, store.snapshots[0]):
         with Twin("again", spec, compute=Compute(threads=1)) as twin:
             twin.restore(store.prefix(snapshot.id))
-            played = last(play(twin.q_values, run.settings, episodes=5, seed=1, counter=snapshot.counters.agent_steps))
+            played = last(play(twin.q_values, run.settings, episodes=5, at=(1, snapshot.counters.agent_steps)))
         returns.append(played.returns)
     assert [evaluation["returns"] for evaluation in run.evaluation_lines()] == returns[:2]
     assert returns[0] != returns[2]
@@ -649,7 +649,7 @@ def test_the_epsilon_of_evaluations_follows_the_environment_unless_it_is_set(
         (cartpole(env__id=environment), epsilon),
         (cartpole(env__id=environment, evaluate__epsilon=0.05), 0.05),
     ):
-        first = next(play(lambda s: np.zeros((len(s), 2)), settings, episodes=1, seed=0, counter=0))
+        first = next(play(lambda s: np.zeros((len(s), 2)), settings, episodes=1, at=(0, 0)))
         assert first.protocol["epsilon"] == expected
 
 
@@ -667,13 +667,13 @@ class Scripted:
 
 @pytest.mark.parametrize("episodes", [1, 7, 23])
 def test_an_evaluation_plays_as_many_games_as_asked_fixed_beforehand(cartpole: Make, episodes: int) -> None:
-    told = [len(part.returns) for part in play(Scripted(), cartpole(), episodes=episodes, seed=5, counter=0)]
+    told = [len(part.returns) for part in play(Scripted(), cartpole(), episodes=episodes, at=(5, 0))]
     assert told == sorted(told)
     assert (told[0], told[-1]) == (0, episodes)
-    evaluation = last(play(Scripted(), cartpole(), episodes=episodes, seed=5, counter=0))
+    evaluation = last(play(Scripted(), cartpole(), episodes=episodes, at=(5, 0)))
     assert len(evaluation.returns) == episodes
     assert all(score > 100 for score in evaluation.returns)
-    again = last(play(Scripted(), cartpole(), episodes=episodes, seed=5, counter=0))
+    again = last(play(Scripted(), cartpole(), episodes=episodes, at=(5, 0)))
     assert again.returns == evaluation.returns
 
 
@@ -698,7 +698,7 @@ def test_long_games_count_as_often_as_short_ones(cartpole: Make, monkeypatch: py
 
     monkeypatch.setattr(envs, "make", lambda *_, **__: Uneven())
     monkeypatch.setattr("twin_graph.evaluation.games.PARALLEL_GAMES", 2)
-    evaluation = last(play(Scripted(), cartpole(), episodes=10, seed=0, counter=0))
+    evaluation = last(play(Scripted(), cartpole(), episodes=10, at=(0, 0)))
     assert evaluation.returns == [1.0, 9.0] * 5
 
 
@@ -969,8 +969,7 @@ def test_evaluations_take_as_many_random_actions_as_they_say(cartpole: Make) -> 
         return np.tile([1.0, 0.0], (len(observations), 1))
 
     greedy, random = (
-        last(play(left, cartpole(evaluate__epsilon=epsilon), episodes=5, seed=1, counter=0)).returns
-        for epsilon in (0.0, 1.0)
+        last(play(left, cartpole(evaluate__epsilon=epsilon), episodes=5, at=(1, 0))).returns for epsilon in (0.0, 1.0)
     )
     assert max(greedy) < 12 < max(random)
 

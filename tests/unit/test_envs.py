@@ -380,7 +380,7 @@ def test_an_evaluation_of_an_environment_without_a_limit_ends(cartpole: Callable
     endless = registered("Endless", step=never_ends)
     settings = cartpole(env__id=endless, evaluate__max_steps=70)
     assert envs.make(settings.env, count=1).endless
-    told = evaluation.last(evaluation.play(lambda s: np.zeros((len(s), 2)), settings, episodes=3, seed=1, counter=0))
+    told = evaluation.last(evaluation.play(lambda s: np.zeros((len(s), 2)), settings, episodes=3, at=(1, 0)))
     assert told.returns == [70.0] * 3
     assert told.protocol["time limit, steps"] == 70
     assert "3 cut at the step limit" in told.words()
@@ -389,7 +389,7 @@ def test_an_evaluation_of_an_environment_without_a_limit_ends(cartpole: Callable
     assert not evaluated.endless
     assert evaluated.protocol["time limit, steps"] == 27_000
     # Where games have a limit of their own, nothing is said or cut.
-    plain = evaluation.last(evaluation.play(lambda s: np.zeros((len(s), 2)), cartpole(), episodes=3, seed=1, counter=0))
+    plain = evaluation.last(evaluation.play(lambda s: np.zeros((len(s), 2)), cartpole(), episodes=3, at=(1, 0)))
     assert "cut" not in plain.summary()
     assert plain.protocol["time limit, steps"] == 500
 
@@ -397,7 +397,7 @@ def test_an_evaluation_of_an_environment_without_a_limit_ends(cartpole: Callable
 @pytest.mark.parametrize("changes", [{"env__max_frames": 400}, {"env__frame_skip": 2, "evaluate__max_steps": 100}])
 def test_atari_games_that_a_setting_ends_count_as_cut(pong: Callable[..., Settings], changes: dict[str, Any]) -> None:
     settings = pong(**changes)
-    played = evaluation.play(lambda s: np.zeros((len(s), 6)), settings, episodes=2, seed=1, counter=0)
+    played = evaluation.play(lambda s: np.zeros((len(s), 6)), settings, episodes=2, at=(1, 0))
     assert evaluation.last(played).summary()["cut"] == 2
 
 

@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+from collections.abc import Callable
 
 import ale_py
 import gymnasium
@@ -52,17 +53,7 @@ class Atari:
         self._clip = settings.clip_rewards and not evaluation
         self._life_loss = settings.life_loss and not evaluation
         fire_reset = settings.fire_reset and not evaluation
-        emulator = functools.partial(
-            AtariVectorEnv,
-            _rom(settings.id),
-            repeat_action_probability=settings.sticky,
-            noop_max=settings.noop_max + 1,  # ALE draws from 0 to noop_max - 1; FIRE, if pressed, is the first of them
-            max_num_frames_per_episode=max_frames,
-            use_fire_reset=fire_reset,
-            reward_clipping=False,
-            episodic_life=False,
-            autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
-        )
+        emulator = _emulator(settings, max_frames, fire_reset=fire_reset)
         self._env = emulator(
             num_envs=count,
             frameskip=settings.frame_skip,
@@ -93,7 +84,7 @@ class Atari:
         self.protocol: dict[str, str | int | float | bool] = {
             "environment": settings.id,
             "environments": count,
-            "actions": " ".join(meanings[i] for i in self._actions) if settings.actions else self.spec.n_actions,
+            "actions": " ".join(self.action_names) if settings.actions else self.spec.n_actions,
             "frame skip": settings.frame_skip,
             "sticky actions": settings.sticky,
             "no-ops up to": max(0, settings.noop_max - fires),
@@ -151,6 +142,21 @@ class Atari:
             if env:
                 env.close()
                 vars(env).pop("ale", None)  # or a traceback keeps the emulator until Python ends, which then complains
+
+
+def _emulator(settings: EnvSettings, max_frames: int, *, fire_reset: bool) -> Callable[..., AtariVectorEnv]:
+    """Makes emulators of a game, once it is told how many and what they show."""
+    return functools.partial(
+        AtariVectorEnv,
+        _rom(settings.id),
+        repeat_action_probability=settings.sticky,
+        noop_max=settings.noop_max + 1,  # ALE draws from 0 to noop_max - 1; FIRE, if pressed, is the first of them
+        max_num_frames_per_episode=max_frames,
+        use_fire_reset=fire_reset,
+        reward_clipping=False,
+        episodic_life=False,
+        autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
+    )
 
 
 def actions_of(settings: EnvSettings, meanings: list[str]) -> np.ndarray:

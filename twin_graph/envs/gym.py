@@ -68,27 +68,13 @@ class Gym:
         one = functools.partial(_make_one, settings, declared, time_limit)
         each: list[Callable[[], Any]] = [functools.partial(one, index) for index in range(count)]
         if screens:
-            if "rgb_array" not in declared.render_modes:
-                modes = ", ".join(map(str, declared.render_modes)) or "none"
-                raise UsageError(f"{settings.id} cannot be drawn: it has no render mode rgb_array (it has {modes})")
-            if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-                os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or pygame complains that it finds none
-            os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # or SIGTERM ends nothing
+            _prepare_drawing(settings.id, declared)
             self._drawn = _Drawn(one(0, render_mode="rgb_array"), settings.id)
             each[0] = lambda: self._drawn
         names = declared.action_names  # of an inner environment, perhaps, which has other actions than its wrapper
         self.action_names = names if len(names) == n_actions else ()
         self.screens_per_second = declared.screens_per_second
-        self._env: AsyncVectorEnv | SyncVectorEnv
-        if settings.vectorization == "async" and not screens:
-            # Not forked from this process: its threads, TensorFlow's for example, do not survive that.
-            multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
-            # An error in one of them is raised here, too, with its place; Gymnasium warns of it with whole tracebacks.
-            warnings.filterwarnings("ignore", r"\S*ERROR: ", module=r"gymnasium\.vector")
-            with _alive(self._id):
-                self._env = AsyncVectorEnv(each, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
-        else:
-            self._env = SyncVectorEnv(each, autoreset_mode=AutoresetMode.SAME_STEP)
+        self._env = _vector(each, settings.id, in_processes=settings.vectorization == "async" and not screens)
         box = self._env.single_observation_space
         assert isinstance(box, spaces.Box)
         self._first_action = int(declared.actions.start)
@@ -214,6 +200,29 @@ def _as_declared(box: spaces.Box, observation: Any, where: str) -> np.ndarray:
     if given.dtype != box.dtype and not np.issubdtype(box.dtype, np.floating) and not np.array_equal(own, given):
         raise ForeignError(f"{where}: observed {given[own != given][0]}, and observation_space says {box.dtype}")
     return own
+
+
+def _vector(
+    each: list[Callable[[], Any]], environment_id: str, *, in_processes: bool
+) -> AsyncVectorEnv | SyncVectorEnv:
+    if not in_processes:
+        return SyncVectorEnv(each, autoreset_mode=AutoresetMode.SAME_STEP)
+    # Not forked from this process: its threads, TensorFlow's for example, do not survive that.
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+    # An error in one of them is raised here, too, with its place; Gymnasium warns of it with whole tracebacks.
+    warnings.filterwarnings("ignore", r"\S*ERROR: ", module=r"gymnasium\.vector")
+    with _alive(environment_id):
+        return AsyncVectorEnv(each, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def _prepare_drawing(environment_id: str, declared: "_Declared") -> None:
+    """Raises `UsageError` if it cannot be drawn; tells the libraries that draw what this process is."""
+    if "rgb_array" not in declared.render_modes:
+        modes = ", ".join(map(str, declared.render_modes)) or "none"
+        raise UsageError(f"{environment_id} cannot be drawn: it has no render mode rgb_array (it has {modes})")
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or pygame complains that it finds none
+    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # or SIGTERM ends nothing
 
 
 class _Drawn(gymnasium.Wrapper[Any, Any, Any, Any]):

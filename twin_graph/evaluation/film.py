@@ -309,33 +309,32 @@ class _Panel:
         left, right = _MARGIN, _PANEL - _MARGIN
         write, greedy = self._text, int(moment.q.argmax())
         game = f"  game {moment.game} of {self._games}" if self._games > 1 else ""
-        write(pen, left, 25, self._title[0], 14, _TEXT, width=right - left)
-        write(pen, left, 43, self._title[1] + game, 11, _DIM, width=right - left)
-        write(pen, left, 68, "FINAL SCORE" if moment.last else "SCORE", 10, _DIM)
-        write(pen, left, 88, _number(moment.score), 28, _TEXT)
-        write(pen, right, 68, "AGENT STEP", 10, _DIM, anchor="rm")
-        write(pen, right, 88, f"{moment.step:,}", 28, _TEXT, anchor="rm")
+        write(pen, (left, 25), self._title[0], 14, _TEXT, width=right - left)
+        write(pen, (left, 43), self._title[1] + game, 11, _DIM, width=right - left)
+        write(pen, (left, 68), "FINAL SCORE" if moment.last else "SCORE", 10, _DIM)
+        write(pen, (left, 88), _number(moment.score), 28, _TEXT)
+        write(pen, (right, 68), "AGENT STEP", 10, _DIM, anchor="rm")
+        write(pen, (right, 88), f"{moment.step:,}", 28, _TEXT, anchor="rm")
         each = f"OF {self._rows} OF {len(self._names):,} ACTIONS" if self._names[self._rows :] else "OF EACH ACTION"
-        write(pen, left, _BARS_TOP - 14, f"Q {each}", 10, _DIM)
+        write(pen, (left, _BARS_TOP - 14), f"Q {each}", 10, _DIM)
         if moment.action != greedy:
-            write(pen, right, _BARS_TOP - 14, "at random", 10, _RANDOM, anchor="rm")
+            write(pen, (right, _BARS_TOP - 14), "at random", 10, _RANDOM, anchor="rm")
         size = min(12.0, self._row * 0.8)
         for row, action in enumerate(actions):
             y, q = _BARS_TOP + self._row * (row + 0.36), moment.q[action]
             colour = _TEXT if action in (greedy, moment.action) else _DIM
-            write(pen, left, y, self._names[action], size, colour, width=_NAMES - 14)
-            write(pen, right, y, "illegal" if q <= ILLEGAL else _value(q), size, colour, anchor="rm")
-        write(pen, left, top - 14, "VALUE (MAX Q)", 10, _DIM)
-        write(pen, right, top - 14, _value(self._values[-1]), 12, _GREEDY, anchor="rm")
+            write(pen, (left, y), self._names[action], size, colour, width=_NAMES - 14)
+            write(pen, (right, y), "illegal" if q <= ILLEGAL else _value(q), size, colour, anchor="rm")
+        write(pen, (left, top - 14), "VALUE (MAX Q)", 10, _DIM)
+        write(pen, (right, top - 14), _value(self._values[-1]), 12, _GREEDY, anchor="rm")
         low, high = _range(min(self._values), max(self._values))
-        write(pen, left, top, _value(high), 9, _DIM)
-        write(pen, left, bottom, _value(low), 9, _DIM)
+        write(pen, (left, top), _value(high), 9, _DIM)
+        write(pen, (left, bottom), _value(low), 9, _DIM)
 
     def _text(
         self,
         pen: Any,
-        x: float,
-        y: float,
+        at: tuple[float, float],
         text: str,
         size: float,
         colour: tuple[int, int, int],
@@ -349,7 +348,7 @@ class _Panel:
         font = self._fonts.get(size) or self._fonts.setdefault(size, ImageFont.load_default(k * size))
         while width and len(text) > 2 and font.getlength(text) > k * width:
             text = f"{text[:-2]}\N{HORIZONTAL ELLIPSIS}"
-        pen.text((k * x, k * y), text, colour, font, anchor=anchor)
+        pen.text((k * at[0], k * at[1]), text, colour, font, anchor=anchor)
 
 
 def _colour(action: int, greedy: int, taken: int) -> tuple[int, int, int]:

@@ -167,8 +167,7 @@ def play(
     settings: Settings,
     *,
     episodes: int,
-    seed: int,
-    counter: int,
+    at: tuple[int, int],
     depth: float | None = None,
     at_once: int | None = None,
     watch: Watch | None = None,
@@ -181,13 +180,13 @@ def play(
       q_values: observations `[B, ...]` to Q values `[B, A]`.
       settings: of the run.
       episodes: games to play.
-      seed, counter: give the environments' seeds and the random actions; use a pair once for fresh ones.
+      at: seed and counter, which give the environments' seeds and the random actions; use a pair once for fresh ones.
       depth: see `Evaluation`.
       at_once: games played side by side, if there are so many; None for `PARALLEL_GAMES`. So many have seeds of their
         own. Chance in those that follow depends on how long the games before them lasted.
       watch: called after each vector step; the first environment is then drawn, see `VectorEnv.screens`.
     """
-    count = min(episodes, at_once or PARALLEL_GAMES)
+    (seed, counter), count = at, min(episodes, at_once or PARALLEL_GAMES)
     seeds = environment_seeds(seed, Purpose.EVALUATION_ENVIRONMENT, counter, count)
     random = stream(seed, Purpose.EVALUATION_ACT, counter)
     max_steps, drawn = settings.evaluate.max_steps, watch is not None

@@ -62,4 +62,4 @@ def play(
     """
     counter = snapshot.number or 0
     settings, seed = run.settings, _BY_HAND + seed
-    return play_(twin.q_values, settings, episodes=episodes, seed=seed, counter=counter, at_once=at_once, watch=watch)
+    return play_(twin.q_values, settings, episodes=episodes, at=(seed, counter), at_once=at_once, watch=watch)

@@ -51,34 +51,33 @@ def fork(parent: Run, point: PointState, folder: Path, settings: Settings, chang
     def fill(temporary: Path) -> None:
         gone = copy_past(parent, point, temporary)
         state, changed = point, ""
-        origin: dict[str, Any]
         if change:
             changed, state = change(temporary / POINTS / parent.points().path(point.number).name, point)
         ledger, now = Ledger(temporary / LEDGER), utc_now()
-        ledger.append(
-            Fork(
-                attempt=point.attempt,
-                time=now,
-                run=parent.name,
-                point=point.number,
-                counters=point.counters,
-                weights_sha256=point.weights_sha256,
-                changed=changed,
-            )
-        )
+        at: dict[str, Any] = {"attempt": point.attempt, "time": now}
+        past: dict[str, Any] = {
+            "point": point.number,
+            "counters": point.counters,
+            "weights_sha256": point.weights_sha256,
+        }
+        ledger.append(Fork(**at, run=parent.name, **past, changed=changed))
         if gone:
-            ledger.append(Prune(attempt=point.attempt, time=now, snapshots=gone))
-        origin = {"run": parent.name, "folder": str(parent.folder.absolute()), "point": point.number}
+            ledger.append(Prune(**at, snapshots=gone))
+        origin: dict[str, Any] = {"run": parent.name, "folder": str(parent.folder.absolute()), "point": point.number}
         origin |= {**point.counters.model_dump(), "weights_sha256": state.weights_sha256, "moved": changed}
         description = describe(parent, point.attempt, settings)
         description |= {"name": folder.name, "created": now, "forked_from": origin}
         write_new(temporary / DESCRIPTION, checked(description, indent=1))
-        folders = [inside for inside in temporary.rglob("*") if inside.is_dir()]
-        with ThreadPoolExecutor(_FSYNCS_AT_ONCE) as pool:  # one after the other, 100,000 snapshots take minutes
-            list(pool.map(fsync, folders))
+        _fsync_folders(temporary)
 
     with reading_past(parent, point):
         return make_run(folder, fill)
+
+
+def _fsync_folders(folder: Path) -> None:
+    folders = [inside for inside in folder.rglob("*") if inside.is_dir()]
+    with ThreadPoolExecutor(_FSYNCS_AT_ONCE) as pool:  # one after the other, 100,000 snapshots take minutes
+        list(pool.map(fsync, folders))
 
 
 def describe(parent: Run, attempt: int, settings: Settings) -> dict[str, Any]:

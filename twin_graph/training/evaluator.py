@@ -24,7 +24,7 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Happened]
     if twin is None or progress.stop.is_set():
         return
     # Read once: workers keep making steps during the games, and rivals must play the same games.
-    at = {"seed": settings.seed, "counter": progress.agent_steps}
+    at = settings.seed, progress.agent_steps
     with keeper.stopwatch.phase("evaluate"):
         played: list[tuple[Commit, Commit, Evaluation]] = []
         for learner in keeper.learners:
@@ -45,7 +45,7 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Happened]
                 depth = progress.depth_of(snapshot)
                 with _filmed(keeper.run, newest if snapshot is newest else None) as film:
                     watch = film.watch if film else None
-                    for evaluation in play(twin.q_values, settings, episodes=episodes, depth=depth, watch=watch, **at):
+                    for evaluation in play(twin.q_values, settings, episodes=episodes, at=at, depth=depth, watch=watch):
                         progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
                         yield Happened()
                         if progress.stop.is_set():
