@@ -1,6 +1,7 @@
 """`twin-graph fork` and `twin-graph point`. Neither imports TensorFlow, except to move a weight."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,8 +12,9 @@ from twin_graph.errors import UsageError
 from twin_graph.snapshots import control, swaps
 from twin_graph.snapshots import fork as forks
 from twin_graph.snapshots.fork import settings_from
+from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.resumable import newest_point, point_at
-from twin_graph.snapshots.run import find, make_in
+from twin_graph.snapshots.run import Run, find, make_in
 
 from .params import json_option, print_json, run_argument, say, set_option
 from .swap import tell
@@ -79,26 +81,35 @@ def fork(
         made = make_in(
             run_dir, f"{parent.name}-fork", lambda folder: forks.fork(parent, point, folder, settings, change)
         )
-    changes, moved = list(config.differences(before, settings)), made.description["forked_from"]["moved"]
+    changes = list(config.differences(before, settings))
     if as_json:
         changed = {key: after for key, _, after in changes}
         print_json({"run": str(made.folder), "forked_from": made.description["forked_from"], "changed": changed})
+    _tell(made, parent, point, changes)
+    for sentence in without_effect(settings, (key for key, _ in overrides)):
+        say(sentence)
+    _tell_of_holds(made, point)
+    more = ("--steps", "N") if point.counters.agent_steps >= settings.train.steps else ()
+    say(f"continue with: {command('resume', made.folder, *more)}")
+
+
+def _tell(made: Run, parent: Run, point: PointState, changes: list[tuple[str, Any, Any]]) -> None:
+    """What the fork has of its parent, and what it has not."""
     counters = point.counters
     made_by_then = f"{counted(counters.updates, 'update')} and {counted(counters.agent_steps, 'agent step')}"
     say(f"{made.folder}: the past of {parent.name} up to resume point {point.number}, {made_by_then}")
-    if moved:
+    if moved := made.description["forked_from"]["moved"]:
         say(f"  moved: {moved}")
     for key, was, now in changes:
         say(f"  changed: {key} from {was} to {now}")
-    for sentence in without_effect(settings, (key for key, _ in overrides)):
-        say(sentence)
+
+
+def _tell_of_holds(made: Run, point: PointState) -> None:
     for learner in point.learners:
         of, on = (f" of {learner.name}", f" on {learner.name}") if len(point.learners) > 1 else ("", "")
         for role in (role for role, holder in learner.roles.items() if holder.held):
             end = control.swap_command(made.folder, "latest", into=role, learner=learner.name)
             say(f"the {role}{of} is held by hand: {role}.policy has no effect{on} until the hold ends, as by {end}")
-    more = ("--steps", "N") if counters.agent_steps >= settings.train.steps else ()
-    say(f"continue with: {command('resume', made.folder, *more)}")
 
 
 @click.command()

@@ -55,12 +55,8 @@ def fork(parent: Run, point: PointState, folder: Path, settings: Settings, chang
             changed, state = change(temporary / POINTS / parent.points().path(point.number).name, point)
         ledger, now = Ledger(temporary / LEDGER), utc_now()
         at: dict[str, Any] = {"attempt": point.attempt, "time": now}
-        past: dict[str, Any] = {
-            "point": point.number,
-            "counters": point.counters,
-            "weights_sha256": point.weights_sha256,
-        }
-        ledger.append(Fork(**at, run=parent.name, **past, changed=changed))
+        of: dict[str, Any] = {"run": parent.name, "point": point.number, "weights_sha256": point.weights_sha256}
+        ledger.append(Fork(**at, **of, counters=point.counters, changed=changed))
         if gone:
             ledger.append(Prune(**at, snapshots=gone))
         origin: dict[str, Any] = {"run": parent.name, "folder": str(parent.folder.absolute()), "point": point.number}
