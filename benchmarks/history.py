@@ -60,7 +60,7 @@ def trainer(folder: Path, changes: dict[str, Any]) -> Iterator[Any]:
             progress = next(progresses)
             while progress.updates < 1:
                 progress = next(progresses)
-            yield progress.keeper
+            yield progress.live
 
 
 def grow(folder: Path, count: int) -> None:
@@ -70,8 +70,8 @@ def grow(folder: Path, count: int) -> None:
     from twin_graph.snapshots.store import Provenance, SnapshotStore
 
     os.fsync = lambda fd: None  # noqa: ARG005
-    with trainer(folder, {"save.keep_last": KEPT, "save.keep_every": 0, "seed": 1}) as keeper:
-        [learner], store = keeper.learners, keeper.store
+    with trainer(folder, {"save.keep_last": KEPT, "save.keep_every": 0, "seed": 1}) as live:
+        [learner], store = live.learners, live.store
         first, sha256 = store.prefix(store.newest.id).parent, store.newest.weights_sha256
         weights = [(path.suffix, path.read_bytes()) for path in first.glob("model.*")]
 
@@ -81,33 +81,33 @@ def grow(folder: Path, count: int) -> None:
 
         began = len(store.snapshots)
         for number in range(began, count):
-            keeper.tally.updates += 1
-            keeper.tally.agent_steps += keeper.settings.train.every_steps
+            live.tally.updates += 1
+            live.tally.agent_steps += live.settings.train.every_steps
             learner.newest = store.commit(
                 save,
                 Provenance(
                     lineage=learner.lineage,
                     attempt=1,
-                    counters=keeper.tally.counters,
+                    counters=live.tally.counters,
                     settings_sha256="0" * 64,
                     weights_sha256=sha256,
                     variables=learner.online.variables,
-                    health=keeper.probe.health(learner.online),
+                    health=live.held_out.health(learner.online),
                 ),
             )
-            newest, previous, at = (learner.newest.id,), (store.snapshots[-2].id,), keeper.tally.counters
+            newest, previous, at = (learner.newest.id,), (store.snapshots[-2].id,), live.tally.counters
             why = Why("latest", "every update: the newest", newest)
-            why.record(keeper.run, at, into="target", learner="online", snapshots=newest, previous=previous)
+            why.record(live.run, at, into="target", learner="online", snapshots=newest, previous=previous)
             if number % EVALUATED_EVERY == 0:
                 returns = [float(number % 7)] * 10
                 result = {"returns": returns, "mean": returns[0], "episodes": 10, "interval_95": [0, 9], "protocol": {}}
-                keeper.matches.record(learner.newest, result, challenger=learner.newest, played_at=at)
+                live.matches.record(learner.newest, result, challenger=learner.newest, played_at=at)
             if number > KEPT and number % 10 == 0:
                 doomed = [s.id for s in store.snapshots[number - KEPT - 10 : number - KEPT]]
                 _prune(store, doomed)
-        learner.target.restore([store.newest], SnapshotStore(store.folder, keeper.run.ledger))
-        keeper.commit_point()
-        keeper.commit_point()
+        learner.target.restore([store.newest], SnapshotStore(store.folder, live.run.ledger))
+        live.commit_point()
+        live.commit_point()
 
 
 def _prune(store: Any, doomed: list[str]) -> None:
@@ -126,22 +126,22 @@ def resumed(folder: Path) -> dict[str, float]:
 
     memory = psutil.Process().memory_info
     began = time.perf_counter()
-    with trainer(folder, {}) as keeper:
+    with trainer(folder, {}) as live:
         found = {"resume": 1000 * (time.perf_counter() - began)}
-        keeper.commit_point()
+        live.commit_point()
 
         def commit() -> None:
-            keeper.tally.updates += 1
-            learner = keeper.learners.first
+            live.tally.updates += 1
+            learner = live.learners.first
             learner.online.load({name: w + 1e-4 for name, w in learner.online.weights().items()})
-            keeper.commit()
+            live.commit()
 
         found["commit"] = _milliseconds(commit)
         for policy in POLICIES:
-            keeper.learners.first.target.policy = parse(policy)
-            found[f"refresh by {policy}"] = _milliseconds(lambda: keeper.refresh("benchmark"))
-            assert next(keeper.run.ledger.newest_first(Swap)).policy == policy
-        found["resume point"] = _milliseconds(keeper.commit_point, rounds=5)
+            live.learners.first.target.policy = parse(policy)
+            found[f"refresh by {policy}"] = _milliseconds(lambda: live.refresh("benchmark"))
+            assert next(live.run.ledger.newest_first(Swap)).policy == policy
+        found["resume point"] = _milliseconds(live.commit_point, rounds=5)
         gc.collect()
         found["megabytes"] = memory().rss / 1e6
     return found

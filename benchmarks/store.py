@@ -74,7 +74,7 @@ def refreshes(folder: Path, rounds: int) -> dict[str, float]:
 
         def ours() -> None:
             agent.commit()
-            agent.keeper.refresh("benchmark")
+            agent.live.refresh("benchmark")
 
         def saver_alone() -> None:
             online._built.saver.save(online.session, str(bare / "model"), write_meta_graph=False, write_state=False)

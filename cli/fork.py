@@ -75,7 +75,7 @@ def fork(
         targets.check_present(settings, parent.store(), point.counters.updates)
         change: forks.Change | None = None
         if nudge:
-            from twin_graph.analysis import perturb as nudging
+            from twin_graph.analysis import nudge as nudging
 
             change = nudging.nudge
         made = make_in(

@@ -29,7 +29,7 @@ from rich.console import Console
 
 from twin_graph import config, envs, targets, training
 from twin_graph.agent.learners import Learners, Trained
-from twin_graph.agent.prefetched import Prepared
+from twin_graph.agent.prepared import Prepared
 from twin_graph.analysis.reproduce import reproduce
 from twin_graph.base import machine
 from twin_graph.config.settings import Settings
@@ -188,7 +188,7 @@ class Life:
                         self._kill(progresses)
                         return
                     progress.stop.set()
-            self.story += [f"  notice: {notice}" for notice in progress.keeper.notices]
+            self.story += [f"  notice: {notice}" for notice in progress.live.notices]
 
     def _kill(self, progresses: Iterator[Progress]) -> None:
         """Nothing is written after the moment in which a process is killed."""

@@ -406,7 +406,7 @@ def test_the_example_of_a_loop_of_ones_own(trained: Path) -> None:
 def test_a_run_of_ones_own_loop_without_points_is_told_how_to_make_them(trained: Path) -> None:
     with Agent(create(trained / "pointless", config.load("cartpole")), EnvSpec((4,), 2)) as agent:
         agent.tally.agent_steps = 700
-        agent.keeper.refresh("by myself")
+        agent.live.refresh("by myself")
     refused = twin_graph("resume", "pointless", cwd=trained)
     assert refused.returncode == 2
     assert refused.stderr == (

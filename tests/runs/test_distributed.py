@@ -23,8 +23,8 @@ from tables import rows
 from test_learners import feed, minibatch, spec
 
 from twin_graph import envs
-from twin_graph.agent.counters import Tally
-from twin_graph.agent.live_run import Keeper
+from twin_graph.agent.live_run import LiveRun
+from twin_graph.agent.tally import Tally
 from twin_graph.config.loading import change
 from twin_graph.config.rules import check_that_it_learns
 from twin_graph.config.settings import Settings
@@ -426,21 +426,21 @@ def test_a_worker_whose_clock_is_wrong_counts_as_silent_when_it_says_nothing_new
 
 
 @contextlib.contextmanager
-def chief_of(settings: Settings, folder: Path) -> Iterator[tuple[Keeper, Chief, Shared]]:
+def chief_of(settings: Settings, folder: Path) -> Iterator[tuple[LiveRun, Chief, Shared]]:
     """The chief of a new run whose worker never comes, on a server in this process, and another client of it."""
     run = create(folder / "run", settings)
     cluster = Cluster.on_this_machine(folder, workers=1, servers=1)
     kept = [start_server(address) for address in cluster.ps]
     with contextlib.closing(envs.make(settings.env, count=1)) as env:
         spec_of_run = ModelSpec.of(settings, env.spec)
-        with Keeper(run, spec_of_run, Tally(env.spec.frames_per_step), None, None) as keeper:
-            online = keeper.learners.first.online
+        with LiveRun(run, spec_of_run, Tally(env.spec.frames_per_step), None, None) as live:
+            online = live.learners.first.online
             with (
                 contextlib.closing(Shared(cluster, online, settings.vector_steps)) as client,
-                contextlib.closing(Chief(keeper, env, cluster, None)) as chief,
+                contextlib.closing(Chief(live, env, cluster, None)) as chief,
             ):
                 list(chief.start())
-                yield keeper, chief, client
+                yield live, chief, client
     del kept
 
 
@@ -448,14 +448,14 @@ def chief_of(settings: Settings, folder: Path) -> Iterator[tuple[Keeper, Chief, 
 def test_a_swap_into_the_online_twin_reaches_the_servers_whenever_it_is_made(
     cartpole: Make, tmp_path: Path, next_call: str
 ) -> None:
-    with chief_of(cartpole(workers__count=1), tmp_path) as (keeper, chief, client):
-        online = keeper.learners.first.online
+    with chief_of(cartpole(workers__count=1), tmp_path) as (live, chief, client):
+        online = live.learners.first.online
         online.load({name: value + 1 for name, value in online.weights().items()})
-        [wanted] = keeper.commit()
+        [wanted] = live.commit()
         chief.begin()
         chief.settle()  # the servers still hold the first weights
         assert online.weights_sha256() != wanted.weights_sha256
-        keeper.swap([wanted], learner="online", into="online", hold=False, request="r")
+        live.swap([wanted], learner="online", into="online", hold=False, request="r")
         getattr(chief, next_call)()
         trainable = {variable.op.name for variable in online.model.trainables}
         assert weights_sha256({k: v for k, v in client.pull().items() if k in trainable}) == wanted.weights_sha256
@@ -468,12 +468,12 @@ def test_where_no_worker_comes_the_chief_says_how_to_start_one(
 ) -> None:
     monkeypatch.setattr("twin_graph.distributed.chief._LATE_SECONDS", 0.0)
     monkeypatch.setattr("twin_graph.distributed.chief._LOOK_SECONDS", 0.0)
-    with chief_of(cartpole(workers__count=1), tmp_path) as (keeper, chief, _):
+    with chief_of(cartpole(workers__count=1), tmp_path) as (live, chief, _):
         chief.begin()
-        assert keeper.notices == []
+        assert live.notices == []
         for _ in range(3):
             chief.advance()
-        [notice] = keeper.notices
+        [notice] = live.notices
         assert notice.startswith("no worker has begun yet; start each with: twin-graph cluster FILE --task worker:N")
 
 

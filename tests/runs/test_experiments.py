@@ -29,7 +29,7 @@ from tables import rows
 from twin_graph_cli.main import cli
 
 from twin_graph import config
-from twin_graph.agent.live_run import Keeper
+from twin_graph.agent.live_run import LiveRun
 from twin_graph.config.settings import Settings
 from twin_graph.errors import UsageError
 from twin_graph.experiments import clock, experiment, figures, plan, results, runner, statistics, tables, trial
@@ -534,7 +534,7 @@ def test_only_a_stop_that_commits_a_resume_point_counts_as_one(
     """Others are resumed from a scheduled point, and change nothing."""
     run = create(tmp_path / "run", cartpole(resume__every_steps=200, evaluate__episodes=0))
     stops = []
-    for owner, name in ((Keeper, "log"), (PointStore, "commit")):
+    for owner, name in ((LiveRun, "log"), (PointStore, "commit")):
         attempt(run, signal_at=(signal.SIGINT, 300 * len(stops) + 300))
         with monkeypatch.context() as patched, pytest.raises(OSError, match="full"):
             patched.setattr(owner, name, full)

@@ -13,7 +13,7 @@ from attempts import attempt, end
 from commands import Command, twin_graph
 
 from twin_graph import config, envs, training
-from twin_graph.analysis import perturb
+from twin_graph.analysis import nudge
 from twin_graph.analysis.compare import compare
 from twin_graph.config.settings import Settings
 from twin_graph.errors import DamagedError, UsageError
@@ -221,7 +221,7 @@ def test_a_point_that_a_reader_keeps_from_removal_keeps_its_snapshots_too(cartpo
         next(p for p in steps if p.agent_steps > 2_000)
         with reader.points().reading():
             point = point_at(reader, "@update:10000")
-            next(p for p in steps if p.keeper.resume_points.newest.number > point.number)
+            next(p for p in steps if p.live.resume_points.newest.number > point.number)
             other = fork(reader, point, tmp_path / "fork", settings)
     found, damage = newest_point(other)
     assert (found.number, damage) == (point.number, [])
@@ -302,7 +302,7 @@ def test_a_weight_is_moved_by_the_least_that_it_can_be(
 ) -> None:
     parent = trained(cartpole(resume__keep="all", loss="mse"))
     point = point_at(parent, "1")
-    made = fork(parent, point, tmp_path / "fork", parent.settings, perturb.nudge)
+    made = fork(parent, point, tmp_path / "fork", parent.settings, nudge.nudge)
     [event] = made.ledger.events(Fork)
     name, before, _, after = event.changed.replace("] from", "]|from").partition("|")[0], *event.changed.split()[-3:]
     assert name
@@ -311,7 +311,7 @@ def test_a_weight_is_moved_by_the_least_that_it_can_be(
     attempt(made)
     assert end(made)[0] != end(parent)[0]
     assert verify(made).damage == verify(parent).damage == []
-    attempt(again := fork(parent, point, tmp_path / "again", parent.settings, perturb.nudge))
+    attempt(again := fork(parent, point, tmp_path / "again", parent.settings, nudge.nudge))
     assert end(again) == end(made)
     by_command = twin_graph("fork", str(parent.folder), "--at=1", "--nudge", "--run-dir=new", cwd=tmp_path)
     assert f"\n  moved: {event.changed}\n" in by_command.stderr

@@ -10,10 +10,10 @@ from tables import rows
 
 from twin_graph import config
 from twin_graph.agent.actor import Actor
-from twin_graph.agent.counters import Tally
-from twin_graph.agent.held_out import Probe
+from twin_graph.agent.held_out import HeldOut
 from twin_graph.agent.learner import Learner, Losses
-from twin_graph.agent.prefetched import Prepared, feeds
+from twin_graph.agent.prepared import Prepared, feeds
+from twin_graph.agent.tally import Tally
 from twin_graph.config.settings import ModelSettings, Settings, TrainSettings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
@@ -293,7 +293,7 @@ def test_each_learner_trains_and_resumes_exactly(
 @pytest.mark.parametrize(("rescaled", "largest"), [(False, 200), (True, 40)])
 def test_values_are_healthy_up_to_what_rewards_in_their_units_can_add_up_to(*, rescaled: bool, largest: float) -> None:
     tally = Tally(reward_limit=20.0, r_max=5.0)
-    probe = Probe(TrainSettings(discount=0.9, rescale_r=rescaled), tally)
+    probe = HeldOut(TrainSettings(discount=0.9, rescale_r=rescaled), tally)
     probe.observations = np.zeros((32, 4), np.float32)
     with Twin("online", spec(), seed=1, compute=Compute(threads=1)) as online:
         health = probe.health(online)

@@ -15,8 +15,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from tables import rows
 
 from twin_graph import envs
-from twin_graph.agent.counters import Tally
 from twin_graph.agent.held_out import PROBE_SIZE
+from twin_graph.agent.tally import Tally
 from twin_graph.config.settings import EnvSettings, Settings
 from twin_graph.distributed.chief import Chief
 from twin_graph.envs import EnvSpec, VectorEnv, VectorStep
@@ -293,5 +293,5 @@ def test_values_that_are_not_finite_are_not_taken_for_illegal_ones() -> None:
 def test_the_chief_looks_for_its_observations_by_legal_moves(cartpole: Make) -> None:
     settings = cartpole(env__id="Picky-v0")
     with contextlib.closing(envs.make(settings.env, count=8)) as env:
-        chief = SimpleNamespace(_env=env, _keeper=SimpleNamespace(settings=settings), _tally=Tally(1))
+        chief = SimpleNamespace(_env=env, _live=SimpleNamespace(settings=settings), _tally=Tally(1))
         assert Chief._seen_at_random(chief).shape == (PROBE_SIZE, 8)  # type: ignore[arg-type]

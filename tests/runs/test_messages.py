@@ -152,7 +152,7 @@ def test_a_panel_cuts_no_name_where_a_line_has_80_letters(
             said.truncate(0)
             shown.show(progress)
             assert not progress.target or progress.target[0] in said.getvalue()
-        progress.keeper.tally.updates = 12_345_678
+        progress.live.tally.updates = 12_345_678
         time.sleep(0.01)
         said.truncate(0)
         shown.show(progress)

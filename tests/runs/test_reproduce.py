@@ -17,8 +17,8 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from test_fork import VARIANTS, contents, forked
 
 from twin_graph import config, envs, training
-from twin_graph.agent.live_run import Keeper
-from twin_graph.analysis import perturb
+from twin_graph.agent.live_run import LiveRun
+from twin_graph.analysis import nudge
 from twin_graph.analysis.reproduce import Reproduction, _check_recurs, reproduce
 from twin_graph.config.settings import Settings
 from twin_graph.errors import ForeignError, TwinGraphError, UsageError
@@ -125,7 +125,7 @@ def test_a_fork_recurs_with_the_stretch_of_its_parent(
     parent = trained(cartpole(resume__keep="all", loss="mse"))
     attempt(made := forked(parent, tmp_path / "fork", at="1", seed=2, target__policy="lag(60)"))
     assert again(made, tmp_path / "whole").difference is None
-    attempt(moved := fork(parent, point_at(parent, "1"), tmp_path / "moved", parent.settings, perturb.nudge))
+    attempt(moved := fork(parent, point_at(parent, "1"), tmp_path / "moved", parent.settings, nudge.nudge))
     assert again(moved, tmp_path / "since", begin="1").difference is None
     with pytest.raises(UsageError, match="a weight was moved when"):
         again(moved, tmp_path / "from the start")
@@ -159,16 +159,16 @@ def test_a_stop_before_the_first_step_after_a_kill_recurs(
 ) -> None:
     """With the evaluation that the killed attempt had played there."""
     settings = cartpole(resume__every_steps=600, evaluate__every_steps=600, resume__keep="all")
-    run, restore = create(tmp_path / "run", settings), Keeper._restore
+    run, restore = create(tmp_path / "run", settings), LiveRun._restore
     attempt(run, 640)
     assert [line["played_at"]["agent_steps"] for line in run.evaluation_lines()] == [600]
 
-    def stopped_while_restoring(keeper: Keeper, point: PointState) -> None:
-        restore(keeper, point)
+    def stopped_while_restoring(live: LiveRun, point: PointState) -> None:
+        restore(live, point)
         os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Keeper, "_restore", stopped_while_restoring)
+        patched.setattr(LiveRun, "_restore", stopped_while_restoring)
         attempt(run)
     assert Run(run.folder).outcome() == ("stopped", "interrupted")
     assert newest_point(run).point.counters.agent_steps == 600
@@ -219,7 +219,7 @@ def test_what_an_attempt_did_without_a_step_recurs_by_its_own_settings(cartpole:
     left_out = newest_point(run).point
     with contextlib.closing(progress_of(run)) as progresses:
         for progress in progresses:
-            if progress.keeper.resume_points.newest != left_out:
+            if progress.live.resume_points.newest != left_out:
                 break
     assert newest_point(run).point.counters == left_out.counters
     changed = Run(run.folder)
@@ -245,7 +245,7 @@ def forge(run: Run, reference: str) -> str:
     values[name].ravel()[0] += 1e-3
     for path in folder.glob("model.*"):
         path.unlink()
-    perturb._write(prefix, dict(sorted(values.items())))
+    nudge._write(prefix, dict(sorted(values.items())))
     manifest = read_file(folder / "manifest.json")
     manifest["files"] = [FileRecord.of(path).model_dump() for path in sorted(folder.glob("model.*"))]
     (folder / "manifest.json").write_bytes(checked(manifest, indent=1))

@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from twin_graph import envs
 from twin_graph.agent.agent import Agent
 from twin_graph.agent.ensemble import Ensemble
-from twin_graph.agent.live_run import Keeper
+from twin_graph.agent.live_run import LiveRun
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.settings import EnvSettings, Settings
 from twin_graph.envs import EnvSpec
@@ -43,18 +43,18 @@ Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]
 
 
-def refresh_in_memory(keeper: Keeper, reason: str) -> None:
+def refresh_in_memory(live: LiveRun, reason: str) -> None:
     """What a refresh does, without the disk: copies the online twin's variables into the target twin's."""
-    target, [twin] = keeper.learners.first.target, keeper.learners.first.target.twins
-    twin.load(keeper.learners.first.online.weights())
-    twin.snapshot_id = keeper.store.newest.id
+    target, [twin] = live.learners.first.target, live.learners.first.target.twins
+    twin.load(live.learners.first.online.weights())
+    twin.snapshot_id = live.store.newest.id
     target.active = [twin]
-    target.since = keeper.tally.counters
+    target.since = live.tally.counters
 
 
-def refresh_in_memory_if_due(keeper: Keeper) -> None:
-    if keeper.settings.refresh_schedule_of("target").due(keeper.learners.first.target.since, keeper.tally):
-        refresh_in_memory(keeper, "due")
+def refresh_in_memory_if_due(live: LiveRun) -> None:
+    if live.settings.refresh_schedule_of("target").due(live.learners.first.target.since, live.tally):
+        refresh_in_memory(live, "due")
 
 
 @pytest.mark.parametrize("combine", ["min", "mean"])
@@ -116,8 +116,8 @@ def test_refreshing_through_the_disk_trains_exactly_as_a_copy_in_memory_would(
     # Squared: the Huber loss clips the large errors of the beginning, and with them the target's influence.
     settings = request.getfixturevalue(preset)(loss="mse")
     through_disk = trained(settings)
-    monkeypatch.setattr(Keeper, "refresh", refresh_in_memory)
-    monkeypatch.setattr(Keeper, "refresh_if_due", refresh_in_memory_if_due)
+    monkeypatch.setattr(LiveRun, "refresh", refresh_in_memory)
+    monkeypatch.setattr(LiveRun, "refresh_if_due", refresh_in_memory_if_due)
     in_memory = train(settings)
     hashes = [[m.weights_sha256 for m in run.store().snapshots] for run in (through_disk, in_memory)]
     assert hashes[0] == hashes[1]
@@ -483,26 +483,26 @@ def test_what_is_due_is_done_also_where_steps_are_made_meanwhile(
 
         def advance(self) -> list[float]:
             agent.tally.agent_steps += 40
-            agent.keeper.commit_if_due()
+            agent.live.commit_if_due()
             return []
 
-    metrics, commit_point = Progress.metrics, Keeper.commit_point
+    metrics, commit_point = Progress.metrics, LiveRun.commit_point
 
     def slow_metrics(progress: Progress) -> dict[str, Any]:
         agent.tally.agent_steps += 48
         return metrics(progress)
 
-    def counted_point(keeper: Keeper, *arguments: Any) -> PointState:
+    def counted_point(live: LiveRun, *arguments: Any) -> PointState:
         made.append(agent.agent_steps)
-        return commit_point(keeper, *arguments)
+        return commit_point(live, *arguments)
 
     made: list[int] = []
     monkeypatch.setattr(Progress, "metrics", slow_metrics)
-    monkeypatch.setattr(Keeper, "commit_point", counted_point)
+    monkeypatch.setattr(LiveRun, "commit_point", counted_point)
     settings = cartpole(train__steps=2_000, log__every_steps=200, evaluate__every_steps=200, resume__every_steps=200)
     run = create(tmp_path / "run", settings)
     with Agent(run, EnvSpec((4,), 2), environments=8) as agent:
-        for _ in trainer.run_to_its_end(Progress(agent.keeper, threading.Event()), Followed()):
+        for _ in trainer.run_to_its_end(Progress(agent.live, threading.Event()), Followed()):
             pass
     due = list(range(11))
     assert [at // 200 for at in made] == due
@@ -513,7 +513,7 @@ def test_a_rival_that_is_damaged_is_told_with_a_policy_that_needs_none(
     cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = create(tmp_path / "run", cartpole())
-    monkeypatch.setattr(Keeper, "rivals", lambda keeper, _: {"target": keeper.store.snapshots[0]})
+    monkeypatch.setattr(LiveRun, "rivals", lambda live, _: {"target": live.store.snapshots[0]})
     env = envs.make(run.settings.env, count=run.settings.env.count)
     with (
         contextlib.closing(env),
@@ -530,7 +530,7 @@ def test_rivals_play_the_same_games_though_workers_go_on_meanwhile(cartpole: Mak
     with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
         for progress in trainer.train(run, env):
             if progress.note:  # an evaluation is being played: a worker would make steps now
-                progress.keeper.tally.agent_steps += env.count
+                progress.live.tally.agent_steps += env.count
     seeds: dict[str, list[list[int]]] = {}
     for line in run.evaluation_lines():
         seeds.setdefault(line["challenger"], []).append(line["seeds"])
@@ -574,7 +574,7 @@ def test_the_run_loop_passes_on_what_each_value_is_for() -> None:
             return envs.VectorStep(s_t[:, None], r_t, np.array([False, self.t == 1]), last, s_next[:, None], score)
 
     class Recorder:
-        keeper = SimpleNamespace(stopwatch=Stopwatch())
+        live = SimpleNamespace(stopwatch=Stopwatch())
 
         def environment_seeds(self) -> None:
             pass
@@ -622,12 +622,12 @@ def test_weights_that_are_not_finite_are_never_committed(cartpole: Make, tmp_pat
         variable = online.model.trainables[0]
         variable.load(np.full(variable.shape.as_list(), np.nan, np.float32), online.session)
         agent.tally.updates = 50
-        agent.keeper.probe.observations = np.zeros((3, 4), np.float32)
+        agent.live.held_out.observations = np.zeros((3, 4), np.float32)
         for commit in (agent.commit, agent.commit_point):
             with pytest.raises(DivergedError, match=r"not finite after update 50; the last good snapshot is 000000-"):
                 commit()
         assert len(agent.store.snapshots) == 1
-        assert agent.keeper.run.points().newest() is None
+        assert agent.live.run.points().newest() is None
 
 
 def test_a_moment_that_is_not_finite_is_in_no_resume_point(cartpole: Make, tmp_path: Path) -> None:
@@ -638,7 +638,7 @@ def test_a_moment_that_is_not_finite_is_in_no_resume_point(cartpole: Make, tmp_p
         online.load_all({name: np.full_like(online.all_variables()[name], np.inf)})
         with pytest.raises(DivergedError, match=f"{name} is not finite after update 0"):
             agent.commit_point()
-        assert agent.keeper.run.points().newest() is None
+        assert agent.live.run.points().newest() is None
 
 
 @pytest.mark.parametrize(("environment", "epsilon"), [("ALE/Pong-v5", 0.001), ("CartPole-v1", 0.0)])

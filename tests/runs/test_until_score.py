@@ -10,7 +10,7 @@ from commands import twin_graph
 from test_fork import forked
 
 from twin_graph import config
-from twin_graph.agent.live_run import Keeper
+from twin_graph.agent.live_run import LiveRun
 from twin_graph.config.settings import Settings
 from twin_graph.errors import UsageError
 from twin_graph.experiments import plan
@@ -72,7 +72,7 @@ def test_a_run_killed_before_it_said_so_ends_where_it_would_have(
     run, killed = (create(tmp_path / name, settings(cartpole)) for name in ("run", "killed"))
     attempt(run)
     with monkeypatch.context() as patched:
-        patched.setattr(Keeper, "close", lambda *_: None)  # what a kill after the last resume point leaves
+        patched.setattr(LiveRun, "close", lambda *_: None)  # what a kill after the last resume point leaves
         attempt(killed)
     assert killed.outcome()[0] != "finished"
     attempt(killed)

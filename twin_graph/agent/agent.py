@@ -7,9 +7,9 @@ from typing import Any, Self
 import numpy as np
 
 from twin_graph.agent.actor import Actor
-from twin_graph.agent.counters import Tally
-from twin_graph.agent.live_run import Keeper
-from twin_graph.agent.prefetched import Prepared
+from twin_graph.agent.live_run import LiveRun
+from twin_graph.agent.prepared import Prepared
+from twin_graph.agent.tally import Tally
 from twin_graph.base.streams import Purpose, environment_seeds
 from twin_graph.envs import EnvSpec
 from twin_graph.envs.seats import Turn
@@ -35,7 +35,7 @@ class Agent:
         `environment_seeds()`.
 
     Attributes:
-      keeper: of the run, with targets, resume points and records.
+      live: the run while it is trained, with targets, resume points and records.
       store: the run's snapshots.
       actor: with the replay.
       learners: one, or two in `mode=mutual`.
@@ -57,18 +57,18 @@ class Agent:
         self.tally = Tally(env.frames_per_step)
         self._environments = environments
         self.actor = Actor(run.settings, self.tally, env, environments)
-        self.keeper = Keeper(run, ModelSpec.of(run.settings, env), self.tally, self.actor, point)
-        self.learners, self.store = self.keeper.learners, self.keeper.store
+        self.live = LiveRun(run, ModelSpec.of(run.settings, env), self.tally, self.actor, point)
+        self.learners, self.store = self.live.learners, self.live.store
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.keeper.__exit__(kind, error, at)
+        self.live.__exit__(kind, error, at)
 
     def close(self) -> None:
         """Ends the sessions and records in the ledger that the run finished; what was committed stays."""
-        self.keeper.close()
+        self.live.close()
 
     @property
     def agent_steps(self) -> int:
@@ -105,7 +105,7 @@ class Agent:
           observations: of all E environments.
           frozen: use the weights of `learners.freeze()`, not the current ones; ignored if `act.with` is `target`.
         """
-        with self.keeper.stopwatch.phase("act"):
+        with self.live.stopwatch.phase("act"):
             return self.actor.act(
                 observations, lambda: self.learners.acting_q_values(observations, frozen=frozen), self.tally.agent_steps
             )
@@ -126,7 +126,7 @@ class Agent:
     def observe_checked(self, transition: Transition) -> None:
         """The same for what a `VectorEnv` returned, whose arrays need no check. Raises `ForeignError`."""
         self.actor.observe(transition)
-        self.keeper.resume_points.replay_grew()
+        self.live.resume_points.replay_grew()
 
     def learn(self) -> list[float]:
         """Makes the updates that are due at this agent step, and the commits and refreshes between them.
@@ -147,11 +147,11 @@ class Agent:
         losses = []
         due = self.actor.due_updates(self.tally.updates)
         per_minibatch = self.settings.updates_per_minibatch
-        self.keeper.commit_if_due()
+        self.live.commit_if_due()
         for first in range(due.start, due.stop, per_minibatch):
-            self.keeper.refresh_if_due()
+            self.live.refresh_if_due()
             losses += self.train(self.prepare(range(first, first + per_minibatch)))
-            self.keeper.commit_if_due()
+            self.live.commit_if_due()
         return losses
 
     def train(self, prepared: Prepared) -> list[float]:
@@ -165,18 +165,18 @@ class Agent:
 
         Touches neither the update counter nor any variable of an online twin, so another thread may train meanwhile.
         """
-        self.keeper.probe.choose(self.actor.replay, self.settings.seed)
-        with self.keeper.stopwatch.phase("sample"):
+        self.live.held_out.choose(self.actor.replay, self.settings.seed)
+        with self.live.stopwatch.phase("sample"):
             batch = self.actor.sample(updates)
         return self.learners.prepare(updates, batch)
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Writes values, with counters, to `metrics.jsonl`, and those that are numbers to TensorBoard and `log.to`."""
-        self.keeper.log(values)
+        self.live.log(values)
 
     def commit(self) -> list[Commit]:
         """Saves the online twin (with two learners, both) as a snapshot; durable when this returns."""
-        return self.keeper.commit()
+        return self.live.commit()
 
     def commit_point(self, returns: Sequence[float] = ()) -> PointState:
         """Commits a resume point, durable when this returns, and ends every episode.
@@ -191,4 +191,4 @@ class Agent:
           DivergedError: a variable is NaN or infinite; likewise.
           UsageError: a return is; likewise.
         """
-        return self.keeper.commit_point(returns)
+        return self.live.commit_point(returns)

@@ -1,11 +1,11 @@
-"""The probe: observations on which twins are compared, the same for the whole run."""
+"""Held-out observations, on which twins are compared: the same for the whole run (Mnih et al. 2015)."""
 
 import math
 
 import numpy as np
 
-from twin_graph.agent.counters import Tally
 from twin_graph.agent.ensemble import Ensemble
+from twin_graph.agent.tally import Tally
 from twin_graph.base.streams import Purpose, stream
 from twin_graph.config.settings import TrainSettings
 from twin_graph.envs.legal import ILLEGAL, legal_only
@@ -16,7 +16,7 @@ from twin_graph.twin.twin import Twin
 PROBE_SIZE = 32
 
 
-class Probe:
+class HeldOut:
     """Measures twins.
 
     Args:

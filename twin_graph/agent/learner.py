@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from twin_graph import targets
-from twin_graph.agent.prefetched import Prepared, feeds
+from twin_graph.agent.prepared import Prepared, feeds
 from twin_graph.agent.role import Role, Why
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.turns import Turns

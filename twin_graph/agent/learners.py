@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twin_graph.agent.counters import Tally
 from twin_graph.agent.learner import Learner
-from twin_graph.agent.prefetched import Prepared
+from twin_graph.agent.prepared import Prepared
 from twin_graph.agent.role import Role
+from twin_graph.agent.tally import Tally
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.turns import Turns
 from twin_graph.errors import UsageError

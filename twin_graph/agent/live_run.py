@@ -1,4 +1,4 @@
-"""The keeper of a run while it trains: its learners, snapshots, refreshes, resume points and records."""
+"""A run while it is trained: its lock, learners, snapshots, refreshes, resume points and records."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ import numpy as np
 from twin_graph import targets
 from twin_graph.agent import trackers
 from twin_graph.agent.actor import Actor
-from twin_graph.agent.counters import Tally
-from twin_graph.agent.held_out import Probe
+from twin_graph.agent.held_out import HeldOut
 from twin_graph.agent.learner import Learner
 from twin_graph.agent.learners import Learners
 from twin_graph.agent.resume_points import ResumePoints
 from twin_graph.agent.role import Why
+from twin_graph.agent.tally import Tally
 from twin_graph.agent.tensorboard import EventFile
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.turns import Turns
@@ -35,7 +35,7 @@ _STATES: dict[Cause, Literal["stopped", "failed"]]
 _STATES = {"interrupted": "stopped", "abandoned": "stopped", "error": "failed"}
 
 
-class Keeper:
+class LiveRun:
     """Owns the run's lock, learners and records, closed by `close()` or `with`.
 
     Creating one takes the lock and records a start in the ledger; closing it records an end.
@@ -51,7 +51,7 @@ class Keeper:
       run, settings, tally: as given.
       store: the run's snapshots.
       learners: one, or two in `mode=mutual`.
-      probe: observations on which they are measured.
+      held_out: observations on which they are measured.
       resume_points: makes and restores them.
       matches: its scheduled evaluations.
       stopwatch: where the time goes.
@@ -79,8 +79,8 @@ class Keeper:
                 raise UsageError(f"{run.folder} was trained already; {what_now}")
             self.learners = self._build_learners(spec, building)
             self.store.remove_leftovers()
-            self.probe = Probe(run.settings.train, tally)
-            self.resume_points = ResumePoints(run, tally, self.learners, self.probe, actor)
+            self.held_out = HeldOut(run.settings.train, tally)
+            self.resume_points = ResumePoints(run, tally, self.learners, self.held_out, actor)
             self._tracker = tracker = trackers.of(run, self.notices)
             if tracker:
                 building.callback(lambda: tracker.close(self._end.state if self._end else "failed"))
@@ -151,7 +151,7 @@ class Keeper:
         """
         self._saved = self.tally.counters
         learners = [self.learners[name] for name in self.learners.turns.commits(len(self.store.snapshots))]
-        return [learner.commit(self._saved, self.probe.health(learner.online)) for learner in learners]
+        return [learner.commit(self._saved, self.held_out.health(learner.online)) for learner in learners]
 
     def refresh_if_due(self) -> None:
         """Refreshes each target and opponent whose schedule says so, unless it is held."""
@@ -225,20 +225,20 @@ class Keeper:
             self._tracker.film(self.tally.agent_steps, film)
 
     def log_variables(self) -> None:
-        """Writes statistics and histograms to TensorBoard: of trainable variables, and of activations on the probe."""
+        """Writes statistics and histograms to TensorBoard: of trainable variables, and of activations."""
         variables = {f"variables/{name}": value for name, value in self.learners.weights().items()}
-        seen = self.probe.activations(self.learners.first.online)
+        seen = self.held_out.activations(self.learners.first.online)
         activations = {f"activations/{name}": value for name, value in seen.items()}
         self._events.write_histograms(self.tally.agent_steps, {**variables, **activations})
 
     def distances(self) -> dict[str, float]:
         """How far each target is from its online twin, and two learners from each other, for telemetry."""
         first, *others = self.learners
-        measured = self.probe.apart(first.online, first.target)
+        measured = self.held_out.apart(first.online, first.target)
         for other in others:
-            theirs = self.probe.apart(other.online, other.target)
+            theirs = self.held_out.apart(other.online, other.target)
             measured |= {f"{name}/{other.name}": value for name, value in theirs.items()}
-            measured |= self.probe.between(first.online, other.online)
+            measured |= self.held_out.between(first.online, other.online)
         return measured
 
     def commit_point(self, returns: Sequence[float] = (), request: str | None = None) -> PointState:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from twin_graph.agent.actor import Actor
-from twin_graph.agent.counters import Tally
-from twin_graph.agent.held_out import Probe
+from twin_graph.agent.held_out import HeldOut
 from twin_graph.agent.learners import Learners
 from twin_graph.agent.replay_log import ReplayLog
 from twin_graph.agent.role import Role
+from twin_graph.agent.tally import Tally
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.ledger import Counters, Point, utc_now
 from twin_graph.snapshots.points import PROBE, PointState
@@ -26,16 +26,16 @@ class ResumePoints:
 
     Args:
       run: whose.
-      tally, learners, probe: what a point is of.
+      tally, learners, held_out: what a point is of.
       actor: with the replay; None where others act.
 
     Attributes:
       newest: the point made or restored last; None before the first.
     """
 
-    def __init__(self, run: Run, tally: Tally, learners: Learners, probe: Probe, actor: Actor | None) -> None:
+    def __init__(self, run: Run, tally: Tally, learners: Learners, held_out: HeldOut, actor: Actor | None) -> None:
         self._run = run
-        self._tally, self._learners, self._probe, self._actor = tally, learners, probe, actor
+        self._tally, self._learners, self._held_out, self._actor = tally, learners, held_out, actor
         self._points = run.points()
         self._points.remove_leftovers()
         self._log = ReplayLog(self._points, actor.replay) if actor else None
@@ -70,7 +70,7 @@ class ResumePoints:
         for learner in learners:
             learner.check_finite(learner.online.all_variables(), tally.updates)
         number, sha256 = self._points.next_number(), weights_sha256(learners.weights())
-        arrays = {} if self._probe.observations is None else {PROBE: self._probe.observations}
+        arrays = {} if self._held_out.observations is None else {PROBE: self._held_out.observations}
         if self._actor:
             self._actor.replay.cut()
             arrays |= self._actor.sampler.state()
@@ -115,7 +115,7 @@ class ResumePoints:
         """
         arrays = self._points.arrays(point)
         self._tally.restore(point)
-        self._probe.observations = arrays.get(PROBE)
+        self._held_out.observations = arrays.get(PROBE)
         if self._actor and self._log:
             self._log.restore(point.segments)
             self._actor.sampler.restore(arrays)

@@ -173,7 +173,7 @@ def _pairs(first: Run, second: Run, since: int) -> Iterator[Pair]:
             keys = [keys[i] for i in np.linspace(0, len(keys) - 1, _PAIRS).round().astype(int)]
         if not keys:
             return
-        observations = next((seen for run in (first, second) if (seen := _probe(run)) is not None), None)
+        observations = next((seen for run in (first, second) if (seen := _held_out(run)) is not None), None)
         specs = spec_of(first), spec_of(second)
         with (
             Twin("first", specs[0], compute=Compute(threads=1), learns=False) as one,
@@ -202,7 +202,7 @@ def _pair(first: Commit, second: Commit, one: Twin, other: Twin, observations: n
     return Pair(counters.updates, counters.agent_steps, first.learner, *ids, distance, relative, q_apart, agreement)
 
 
-def _probe(run: Run) -> np.ndarray | None:
+def _held_out(run: Run) -> np.ndarray | None:
     """The observations on which a run measures its twins, from its newest resume point."""
     points = run.points()
     with points.reading():

@@ -181,11 +181,11 @@ def _train(
         if part.stop is not None and progress.agent_steps >= part.stop and comparison.has_played(part):
             stopped = True
             progress.stop.set()
-        newest = progress.keeper.resume_points.newest
+        newest = progress.live.resume_points.newest
         if (
             part.until is not None
             and newest
-            and newest.attempt == progress.keeper.run.attempt  # not the one from which it began
+            and newest.attempt == progress.live.run.attempt  # not the one from which it began
             and newest.counters.agent_steps >= part.until
         ):
             break

@@ -1,6 +1,6 @@
 """Asynchronous training: workers with environments and replays of their own, on variables on parameter servers.
 
-    chief          the run's folder: snapshots, refreshes, evaluations, resume points (`chief.Chief`, with a `Keeper`)
+    chief          the run's folder: snapshots, refreshes, evaluations, resume points (`chief.Chief`, with a `LiveRun`)
     servers        hold the shared variables and counters (`server.serve`)
     workers        act, sample, compute gradients of a copy, apply them to the shared variables (`worker.work`)
 

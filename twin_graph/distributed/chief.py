@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from twin_graph import errors
-from twin_graph.agent.counters import Tally
 from twin_graph.agent.held_out import PROBE_SIZE
-from twin_graph.agent.live_run import Keeper
+from twin_graph.agent.live_run import LiveRun
+from twin_graph.agent.tally import Tally
 from twin_graph.base.streams import Purpose, environment_seeds, stream
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.shared import Counts, Shared, in_words
@@ -46,10 +46,10 @@ _WORKERS_STOP_SECONDS = 4.0  # for a last message; after that, it is not waited 
 
 
 class Chief(Stepper):
-    """Follows what workers do; the keeper's online twin is a mirror of the shared variables, renewed before it is used.
+    """Follows what workers do; the online twin is a mirror of the shared variables, renewed before it is used.
 
     Args:
-      keeper: of the run.
+      live: the run while it is trained.
       env: provides the observations on which twins are compared, since the replays are the workers'.
       cluster: who trains.
       supervisor: of the cluster's processes, if they are this one's children.
@@ -58,10 +58,10 @@ class Chief(Stepper):
       supervisor: as given.
     """
 
-    def __init__(self, keeper: Keeper, env: VectorEnv, cluster: Cluster, supervisor: Supervisor | None) -> None:
-        self._keeper, self._env, self._cluster = keeper, env, cluster
-        self._run, self._tally = keeper.run, keeper.tally
-        [self._learner] = keeper.learners
+    def __init__(self, live: LiveRun, env: VectorEnv, cluster: Cluster, supervisor: Supervisor | None) -> None:
+        self._live, self._env, self._cluster = live, env, cluster
+        self._run, self._tally = live.run, live.tally
+        [self._learner] = live.learners
         self._taken: dict[tuple[str, int], int] = {}  # episodes of each worker's process whose returns were taken
         self._looked = 0.0
         self._heard: dict[int, tuple[float, float]] = {}  # of each worker: what its clock said last, and when by ours
@@ -70,7 +70,7 @@ class Chief(Stepper):
         self._patient_until = math.inf
         self._since = self._tally.counters
         self.supervisor = supervisor
-        self._shared = Shared(cluster, self._learner.online, keeper.settings.vector_steps)
+        self._shared = Shared(cluster, self._learner.online, live.settings.vector_steps)
 
     def start(self) -> Iterator[None]:
         """Lets the workers begin, once the servers answer; yields while they do not.
@@ -100,8 +100,8 @@ class Chief(Stepper):
             self._shared.close()
 
     def begin(self) -> None:
-        if self._keeper.probe.observations is None:
-            self._keeper.probe.observations = self._seen_at_random()
+        if self._live.held_out.observations is None:
+            self._live.held_out.observations = self._seen_at_random()
 
     def advance(self) -> list[float]:
         self._share_swapped()
@@ -111,15 +111,15 @@ class Chief(Stepper):
 
     def meanwhile(self) -> None:
         """Looks at what the workers have done, commits and refreshes what is due."""
-        settings = self._keeper.settings
+        settings = self._live.settings
         with self._speaking():
             self._count()
         looking = settings.save_schedule, settings.log.schedule, settings.resume.schedule
         if any(schedule.due(self._since, self._tally) for schedule in looking):
             self._renew()
         self._since = self._tally.counters
-        self._keeper.commit_if_due()
-        self._keeper.refresh_if_due()
+        self._live.commit_if_due()
+        self._live.refresh_if_due()
         self._look_at_workers()
 
     def settle(self) -> None:
@@ -128,7 +128,7 @@ class Chief(Stepper):
     def end(self) -> list[float]:
         with self._speaking():
             self._shared.ask_to_stop()
-        all_made = self._tally.agent_steps >= self._keeper.settings.train.steps
+        all_made = self._tally.agent_steps >= self._live.settings.train.steps
         self._wait_for_workers(_WORKERS_END_SECONDS if all_made else _WORKERS_STOP_SECONDS, self._supervise)
         self._looked = 0.0
         self._look_at_workers()
@@ -137,7 +137,7 @@ class Chief(Stepper):
 
     def _seen_at_random(self) -> np.ndarray:
         """Observations `[PROBE_SIZE, ...]` of random play."""
-        env, seed = self._env, self._keeper.settings.seed
+        env, seed = self._env, self._live.settings.seed
         random = stream(seed, Purpose.PROBE, 0)
         seeds = environment_seeds(seed, Purpose.ENVIRONMENT, self._tally.agent_steps, env.count)
         newest = env.reset(seeds)
@@ -177,7 +177,7 @@ class Chief(Stepper):
         workers = self._hear()
         if not workers and time.monotonic() > self._patient_until:
             self._patient_until = math.inf
-            self._keeper.notices.append(
+            self._live.notices.append(
                 "no worker has begun yet; start each with: twin-graph cluster FILE --task worker:N"
             )
         restarted = self.supervisor.restarted if self.supervisor else [0] * self._cluster.workers
@@ -278,9 +278,9 @@ def train(
             open_.enter_context(contextlib.closing(supervisor))
         stop = open_.enter_context(stop_requests())
         spec = ModelSpec.of(run.settings, env.spec)
-        keeper = open_.enter_context(Keeper(run, spec, Tally(env.spec.frames_per_step), None, point))
-        progress = Progress(keeper, stop)
-        chief = open_.enter_context(contextlib.closing(Chief(keeper, env, cluster, supervisor)))
+        live = open_.enter_context(LiveRun(run, spec, Tally(env.spec.frames_per_step), None, point))
+        progress = Progress(live, stop)
+        chief = open_.enter_context(contextlib.closing(Chief(live, env, cluster, supervisor)))
         progress.note = f"waiting for the parameter servers at {', '.join(cluster.ps)}"
         for _ in chief.start():
             yield progress

@@ -19,23 +19,23 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Happened]
 
     Yields after each game, and each of the newest snapshots' evaluations once all are recorded.
     """
-    keeper, settings = progress.keeper, progress.keeper.settings
+    live, settings = progress.live, progress.live.settings
     episodes = settings.evaluate.episodes
     if twin is None or progress.stop.is_set():
         return
     # Read once: workers keep making steps during the games, and rivals must play the same games.
     at = settings.seed, progress.agent_steps
-    with keeper.stopwatch.phase("evaluate"):
+    with live.stopwatch.phase("evaluate"):
         played: list[tuple[Commit, Commit, Evaluation]] = []
-        for learner in keeper.learners:
+        for learner in live.learners:
             newest = learner.newest
             assert newest is not None
             roles: dict[Commit, list[str]] = {}
-            for role, rival in keeper.rivals(learner).items():
+            for role, rival in live.rivals(learner).items():
                 roles.setdefault(rival, []).append(role)
             for snapshot in [*(rival for rival in roles if rival != newest), newest]:
                 try:
-                    twin.restore_snapshot(snapshot, keeper.store)
+                    twin.restore_snapshot(snapshot, live.store)
                 except DamagedError as error:
                     without = [f"{role}.policy=latest" for role in roles.get(snapshot, ())]
                     if snapshot is newest:  # play another one, later
@@ -43,7 +43,7 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Happened]
                         without = [f"evaluate.every_steps={progress.agent_steps + left // 2}"] if left > 0 else []
                     raise DamagedError(f"{error}. Restore its files{_instead(without)}") from error
                 depth = progress.depth_of(snapshot)
-                with _filmed(keeper.run, newest if snapshot is newest else None) as film:
+                with _filmed(live.run, newest if snapshot is newest else None) as film:
                     watch = film.watch if film else None
                     for evaluation in play(twin.q_values, settings, episodes=episodes, at=at, depth=depth, watch=watch):
                         progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
@@ -54,20 +54,20 @@ def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Happened]
                     if film:
                         with contextlib.suppress(UsageError):  # someone has recorded one in the meantime
                             film.finish()
-                        keeper.log_film(film.path)
+                        live.log_film(film.path)
                 played.append((snapshot, newest, evaluation))
     progress.note = ""
     for snapshot, challenger, evaluation in played:
         played_at = progress.counters
-        keeper.matches.record(snapshot, evaluation.summary(), challenger=challenger, played_at=played_at)
+        live.matches.record(snapshot, evaluation.summary(), challenger=challenger, played_at=played_at)
         if snapshot is challenger:
-            whose = "" if len(keeper.learners) == 1 else f"/{snapshot.learner}"
+            whose = "" if len(live.learners) == 1 else f"/{snapshot.learner}"
             values = {
                 f"evaluation/mean_return{whose}": evaluation.mean,
                 f"evaluation/interval_low{whose}": evaluation.interval[0],
                 f"evaluation/interval_high{whose}": evaluation.interval[1],
             }
-            keeper.log(values, snapshot.counters)
+            live.log(values, snapshot.counters)
     for snapshot, challenger, evaluation in played:
         if snapshot is challenger:
             progress.evaluation = progress.evaluations[snapshot.learner] = snapshot.id, evaluation

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import numpy as np
 
 from twin_graph.agent.agent import Agent
-from twin_graph.agent.live_run import Keeper
-from twin_graph.agent.prefetched import Prepared
+from twin_graph.agent.live_run import LiveRun
+from twin_graph.agent.prepared import Prepared
 from twin_graph.config.settings import Schedule
 from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.envs.seats import Seat
@@ -66,12 +66,12 @@ def loop(
       requests: people's requests, carried out between advances.
       evaluate: plays the newest snapshot, yielding meanwhile.
     """
-    keeper, settings = progress.keeper, progress.keeper.settings
+    live, settings = progress.live, progress.live.settings
     log, evaluation, point = settings.log.schedule, settings.evaluate.schedule, settings.resume.schedule
     since = progress.counters
     done = progress.agent_steps >= progress.total_steps
-    if keeper.resume_points.newest is None:
-        keeper.commit_point()
+    if live.resume_points.newest is None:
+        live.commit_point()
     else:
         yield from _take_up(stepper, progress, evaluate)
     requests.carry_out()
@@ -85,24 +85,24 @@ def loop(
         now = progress.counters  # read once: workers keep making steps while this process writes
         done = now.agent_steps >= progress.total_steps
         if done:
-            scores += _end(stepper, keeper)
+            scores += _end(stepper, live)
         progress.returns.extend(scores)
         progress.workers = stepper.workers
         if done or log.due(since, now):
-            keeper.log(progress.metrics())
+            live.log(progress.metrics())
             if settings.log.variables:
-                keeper.log_variables()
+                live.log_variables()
         yield Happened(scores)
         if done or evaluation.due(since, now):
             yield from _play(stepper, evaluate)
         # Read once: a signal may arrive at any time.
         ends = done or progress.stop.is_set() or bool(progress.reached or progress.ended_by)
         if ends and not done:
-            progress.returns.extend(_end(stepper, keeper))
+            progress.returns.extend(_end(stepper, live))
         request = requests.carry_out()
         if ends or request or point.due(since, now):
             stepper.settle()
-            keeper.commit_point(progress.returns, request)
+            live.commit_point(progress.returns, request)
             requests.carry_out()
             if ends:
                 progress.workers = stepper.workers
@@ -117,17 +117,17 @@ def _play(stepper: Stepper, evaluate: Callable[[], Iterator[Happened]]) -> Itera
         stepper.meanwhile()
 
 
-def _end(stepper: Stepper, keeper: Keeper) -> list[float]:
+def _end(stepper: Stepper, live: LiveRun) -> list[float]:
     """Makes what is still to be made, and commits the last snapshot; returns true scores, as `Stepper.end`."""
     scores = stepper.end()
-    keeper.commit()
+    live.commit()
     return scores
 
 
 def _take_up(stepper: Stepper, progress: Progress, evaluate: Callable[[], Iterator[Happened]]) -> Iterator[Happened]:
     """Plays the evaluation that is due since the last one, for example the one during which the run was stopped."""
-    keeper, settings, now = progress.keeper, progress.keeper.settings, progress.counters
-    played = keeper.matches.last
+    live, settings, now = progress.live, progress.live.settings, progress.counters
+    played = live.matches.last
     is_unplayed = now.agent_steps >= progress.total_steps and played.agent_steps < now.agent_steps
     if is_unplayed or settings.evaluate.schedule.due(since=played, now=now):
         played_now = False
@@ -136,7 +136,7 @@ def _take_up(stepper: Stepper, progress: Progress, evaluate: Callable[[], Iterat
             yield happened
         if played_now:  # the next resume would play it again
             stepper.settle()
-            keeper.commit_point(progress.returns)
+            live.commit_point(progress.returns)
 
 
 class StepByStep(Stepper):
@@ -182,12 +182,12 @@ class InChunks(Stepper):
         try:
             trained = agent.learners.train(ready) if ready else None
         finally:  # even if training fails: environments must not be closed while they are being stepped
-            with agent.keeper.stopwatch.phase("wait"):
+            with agent.live.stopwatch.phase("wait"):
                 wait([collecting])
         if ready and trained:
             agent.actor.sampler.learnt(ready.batch, trained.td_error)  # only now: the actor has sampled meanwhile
         ended, self._prepared = collecting.result()
-        agent.keeper.commit_if_due()
+        agent.live.commit_if_due()
         return ended
 
     def settle(self) -> None:
@@ -205,7 +205,7 @@ class InChunks(Stepper):
         prepared, self._prepared = self._prepared, None
         if prepared is None:
             return None
-        self._agent.keeper.refresh_if_due()
+        self._agent.live.refresh_if_due()
         return self._agent.learners.by_present_targets(prepared)
 
     def _collect(self, first: int) -> tuple[list[float], Prepared | None]:
@@ -244,7 +244,7 @@ class Play:
         """One vector step; returns the true scores of the episodes that ended."""
         s_tm1, agent = self._s_tm1, self._agent
         a_tm1 = agent.act(s_tm1, frozen=self._frozen)
-        with agent.keeper.stopwatch.phase("environment"):
+        with agent.live.stopwatch.phase("environment"):
             step: VectorStep = self._env.step(a_tm1)
         agent.observe_checked(Transition(s_tm1, a_tm1, step.r_t, step.terminal_t, step.last_t, step.s_t))
         self._s_tm1 = step.s_next

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from twin_graph.agent.live_run import Keeper
+from twin_graph.agent.live_run import LiveRun
 from twin_graph.base.stopwatch import PHASES
 from twin_graph.envs import VectorStep
 from twin_graph.evaluation.games import Evaluation
@@ -34,11 +34,11 @@ class Progress:
     """What `train` yields; the terminal shows this and needs nothing else.
 
     Args:
-      keeper: of the run.
+      live: the run while it is trained.
       stop: set by whoever wants training to end after its next vector step, or chunk.
 
     Attributes:
-      keeper, stop: as given.
+      live, stop: as given.
       total_steps: agent steps of the whole run.
       returns: true scores of the newest training episodes.
       happened: since it was last yielded.
@@ -50,11 +50,11 @@ class Progress:
       workers: what each worker last reported, and how often it was restarted, in asynchronous training.
     """
 
-    def __init__(self, keeper: Keeper, stop: threading.Event) -> None:
-        self.keeper = keeper
+    def __init__(self, live: LiveRun, stop: threading.Event) -> None:
+        self.live = live
         self.stop = stop
-        self.total_steps = keeper.settings.total_steps
-        point = keeper.resume_points.newest
+        self.total_steps = live.settings.total_steps
+        point = live.resume_points.newest
         self.returns = deque(point.returns if point else (), maxlen=RECENT_EPISODES)
         self.happened = Happened()
         self.ended_by = ""
@@ -63,82 +63,82 @@ class Progress:
         self.note = ""
         self.latest: dict[str, Any] = {}
         self.workers: Sequence[tuple[WorkerStatus, int]] = ()
-        self._depths = Depths(keeper.run)
+        self._depths = Depths(live.run)
         self._marked = time.perf_counter()
         self._mark = self._so_far()  # a resumed run has steps that this process did not make
 
     @property
     def agent_steps(self) -> int:
-        return self.keeper.tally.agent_steps
+        return self.live.tally.agent_steps
 
     @property
     def updates(self) -> int:
-        return self.keeper.tally.updates
+        return self.live.tally.updates
 
     @property
     def counters(self) -> Counters:
-        return self.keeper.tally.counters
+        return self.live.tally.counters
 
     @property
     def notices(self) -> list[str]:
         """What people should know, from the whole run so far."""
-        return self.keeper.notices
+        return self.live.notices
 
     @property
     def epsilon(self) -> float:
         """The share of random actions at this agent step."""
-        return self.keeper.settings.act.epsilon_at(self.agent_steps)
+        return self.live.settings.act.epsilon_at(self.agent_steps)
 
     @property
     def loss(self) -> float:
         """The newest update's loss; NaN before the first."""
-        return self.keeper.tally.loss
+        return self.live.tally.loss
 
     @property
     def q_mean(self) -> float:
         """Mean of max_a Q in the newest update; NaN before the first."""
-        return self.keeper.tally.q_mean
+        return self.live.tally.q_mean
 
     @property
     def target(self) -> tuple[str, ...]:
         """The snapshots that supply bootstrap values."""
-        return tuple(snapshot for snapshots in self.keeper.learners.target_snapshots for snapshot in snapshots)
+        return tuple(snapshot for snapshots in self.live.learners.target_snapshots for snapshot in snapshots)
 
     @property
     def opponent(self) -> str | None:
         """Who has the other seat, for people: snapshots, or a policy without any; None in games of one player."""
-        opponent = self.keeper.learners.first.roles.get("opponent")
-        return None if opponent is None else ", ".join(opponent.snapshots) or self.keeper.settings.opponent.policy
+        opponent = self.live.learners.first.roles.get("opponent")
+        return None if opponent is None else ", ".join(opponent.snapshots) or self.live.settings.opponent.policy
 
     @property
     def has_target(self) -> bool:
         """Whether a target supplies bootstrap values: `train.target_q`."""
-        return self.keeper.settings.train.target_q
+        return self.live.settings.train.target_q
 
     @property
     def target_served(self) -> int:
         """Updates made since a target was restored."""
-        return self.keeper.learners.target_served
+        return self.live.learners.target_served
 
     @property
     def target_held(self) -> bool:
         """Whether a person has suspended refreshes."""
-        return any(learner.target.held for learner in self.keeper.learners)
+        return any(learner.target.held for learner in self.live.learners)
 
     @property
     def newest_snapshot(self) -> str:
-        return self.keeper.store.newest.id
+        return self.live.store.newest.id
 
     @property
     def weights_sha256(self) -> str:
         """The hash of the newest resume point's weights; empty before the first."""
-        point = self.keeper.resume_points.newest
+        point = self.live.resume_points.newest
         return point.weights_sha256 if point else ""
 
     @property
     def complete(self) -> bool:
         """See `Matches.complete`."""
-        return self.keeper.matches.complete(self.agent_steps, self.keeper.settings)
+        return self.live.matches.complete(self.agent_steps, self.live.settings)
 
     @property
     def interrupted(self) -> bool:
@@ -148,13 +148,13 @@ class Progress:
     @property
     def reached(self) -> str:
         """How the newest evaluation reached `train.until_score`, in words for people; empty if it did not."""
-        until = self.keeper.settings.train.until_score
-        return "" if until is None else self.keeper.matches.reached(until, self.keeper.settings)
+        until = self.live.settings.train.until_score
+        return "" if until is None else self.live.matches.reached(until, self.live.settings)
 
     def metrics(self) -> dict[str, Any]:
         """Everything that is logged; rates and times are those since the last call."""
-        with self.keeper.stopwatch.phase("telemetry"):
-            telemetry = {**self.keeper.distances(), **self._depth()}
+        with self.live.stopwatch.phase("telemetry"):
+            telemetry = {**self.live.distances(), **self._depth()}
         for worker in (worker for worker, _ in self.workers if worker.is_training):
             telemetry[f"workers/{worker.name}/agent_steps_per_second"] = worker.agent_steps_per_second
             telemetry[f"workers/{worker.name}/staleness"] = worker.staleness
@@ -190,13 +190,13 @@ class Progress:
     def _depth(self) -> dict[str, float]:
         """The same of the values that are being learned."""
         self._depths.catch_up()
-        learners = self.keeper.learners
+        learners = self.live.learners
         depths = {learner.name: self._depths.of_targets(learner.name) for learner in learners}
         names = {name: "depth" if name == learners.first.name else f"depth/{name}" for name in depths}
         return {names[name]: depth for name, depth in depths.items() if depth is not None}
 
     def _so_far(self) -> tuple[int, int, dict[str, float], dict[str, int]]:
-        stopwatch = self.keeper.stopwatch
+        stopwatch = self.live.stopwatch
         return self.agent_steps, self.updates, dict(stopwatch.seconds), dict(stopwatch.calls)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from twin_graph.agent.live_run import Keeper
+from twin_graph.agent.live_run import LiveRun
 from twin_graph.base.text import counted
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots import control
@@ -16,13 +16,13 @@ class Requests:
 
     What was carried out after the resume point is an input of the run: when the run resumes, it is repeated at its
     recorded agent step. A fork does not repeat it: its future is its own. What was left out then is not made up for
-    later. What could not be done or repeated is added to the keeper's notices.
+    later. What could not be done or repeated is added to the run's notices.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
-        self._run = run = keeper.run
-        self._inbox = control.Inbox(run.control, keeper.notices)
+    def __init__(self, live: LiveRun) -> None:
+        self._live = live
+        self._run = run = live.run
+        self._inbox = control.Inbox(run.control, live.notices)
         self._at_rest = {request.id for request in control.pending(run.control)}
         points = run.ledger.with_abandoned(Point)
         events: list[tuple[Point | Swap, bool]] = [(point, holds) for point, holds in points if point.request]
@@ -30,7 +30,7 @@ class Requests:
         self._done = {(event.event, event.request) for event, holds in events if holds}
         forked = max((fork.attempt for fork in run.ledger.events(Fork)), default=0)
         again = {(event.event, event.request): event for event, _ in events if event.attempt > forked}
-        here = keeper.tally.agent_steps
+        here = live.tally.agent_steps
         waiting = [e for key, e in again.items() if key not in self._done and e.counters.agent_steps >= here]
         # A point comes before the swap that asked for it.
         self._again = sorted(waiting, key=lambda e: (e.counters.agent_steps, e.request or "", e.event))
@@ -41,10 +41,10 @@ class Requests:
         Returns:
           The request that waits for a resume point at this step, if one does: make it, then call this again.
         """
-        while self._again and self._again[0].counters.agent_steps <= self._keeper.tally.agent_steps:
+        while self._again and self._again[0].counters.agent_steps <= self._live.tally.agent_steps:
             event = self._again[0]
             assert event.request is not None
-            if not self._keeper.at_point and (isinstance(event, Point) or event.at_point or event.into == "online"):
+            if not self._live.at_point and (isinstance(event, Point) or event.at_point or event.into == "online"):
                 return event.request
             if isinstance(event, Swap):
                 self._repeat(event, event.request)
@@ -78,16 +78,16 @@ class Requests:
             snapshots = self._usable(swap.snapshots, swap.learner, swap.into)
         except TwinGraphError as error:
             what, after = "the undo of a swap" if undo else "a swap", counted(swap.counters.agent_steps, "agent step")
-            self._keeper.notices.append(f"{what} after {after} was not repeated: {error}")
+            self._live.notices.append(f"{what} after {after} was not repeated: {error}")
         else:
             self._swap(snapshots, swap.learner, swap.into, hold=swap.hold, request=request, undo=undo)
 
     def _answer(self, request: Request) -> str | None:
         """Carries out a new request, or one that a crash left unanswered; returns as `carry_out` does."""
         if request.kind == "point":
-            if not self._keeper.at_point and ("point", request.id) not in self._done:
+            if not self._live.at_point and ("point", request.id) not in self._done:
                 return request.id
-            point = self._keeper.resume_points.newest
+            point = self._live.resume_points.newest
             assert point is not None
             message = f"resume point {point.number} is after {counted(point.counters.updates, 'update')}"
             control.answer(self._run.control, request, Answer(done=True, message=message))
@@ -96,30 +96,30 @@ class Requests:
                 snapshots, learner, into = self._wanted(request)
             except TwinGraphError as error:
                 control.answer(self._run.control, request, Answer(done=False, message=str(error)))
-                self._keeper.notices.append(f"{request.words()} is refused: {error}")
+                self._live.notices.append(f"{request.words()} is refused: {error}")
                 return None
-            if into == "online" and not self._keeper.at_point:
+            if into == "online" and not self._live.at_point:
                 return request.id
             self._swap(snapshots, learner, into, hold=request.hold, request=request.id, undo=request.kind == "undo")
         return None
 
     def _wanted(self, request: Request) -> tuple[list[Commit], str, str]:
         """What to restore, into whose twin, and into which."""
-        self._keeper.store.reload()
+        self._live.store.reload()
         last = last_by_hand(self._run) if request.kind == "undo" else None
         learner, into = (last.learner, last.into) if last else (request.learner, request.into)
         wanted = last.previous if last else (request.snapshot,)
-        role = self._keeper.learners[learner].roles.get(into)
+        role = self._live.learners[learner].roles.get(into)
         if not wanted and role:  # it was a player without snapshots
-            chosen = role.choose(self._keeper.tally.updates, self._keeper.matches.played)
+            chosen = role.choose(self._live.tally.updates, self._live.matches.played)
             wanted = tuple(snapshot.id for snapshot in chosen.snapshots)
         return self._usable(wanted, learner, into), learner, into
 
     def _usable(self, ids: Sequence[str], learner: str, into: str) -> list[Commit]:
         """These snapshots. Raises `TwinGraphError` unless they can be restored into that twin."""
-        store = self._keeper.store
+        store = self._live.store
         snapshots = [store.find(snapshot_id) for snapshot_id in ids]
-        role = self._keeper.learners[learner].roles.get(into)
+        role = self._live.learners[learner].roles.get(into)
         if into != "online" and not role:
             raise UsageError(f"there is no {into}: opponent.policy is not set")
         if role and len(snapshots) > len(role.twins):
@@ -130,12 +130,12 @@ class Requests:
         return snapshots
 
     def _swap(self, snapshots: list[Commit], learner: str, into: str, *, hold: bool, request: str, undo: bool) -> None:
-        role = self._keeper.learners[learner].roles.get(into)
+        role = self._live.learners[learner].roles.get(into)
         was_held = role is not None and role.held
-        swap = self._keeper.swap(snapshots, learner=learner, into=into, hold=hold, request=request, undo=undo)
+        swap = self._live.swap(snapshots, learner=learner, into=into, hold=hold, request=request, undo=undo)
         self._done.add(("swap", request))
-        names = ", ".join(swap.snapshots) or self._keeper.settings.opponent.policy
-        whose = "" if len(self._keeper.learners) == 1 else f"{learner}'s "
+        names = ", ".join(swap.snapshots) or self._live.settings.opponent.policy
+        whose = "" if len(self._live.learners) == 1 else f"{learner}'s "
         twin = into if into == "opponent" else f"{into} twin"
         verb = "are" if len(swap.snapshots) > 1 else "is"
         end = ", held" if hold else ", and the hold has ended" if was_held else ""

@@ -64,7 +64,7 @@ def train(
         Agent(run, env.spec, environments=env.count, point=point) as agent,
     ):
         stepper = InChunks(agent, env) if run.settings.train.chunk_steps else StepByStep(agent, env)
-        progress = Progress(agent.keeper, stop)
+        progress = Progress(agent.live, stop)
         yield from run_to_its_end(progress, stepper, on_episode, on_evaluation)
 
 
@@ -99,8 +99,8 @@ def run_to_its_end(
 ) -> Iterator[Progress]:
     """Runs the loop with its evaluations, saves when it ends, and closes the stepper. See `train`."""
     callbacks = _Callbacks(progress, on_episode, on_evaluation)
-    keeper, settings = progress.keeper, progress.keeper.settings
-    online = keeper.learners.first.online
+    live, settings = progress.live, progress.live.settings
+    online = live.learners.first.online
     with (
         contextlib.closing(stepper),
         # One for all evaluations: building it takes as long as playing CartPole.
@@ -110,22 +110,22 @@ def run_to_its_end(
     ):
         evaluate = functools.partial(evaluate_newest, progress, twin)
         try:
-            for happened in loop(stepper, progress, Requests(keeper), evaluate):
+            for happened in loop(stepper, progress, Requests(live), evaluate):
                 progress.happened = happened
                 callbacks.tell()
                 yield progress
         except (ForeignError, UsageError, DamagedError, NoWorkerError) as error:
             with contextlib.suppress(OSError, TwinGraphError):  # if this fails too, a resume uses the previous point
-                if not keeper.at_point:
+                if not live.at_point:
                     stepper.settle()
-                    keeper.commit_point(progress.returns)
+                    live.commit_point(progress.returns)
             raise type(error)(f"at agent step {progress.agent_steps:,}: {error}") from error
         if progress.interrupted:
-            keeper.close("interrupted", "interrupted")
+            live.close("interrupted", "interrupted")
         elif progress.reached:
-            keeper.close("score", f"reached {progress.reached}")
+            live.close("score", f"reached {progress.reached}")
         elif progress.ended_by:
-            keeper.close("callback", progress.ended_by)
+            live.close("callback", progress.ended_by)
 
 
 @contextlib.contextmanager
