@@ -34,6 +34,7 @@ import twin_graph.distributed.server, twin_graph.distributed.worker, twin_graph.
 import twin_graph.training.doctor
 import gymnasium.envs.classic_control.cartpole, twin_graph.envs.atari, twin_graph.envs.gym, twin_graph.envs.open_spiel
 import twin_graph_cli.evaluate, twin_graph_cli.experiment, twin_graph_cli.records, twin_graph_cli.train
+import multiprocessing.spawn  # which keeps what is `sys.executable` now: its processes inherit open files
 from twin_graph_cli.main import main
 
 sys.path.remove("")  # as for the console script, which looks for modules in the present folder last

@@ -24,7 +24,7 @@ from test_learners import feed, minibatch, spec
 
 from twin_graph import envs
 from twin_graph.agent.live_run import LiveRun
-from twin_graph.agent.tally import Tally
+from twin_graph.base.counters import Tally
 from twin_graph.config.loading import change
 from twin_graph.config.rules import check_that_it_learns
 from twin_graph.config.settings import Settings

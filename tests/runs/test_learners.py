@@ -13,7 +13,7 @@ from twin_graph.agent.actor import Actor
 from twin_graph.agent.held_out import HeldOut
 from twin_graph.agent.learner import Learner, Losses
 from twin_graph.agent.prepared import Prepared, feeds
-from twin_graph.agent.tally import Tally
+from twin_graph.base.counters import Tally
 from twin_graph.config.settings import ModelSettings, Settings, TrainSettings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError

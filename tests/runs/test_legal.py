@@ -16,7 +16,7 @@ from tables import rows
 
 from twin_graph import envs
 from twin_graph.agent.held_out import PROBE_SIZE
-from twin_graph.agent.tally import Tally
+from twin_graph.base.counters import Tally
 from twin_graph.config.settings import EnvSettings, Settings
 from twin_graph.distributed.chief import Chief
 from twin_graph.envs import EnvSpec, VectorEnv, VectorStep

@@ -9,7 +9,7 @@ import pytest
 from attempts import end, whole_and_killed
 
 from twin_graph.agent.actor import Actor
-from twin_graph.agent.tally import Tally
+from twin_graph.base.counters import Tally
 from twin_graph.config.settings import Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError

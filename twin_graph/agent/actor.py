@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from twin_graph.agent.tally import Tally
 from twin_graph.base.arrays import takes
+from twin_graph.base.counters import Tally
 from twin_graph.base.streams import Purpose, Streams
 from twin_graph.config.settings import Settings
 from twin_graph.envs import EnvSpec, check_finite, legal

@@ -9,7 +9,7 @@ import numpy as np
 from twin_graph.agent.actor import Actor
 from twin_graph.agent.live_run import LiveRun
 from twin_graph.agent.prepared import Prepared
-from twin_graph.agent.tally import Tally
+from twin_graph.base.counters import Tally
 from twin_graph.base.streams import Purpose, environment_seeds
 from twin_graph.envs import EnvSpec
 from twin_graph.envs.seats import Turn

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from twin_graph.agent.ensemble import Ensemble
-from twin_graph.agent.tally import Tally
+from twin_graph.base.counters import Tally
 from twin_graph.base.streams import Purpose, stream
 from twin_graph.config.settings import TrainSettings
 from twin_graph.envs.legal import ILLEGAL, legal_only

@@ -9,7 +9,7 @@ import numpy as np
 from twin_graph.agent.learner import Learner
 from twin_graph.agent.prepared import Prepared
 from twin_graph.agent.role import Role
-from twin_graph.agent.tally import Tally
+from twin_graph.base.counters import Tally
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.turns import Turns
 from twin_graph.errors import UsageError

@@ -16,8 +16,8 @@ from twin_graph.agent.learner import Learner
 from twin_graph.agent.learners import Learners
 from twin_graph.agent.resume_points import ResumePoints
 from twin_graph.agent.role import Why
-from twin_graph.agent.tally import Tally
 from twin_graph.agent.tensorboard import EventFile
+from twin_graph.base.counters import Tally
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.turns import Turns
 from twin_graph.errors import UsageError

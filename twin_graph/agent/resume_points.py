@@ -13,7 +13,7 @@ from twin_graph.agent.held_out import HeldOut
 from twin_graph.agent.learners import Learners
 from twin_graph.agent.replay_log import ReplayLog
 from twin_graph.agent.role import Role
-from twin_graph.agent.tally import Tally
+from twin_graph.base.counters import Tally
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.ledger import Counters, Point, utc_now
 from twin_graph.snapshots.points import PROBE, PointState
@@ -114,7 +114,7 @@ class ResumePoints:
           What the caller must refresh because another policy chose its snapshots, and that policy.
         """
         arrays = self._points.arrays(point)
-        self._tally.restore(point)
+        self._tally.restore(point.counters, reward_limit=point.reward_limit, r_max=point.r_max)
         self._held_out.observations = arrays.get(PROBE)
         if self._actor and self._log:
             self._log.restore(point.segments)

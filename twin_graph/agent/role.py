@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from twin_graph.agent.ensemble import Ensemble
-from twin_graph.agent.tally import Tally
+from twin_graph.base.counters import Tally
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots.control import swap_command
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, Swap, utc_now

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from twin_graph import config, envs, training
+from twin_graph import config, envs
 from twin_graph.base import machine
 from twin_graph.config import lookup
 from twin_graph.config.settings import Settings
@@ -32,7 +32,7 @@ from twin_graph.snapshots.ledger import (
 )
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import DESCRIPTION, LEDGER, Run, check_new_folder
-from twin_graph.training import requirements
+from twin_graph.training import requirements, trainer
 from twin_graph.training.progress import Progress
 from twin_graph.twin.twin import weights_sha256
 from twin_graph.twin.weights import read_checkpoint
@@ -160,7 +160,7 @@ def reproduce(
         for part in parts:
             if scratch.settings != part.settings:
                 scratch.change_settings(part.settings)
-            with contextlib.closing(training.train(scratch, env, scratch.points().newest())) as progresses:
+            with contextlib.closing(trainer.train(scratch, env, scratch.points().newest())) as progresses:
                 is_complete = _train(part, progresses, comparison, tell)
             if is_complete:
                 break

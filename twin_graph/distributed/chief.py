@@ -10,7 +10,7 @@ import numpy as np
 from twin_graph import errors
 from twin_graph.agent.held_out import PROBE_SIZE
 from twin_graph.agent.live_run import LiveRun
-from twin_graph.agent.tally import Tally
+from twin_graph.base.counters import Tally
 from twin_graph.base.streams import Purpose, environment_seeds, stream
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.shared import Counts, Shared, in_words

@@ -14,7 +14,7 @@ from twin_graph import envs
 from twin_graph.agent.actor import Actor
 from twin_graph.agent.ensemble import Ensemble
 from twin_graph.agent.prepared import feeds
-from twin_graph.agent.tally import Tally
+from twin_graph.base.counters import Tally
 from twin_graph.base.streams import Purpose, environment_seeds
 from twin_graph.config.settings import Settings
 from twin_graph.distributed.cluster import Cluster

@@ -12,9 +12,9 @@ import numpy as np
 
 from twin_graph.errors import UsageError
 from twin_graph.evaluation.player import spec_of
-from twin_graph.snapshots.files import fsync, publish, remove_leftovers, temporary_of
+from twin_graph.snapshots.files import check_no_pattern, fsync, publish, remove_leftovers, temporary_of
 from twin_graph.snapshots.ledger import Commit
-from twin_graph.snapshots.run import Run, check_no_pattern
+from twin_graph.snapshots.run import Run
 from twin_graph.twin.model import build_model
 from twin_graph.twin.tf import tf
 from twin_graph.twin.twin import Twin, setters, to_set

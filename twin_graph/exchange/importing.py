@@ -10,8 +10,9 @@ import numpy as np
 from twin_graph.base.text import nearest
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.player import spec_of
+from twin_graph.snapshots.files import check_no_pattern
 from twin_graph.snapshots.ledger import IMPORT, Commit, Counters
-from twin_graph.snapshots.run import Run, check_no_pattern
+from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import Provenance, SnapshotStore
 from twin_graph.twin.tf import tf
 from twin_graph.twin.twin import Twin, weights_sha256

@@ -544,3 +544,13 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def check_no_pattern(path: Path, advice: str) -> None:
+    """Raises `UsageError` where TensorFlow would not find what is at this path."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"TensorFlow cannot read {str(path)!a}, which is not UTF-8; {advice}") from None
+    if patterns := sorted(set(str(path.absolute())) & set("*?[]\\")):
+        raise UsageError(f"TensorFlow would take {' '.join(patterns)} in {path} for a pattern; {advice}")

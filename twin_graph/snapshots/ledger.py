@@ -15,6 +15,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar, get_args, ov
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from twin_graph.base.counters import Counters as Counters
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots.files import GrowingLines, Line, append_line, damaged_line, read_file
 
@@ -31,20 +32,6 @@ class Record(BaseModel):
             return cls.model_validate(read_file(path))
         except pydantic.ValidationError as error:
             raise DamagedError(f"{path} is damaged: {first_problem(error)}") from None
-
-
-class Counters(Record):
-    """How far a run had come. `frames` is agent steps times the frame skip."""
-
-    agent_steps: int = Field(ge=0)
-    updates: int = Field(ge=0)
-    frames: int = Field(ge=0)
-    episodes: int = Field(ge=0)
-
-    @classmethod
-    def zero(cls) -> Self:
-        """At the beginning."""
-        return cls(agent_steps=0, updates=0, frames=0, episodes=0)
 
 
 class Health(Record):

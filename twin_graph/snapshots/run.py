@@ -34,6 +34,7 @@ from twin_graph.snapshots.files import (
     Line,
     acquire,
     append_line,
+    check_no_pattern,
     checked,
     commit_folder,
     damaged_line,
@@ -385,16 +386,6 @@ def like_the_newest(evaluations: Sequence[Mapping[str, Any]]) -> list[Mapping[st
     """
     rules = [{**line["protocol"], "environments": None} for line in evaluations]
     return [line for line, of_line in zip(evaluations, rules, strict=True) if of_line == rules[-1]]
-
-
-def check_no_pattern(path: Path, advice: str) -> None:
-    """Raises `UsageError` where TensorFlow would not find what is at this path."""
-    try:
-        str(path.absolute()).encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"TensorFlow cannot read {str(path)!a}, which is not UTF-8; {advice}") from None
-    if patterns := sorted(set(str(path.absolute())) & set("*?[]\\")):
-        raise UsageError(f"TensorFlow would take {' '.join(patterns)} in {path} for a pattern; {advice}")
 
 
 def check_new_folder(folder: Path, advice: str = "choose another --run-dir") -> None:

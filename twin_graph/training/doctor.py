@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import psutil
 
-from twin_graph import config, envs, training
+from twin_graph import config, envs
 from twin_graph.base import machine
 from twin_graph.base.text import size
 from twin_graph.snapshots.run import RUNS, VERSIONED, create
-from twin_graph.training import requirements, tuning
+from twin_graph.training import requirements, trainer, tuning
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.tf import tf
 
@@ -100,7 +100,7 @@ def rate(env: envs.VectorEnv, settings: config.Settings) -> float:
     try:
         run = create(folder / "run", config.replace(settings, short.items()), env.protocol)
         began, before = math.nan, 0
-        for progress in training.train(run, env):
+        for progress in trainer.train(run, env):
             if math.isnan(began) and progress.agent_steps >= start + measured // 4:
                 # The first updates, slower, are left out.
                 began, before = time.perf_counter(), progress.agent_steps

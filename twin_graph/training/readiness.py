@@ -13,8 +13,9 @@ from twin_graph.envs import EnvSpec, VectorEnv
 from twin_graph.envs.gym import check_version
 from twin_graph.errors import CompleteError, UsageError
 from twin_graph.evaluation import games
+from twin_graph.snapshots.files import check_no_pattern
 from twin_graph.snapshots.points import PointState
-from twin_graph.snapshots.run import Run, check_no_pattern
+from twin_graph.snapshots.run import Run
 from twin_graph.targets.evaluations import nothing_left
 from twin_graph.training import requirements, tuning
 from twin_graph.twin.model import ModelSpec

@@ -13,8 +13,8 @@ import numpy as np
 
 from twin_graph.base import machine
 from twin_graph.errors import DamagedError, TwinMismatchError
+from twin_graph.snapshots.files import check_no_pattern
 from twin_graph.snapshots.ledger import Commit
-from twin_graph.snapshots.run import check_no_pattern
 from twin_graph.snapshots.store import SnapshotStore, Variable
 from twin_graph.twin.callables import SessionCalls
 from twin_graph.twin.model import Model, ModelSpec, build_model

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from twin_graph.errors import DamagedError, UsageError
+from twin_graph.snapshots.files import check_no_pattern
 from twin_graph.snapshots.ledger import Commit
-from twin_graph.snapshots.run import check_no_pattern
 from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.twin.tf import tf
 

@@ -1,10 +1,26 @@
-"""What a run has counted and seen so far."""
+"""How far a run has come, as records have it and while it is counted."""
 
 import dataclasses
 import math
+from typing import Self
 
-from twin_graph.snapshots.ledger import Counters
-from twin_graph.snapshots.points import PointState
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Counters(BaseModel):
+    """How far a run had come. `frames` is agent steps times the frame skip."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    agent_steps: int = Field(ge=0)
+    updates: int = Field(ge=0)
+    frames: int = Field(ge=0)
+    episodes: int = Field(ge=0)
+
+    @classmethod
+    def zero(cls) -> Self:
+        """At the beginning."""
+        return cls(agent_steps=0, updates=0, frames=0, episodes=0)
 
 
 @dataclasses.dataclass
@@ -38,8 +54,7 @@ class Tally:
             episodes=self.episodes,
         )
 
-    def restore(self, point: PointState) -> None:
-        """Restores the counters of a resume point."""
-        self.agent_steps, self.updates = point.counters.agent_steps, point.counters.updates
-        self.episodes = point.counters.episodes
-        self.reward_limit, self.r_max = point.reward_limit, point.r_max
+    def restore(self, counters: Counters, *, reward_limit: float, r_max: float) -> None:
+        """Restores what a resume point has."""
+        self.agent_steps, self.updates, self.episodes = counters.agent_steps, counters.updates, counters.episodes
+        self.reward_limit, self.r_max = reward_limit, r_max
