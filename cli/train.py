@@ -18,6 +18,7 @@ from twin_graph.config.rules import check_that_it_learns
 from twin_graph.config.settings import EVALUATION_MAX_STEPS
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, DivergedError, InUseError, UsageError
 from twin_graph.snapshots.files import remove_folder
+from twin_graph.snapshots.resumable import has_begun
 from twin_graph.snapshots.run import Run, check_new_folder, create, free_folder, make_in
 from twin_graph.snapshots.workers import GIVEN_UP
 
@@ -134,7 +135,7 @@ def train(
             _introduce(run, begun)
             show_training(run, begun.env, cluster=described, as_json=as_json, verbose=verbose)
         except BaseException as error:
-            if not run.has_begun and not isinstance(error, InUseError):  # its name shall be free
+            if not has_begun(run) and not isinstance(error, InUseError):  # its name shall be free
                 remove_folder(run.folder)
             raise
 

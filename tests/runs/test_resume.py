@@ -37,7 +37,7 @@ from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.fork import fork
 from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Start, Swap
 from twin_graph.snapshots.points import PointState, PointStore
-from twin_graph.snapshots.resumable import newest_point
+from twin_graph.snapshots.resumable import has_begun, newest_point
 from twin_graph.snapshots.run import METRICS, Run, create
 from twin_graph.targets.evaluations import nothing_left
 from twin_graph.training import requirements
@@ -1053,13 +1053,13 @@ def test_a_run_has_begun_though_its_points_are_out_of_sight(
     """`train` removes the folder of a run that has not."""
     run = trained(cartpole())
     run.points().folder.rename(tmp_path / "aside")
-    assert run.has_begun
+    assert has_begun(run)
     new = create(tmp_path / "new", cartpole())
     new.record_start()
-    assert not new.has_begun
+    assert not has_begun(new)
     with (run.folder / "ledger.jsonl").open("r+b") as file:
         file.write(b"?")
-    assert Run(run.folder).has_begun
+    assert has_begun(Run(run.folder))
 
 
 def test_settings_of_an_attempt_that_never_began_are_taken_back(

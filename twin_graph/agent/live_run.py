@@ -21,10 +21,9 @@ from twin_graph.base.counters import Tally
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.turns import Turns
 from twin_graph.errors import UsageError
-from twin_graph.snapshots.files import append_line
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Cause, Commit, Counters, End, Swap, utc_now
 from twin_graph.snapshots.points import PointState
-from twin_graph.snapshots.run import METRICS, Run
+from twin_graph.snapshots.run import Run
 from twin_graph.targets import retention
 from twin_graph.targets.evaluations import Matches
 from twin_graph.twin.model import ModelSpec
@@ -212,8 +211,7 @@ class LiveRun:
         """
         counters = counters or self.tally.counters
         plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
-        line = {"attempt": self.run.attempt, **plain, **counters.model_dump()}
-        append_line(self.run.folder / METRICS, line, durable=False)  # fsynced before the next resume point
+        self.run.record_metrics({**plain, **counters.model_dump()})
         numbers = {name: float(value) for name, value in plain.items() if isinstance(value, int | float)}
         self._events.write(counters.agent_steps, numbers)
         if self._tracker:

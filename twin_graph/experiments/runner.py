@@ -24,6 +24,7 @@ from twin_graph.errors import INTERRUPTED_EXIT_CODE, DamagedError, DivergedError
 from twin_graph.experiments.experiment import Experiment, State, look, state_of
 from twin_graph.experiments.plan import PlannedRun
 from twin_graph.snapshots.ledger import utc_now
+from twin_graph.snapshots.resumable import has_begun
 from twin_graph.snapshots.run import DESCRIPTION, Run
 
 _LOOK_SECONDS = 0.2
@@ -238,7 +239,7 @@ def _remove_unstarted(folder: Path) -> None:
     if not folder.exists():
         return
     if (folder / DESCRIPTION).exists():
-        if Run(folder).has_begun:
+        if has_begun(Run(folder)):
             return  # where its points are gone, `resume` says so
     elif any(path.name[0] != "." for path in folder.iterdir()):
         raise TwinGraphError(f"{folder} holds something other than a run; remove it, or choose another --out")

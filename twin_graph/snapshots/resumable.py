@@ -144,3 +144,14 @@ def lost_point(run: Run) -> str:
         else:
             followed = followed or not (isinstance(event, Commit) and event.lineage == IMPORT)
     return ""
+
+
+def has_begun(run: Run) -> bool:
+    """Whether it has a resume point, or had made a step when something was recorded; otherwise nothing is lost
+    with it. True where its records cannot be read."""
+    try:
+        # The ledger names a point before it is there, and so perhaps one that never was.
+        recorded: list[Commit | Point] = [*run.ledger.events(Commit), *run.ledger.events(Point)]
+    except DamagedError:
+        return True
+    return bool(run.points().folders()) or any(event.counters.agent_steps for event in recorded)

@@ -56,7 +56,6 @@ from twin_graph.snapshots.ledger import (
     End,
     Fork,
     Ledger,
-    Point,
     Start,
     utc_now,
 )
@@ -249,17 +248,6 @@ class Run:
                 write_file(self.folder / DESCRIPTION, checked(description, indent=1))
             raise
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether it has a resume point, or had made a step when something was recorded; otherwise nothing is lost
-        with it. True where its records cannot be read."""
-        try:
-            # The ledger names a point before it is there, and so perhaps one that never was.
-            recorded: list[Commit | Point] = [*self.ledger.events(Commit), *self.ledger.events(Point)]
-        except DamagedError:
-            return True
-        return bool(self.points().folders()) or any(event.counters.agent_steps for event in recorded)
-
     def settings_of(self, attempt: int) -> Settings:
         """The settings with which an attempt trained."""
         for past in self.description["past_settings"]:
@@ -300,6 +288,10 @@ class Run:
         }
         append_line(self.folder / EVALUATIONS, line)
         return line
+
+    def record_metrics(self, metrics: dict[str, Any]) -> None:
+        """Appends a line to `metrics.jsonl`; not fsynced before the next resume point, see `settle_records`."""
+        append_line(self.folder / METRICS, {"attempt": self.attempt, **metrics}, durable=False)
 
     def evaluation_lines(self) -> Iterator[dict[str, Any]]:
         """Evaluations that hold. Raises `DamagedError`."""

@@ -28,13 +28,13 @@ class Ready(NamedTuple):
       settings: with threads and precision measured, where a new run left them open.
       env: the environments.
       needs: memory and disk space.
-      measured: what was chosen by measuring, the best first, in words.
+      measured: the timings that decided, the fastest first.
     """
 
     settings: Settings
     env: VectorEnv
     needs: requirements.Needs
-    measured: Sequence[str] = ()
+    measured: Sequence[tuning.Timing] = ()
 
 
 @contextlib.contextmanager

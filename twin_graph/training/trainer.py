@@ -77,12 +77,14 @@ class _Callbacks:
 
     def tell(self) -> None:
         """Raises `ForeignError` if one of them fails."""
-        for score in self._progress.happened.scores if self._on_episode else ():
+        for score in self._progress.happened.scores:
             self._call("on_episode", self._on_episode, score, f"a score of {score:g}")
-        for snapshot, newest in self._progress.happened.evaluations if self._on_evaluation else ():
+        for snapshot, newest in self._progress.happened.evaluations:
             self._call("on_evaluation", self._on_evaluation, newest, f"{snapshot} had a mean of {newest.mean:.2f}")
 
-    def _call(self, name: str, function: Callable[[Any, Progress], object], what: object, words: str) -> None:
+    def _call(self, name: str, function: Callable[[Any, Progress], object] | None, what: object, words: str) -> None:
+        if function is None:
+            return
         try:
             answer = function(what, self._progress)
         except Exception as error:
