@@ -123,14 +123,10 @@ def walks() -> dict[str, list[str]]:
     from twin_graph.agent.live_run import LiveRun
     from twin_graph.snapshots.run import create
     from twin_graph.training import trainer
+    from twin_graph.training.evaluator import Evaluator
 
     found: dict[str, set[str]] = {"refresh": set(), "evaluation": set(), "minibatch": set()}
-    refresh_if_due, evaluate, prepare, train = (
-        LiveRun.refresh_if_due,
-        trainer.evaluate_newest,
-        Agent.prepare,
-        Agent.train,
-    )
+    refresh_if_due, newest, prepare, train = LiveRun.refresh_if_due, Evaluator.newest, Agent.prepare, Agent.train
 
     def refresh(live: LiveRun) -> None:
         files = set[str]()
@@ -140,8 +136,8 @@ def walks() -> dict[str, list[str]]:
         if live.learners.first.target.snapshots != before:
             found["refresh"] |= files
 
-    def evaluated(*arguments: Any) -> Iterator[Any]:
-        happened = evaluate(*arguments)
+    def evaluated(evaluator: Evaluator) -> Iterator[Any]:
+        happened = newest(evaluator)
         while True:
             with seen(found["evaluation"]):
                 one = next(happened, None)
@@ -159,7 +155,7 @@ def walks() -> dict[str, list[str]]:
 
     LiveRun.refresh_if_due = refresh  # type: ignore[method-assign]
     Agent.prepare, Agent.train = prepared, trained  # type: ignore[method-assign]
-    trainer.evaluate_newest = evaluated
+    Evaluator.newest = evaluated  # type: ignore[method-assign]
     settings = config.load("cartpole", _TINY)
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(envs.make(settings.env, count=1)) as env:
         for _ in trainer.train(create(Path(folder) / "run", settings), env):

@@ -1,5 +1,6 @@
 """The documentation's links lead somewhere, and its commands, options and settings exist."""
 
+import ast
 import re
 import shlex
 from collections import Counter
@@ -148,3 +149,19 @@ def test_settings_exist(page: Path) -> None:
             known = [name for name in config.setting_names() if name.startswith(found[1])] if found[2] else []
             names += known[:1] or [found[1]]
     assert [name for name in names if not config.is_setting(name) and name != "KEY"] == []
+
+
+def test_what_rooms_export_is_what_the_reference_names() -> None:
+    documented: dict[str, set[str]] = {}
+    for path in re.findall(r"^::: ([\w.]+)$", (ROOT / "docs/reference/python.md").read_text(), re.MULTILINE):
+        documented.setdefault(path.rpartition(".")[0], set()).add(path.rpartition(".")[2])
+    exported: dict[str, set[str]] = {}
+    for file in [*ROOT.glob("twin_graph/*.py"), *ROOT.glob("twin_graph/*/__init__.py")]:
+        if names := re.search(r"^__all__ = (\[.*?\])", file.read_text(), re.MULTILINE | re.DOTALL):
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            exported[module] = set(ast.literal_eval(names[1]))
+    root = exported.pop("twin_graph")
+    assert root <= set().union(*documented.values()) | {"Settings", "TwinGraphError"}
+    assert exported == {module: documented.get(module) for module in exported}
+    rooms = {module for module in documented if (ROOT / module.replace(".", "/") / "__init__.py").exists()}
+    assert rooms - {"twin_graph"} <= exported.keys()

@@ -8,7 +8,6 @@ import numpy as np
 
 from twin_graph.agent.learner import Learner
 from twin_graph.agent.prepared import Prepared
-from twin_graph.agent.role import Role
 from twin_graph.base.counters import Tally
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.turns import Turns
@@ -35,9 +34,13 @@ class Learners:
 
     Attributes:
       turns: as given.
+      each: the learners.
+      roles: each one's target, and the opponent in games of two players.
     """
 
     def __init__(self, learners: Sequence[Learner], turns: Turns, tally: Tally, stopwatch: Stopwatch) -> None:
+        self.each = tuple(learners)
+        self.roles = tuple(role for learner in learners for role in learner.roles.values())
         self._learners = {learner.name: learner for learner in learners}
         self.turns = turns
         self._tally = tally
@@ -60,11 +63,6 @@ class Learners:
     def first(self) -> Learner:
         """The only one, or `a`."""
         return next(iter(self))
-
-    @property
-    def roles(self) -> Iterator[Role]:
-        """Each one's target, and the opponent in games of two players."""
-        return (role for learner in self for role in learner.roles.values())
 
     @property
     def target_snapshots(self) -> list[tuple[str, ...]]:

@@ -12,6 +12,8 @@ import numpy as np
 from twin_graph.config.settings import EnvSettings
 from twin_graph.errors import ForeignError, UsageError
 
+__all__ = ["EnvSpec", "VectorEnv", "VectorStep", "make"]
+
 
 class EnvSpec(NamedTuple):
     """Everything that other modules need to know about an environment.

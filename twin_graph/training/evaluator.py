@@ -1,77 +1,128 @@
 """Scheduled evaluations of a run."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from typing import NamedTuple
 
+from twin_graph.agent.live_run import LiveRun
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.film import Film
 from twin_graph.evaluation.games import Evaluation, play
+from twin_graph.records.depth import Depths
 from twin_graph.snapshots.files import make_folder
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.run import Run
-from twin_graph.training.progress import Happened, Progress
-from twin_graph.twin.twin import Twin
+from twin_graph.training.progress import Happened
+from twin_graph.twin.twin import Compute, Twin
 
 
-def evaluate_newest(progress: Progress, twin: Twin | None) -> Iterator[Happened]:
-    """Plays the newest snapshot, and the rivals it has to beat, with this twin; records all of these evaluations or
-    none.
+class _Played(NamedTuple):
+    """A snapshot's evaluation, and the newest snapshot then, which played the same games."""
 
-    Yields after each game, and each of the newest snapshots' evaluations once all are recorded.
+    snapshot: Commit
+    challenger: Commit
+    evaluation: Evaluation
+
+
+class Evaluator:
+    """Plays scheduled evaluations, all with one twin: building it takes as long as playing CartPole.
+
+    Closed by `close()`.
+
+    Args:
+      live: the run while it is trained.
+      depths: of its snapshots.
+      stop: set where people want an end.
     """
-    live, settings = progress.live, progress.live.settings
-    episodes = settings.evaluate.episodes
-    if twin is None or progress.stop.is_set():
-        return
-    # Read once: workers keep making steps during the games, and rivals must play the same games.
-    at = settings.seed, progress.agent_steps
-    with live.stopwatch.phase("evaluate"):
-        played: list[tuple[Commit, Commit, Evaluation]] = []
-        for learner in live.learners:
-            newest = learner.newest
-            assert newest is not None
-            roles: dict[Commit, list[str]] = {}
-            for role, rival in live.rivals(learner).items():
-                roles.setdefault(rival, []).append(role)
-            for snapshot in [*(rival for rival in roles if rival != newest), newest]:
-                try:
-                    twin.restore_snapshot(snapshot, live.store)
-                except DamagedError as error:
-                    without = [f"{role}.policy=latest" for role in roles.get(snapshot, ())]
-                    if snapshot is newest:  # play another one, later
-                        left = settings.train.steps - progress.agent_steps
-                        without = [f"evaluate.every_steps={progress.agent_steps + left // 2}"] if left > 0 else []
-                    raise DamagedError(f"{error}. Restore its files{_instead(without)}") from error
-                depth = progress.depth_of(snapshot)
-                with _filmed(live.run, newest if snapshot is newest else None) as film:
-                    watch = film.watch if film else None
-                    for evaluation in play(twin.q_values, settings, episodes=episodes, at=at, depth=depth, watch=watch):
-                        progress.note = f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games"
-                        yield Happened()
-                        if progress.stop.is_set():
-                            progress.note = ""
-                            return
-                    if film:
-                        with contextlib.suppress(UsageError):  # someone has recorded one in the meantime
-                            film.finish()
-                        live.log_film(film.path)
-                played.append((snapshot, newest, evaluation))
-    progress.note = ""
-    for snapshot, challenger, evaluation in played:
-        played_at = progress.counters
-        live.matches.record(snapshot, evaluation.summary(), challenger=challenger, played_at=played_at)
-        if snapshot is challenger:
-            whose = "" if len(live.learners) == 1 else f"/{snapshot.learner}"
+
+    def __init__(self, live: LiveRun, depths: Depths, stop: threading.Event) -> None:
+        self._live, self._depths, self._stop = live, depths, stop
+        online, threads = live.learners.first.online, live.settings.twin.threads
+        compute = Compute(threads=threads)
+        plays = live.settings.evaluate.episodes > 0
+        self._twin = Twin("evaluation", online.spec, compute=compute, learns=False, like=online) if plays else None
+
+    def close(self) -> None:
+        """Ends the twin's session."""
+        if self._twin:
+            self._twin.close()
+
+    def newest(self) -> Iterator[Happened]:
+        """Plays each learner's newest snapshot, and the rivals it has to beat; records all of these or none.
+
+        Yields after each game, and each newest snapshot's evaluation once all are recorded.
+
+        Raises:
+          DamagedError: a snapshot cannot be restored.
+        """
+        live = self._live
+        if self._twin is None or self._stop.is_set():
+            return
+        # Read once: workers keep making steps during the games, and rivals must play the same games.
+        at = live.settings.seed, live.tally.agent_steps
+        played: list[_Played] = []
+        with live.stopwatch.phase("evaluate"):
+            for learner in live.learners.each:
+                newest = learner.newest
+                assert newest is not None
+                roles: dict[Commit, list[str]] = {}
+                for role, rival in live.rivals(learner).items():
+                    roles.setdefault(rival, []).append(role)
+                for snapshot in [*(rival for rival in roles if rival != newest), newest]:
+                    self._restore(snapshot, roles.get(snapshot, ()), is_newest=snapshot is newest)
+                    evaluation = yield from self._play(self._twin, snapshot, at, is_newest=snapshot is newest)
+                    if evaluation is None:
+                        return
+                    played.append(_Played(snapshot, newest, evaluation))
+        for one in played:
+            live.matches.record(
+                one.snapshot, one.evaluation.summary(), challenger=one.challenger, played_at=live.tally.counters
+            )
+        newest_alone = [(one.snapshot, one.evaluation) for one in played if one.snapshot is one.challenger]
+        for snapshot, evaluation in newest_alone:
+            whose = "" if len(newest_alone) == 1 else f"/{snapshot.learner}"
             values = {
                 f"evaluation/mean_return{whose}": evaluation.mean,
                 f"evaluation/interval_low{whose}": evaluation.interval[0],
                 f"evaluation/interval_high{whose}": evaluation.interval[1],
             }
             live.log(values, snapshot.counters)
-    for snapshot, challenger, evaluation in played:
-        if snapshot is challenger:
-            progress.evaluation = progress.evaluations[snapshot.learner] = snapshot.id, evaluation
-            yield Happened(evaluations=[(snapshot.id, evaluation)])
+        for told in newest_alone:
+            yield Happened(evaluations=[told])
+
+    def _restore(self, snapshot: Commit, roles: Sequence[str], *, is_newest: bool) -> None:
+        """Restores a snapshot that is to be played. Raises `DamagedError`, with what to do instead."""
+        assert self._twin is not None
+        try:
+            self._twin.restore_snapshot(snapshot, self._live.store)
+        except DamagedError as error:
+            without = [f"{role}.policy=latest" for role in roles]
+            if is_newest:  # play another one, later
+                made = self._live.tally.agent_steps
+                left = self._live.settings.train.steps - made
+                without = [f"evaluate.every_steps={made + left // 2}"] if left > 0 else []
+            raise DamagedError(f"{error}. Restore its files{_instead(without)}") from error
+
+    def _play(
+        self, twin: Twin, snapshot: Commit, at: tuple[int, int], *, is_newest: bool
+    ) -> Generator[Happened, None, Evaluation | None]:
+        """Plays the games of a snapshot, which `twin` holds; None if a person stopped that."""
+        live, episodes = self._live, self._live.settings.evaluate.episodes
+        self._depths.catch_up()
+        depth = self._depths.of(snapshot.id)
+        evaluation = None
+        with _filmed(live.run, snapshot if is_newest else None) as film:
+            watch = film.watch if film else None
+            for evaluation in play(twin.q_values, live.settings, episodes=episodes, at=at, depth=depth, watch=watch):
+                yield Happened(note=f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games")
+                if self._stop.is_set():
+                    return None
+            if film:
+                with contextlib.suppress(UsageError):  # someone has recorded one in the meantime
+                    film.finish()
+                live.log_film(film.path)
+        return evaluation
 
 
 def _instead(without: Sequence[str]) -> str:

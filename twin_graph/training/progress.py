@@ -23,11 +23,13 @@ class Happened(NamedTuple):
 
     Attributes:
       scores: true scores of the training episodes that ended.
-      evaluations: scheduled ones that were recorded, with their snapshots' ids.
+      evaluations: scheduled ones that were recorded, with their snapshots.
+      note: what is being done when it is not training, for people.
     """
 
     scores: Sequence[float] = ()
-    evaluations: Sequence[tuple[str, Evaluation]] = ()
+    evaluations: Sequence[tuple[Commit, Evaluation]] = ()
+    note: str = ""
 
 
 class Progress:
@@ -42,6 +44,7 @@ class Progress:
       total_steps: agent steps of the whole run.
       returns: true scores of the newest training episodes.
       happened: since it was last yielded.
+      depths: of the run's snapshots.
       ended_by: which callback ended the run, in words; empty if none did.
       evaluation: the newest, with its snapshot's id; None before the first.
       evaluations: the newest of each learner that has one, likewise, by the learner's name.
@@ -63,7 +66,7 @@ class Progress:
         self.note = ""
         self.latest: dict[str, Any] = {}
         self.workers: Sequence[tuple[WorkerStatus, int]] = ()
-        self._depths = Depths(live.run)
+        self.depths = Depths(live.run)
         self._marked = time.perf_counter()
         self._mark = self._so_far()  # a resumed run has steps that this process did not make
 
@@ -182,16 +185,17 @@ class Progress:
         self._marked, self._mark, self.latest = now, so_far, metrics
         return metrics
 
-    def depth_of(self, snapshot: Commit) -> float | None:
-        """How many agent steps ahead its values can reach; see `twin_graph.records.depth`."""
-        self._depths.catch_up()
-        return self._depths.of(snapshot.id)
+    def take(self, happened: Happened) -> None:
+        """Notes what happened."""
+        self.happened, self.note = happened, happened.note
+        for snapshot, evaluation in happened.evaluations:
+            self.evaluation = self.evaluations[snapshot.learner] = snapshot.id, evaluation
 
     def _depth(self) -> dict[str, float]:
-        """The same of the values that are being learned."""
-        self._depths.catch_up()
+        """How many agent steps ahead the values that are being learned can reach; see `twin_graph.records.depth`."""
+        self.depths.catch_up()
         learners = self.live.learners
-        depths = {learner.name: self._depths.of_targets(learner.name) for learner in learners}
+        depths = {learner.name: self.depths.of_targets(learner.name) for learner in learners}
         names = {name: "depth" if name == learners.first.name else f"depth/{name}" for name in depths}
         return {names[name]: depth for name, depth in depths.items() if depth is not None}
 

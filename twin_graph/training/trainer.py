@@ -1,7 +1,6 @@
 """Trains a run to its end, from the start or from a resume point."""
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -15,11 +14,10 @@ from twin_graph.errors import DamagedError, ForeignError, NoWorkerError, TwinGra
 from twin_graph.evaluation.games import Evaluation
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
-from twin_graph.training.evaluator import evaluate_newest
+from twin_graph.training.evaluator import Evaluator
 from twin_graph.training.loop import InChunks, StepByStep, Stepper, loop
 from twin_graph.training.progress import Progress
 from twin_graph.training.requests import Requests
-from twin_graph.twin.twin import Compute, Twin
 
 #: Called with the score of each training episode that ended, or with each scheduled evaluation; False ends the run.
 OnEpisode = Callable[[float, Progress], object]
@@ -80,7 +78,7 @@ class _Callbacks:
         for score in self._progress.happened.scores:
             self._call("on_episode", self._on_episode, score, f"a score of {score:g}")
         for snapshot, newest in self._progress.happened.evaluations:
-            self._call("on_evaluation", self._on_evaluation, newest, f"{snapshot} had a mean of {newest.mean:.2f}")
+            self._call("on_evaluation", self._on_evaluation, newest, f"{snapshot.id} had a mean of {newest.mean:.2f}")
 
     def _call(self, name: str, function: Callable[[Any, Progress], object] | None, what: object, words: str) -> None:
         if function is None:
@@ -101,19 +99,14 @@ def run_to_its_end(
 ) -> Iterator[Progress]:
     """Runs the loop with its evaluations, saves when it ends, and closes the stepper. See `train`."""
     callbacks = _Callbacks(progress, on_episode, on_evaluation)
-    live, settings = progress.live, progress.live.settings
-    online = live.learners.first.online
+    live = progress.live
     with (
         contextlib.closing(stepper),
-        # One for all evaluations: building it takes as long as playing CartPole.
-        Twin("evaluation", online.spec, compute=Compute(threads=settings.twin.threads), learns=False, like=online)
-        if settings.evaluate.episodes
-        else contextlib.nullcontext() as twin,
+        contextlib.closing(Evaluator(live, progress.depths, progress.stop)) as evaluator,
     ):
-        evaluate = functools.partial(evaluate_newest, progress, twin)
         try:
-            for happened in loop(stepper, progress, Requests(live), evaluate):
-                progress.happened = happened
+            for happened in loop(stepper, progress, Requests(live), evaluator.newest):
+                progress.take(happened)
                 callbacks.tell()
                 yield progress
         except (ForeignError, UsageError, DamagedError, NoWorkerError) as error:
