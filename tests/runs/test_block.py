@@ -9,12 +9,11 @@ import pytest
 from attempts import attempt, end, whole_and_killed
 from test_schedule import diverge
 
-from twin_graph import layers
 from twin_graph.config.settings import Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.run import Run, create
-from twin_graph.twin import cpu_layers, xla_layers
+from twin_graph.twin import cpu_layers, layers, xla_layers
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.tf import tf
 from twin_graph.twin.twin import Compute, Twin, weights_sha256

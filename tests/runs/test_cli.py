@@ -326,7 +326,7 @@ def test_the_list_of_commands_is_that_of_the_modules() -> None:
     ],
 )
 def test_shell_completion(trained: Path, words: str, completion: str) -> None:
-    assert f"plain,{completion}" in completions(trained, text)
+    assert f"plain,{completion}" in completions(trained, words)
 
 
 def test_shell_completion_of_a_second_snapshot(trained: Path) -> None:
@@ -339,8 +339,8 @@ def completions(cwd: Path, words: str) -> list[str]:
     environment = {
         **os.environ,
         "_TWIN_GRAPH_COMPLETE": "bash_complete",
-        "COMP_WORDS": text,
-        "COMP_CWORD": str(len(text.split()) - 1),
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
     }
     script = Path(sys.executable).with_name("twin-graph")
     done = subprocess.run([script], cwd=cwd, env=environment, capture_output=True, text=True, check=False)

@@ -89,7 +89,7 @@ def test_environments_show_what_the_action_was_chosen_from_and_what_came_of_it(p
 
 def test_watching_changes_no_score(tmp_path: Path) -> None:
     settings = config.load("breakout", [("env.max_frames", 900), ("evaluate.epsilon", 0.5)])
-    at: dict[str, Any] = {"episodes": 3, "seed": 5, "counter": 7}
+    at: dict[str, Any] = {"episodes": 3, "at": (5, 7)}
     unseen = last(play(_random_q(4), settings, **at))
     with film.Film(tmp_path / "a.mp4", ("breakout", "random"), scale=0.5) as made:
         *_, seen = play(_random_q(4), settings, **at, watch=made.watch)

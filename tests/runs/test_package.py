@@ -53,7 +53,7 @@ def test_the_wheel_holds_all_files_of_the_package_and_nothing_else(dist: dict[st
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     }
-    for part in ("presets/pong.toml", "view/static/index.html", "view/static/uplot/LICENSE", "py.typed"):
+    for part in ("config/presets/pong.toml", "view/static/index.html", "view/static/uplot/LICENSE", "py.typed"):
         assert f"twin_graph/{part}" in wanted
     names = [name for name in zipfile.ZipFile(dist["wheel"]).namelist() if not name.endswith("/")]
     metadata = {name.partition("/")[2] for name in names if ".dist-info/" in name}

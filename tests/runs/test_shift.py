@@ -66,7 +66,7 @@ def test_channels_are_not_moved(cartpole: Make, channels: int) -> None:
     assert not np.array_equal(boards, before)
 
 
-@pytest.mark.parametrize("network", ["mlp", "twin_graph.networks:board"])
+@pytest.mark.parametrize("network", ["mlp", "twin_graph.twin.networks:board"])
 def test_what_may_be_channels_is_not_moved(cartpole: Make, network: str) -> None:
     settings = cartpole(network=network, train__random_shift=2)
     with pytest.raises(

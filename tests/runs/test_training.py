@@ -95,7 +95,7 @@ def test_an_average_is_one_network_of_mean_weights(cartpole: Make, train: Train)
         np.testing.assert_array_equal(holder.q_values(observations), one.q_values(observations))
         assert not np.allclose(holder.q_values(observations), np.mean(values, axis=0), atol=1e-6)
         assert holder.snapshots == swap.snapshots
-        assert not holder.check(store)
+        assert not holder.changed(store)
 
 
 def test_one_twin_of_a_run_learns_and_all_others_are_networks_alone(tictactoe: Make, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_target_that_could_not_be_restored_stays_what_it_was(cartpole: Make, t
         with pytest.raises(DamagedError):
             target.restore([second, third], store)
         assert target.snapshots == (first.id, second.id)
-        assert target.check(store) == ""
+        assert target.changed(store) == ""
 
 
 @pytest.mark.parametrize("into", ["the target", "an evaluation"])

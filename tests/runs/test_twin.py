@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twin_graph import envs, layers
+from twin_graph import envs
 from twin_graph.config.settings import ModelSettings, Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import DamagedError, TwinMismatchError, UsageError, WrongGraphError
-from twin_graph.twin import cpu_layers, networks
+from twin_graph.twin import cpu_layers, layers, networks
 from twin_graph.twin.model import ModelSpec, build_model
 from twin_graph.twin.tf import tf
 from twin_graph.twin.twin import Twin, weights_sha256

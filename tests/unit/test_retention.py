@@ -45,8 +45,7 @@ def commit(run: Run, updates: int, *, health: Health | None = None, lineage: str
         for name in ("index", "data"):
             prefix.with_suffix(f".{name}").write_bytes(f"{name} {updates}".encode())
 
-    return run.store().commit(
-        write_two_files,
+    made = Provenance(
         lineage=lineage,
         attempt=run.attempt,
         counters=counters(updates),
@@ -55,6 +54,7 @@ def commit(run: Run, updates: int, *, health: Health | None = None, lineage: str
         variables=[Variable(name="w", shape=(2,), dtype="float32")],
         health=health,
     )
+    return run.store().commit(write_two_files, made)
 
 
 def commit_each(run: Run, numbers: Iterable[int]) -> list[Commit]:

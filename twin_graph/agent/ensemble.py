@@ -93,3 +93,8 @@ class Ensemble:
         """The members' mean weights by name."""
         every = [twin.weights() for twin in self.active]
         return every[0] if len(every) == 1 else {name: np.mean([w[name] for w in every], axis=0) for name in every[0]}
+
+    def changed(self, store: SnapshotStore) -> str:
+        """The id of the first snapshot whose twin holds other weights than the snapshot's; empty if there is none."""
+        held = zip(self.snapshots, self.active, strict=True)
+        return next((i for i, twin in held if twin.weights_sha256() != store.find(i).weights_sha256), "")

@@ -193,7 +193,7 @@ class Learner:
 
     def check(self, when: str) -> None:
         """With `twin.check`: raises `TwinMismatchError` if a target twin holds other weights than its snapshot."""
-        if self._settings.twin.check and (wrong := self.target.changed()):
+        if self._settings.twin.check and (wrong := self.target.changed(self._store)):
             raise TwinMismatchError(f"the target twin of {wrong} holds other weights, {when}")
 
     def acting_q_values(self, observations: np.ndarray, *, frozen: bool) -> np.ndarray:

@@ -143,11 +143,6 @@ class Role(Ensemble):
             previous=previous,
         )
 
-    def changed(self) -> str:
-        """The id of the first snapshot whose twin holds other weights than were committed; empty if there is none."""
-        held = zip(self.snapshots, self.active, strict=True)
-        return next((i for i, twin in held if twin.weights_sha256() != self._store.find(i).weights_sha256), "")
-
     @property
     def state(self) -> RoleState:
         """What a resume point stores about it."""
