@@ -19,9 +19,10 @@ from twin_graph.envs.legal import ILLEGAL, pick
 from twin_graph.errors import CompleteError, UsageError
 from twin_graph.records import report
 from twin_graph.snapshots import run
+from twin_graph.snapshots.evaluations import learning_curve
 from twin_graph.snapshots.ledger import Commit, Swap, is_import
 from twin_graph.snapshots.resumable import newest_point
-from twin_graph.snapshots.run import Run, learning_curve, locate
+from twin_graph.snapshots.run import Run, locate
 
 if TYPE_CHECKING:
     import pandas as pd

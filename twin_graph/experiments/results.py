@@ -12,6 +12,7 @@ from twin_graph.config import turns
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.experiments.experiment import Experiment, State, look
 from twin_graph.experiments.plan import PlannedRun
+from twin_graph.snapshots.evaluations import learning_curve
 from twin_graph.snapshots.ledger import (
     BY_HAND,
     IMPORT,
@@ -27,7 +28,7 @@ from twin_graph.snapshots.ledger import (
     Swap,
     target_swaps,
 )
-from twin_graph.snapshots.run import Run, learning_curve
+from twin_graph.snapshots.run import Run
 
 Curve = dict[int, float]
 

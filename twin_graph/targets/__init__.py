@@ -3,6 +3,7 @@
 from twin_graph.targets.policies import Choice, Count, History, Match, Needs, needs
 from twin_graph.targets.policies import check_present as check_present
 from twin_graph.targets.policies import choice_stream as choice_stream
+from twin_graph.targets.policies import latest as latest
 from twin_graph.targets.policies import roles as roles
 
 __all__ = ["Choice", "Count", "History", "Match", "Needs", "needs"]

@@ -31,8 +31,8 @@ from twin_graph.base.text import counted
 from twin_graph.config import lookup
 from twin_graph.config.settings import Settings
 from twin_graph.errors import ForeignError, UsageError, foreign_error
+from twin_graph.snapshots.evaluations import comparable
 from twin_graph.snapshots.ledger import Commit
-from twin_graph.snapshots.run import comparable
 from twin_graph.snapshots.store import SnapshotStore
 
 ENSEMBLE_LIMIT = 8

@@ -15,6 +15,7 @@ from twin_graph.config import turns
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.records import report
 from twin_graph.records.depth import Depths
+from twin_graph.snapshots.evaluations import learning_curve, like_the_newest
 from twin_graph.snapshots.files import GrowingLines, damaged_line
 from twin_graph.snapshots.ledger import (
     BY_HAND,
@@ -32,7 +33,7 @@ from twin_graph.snapshots.ledger import (
     Swap,
     is_import,
 )
-from twin_graph.snapshots.run import METRICS, Run, learning_curve, like_the_newest
+from twin_graph.snapshots.run import METRICS, Run
 from twin_graph.targets.policies import PURPOSES
 
 #: A plot has no more points, since no screen has more columns; lines of metrics are averaged to so many.
