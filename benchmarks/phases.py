@@ -19,6 +19,8 @@ and fp32, unless `--set` says otherwise. What other processes used of the cores 
 say.
 """
 
+from __future__ import annotations
+
 import importlib.metadata
 import json
 import math
@@ -53,12 +55,12 @@ class Busy(NamedTuple):
     machine: float
 
     @classmethod
-    def now(cls) -> "Busy":
+    def now(cls) -> Busy:
         own, machine = psutil.Process().cpu_times(), psutil.cpu_times()
         kinds = ("user", "nice", "system", "irq", "softirq", "steal")  # guests are in `user` and `nice`
         return cls(own.user + own.system, sum(getattr(machine, kind, 0.0) for kind in kinds))
 
-    def others(self, before: "Busy") -> float:
+    def others(self, before: Busy) -> float:
         """Processor seconds that other processes spent since then."""
         return max(0.0, self.machine - before.machine - self.own + before.own)
 

@@ -1,5 +1,7 @@
 """`twin-graph compare`."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,7 +75,7 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
     stdout.print(_table(found, names))
 
 
-def _table(found: "Comparison", names: Sequence[str]) -> Table:
+def _table(found: Comparison, names: Sequence[str]) -> Table:
     """A row for each pair of snapshots; with whose they are, if there are two learners."""
     table = Table(box=None, pad_edge=False)
     two = any(pair.learner != ONLY_LEARNER for pair in found.pairs)

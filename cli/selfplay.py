@@ -1,5 +1,7 @@
 """`twin-graph tournament` and `twin-graph play`: games of two players."""
 
+from __future__ import annotations
+
 import contextlib
 import math
 import re
@@ -121,7 +123,7 @@ def names_of(players: str) -> list[str]:
     return re.findall(r"[^\s,(]+(?:\s*\([^)]*\)?)?", players)
 
 
-def _draw(who: Sequence["Contestant"], shares: np.ndarray, ratings: Sequence["Rating"], path: Path) -> None:
+def _draw(who: Sequence[Contestant], shares: np.ndarray, ratings: Sequence[Rating], path: Path) -> None:
     """Writes a picture: each row's share of points against each column, the strongest first."""
     from twin_graph.experiments import figures
 

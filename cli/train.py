@@ -1,5 +1,7 @@
 """`twin-graph train`, and what `twin-graph resume` shares with it."""
 
+from __future__ import annotations
+
 import contextlib
 import shlex
 from collections.abc import Iterator
@@ -140,7 +142,7 @@ def train(
             raise
 
 
-def _introduce(run: Run, begun: "Ready") -> None:
+def _introduce(run: Run, begun: Ready) -> None:
     """What a person should know before it trains."""
     if begun.measured:
         best, *others = begun.measured
@@ -177,7 +179,7 @@ def starting_up(before: str) -> Iterator[None]:
         raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE)
 
 
-def described_cluster(file: Path | None, insecure_network: bool) -> "Cluster | None":
+def described_cluster(file: Path | None, insecure_network: bool) -> Cluster | None:
     """The cluster that a file describes, if one is given."""
     if file is None:
         if insecure_network:
@@ -193,17 +195,17 @@ def described_cluster(file: Path | None, insecure_network: bool) -> "Cluster | N
     return described
 
 
-def elsewhere_of(described: "Cluster | None") -> bool:
+def elsewhere_of(described: Cluster | None) -> bool:
     """Whether workers and servers have machines of their own."""
     return bool(described and described.beyond_this_machine)
 
 
 def show_training(
     run: Run,
-    env: "VectorEnv",
-    point: "PointState | None" = None,
+    env: VectorEnv,
+    point: PointState | None = None,
     *,
-    cluster: "Cluster | None",
+    cluster: Cluster | None,
     as_json: bool,
     verbose: bool,
 ) -> None:
@@ -239,14 +241,14 @@ def show_training(
         raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE)
 
 
-def _resume(folder: Path, cluster: "Cluster | None") -> str:
+def _resume(folder: Path, cluster: Cluster | None) -> str:
     """The command that resumes a run, by the same machines."""
     described = ["--cluster", "FILE"] if cluster else []
     insecure = ["--insecure-network"] if elsewhere_of(cluster) else []
     return command("resume", folder, *described, *insecure)
 
 
-def _report(folder: Path, progress: "Progress", as_json: bool, cluster: "Cluster | None") -> None:
+def _report(folder: Path, progress: Progress, as_json: bool, cluster: Cluster | None) -> None:
     evaluations = progress.evaluations.values()
     if as_json:
         print_json(

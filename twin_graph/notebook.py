@@ -1,5 +1,7 @@
 """Runs in a notebook: records as data frames, snapshots as policies. The core needs neither this nor pandas."""
 
+from __future__ import annotations
+
 import contextlib
 import sys
 import time
@@ -41,18 +43,18 @@ class NotebookRun(Run):
     pandas is missing.
     """
 
-    _kept: "Policy | None" = None
+    _kept: Policy | None = None
 
     def _reread(self) -> None:
         """Its settings as they are now: somebody may have resumed it with others since it was opened."""
         now = Run(self.folder)
         self.description, self.settings = now.description, now.settings
 
-    def metrics(self) -> "pd.DataFrame":
+    def metrics(self) -> pd.DataFrame:
         """What was logged while it trained, a row for each time; columns are those of `metrics.jsonl`."""
         return _frame(self.metric_lines(), ["attempt", *_COUNTERS])
 
-    def evaluations(self) -> "pd.DataFrame":
+    def evaluations(self) -> pd.DataFrame:
         """Scores, scheduled and by hand, a row for each evaluation.
 
         `agent_steps` and `updates` are those of the snapshot, NaN for an import or a mean of several. `mean` has the
@@ -71,7 +73,7 @@ class NotebookRun(Run):
         names = ["snapshot", "agent_steps", "updates", "mean", "low", "high", "games", "scheduled", "returns", "time"]
         return _frame(rows, names)[names]
 
-    def targets(self) -> "pd.DataFrame":
+    def targets(self) -> pd.DataFrame:
         """When each snapshot was the target: a row for each time that one was restored, in an ensemble one per member.
 
         The snapshot supplied the target values of updates `first_update` to `last_update`, and was `age_updates`
@@ -104,12 +106,12 @@ class NotebookRun(Run):
         names = ["snapshot", "first_update", "last_update", "age_updates", "policy", "reason", "held"]
         return _frame(reversed(rows), names).convert_dtypes()
 
-    def snapshots(self) -> "pd.DataFrame":
+    def snapshots(self) -> pd.DataFrame:
         """The snapshots, oldest first, a row for each: what `twin-graph log` lists."""
         self._reread()
         return _frame(reversed(report.log(self)), ["id", "parent", *_COUNTERS, "score", "marks"]).convert_dtypes()
 
-    def policy(self, ref: str = "latest") -> "Policy":
+    def policy(self, ref: str = "latest") -> Policy:
         """The snapshot that a reference means, to act with; `RUN:REF` is another run's."""
         return Policy(*locate(self, ref))
 
@@ -117,7 +119,7 @@ class NotebookRun(Run):
         """Q values by a snapshot; see `Policy.q_values`."""
         return self._policy_of(ref).q_values(observations)
 
-    def play(self, ref: str = "latest", *, episodes: int = 30, seed: int = 0) -> "Evaluation":
+    def play(self, ref: str = "latest", *, episodes: int = 30, seed: int = 0) -> Evaluation:
         """The score of a snapshot over whole games: that of `twin-graph evaluate`, but not recorded."""
         return self._policy_of(ref).play(episodes=episodes, seed=seed)
 
@@ -125,8 +127,8 @@ class NotebookRun(Run):
         self,
         *,
         steps: int | None = None,
-        on_episode: "OnEpisode | None" = None,
-        on_evaluation: "OnEvaluation | None" = None,
+        on_episode: OnEpisode | None = None,
+        on_evaluation: OnEvaluation | None = None,
     ) -> Self:
         """Trains to its end, from the newest resume point if there is one. Interrupting the kernel saves and stops.
 
@@ -164,7 +166,7 @@ class NotebookRun(Run):
                     show()
         return self
 
-    def _policy_of(self, ref: str) -> "Policy":
+    def _policy_of(self, ref: str) -> Policy:
         """The policy of a snapshot, kept for the next call."""
         owner, snapshot = locate(self, ref)
         kept = self._kept
@@ -285,7 +287,7 @@ class Policy:
         q = self._twin.q_values(given.reshape(-1, *shape))
         return q if given.ndim > len(shape) else q[0]
 
-    def play(self, *, episodes: int = 30, seed: int = 0) -> "Evaluation":
+    def play(self, *, episodes: int = 30, seed: int = 0) -> Evaluation:
         """Its score over whole games; see `NotebookRun.play`."""
         from twin_graph.evaluation import games, player
 
@@ -338,7 +340,7 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
     return NotebookRun(run.create(folder, settings, protocol).folder.absolute())
 
 
-def _frame(rows: Iterable[dict[str, Any]], names: list[str]) -> "pd.DataFrame":
+def _frame(rows: Iterable[dict[str, Any]], names: list[str]) -> pd.DataFrame:
     """A data frame with these columns first, even if there are no rows."""
     try:
         import pandas as pd

@@ -14,6 +14,8 @@ emulator with the nature network.
 The server owns the folder of all runs: it removes it, and kills what it started, when the harness ends for any reason.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import json
@@ -314,7 +316,7 @@ class Server:
             raise
         self.import_seconds = time.perf_counter() - start
 
-    def __enter__(self) -> "Server":
+    def __enter__(self) -> Server:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,5 +1,7 @@
 """Threads and precision: measured where they are left open, fixed afterwards."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import math
@@ -114,7 +116,7 @@ def test_the_usual_choice_gives_way_to_one_that_is_clearly_faster(
         def __init__(self, settings: Settings, spec: ModelSpec, threads: int, precision: str) -> None:
             self.rate = lambda: rates[threads, precision]
 
-        def __enter__(self) -> "Trial":
+        def __enter__(self) -> Trial:
             return self
 
         def __exit__(self, *_: object) -> None:

@@ -1,5 +1,7 @@
 """The store: commits that are whole or absent, references, damage that is named, the ledger, a run's state."""
 
+from __future__ import annotations
+
 import errno
 import json
 import os
@@ -606,7 +608,7 @@ def test_the_rest_of_a_line_that_was_being_written_is_no_line(tmp_path: Path, mo
 class Parts(list[bytes]):
     """Stands for a file that grows while it is read."""
 
-    def __enter__(self) -> "Parts":
+    def __enter__(self) -> Parts:
         return self
 
     def __exit__(self, *_: object) -> None:

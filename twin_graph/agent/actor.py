@@ -1,19 +1,23 @@
 """The actor: chooses actions, adds the transitions to the replay, and samples minibatches from it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from twin_graph.base.arrays import takes
-from twin_graph.base.counters import Tally
 from twin_graph.base.streams import Purpose, Streams
-from twin_graph.config.settings import Settings
 from twin_graph.envs import EnvSpec, check_finite, legal
 from twin_graph.replay import sampling
 from twin_graph.replay.augmentation import shift
 from twin_graph.replay.ring import Batch, Observations, Replay, Transition
 from twin_graph.twin import networks
+
+if TYPE_CHECKING:
+    from twin_graph.base.counters import Tally
+    from twin_graph.config.settings import Settings
 
 
 class Actor:

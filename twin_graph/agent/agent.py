@@ -1,23 +1,27 @@
 """The agent: an actor and learners, for a loop of your own or for those of `twin_graph.training.loop`."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from twin_graph.agent.actor import Actor
 from twin_graph.agent.live_run import LiveRun
-from twin_graph.agent.prepared import Prepared
 from twin_graph.base.counters import Tally
 from twin_graph.base.streams import Purpose, environment_seeds
-from twin_graph.envs import EnvSpec
-from twin_graph.envs.seats import Turn
-from twin_graph.replay.ring import Transition
-from twin_graph.snapshots.ledger import Commit
-from twin_graph.snapshots.points import PointState
-from twin_graph.snapshots.run import Run
 from twin_graph.twin.model import ModelSpec
+
+if TYPE_CHECKING:
+    from twin_graph.agent.prepared import Prepared
+    from twin_graph.envs import EnvSpec
+    from twin_graph.envs.seats import Turn
+    from twin_graph.replay.ring import Transition
+    from twin_graph.snapshots.ledger import Commit
+    from twin_graph.snapshots.points import PointState
+    from twin_graph.snapshots.run import Run
 
 
 class Agent:

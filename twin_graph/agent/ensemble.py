@@ -1,13 +1,18 @@
 """Snapshots that are held together, each by a twin, and their combined Q values."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twin_graph.errors import DamagedError
-from twin_graph.snapshots.ledger import Commit
-from twin_graph.snapshots.store import SnapshotStore
-from twin_graph.twin.twin import Twin
+
+if TYPE_CHECKING:
+    from twin_graph.snapshots.ledger import Commit
+    from twin_graph.snapshots.store import SnapshotStore
+    from twin_graph.twin.twin import Twin
 
 TARGET_BATCH = 128  # observations
 _FEW_NUMBERS = 32_768

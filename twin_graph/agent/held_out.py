@@ -1,17 +1,22 @@
 """Held-out observations, on which twins are compared: the same for the whole run (Mnih et al. 2015)."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twin_graph.agent.ensemble import Ensemble
-from twin_graph.base.counters import Tally
 from twin_graph.base.streams import Purpose, stream
-from twin_graph.config.settings import TrainSettings
 from twin_graph.envs.legal import ILLEGAL, legal_only
-from twin_graph.replay.ring import Replay
 from twin_graph.snapshots.ledger import Health
-from twin_graph.twin.twin import Twin
+
+if TYPE_CHECKING:
+    from twin_graph.agent.ensemble import Ensemble
+    from twin_graph.base.counters import Tally
+    from twin_graph.config.settings import TrainSettings
+    from twin_graph.replay.ring import Replay
+    from twin_graph.twin.twin import Twin
 
 PROBE_SIZE = 32
 

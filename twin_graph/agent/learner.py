@@ -1,26 +1,30 @@
 """A learner: an online twin, a target, and the snapshots that turn one into the other."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from twin_graph import targets
 from twin_graph.agent.prepared import Prepared, feeds
 from twin_graph.agent.role import Role, Why
-from twin_graph.base.stopwatch import Stopwatch
-from twin_graph.config.turns import Turns
 from twin_graph.envs.seats import Turn, at_random, by_values
 from twin_graph.errors import DivergedError, TwinMismatchError
-from twin_graph.snapshots.ledger import Commit, Counters, Health, Swap
 from twin_graph.snapshots.points import LearnerState
-from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import Provenance, SnapshotStore
 from twin_graph.targets.policies import own_weights
-from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.twin import Compute, Twin, weights_sha256
+
+if TYPE_CHECKING:
+    from twin_graph.base.stopwatch import Stopwatch
+    from twin_graph.config.turns import Turns
+    from twin_graph.snapshots.ledger import Commit, Counters, Health, Swap
+    from twin_graph.snapshots.run import Run
+    from twin_graph.twin.model import ModelSpec
 
 
 class Losses(NamedTuple):

@@ -1,18 +1,22 @@
 """The learners of a run, one or the two of `mode=mutual`, and what they do together."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from twin_graph.agent.learner import Learner
 from twin_graph.agent.prepared import Prepared
-from twin_graph.base.counters import Tally
-from twin_graph.base.stopwatch import Stopwatch
-from twin_graph.config.turns import Turns
 from twin_graph.errors import UsageError
-from twin_graph.replay.ring import Batch
+
+if TYPE_CHECKING:
+    from twin_graph.agent.learner import Learner
+    from twin_graph.base.counters import Tally
+    from twin_graph.base.stopwatch import Stopwatch
+    from twin_graph.config.turns import Turns
+    from twin_graph.replay.ring import Batch
 
 
 class Trained(NamedTuple):

@@ -1,32 +1,36 @@
 """A run while it is trained: its lock, learners, snapshots, refreshes, resume points and records."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
 from twin_graph import targets
 from twin_graph.agent import trackers
-from twin_graph.agent.actor import Actor
 from twin_graph.agent.held_out import HeldOut
 from twin_graph.agent.learner import Learner
 from twin_graph.agent.learners import Learners
 from twin_graph.agent.resume_points import ResumePoints
 from twin_graph.agent.role import Why
 from twin_graph.agent.tensorboard import EventFile
-from twin_graph.base.counters import Tally
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.turns import Turns
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Cause, Commit, Counters, End, Swap, utc_now
-from twin_graph.snapshots.points import PointState
-from twin_graph.snapshots.run import Run
 from twin_graph.targets import retention
 from twin_graph.targets.evaluations import Matches
-from twin_graph.twin.model import ModelSpec
+
+if TYPE_CHECKING:
+    from twin_graph.agent.actor import Actor
+    from twin_graph.base.counters import Tally
+    from twin_graph.snapshots.points import PointState
+    from twin_graph.snapshots.run import Run
+    from twin_graph.twin.model import ModelSpec
 
 #: What the ledger says of an end that was neither requested nor a failure.
 _ABANDONED = {KeyboardInterrupt: "aborted", GeneratorExit: "the caller stopped iterating"}

@@ -1,13 +1,16 @@
 """Minibatches with their target values, ready to be trained on."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from twin_graph.config.settings import TrainSettings
-from twin_graph.replay.ring import Batch
-from twin_graph.twin.model import Model
+if TYPE_CHECKING:
+    from twin_graph.config.settings import TrainSettings
+    from twin_graph.replay.ring import Batch
+    from twin_graph.twin.model import Model
 
 
 class Prepared(NamedTuple):

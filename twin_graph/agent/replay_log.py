@@ -1,9 +1,15 @@
 """The replay on disk, streamed while steps happen, so that a resume point costs what is new since the last."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from twin_graph.base.text import counted
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.replay.ring import STORED, Replay
-from twin_graph.snapshots.points import PointStore, Segment
+
+if TYPE_CHECKING:
+    from twin_graph.snapshots.points import PointStore, Segment
 
 SEGMENT_BYTES = 16_000_000
 

@@ -3,22 +3,26 @@
 `twin_graph.snapshots.points` has what they look like on disk, `twin_graph.snapshots.resumable` how one is found.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from twin_graph.agent.actor import Actor
-from twin_graph.agent.held_out import HeldOut
-from twin_graph.agent.learners import Learners
 from twin_graph.agent.replay_log import ReplayLog
-from twin_graph.agent.role import Role
-from twin_graph.base.counters import Tally
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.ledger import Counters, Point, utc_now
 from twin_graph.snapshots.points import PROBE, PointState
-from twin_graph.snapshots.run import Run
 from twin_graph.twin.twin import weights_sha256
+
+if TYPE_CHECKING:
+    from twin_graph.agent.actor import Actor
+    from twin_graph.agent.held_out import HeldOut
+    from twin_graph.agent.learners import Learners
+    from twin_graph.agent.role import Role
+    from twin_graph.base.counters import Tally
+    from twin_graph.snapshots.run import Run
 
 
 class ResumePoints:

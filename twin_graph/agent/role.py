@@ -1,18 +1,22 @@
 """What past selves are restored for: a target, which supplies bootstrap values, or an opponent in a game of two."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from twin_graph.agent.ensemble import Ensemble
-from twin_graph.base.counters import Tally
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots.control import swap_command
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, Swap, utc_now
 from twin_graph.snapshots.points import RoleState
-from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.targets.policies import Choice, History, Match, Policy, choice_stream
-from twin_graph.twin.twin import Twin
+
+if TYPE_CHECKING:
+    from twin_graph.base.counters import Tally
+    from twin_graph.snapshots.run import Run
+    from twin_graph.snapshots.store import SnapshotStore
+    from twin_graph.twin.twin import Twin
 
 
 class Why(NamedTuple):

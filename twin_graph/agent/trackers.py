@@ -4,6 +4,8 @@ Both work offline: `WANDB_MODE=offline`, and `MLFLOW_TRACKING_URI=file:mlruns` w
 `MLFLOW_ALLOW_FILE_STORE=true`. A resumed run continues the same record.
 """
 
+from __future__ import annotations
+
 import functools
 import hashlib
 import importlib.util
@@ -12,12 +14,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from twin_graph.config.loading import describe
-from twin_graph.config.settings import Settings
 from twin_graph.errors import UsageError
-from twin_graph.snapshots.run import Run
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import Settings
+    from twin_graph.snapshots.run import Run
 
 PROJECT = "twin-graph"
 

@@ -1,7 +1,9 @@
 """Two runs side by side: where they diverge, and how far apart they are from then on."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,9 +14,11 @@ from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.evaluations import learning_curve
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Fork, Point, Swap
 from twin_graph.snapshots.points import PROBE
-from twin_graph.snapshots.run import Run
 from twin_graph.twin.twin import Compute, Twin
 from twin_graph.twin.weights import difference, flat
+
+if TYPE_CHECKING:
+    from twin_graph.snapshots.run import Run
 
 _PAIRS = 50
 

@@ -4,17 +4,18 @@ What people did in that stretch is done again where they did it: swaps, resume p
 settings. A process that was killed is not killed again: what it did beyond its point is no part of the record.
 """
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twin_graph import config, envs
 from twin_graph.base import machine
 from twin_graph.config import lookup
-from twin_graph.config.settings import Settings
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.files import checked, make_folder, write_new
 from twin_graph.snapshots.fork import copy_past, describe, reading_past, share_snapshot
@@ -30,12 +31,15 @@ from twin_graph.snapshots.ledger import (
     Swap,
     utc_now,
 )
-from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import DESCRIPTION, LEDGER, Run, check_new_folder
 from twin_graph.training import requirements, trainer
-from twin_graph.training.progress import Progress
 from twin_graph.twin.twin import weights_sha256
 from twin_graph.twin.weights import read_checkpoint
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import Settings
+    from twin_graph.snapshots.points import PointState
+    from twin_graph.training.progress import Progress
 
 
 class Difference(NamedTuple):
@@ -108,14 +112,14 @@ class _Recorded(NamedTuple):
     evaluations: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, run: Run) -> "_Recorded":
+    def of(cls, run: Run) -> _Recorded:
         return cls(
             [commit for commit in run.ledger.events(Commit) if commit.lineage != IMPORT],
             run.ledger.events(Swap),
             [line for line in run.evaluation_lines() if line["scheduled"]],
         )
 
-    def since(self, before: "_Recorded", last: int | None) -> "_Recorded":
+    def since(self, before: _Recorded, last: int | None) -> _Recorded:
         """Without what was there before, and what is later than an update."""
 
         def counts(updates: int) -> bool:
@@ -168,7 +172,7 @@ def reproduce(
 
 
 def _train(
-    part: _Part, progresses: Iterator[Progress], comparison: "_Comparison", tell: Callable[[Progress], None]
+    part: _Part, progresses: Iterator[Progress], comparison: _Comparison, tell: Callable[[Progress], None]
 ) -> bool:
     """Trains a part again; returns whether nothing is left to compare."""
     stopped = False

@@ -1,5 +1,7 @@
 """What people choose by name: an entry of a table, or a function of their own as `module:function`."""
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import importlib.util
@@ -8,13 +10,15 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pydantic
 
 from twin_graph.base.text import nearest, what_is_wrong
-from twin_graph.config.settings import Settings
 from twin_graph.errors import UsageError, place
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import Settings
 
 T = TypeVar("T")
 

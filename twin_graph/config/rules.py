@@ -1,5 +1,7 @@
 """Checks across settings: each says in one sentence what to change."""
 
+from __future__ import annotations
+
 import math
 from typing import TYPE_CHECKING
 
@@ -9,7 +11,7 @@ if TYPE_CHECKING:
     from twin_graph.config.settings import Settings
 
 
-def check(settings: "Settings") -> None:
+def check(settings: Settings) -> None:
     """Raises ValueError for the first contradiction."""
     train, env, replay, store = settings.train, settings.env, settings.replay, settings.store
     policy = settings.target.policy
@@ -67,7 +69,7 @@ def check(settings: "Settings") -> None:
         )
 
 
-def _check_workers(settings: "Settings", reach: int) -> None:
+def _check_workers(settings: Settings, reach: int) -> None:
     if settings.mode == "mutual":
         raise ValueError("mode=mutual trains in one process: set workers.count=0")
     if settings.act.with_ == "target":
@@ -82,7 +84,7 @@ def _check_workers(settings: "Settings", reach: int) -> None:
         )
 
 
-def _check_rollouts(settings: "Settings") -> None:
+def _check_rollouts(settings: Settings) -> None:
     """Raises ValueError with all the numbers that have to fit the length of a rollout."""
     train, environments = settings.train, settings.env.count
     steps = train.rollout_steps * environments
@@ -106,7 +108,7 @@ def _check_rollouts(settings: "Settings") -> None:
         raise ValueError(f"replay.capacity_steps must hold two rollouts: {2 * (steps + train.chunk_steps)}")
 
 
-def check_that_it_learns(settings: "Settings") -> None:
+def check_that_it_learns(settings: Settings) -> None:
     """Raises `UsageError` if no update would become due until the end, or many at a learning rate of 0."""
     train, first = settings.train, settings.first_update_steps
     if settings.total_steps < first:
@@ -122,7 +124,7 @@ def check_that_it_learns(settings: "Settings") -> None:
         )
 
 
-def check_length(settings: "Settings", made: int) -> None:
+def check_length(settings: Settings, made: int) -> None:
     """Raises `UsageError` if a run that has made so many agent steps would now be shorter than that."""
     steps = settings.train.steps
     if settings.total_steps < made:

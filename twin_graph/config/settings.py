@@ -3,6 +3,8 @@
 Settings have dotted names (`train.batch_size`), the same in `--set`, in preset files and in `run.json`.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import math
@@ -412,7 +414,7 @@ class ResumeSettings(_Section):
         return None if value == "all" else value
 
     @property
-    def schedule(self) -> "Schedule":
+    def schedule(self) -> Schedule:
         """When a resume point is committed."""
         return Schedule("steps", self.every_steps)
 
@@ -443,7 +445,7 @@ class EvaluateSettings(_Section):
     video: bool = _setting(False, "film the first game of each evaluation, into videos/ in the run's folder")
 
     @property
-    def schedule(self) -> "Schedule":
+    def schedule(self) -> Schedule:
         """When the newest snapshot is evaluated."""
         return Schedule("steps", self.every_steps)
 
@@ -481,7 +483,7 @@ class LogSettings(_Section):
     )
 
     @property
-    def schedule(self) -> "Schedule":
+    def schedule(self) -> Schedule:
         """When metrics are logged."""
         return Schedule("steps", self.every_steps)
 
@@ -498,7 +500,7 @@ class Schedule(NamedTuple):
     every: int
 
     @classmethod
-    def of(cls, settings: "Settings", stem: str) -> "Schedule | None":
+    def of(cls, settings: Settings, stem: str) -> Schedule | None:
         """The schedule that `stem_updates`, `stem_steps` or `stem_episodes` gives, for example `save.every`."""
         section, name = stem.split(".")
         values = {unit: getattr(getattr(settings, section), f"{name}_{unit}") for unit in UNITS}
@@ -507,7 +509,7 @@ class Schedule(NamedTuple):
             raise ValueError(" and ".join(f"{stem}_{schedule.unit}" for schedule in found) + " are both set; keep one")
         return found[0] if found else None
 
-    def due(self, since: "Counted", now: "Counted") -> bool:
+    def due(self, since: Counted, now: Counted) -> bool:
         """Whether a multiple of the period was reached or passed between the two."""
         counter = "agent_steps" if self.unit == "steps" else self.unit
         return bool(getattr(now, counter) // self.every > getattr(since, counter) // self.every)
@@ -628,7 +630,7 @@ class Settings(_Section):
         check(self)
         return self
 
-    def of_worker(self, index: int, *, updates: int = 0) -> "Settings":
+    def of_worker(self, index: int, *, updates: int = 0) -> Settings:
         """The settings of one of several workers: its own random numbers, its part of the replay.
 
         A worker counts its own updates, from 0; `updates` is how many all had made when it began.

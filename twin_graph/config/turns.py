@@ -3,7 +3,12 @@
 Learners are identified by their names: `online` where there is one, `a` and `b` where there are two.
 """
 
-from twin_graph.config.settings import Settings
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import Settings
 
 SHARED = "shared"
 

@@ -1,9 +1,12 @@
 """The chief: keeps the run whose steps and updates workers make, on variables that are on parameter servers."""
 
+from __future__ import annotations
+
 import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,12 +18,9 @@ from twin_graph.base.streams import Purpose, environment_seeds, stream
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.shared import Counts, Shared, in_words
 from twin_graph.distributed.supervisor import Supervisor
-from twin_graph.envs import VectorEnv
 from twin_graph.envs.legal import random_actions
 from twin_graph.errors import NoWorkerError, TwinGraphError
 from twin_graph.snapshots.files import make_folder
-from twin_graph.snapshots.points import PointState
-from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.workers import (
     CLUSTER,
     FOLDER,
@@ -36,6 +36,11 @@ from twin_graph.training.progress import Progress
 from twin_graph.training.trainer import run_to_its_end, stop_requests
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.tf import tf
+
+if TYPE_CHECKING:
+    from twin_graph.envs import VectorEnv
+    from twin_graph.snapshots.points import PointState
+    from twin_graph.snapshots.run import Run
 
 _TICK_SECONDS = 0.2
 _PROBE_EVERY = 20  # vector steps

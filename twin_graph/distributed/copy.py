@@ -1,13 +1,17 @@
 """A worker's copy of the shared variables."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from twin_graph.distributed.shared import Shared
 from twin_graph.errors import DivergedError
-from twin_graph.twin.twin import Twin
+
+if TYPE_CHECKING:
+    from twin_graph.distributed.shared import Shared
+    from twin_graph.twin.twin import Twin
 
 
 class Applied(NamedTuple):

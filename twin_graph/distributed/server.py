@@ -1,8 +1,14 @@
 """A parameter server: holds variables until the chief leaves, which is the last to need them."""
 
-from twin_graph.distributed.cluster import Cluster
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from twin_graph.distributed.shared import ServerSession, done_queue, start_server
 from twin_graph.twin.tf import tf
+
+if TYPE_CHECKING:
+    from twin_graph.distributed.cluster import Cluster
 
 
 def serve(cluster: Cluster, index: int) -> None:

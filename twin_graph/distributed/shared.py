@@ -4,6 +4,8 @@ Each step of a session is of one server alone: values are fed and fetched, and n
 step. See `ServerSession` for why.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import socket
@@ -11,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,9 +22,11 @@ from twin_graph.distributed.loopback import accept_loopback_only
 from twin_graph.errors import TwinGraphError
 from twin_graph.snapshots.store import Variable
 from twin_graph.twin import optimizers
-from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.tf import tf
 from twin_graph.twin.twin import Twin, setters, to_set
+
+if TYPE_CHECKING:
+    from twin_graph.twin.model import ModelSpec
 
 _COUNTERS = ("vector_steps", "updates", "episodes", "stop", "attempt")
 _NO_LIMIT = 2**62

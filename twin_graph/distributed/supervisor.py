@@ -1,17 +1,22 @@
 """The processes of a cluster on this machine: started, watched, restarted, ended."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twin_graph.base import ended
 from twin_graph.base.text import counted
-from twin_graph.distributed.cluster import Cluster
 from twin_graph.errors import TwinGraphError
 from twin_graph.snapshots.workers import name_of
+
+if TYPE_CHECKING:
+    from twin_graph.distributed.cluster import Cluster
 
 _END_SECONDS = 2.0
 

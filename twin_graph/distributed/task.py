@@ -1,10 +1,15 @@
 """A task of a cluster, by its name: `ps:0`, `worker:1`."""
 
+from __future__ import annotations
+
 import re
 import signal
+from typing import TYPE_CHECKING
 
-from twin_graph.distributed.cluster import Cluster
 from twin_graph.errors import TwinGraphError, UsageError
+
+if TYPE_CHECKING:
+    from twin_graph.distributed.cluster import Cluster
 
 
 def run_task(cluster: Cluster, task: str) -> None:

@@ -1,12 +1,14 @@
 """A worker: environments, replay and target of its own, gradients for the shared variables."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import os
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,11 +18,8 @@ from twin_graph.agent.ensemble import Ensemble
 from twin_graph.agent.prepared import feeds
 from twin_graph.base.counters import Tally
 from twin_graph.base.streams import Purpose, environment_seeds
-from twin_graph.config.settings import Settings
-from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.copy import Applied, Copy
 from twin_graph.distributed.shared import ANOTHER_CHIEF, Shared
-from twin_graph.envs import VectorEnv
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.replay.ring import Batch, Transition
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Swap, is_target_of, utc_now
@@ -30,6 +29,11 @@ from twin_graph.targets import policies
 from twin_graph.training.progress import RECENT_EPISODES, RunningScores
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.twin import Compute, Twin
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import Settings
+    from twin_graph.distributed.cluster import Cluster
+    from twin_graph.envs import VectorEnv
 
 _STATUS_SECONDS = 1.0
 _CHIEF_SECONDS = 600.0

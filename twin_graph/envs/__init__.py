@@ -4,13 +4,17 @@ Both reset an environment in the step in which its episode ends (`SAME_STEP`), s
 `count` agent steps and none has to be masked.
 """
 
+from __future__ import annotations
+
 import importlib
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from twin_graph.config.settings import EnvSettings
 from twin_graph.errors import ForeignError, UsageError
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import EnvSettings
 
 __all__ = ["EnvSpec", "VectorEnv", "VectorStep", "make"]
 

@@ -1,5 +1,7 @@
 """Any Gymnasium environment with discrete actions, on Gymnasium's own vector API."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import importlib
@@ -215,7 +217,7 @@ def _vector(
         return AsyncVectorEnv(each, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
 
 
-def _prepare_drawing(environment_id: str, declared: "_Declared") -> None:
+def _prepare_drawing(environment_id: str, declared: _Declared) -> None:
     """Raises `UsageError` if it cannot be drawn; tells the libraries that draw what this process is."""
     if "rgb_array" not in declared.render_modes:
         modes = ", ".join(map(str, declared.render_modes)) or "none"
@@ -326,7 +328,7 @@ def _are_flags(observations: spaces.Space[Any]) -> bool:
     return observations.dtype == np.bool_ or is_small
 
 
-def _make_one(settings: EnvSettings, declared: "_Declared", time_limit: int | None, index: int, **options: Any) -> Any:
+def _make_one(settings: EnvSettings, declared: _Declared, time_limit: int | None, index: int, **options: Any) -> Any:
     # Ctrl-C reaches every process, and the trainer is the one that answers it. It makes an environment, too.
     if settings.vectorization == "async" and multiprocessing.parent_process():
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -5,9 +5,14 @@ both twins, exports. The network gives an illegal action the value `ILLEGAL`, be
 chooses it, whether that of acting, of a target, or of double Q-learning.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from twin_graph.envs import EnvSpec
+if TYPE_CHECKING:
+    from twin_graph.envs import EnvSpec
 
 #: Q of an illegal action: finite, since infinity times a discount of 0 is no number.
 ILLEGAL = np.float32(-1e9)

@@ -1,18 +1,22 @@
 """Games of OpenSpiel (Lanctot et al. 2019), from the package of the extra `selfplay`: `OpenSpiel/connect_four`."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
 from twin_graph.base.text import assigned, nearest
 from twin_graph.config.lookup import call
-from twin_graph.config.settings import EnvSettings
 from twin_graph.envs import EnvSpec
 from twin_graph.envs.legal import mask
 from twin_graph.envs.seats import NOBODY, Player, Seat, Turn, at_random
 from twin_graph.errors import ForeignError, UsageError, foreign_error
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import EnvSettings
 
 try:
     import pyspiel

@@ -4,18 +4,22 @@ Preprocessed as games of one player are: the maximum of the last two grey screen
 four of them stacked. It is evaluated in the game of one player, against the computer player of the cartridge.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ale_py import roms
 
-from twin_graph.config.settings import EnvSettings
 from twin_graph.envs import EnvSpec, VectorEnv
 from twin_graph.envs.atari import REWARD_CLIP, Atari, actions_of
 from twin_graph.envs.seats import NOBODY, Player, Seat, at_random
 from twin_graph.errors import UsageError
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import EnvSettings
 
 try:
     import multi_agent_ale_py

@@ -4,15 +4,19 @@ Boards take one move at a time. Where both players of a game move at once, as in
 the second has moved without seeing it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from twin_graph.config.settings import EnvSettings
 from twin_graph.envs import EnvSpec, VectorStep, make
 from twin_graph.envs.legal import mask, pick
 from twin_graph.errors import UsageError
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import EnvSettings
 
 #: Who is to move on a board where nobody is: the game is over.
 NOBODY = -1

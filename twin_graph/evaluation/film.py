@@ -1,5 +1,7 @@
 """Films of a snapshot at play: the game as people see it, and next to it what the network thinks."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import shutil
@@ -8,17 +10,19 @@ from collections import deque
 from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from twin_graph import envs
 from twin_graph.base import new_files
-from twin_graph.config.settings import Settings
-from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.envs.legal import ILLEGAL, legal_only
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.files import fsync, publish, remove_leftovers, temporary_of
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import Settings
+    from twin_graph.envs import VectorEnv, VectorStep
 
 HEIGHT = 420  # pixels, at scale 1: twice that of Atari's screen
 KINDS = ".mp4", ".gif"

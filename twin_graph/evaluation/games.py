@@ -1,21 +1,25 @@
 """True scores: whole games, unclipped, in environments of their own."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from twin_graph import envs
 from twin_graph.base.streams import Purpose, environment_seeds, stream
 from twin_graph.base.text import counted
-from twin_graph.config.settings import Settings
 from twin_graph.envs import legal
 from twin_graph.envs.seats import Seat
 from twin_graph.evaluation import film
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import Settings
 
 PARALLEL_GAMES = 10
 RESAMPLES = 10_000

@@ -1,15 +1,20 @@
 """A snapshot that plays on request: for `twin-graph evaluate` and `record`, and in notebooks."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from twin_graph import envs
 from twin_graph.evaluation.games import Evaluation, Watch
 from twin_graph.evaluation.games import play as play_
-from twin_graph.snapshots.ledger import Commit
-from twin_graph.snapshots.run import Run
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.twin import Compute, Twin
+
+if TYPE_CHECKING:
+    from twin_graph.snapshots.ledger import Commit
+    from twin_graph.snapshots.run import Run
 
 # Seeds of runs are below this, so that a game by hand is never one of a scheduled evaluation.
 _BY_HAND = 2**31

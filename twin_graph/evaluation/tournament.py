@@ -4,6 +4,8 @@ The games of each pair are recorded with the runs as soon as they are played: a 
 where it was, and ratings are computed from the records alone.
 """
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import importlib
@@ -14,7 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import choix
 import numpy as np
@@ -23,15 +25,17 @@ from scipy.stats import binomtest
 
 from twin_graph.base.streams import Purpose, stream
 from twin_graph.base.text import counted
-from twin_graph.config.settings import EnvSettings
 from twin_graph.envs.seats import NOBODY, Boards, Player, boards_of, by_values, play_turn
 from twin_graph.errors import UsageError
 from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.files import append_line, checked, read_lines, write_file
 from twin_graph.snapshots.ledger import Commit, utc_now
 from twin_graph.snapshots.run import GAMES, RATINGS, Run
-from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.twin import Compute, Twin
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import EnvSettings
+    from twin_graph.twin.model import ModelSpec
 
 #: The player rated 0, if it takes part.
 ANCHOR = "random"

@@ -1,23 +1,27 @@
 """Writes snapshots for other programs."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from twin_graph.errors import UsageError
 from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.files import check_no_pattern, fsync, publish, remove_leftovers, temporary_of
-from twin_graph.snapshots.ledger import Commit
-from twin_graph.snapshots.run import Run
 from twin_graph.twin.model import build_model
 from twin_graph.twin.tf import tf
 from twin_graph.twin.twin import Twin, setters, to_set
+
+if TYPE_CHECKING:
+    from twin_graph.snapshots.ledger import Commit
+    from twin_graph.snapshots.run import Run
 
 Format = Literal["tf1", "savedmodel", "onnx", "tflite", "npz"]
 

@@ -1,9 +1,11 @@
 """Imports checkpoints of other programs as snapshots, and averages snapshots into one."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,11 +14,13 @@ from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.files import check_no_pattern
 from twin_graph.snapshots.ledger import IMPORT, Commit, Counters
-from twin_graph.snapshots.run import Run
 from twin_graph.snapshots.store import Provenance, SnapshotStore
 from twin_graph.twin.tf import tf
 from twin_graph.twin.twin import Twin, weights_sha256
 from twin_graph.twin.weights import read_checkpoint
+
+if TYPE_CHECKING:
+    from twin_graph.snapshots.run import Run
 
 
 class Imported(NamedTuple):

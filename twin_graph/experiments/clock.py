@@ -4,16 +4,20 @@ The prediction has no parameter that is fitted: see `twin_graph.records.depth`. 
 follows from the depth; elsewhere it is what the evaluation's games gave in as many steps as the snapshot's depth.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
 from statistics import fmean
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from twin_graph.experiments.plan import PlannedRun
-from twin_graph.experiments.results import Curve, Result
 from twin_graph.records.depth import value_of
+
+if TYPE_CHECKING:
+    from twin_graph.experiments.plan import PlannedRun
+    from twin_graph.experiments.results import Curve, Result
 
 #: Reward of each step, by environment, where it is always the same.
 _STEP_REWARDS = {"CartPole-v1": 1.0}

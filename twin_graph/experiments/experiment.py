@@ -10,11 +10,13 @@ checkpoints/experiments/<name>/
 Only the runs' own records say what is done.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import filelock
 
@@ -23,7 +25,6 @@ from twin_graph.base import machine
 from twin_graph.base.text import counted
 from twin_graph.errors import DamagedError, InUseError, TwinGraphError, UsageError
 from twin_graph.experiments import plan as plans
-from twin_graph.experiments.plan import Origin, Pairs, Plan, PlannedRun
 from twin_graph.experiments.trial import Trial
 from twin_graph.snapshots.files import (
     acquire,
@@ -39,6 +40,9 @@ from twin_graph.snapshots.fork import settings_from
 from twin_graph.snapshots.ledger import Point, utc_now
 from twin_graph.snapshots.run import DESCRIPTION, RUNS, Run, check_new_folder
 from twin_graph.targets.evaluations import Matches
+
+if TYPE_CHECKING:
+    from twin_graph.experiments.plan import Origin, Pairs, Plan, PlannedRun
 
 EXPERIMENTS = RUNS / "experiments"
 _FORMAT = 1
@@ -64,7 +68,7 @@ class Experiment:
         self.trial = trial
 
     @classmethod
-    def open(cls, folder: Path) -> "Experiment":
+    def open(cls, folder: Path) -> Experiment:
         """The experiment in a folder. Raises `UsageError` if there is none, `DamagedError`."""
         path = folder / _RECORD
         if not path.exists():
@@ -98,7 +102,7 @@ class Experiment:
     @classmethod
     def prepare(
         cls, plan: Plan, folder: Path, jobs: int, measure: Callable[[Mapping[str, config.Settings]], Trial]
-    ) -> "Experiment":
+    ) -> Experiment:
         """The experiment of a plan, in a folder that may have a part of it already. Writes nothing.
 
         Args:
@@ -215,7 +219,7 @@ class Experiment:
         newest = {record["run"]: record["error"] for record in self._outcomes()}
         return {name: error for name, error in newest.items() if error}
 
-    def seconds_left(self, states: Sequence["State"], jobs: int) -> tuple[float, str]:
+    def seconds_left(self, states: Sequence[State], jobs: int) -> tuple[float, str]:
         """About how long the rest will take, and how that is known."""
         spent: dict[str, float] = {}
         for record in self._outcomes():

@@ -1,5 +1,7 @@
 """The figures of a report. Each is made to be read at a width of 500 pixels, and on a phone."""
 
+from __future__ import annotations
+
 import itertools
 import math
 import textwrap
@@ -12,11 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, ScalarFormatter
 
-from twin_graph.experiments.results import Curve, Result
 from twin_graph.snapshots.ledger import ONLY_LEARNER
 
 if TYPE_CHECKING:  # these import TensorFlow, and rliable, which few pictures need
     from twin_graph.analysis.compare import Comparison
+    from twin_graph.experiments.results import Curve, Result
     from twin_graph.experiments.statistics import Band, Estimate
 
 # Told apart by those who do not see all colours, and in print (after Okabe and Ito 2008).
@@ -39,7 +41,7 @@ class Line(NamedTuple):
     """One condition in a figure of lines: its band, and the runs that it is made of."""
 
     name: str
-    band: "Band | None"
+    band: Band | None
     runs: Sequence[Curve] = ()
 
 
@@ -73,14 +75,14 @@ def lines(series: Sequence[Line], x_label: str, y_label: str, *, at: float | Non
     return figure
 
 
-def profiles(names: Sequence[str], bands: "Sequence[Band | None]", at: np.ndarray) -> Figure:
+def profiles(names: Sequence[str], bands: Sequence[Band | None], at: np.ndarray) -> Figure:
     """Performance profiles: the share of runs above each score."""
     series = [Line(name, band and band._replace(at=list(at))) for name, band in zip(names, bands, strict=True)]
     return lines(series, "normalised score", "share of runs above it")
 
 
 def intervals(
-    panels: "Sequence[tuple[str, Sequence[Estimate]]]", names: Sequence[str], *, at: float | None = None
+    panels: Sequence[tuple[str, Sequence[Estimate]]], names: Sequence[str], *, at: float | None = None
 ) -> Figure:
     """Numbers with their intervals, a row for each condition; several numbers one above the other."""
     figure = _figure(len(panels) * (0.75 + 0.27 * len(names)))
@@ -162,7 +164,7 @@ def against(points: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y
     return figure
 
 
-def compared(comparison: "Comparison", names: Sequence[str]) -> Figure:
+def compared(comparison: Comparison, names: Sequence[str]) -> Figure:
     """Two runs by updates, one panel above the other: their scores, and how far apart Q values and weights are."""
     figure = _figure(6.2)
     scores, q_values, weights = figure.subplots(3, sharex=True)

@@ -5,6 +5,8 @@ passes signals on and returns the exit code. Ray ends the actor when this proces
 child ends with it, see `twin_graph.base.leash`.
 """
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import os
@@ -14,13 +16,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import filelock
 
 from twin_graph.base.text import size
 from twin_graph.errors import UsageError
-from twin_graph.experiments.runner import Begin, Process
 from twin_graph.snapshots.files import acquire, file_lock
 
 _ADDRESS = os.environ.get("RAY_ADDRESS") or "local"
@@ -32,6 +33,9 @@ if _ADDRESS == "local":
 
 import ray  # noqa: E402
 from ray.exceptions import RayActorError  # noqa: E402
+
+if TYPE_CHECKING:
+    from twin_graph.experiments.runner import Begin, Process
 
 
 class _Trainer:

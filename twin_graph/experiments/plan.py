@@ -1,5 +1,7 @@
 """What an experiment file asks for: every run with its settings, all checked before anything is trained."""
 
+from __future__ import annotations
+
 import itertools
 import json
 import re
@@ -47,7 +49,7 @@ class Scores(Strict):
     threshold: float | None = None
 
     @pydantic.model_validator(mode="after")
-    def _in_order(self) -> "Scores":
+    def _in_order(self) -> Scores:
         if (self.low is None) != (self.high is None):
             raise ValueError("give both low and high")
         if self.low is not None and self.high is not None and self.low >= self.high:
@@ -67,7 +69,7 @@ class _From(Strict):
     chaos: bool = False
 
     @pydantic.model_validator(mode="after")
-    def _has_points(self) -> "_From":
+    def _has_points(self) -> _From:
         if bool(self.points) == bool(self.updates):
             raise ValueError("give points, the numbers of resume points, or updates, for the newest points by then")
         return self
@@ -92,7 +94,7 @@ class _File(Strict):
     from_: _From | None = Field(None, alias="from")
 
     @pydantic.model_validator(mode="after")
-    def _has_a_beginning(self) -> "_File":
+    def _has_a_beginning(self) -> _File:
         for name, value in (("preset", self.preset), ("seeds", self.seeds)):
             if self.from_ is None and value is None:
                 raise ValueError(f"{name} is missing")
@@ -128,7 +130,7 @@ class Origin(NamedTuple):
         return {"folder": str(self.folder), "points": points}
 
     @classmethod
-    def recorded(cls, record: Mapping[str, Any]) -> "Origin":
+    def recorded(cls, record: Mapping[str, Any]) -> Origin:
         """What `record` returned. Raises `KeyError`, `TypeError` or `UsageError` if it is something else."""
         points = {
             n: OriginPoint(**{**p, "settings": config.validate(p["settings"])}) for n, p in record["points"].items()
@@ -206,7 +208,7 @@ class Plan(NamedTuple):
     text: str
     origin: Origin | None = None
 
-    def scored_by(self, last: int) -> "Plan":
+    def scored_by(self, last: int) -> Plan:
         """The same plan, a run's score the mean of this many of its newest evaluations, whatever the file says."""
         return self._replace(runs=tuple(run._replace(last=last) for run in self.runs))
 

@@ -8,6 +8,8 @@
   plan.json, runs.csv and others: see `twin_graph.experiments.tables`
 """
 
+from __future__ import annotations
+
 import io
 import itertools
 import math
@@ -16,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -25,10 +27,12 @@ from twin_graph.experiments import clock, figures, page, statistics, tables
 from twin_graph.experiments.figures import Line
 from twin_graph.experiments.page import Page, Picture, Table
 from twin_graph.experiments.plan import NUDGED, Origin, Pairs, Plan
-from twin_graph.experiments.results import Curve, Result
 from twin_graph.experiments.statistics import FEW_SEEDS, GOOD_SEEDS, RESAMPLES, Band, Condition, Estimate, Norm
 from twin_graph.experiments.tables import last
 from twin_graph.snapshots.files import make_folder, write_file
+
+if TYPE_CHECKING:
+    from twin_graph.experiments.results import Curve, Result
 
 _DPI = 200
 _LEFT_OUT = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}  # of metadata: what is not about the picture

@@ -1,17 +1,18 @@
 """What the records of an experiment's runs say, as plain numbers."""
 
+from __future__ import annotations
+
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from twin_graph.config import turns
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.experiments.experiment import Experiment, State, look
-from twin_graph.experiments.plan import PlannedRun
 from twin_graph.snapshots.evaluations import learning_curve
 from twin_graph.snapshots.ledger import (
     BY_HAND,
@@ -28,7 +29,10 @@ from twin_graph.snapshots.ledger import (
     Swap,
     target_swaps,
 )
-from twin_graph.snapshots.run import Run
+
+if TYPE_CHECKING:
+    from twin_graph.experiments.plan import PlannedRun
+    from twin_graph.snapshots.run import Run
 
 Curve = dict[int, float]
 
@@ -125,7 +129,7 @@ class Result(NamedTuple):
         steps = sorted(curve)[-self.planned.last :]
         return fmean(curve[step] for step in steps) if steps else math.nan
 
-    def scored_by(self, last: int) -> "Result":
+    def scored_by(self, last: int) -> Result:
         """The same run, its score the mean of this many of its newest evaluations, whatever the plan says."""
         return self._replace(planned=self.planned._replace(last=last))
 

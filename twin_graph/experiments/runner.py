@@ -4,6 +4,8 @@ If this process is killed, nothing is lost: the runs that it started continue to
 it); whoever comes next waits for them, and resumes those that were killed.
 """
 
+from __future__ import annotations
+
 import shutil
 import signal
 import subprocess
@@ -14,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import psutil
 
@@ -22,10 +24,12 @@ from twin_graph.base import ended
 from twin_graph.base.signals import on_signal
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, DamagedError, DivergedError, InUseError, TwinGraphError, UsageError
 from twin_graph.experiments.experiment import Experiment, State, look, state_of
-from twin_graph.experiments.plan import PlannedRun
 from twin_graph.snapshots.ledger import utc_now
 from twin_graph.snapshots.resumable import has_begun
 from twin_graph.snapshots.run import DESCRIPTION, Run
+
+if TYPE_CHECKING:
+    from twin_graph.experiments.plan import PlannedRun
 
 _LOOK_SECONDS = 0.2
 #: Exit codes after which another try is of no use: it would end in the same way.
@@ -110,7 +114,7 @@ class Runner:
         *,
         jobs: int,
         retries: int,
-        show: Callable[["Runner"], None],
+        show: Callable[[Runner], None],
         begin: Begin = begin_here,
     ) -> None:
         self.experiment = experiment

@@ -4,19 +4,23 @@ Every interval is a 95% percentile interval of a stratified bootstrap over runs:
 environment.
 """
 
+from __future__ import annotations
+
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from statistics import median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from rliable import library, metrics
 from scipy.stats import permutation_test
 
 from twin_graph.experiments.plan import KNOWN_SCORES, THRESHOLD, Plan
-from twin_graph.experiments.results import Curve, Result
+
+if TYPE_CHECKING:
+    from twin_graph.experiments.results import Curve, Result
 
 #: Resamples of each interval.
 RESAMPLES = 2_000

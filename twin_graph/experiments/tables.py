@@ -8,23 +8,27 @@ targets.csv      a line for each time that a snapshot was the target
 telemetry.csv    a line for each time that a run logged its progress
 """
 
+from __future__ import annotations
+
 import csv
 import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twin_graph import config
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments.clock import predicted
 from twin_graph.experiments.experiment import Experiment
-from twin_graph.experiments.plan import Plan
 from twin_graph.experiments.results import Curve, Result, Service
 from twin_graph.experiments.results import read as read_runs
-from twin_graph.experiments.statistics import Norm
 from twin_graph.snapshots.files import checked, read_file
+
+if TYPE_CHECKING:
+    from twin_graph.experiments.plan import Plan
+    from twin_graph.experiments.statistics import Norm
 
 PLAN = "plan.json"
 REPORT = "report"  # the folder of a report, in an experiment's

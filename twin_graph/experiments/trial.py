@@ -3,14 +3,18 @@
 In a process of its own, `twin_graph.training.trial`, since that needs TensorFlow.
 """
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from twin_graph import config
 from twin_graph.errors import TwinGraphError, UsageError
+
+if TYPE_CHECKING:
+    from twin_graph import config
 
 
 class Trial(NamedTuple):

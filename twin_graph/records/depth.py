@@ -10,12 +10,17 @@ with the discount g. The depth is the number of steps d that such a sum of rewar
 whole unless several targets were averaged. What a snapshot expects beyond the return of so many steps is overestimated.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from twin_graph.snapshots.ledger import Commit, Follower, Start, Swap
-from twin_graph.snapshots.run import Run
+
+if TYPE_CHECKING:
+    from twin_graph.snapshots.run import Run
 
 
 def value_of(depth: float, discount: float) -> float:

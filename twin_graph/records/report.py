@@ -1,22 +1,26 @@
 """What a run's records say, compiled for `status`, `runs`, `log`, `show` and `explain`."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twin_graph import config
 from twin_graph.base import machine
 from twin_graph.base.text import counted
 from twin_graph.config import lookup, no_effect, turns
-from twin_graph.config.settings import Settings
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.records.depth import Depths
 from twin_graph.snapshots import control
 from twin_graph.snapshots import workers as worker_records
 from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Fork, Point, Start, Swap, is_import, is_target_of
-from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run, folders_of_runs
-from twin_graph.snapshots.store import SnapshotStore
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import Settings
+    from twin_graph.snapshots.points import PointState
+    from twin_graph.snapshots.store import SnapshotStore
 
 _NONE = Counters.zero()
 

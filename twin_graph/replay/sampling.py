@@ -8,15 +8,20 @@ A sampler is told of every step that is added, and of its samples' TD errors. It
     state(), restore(arrays)      what a resume point keeps of it
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twin_graph.base.streams import Purpose, Streams
-from twin_graph.config.settings import ReplaySettings, Settings
 from twin_graph.errors import UsageError
-from twin_graph.replay.ring import Batch, Observations, Replay
 from twin_graph.replay.sum_tree import SumTree
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import ReplaySettings, Settings
+    from twin_graph.replay.ring import Batch, Observations, Replay
 
 PRIORITIES, LARGEST = "priorities", "largest_priority"
 

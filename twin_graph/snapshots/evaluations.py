@@ -1,9 +1,12 @@
 """Which of a run's evaluations may be compared."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from __future__ import annotations
 
-from twin_graph.snapshots.run import Run
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twin_graph.snapshots.run import Run
 
 
 def learning_curve(run: Run) -> Iterator[dict[str, Any]]:

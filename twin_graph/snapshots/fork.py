@@ -5,13 +5,14 @@ and replay, which never change, and which it shares with the other run where the
 reads a run reads a fork, neither run can remove what the other needs, and the other may be deleted.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from twin_graph.config.settings import Settings
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots import workers
 from twin_graph.snapshots.files import (
@@ -26,6 +27,9 @@ from twin_graph.snapshots.ledger import End, Fork, Ledger, Point, Prune, Start, 
 from twin_graph.snapshots.points import SEGMENTS, PointState
 from twin_graph.snapshots.run import DESCRIPTION, LEDGER, POINTS, RECORDS, Run, make_run
 from twin_graph.snapshots.store import MANIFEST, Snapshots
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import Settings
 
 _FSYNCS_AT_ONCE = 32
 

@@ -12,6 +12,8 @@ checkpoints/<run>/
   control/            people's requests to the trainer, and the lock of the one process that may write
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
@@ -20,15 +22,15 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import filelock
 
 from twin_graph.base import machine
 from twin_graph.config import lookup
 from twin_graph.config.loading import replace, validate
-from twin_graph.config.settings import Settings
 from twin_graph.errors import DamagedError, InUseError, UsageError
+from twin_graph.snapshots.evaluations import comparable
 from twin_graph.snapshots.files import (
     GrowingLines,
     Line,
@@ -61,6 +63,9 @@ from twin_graph.snapshots.ledger import (
 )
 from twin_graph.snapshots.points import PointState, PointStore
 from twin_graph.snapshots.store import FORMAT, SnapshotStore
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import Settings
 
 RUNS = Path("checkpoints")
 #: The file of a run that says what it is; without one, a folder is no run.

@@ -1,7 +1,9 @@
 """Manual swaps, as the command line and the page ask for them: checked here, carried out by the trainer."""
 
+from __future__ import annotations
+
 from collections import Counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from twin_graph.base.text import command
 from twin_graph.config import turns
@@ -9,8 +11,10 @@ from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer, Request
 from twin_graph.snapshots.ledger import BY_REQUEST, UNDO, Commit, Into, Swap
-from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.store import SnapshotStore
+
+if TYPE_CHECKING:
+    from twin_graph.snapshots.run import Run
+    from twin_graph.snapshots.store import SnapshotStore
 
 _PATIENCE_SECONDS = 120.0  # an evaluation or a resume point may be under way
 

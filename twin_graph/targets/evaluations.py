@@ -1,14 +1,18 @@
 """The scheduled evaluations of a run, as target policies such as `best` see them."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from twin_graph.config.settings import Settings
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots.ledger import Commit, Counters
-from twin_graph.snapshots.run import Run
 from twin_graph.targets.policies import matches
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import Settings
+    from twin_graph.snapshots.run import Run
 
 
 class Matches:

@@ -17,11 +17,13 @@ The candidates that a policy names decide what retention keeps: they must be all
 choose now, or could still choose once newer ones have been committed.
 """
 
+from __future__ import annotations
+
 import functools
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from pydantic import AfterValidator, Field
@@ -29,11 +31,13 @@ from pydantic import AfterValidator, Field
 from twin_graph.base.streams import Purpose, stream
 from twin_graph.base.text import counted
 from twin_graph.config import lookup
-from twin_graph.config.settings import Settings
 from twin_graph.errors import ForeignError, UsageError, foreign_error
 from twin_graph.snapshots.evaluations import comparable
 from twin_graph.snapshots.ledger import Commit
-from twin_graph.snapshots.store import SnapshotStore
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import Settings
+    from twin_graph.snapshots.store import SnapshotStore
 
 ENSEMBLE_LIMIT = 8
 #: The fewest games from which the test of `best` is to be believed.
@@ -87,7 +91,7 @@ class History(NamedTuple):
     matches: Sequence[Match] = ()
 
     @classmethod
-    def of(cls, store: SnapshotStore, lineage: str, updates: int, played: Sequence[Match]) -> "History":
+    def of(cls, store: SnapshotStore, lineage: str, updates: int, played: Sequence[Match]) -> History:
         """The history of one lineage after this many updates, with the matches of its snapshots."""
         snapshots = [s for s in store.available if s.lineage == lineage and s.updates <= updates]
         matches = [match for match in played if store.lineage_of(match.challenger) in (lineage, None)]

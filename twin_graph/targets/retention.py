@@ -1,20 +1,25 @@
 """Which snapshots' weight files may be removed."""
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from twin_graph.config.loading import change
-from twin_graph.config.settings import SaveSettings
 from twin_graph.config.turns import Turns
 from twin_graph.errors import InUseError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Swap
-from twin_graph.snapshots.points import PointState
-from twin_graph.snapshots.run import Run
-from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.targets.policies import History, Policy, choice_stream, matches, roles
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import SaveSettings
+    from twin_graph.snapshots.points import PointState
+    from twin_graph.snapshots.run import Run
+    from twin_graph.snapshots.store import SnapshotStore
 
 
 def removable(

@@ -1,20 +1,24 @@
 """Scheduled evaluations of a run."""
 
+from __future__ import annotations
+
 import contextlib
 import threading
 from collections.abc import Generator, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from twin_graph.agent.live_run import LiveRun
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.film import Film
 from twin_graph.evaluation.games import Evaluation, play
-from twin_graph.records.depth import Depths
 from twin_graph.snapshots.files import make_folder
-from twin_graph.snapshots.ledger import Commit
-from twin_graph.snapshots.run import Run
 from twin_graph.training.progress import Happened
 from twin_graph.twin.twin import Compute, Twin
+
+if TYPE_CHECKING:
+    from twin_graph.agent.live_run import LiveRun
+    from twin_graph.records.depth import Depths
+    from twin_graph.snapshots.ledger import Commit
+    from twin_graph.snapshots.run import Run
 
 
 class _Played(NamedTuple):

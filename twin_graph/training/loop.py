@@ -3,22 +3,27 @@
 The updates, commits and refreshes of a vector step are in `Stepper.advance`. See docs/schedule.md.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twin_graph.agent.agent import Agent
-from twin_graph.agent.live_run import LiveRun
-from twin_graph.agent.prepared import Prepared
 from twin_graph.config.settings import Schedule
-from twin_graph.envs import VectorEnv, VectorStep
 from twin_graph.envs.seats import Seat
 from twin_graph.replay.ring import Transition
-from twin_graph.snapshots.workers import WorkerStatus
 from twin_graph.training.progress import Happened, Progress, RunningScores
-from twin_graph.training.requests import Requests
+
+if TYPE_CHECKING:
+    from twin_graph.agent.agent import Agent
+    from twin_graph.agent.live_run import LiveRun
+    from twin_graph.agent.prepared import Prepared
+    from twin_graph.envs import VectorEnv, VectorStep
+    from twin_graph.snapshots.workers import WorkerStatus
+    from twin_graph.training.requests import Requests
 
 
 class Stepper:

@@ -1,19 +1,23 @@
 """The progress of a run, for `metrics.jsonl`, TensorBoard and the terminal alike."""
 
+from __future__ import annotations
+
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from twin_graph.agent.live_run import LiveRun
 from twin_graph.base.stopwatch import PHASES
-from twin_graph.envs import VectorStep
-from twin_graph.evaluation.games import Evaluation
 from twin_graph.records.depth import Depths
-from twin_graph.snapshots.ledger import Commit, Counters
-from twin_graph.snapshots.workers import WorkerStatus
+
+if TYPE_CHECKING:
+    from twin_graph.agent.live_run import LiveRun
+    from twin_graph.envs import VectorStep
+    from twin_graph.evaluation.games import Evaluation
+    from twin_graph.snapshots.ledger import Commit, Counters
+    from twin_graph.snapshots.workers import WorkerStatus
 
 RECENT_EPISODES = 20
 

@@ -1,24 +1,28 @@
 """Whether a run can be trained here: all that can be wrong with it is found before time is spent."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from twin_graph import envs, targets
 from twin_graph.agent import trackers
 from twin_graph.config.rules import check_length, check_that_it_learns
-from twin_graph.config.settings import Settings
-from twin_graph.envs import EnvSpec, VectorEnv
 from twin_graph.envs.gym import check_version
 from twin_graph.errors import CompleteError, UsageError
 from twin_graph.evaluation import games
 from twin_graph.snapshots.files import check_no_pattern
-from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run
 from twin_graph.targets.evaluations import nothing_left
 from twin_graph.training import requirements, tuning
 from twin_graph.twin.model import ModelSpec
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import Settings
+    from twin_graph.envs import EnvSpec, VectorEnv
+    from twin_graph.snapshots.points import PointState
 
 
 class Ready(NamedTuple):

@@ -1,14 +1,19 @@
 """What people request of a run while it trains, and what they requested of an earlier attempt after its last point."""
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-from twin_graph.agent.live_run import LiveRun
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from twin_graph.base.text import counted
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer, Request
 from twin_graph.snapshots.ledger import BY_REQUEST, UNDO, Commit, Fork, Point, Swap
 from twin_graph.snapshots.swaps import last_by_hand
+
+if TYPE_CHECKING:
+    from twin_graph.agent.live_run import LiveRun
 
 
 class Requests:

@@ -1,10 +1,12 @@
 """How much memory and disk a run needs, known before its first step."""
 
+from __future__ import annotations
+
 import math
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,13 +15,15 @@ from twin_graph.agent.replay_log import SEGMENT_BYTES
 from twin_graph.base import machine
 from twin_graph.base.text import size
 from twin_graph.config import turns
-from twin_graph.config.settings import Settings
-from twin_graph.envs import VectorEnv
 from twin_graph.errors import TwinGraphError
 from twin_graph.replay.ring import Replay
 from twin_graph.snapshots.run import POINTS, SNAPSHOTS
 from twin_graph.twin.model import Model, ModelSpec, build_model
 from twin_graph.twin.tf import tf
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import Settings
+    from twin_graph.envs import VectorEnv
 
 # TensorFlow, three twins of the nature network with their activations, and the emulators.
 PROCESS_BYTES = 1_300_000_000

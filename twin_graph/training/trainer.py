@@ -1,23 +1,27 @@
 """Trains a run to its end, from the start or from a resume point."""
 
+from __future__ import annotations
+
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from twin_graph.agent.agent import Agent
 from twin_graph.base.signals import on_signal
-from twin_graph.envs import VectorEnv
 from twin_graph.errors import DamagedError, ForeignError, NoWorkerError, TwinGraphError, UsageError, foreign_error
 from twin_graph.evaluation.games import Evaluation
-from twin_graph.snapshots.points import PointState
-from twin_graph.snapshots.run import Run
 from twin_graph.training.evaluator import Evaluator
 from twin_graph.training.loop import InChunks, StepByStep, Stepper, loop
 from twin_graph.training.progress import Progress
 from twin_graph.training.requests import Requests
+
+if TYPE_CHECKING:
+    from twin_graph.envs import VectorEnv
+    from twin_graph.snapshots.points import PointState
+    from twin_graph.snapshots.run import Run
 
 #: Called with the score of each training episode that ended, or with each scheduled evaluation; False ends the run.
 OnEpisode = Callable[[float, Progress], object]

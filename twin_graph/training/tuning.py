@@ -1,10 +1,12 @@
 """Which threads and precision are fastest on this machine for this network, measured once at the start of a run."""
 
+from __future__ import annotations
+
 import contextlib
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -12,9 +14,11 @@ from twin_graph import config
 from twin_graph.agent.ensemble import blocks
 from twin_graph.base import machine
 from twin_graph.base.text import counted
-from twin_graph.config.settings import Settings
-from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.twin import Compute, Twin
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import Settings
+    from twin_graph.twin.model import ModelSpec
 
 _ROUNDS = 3
 _ROUND_SECONDS = 0.6

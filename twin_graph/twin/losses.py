@@ -1,12 +1,16 @@
 """TD errors, losses and their gradients, as tensors. B examples, A actions."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twin_graph.config import lookup
-from twin_graph.config.settings import TrainSettings
 from twin_graph.errors import ForeignError, foreign_error
 from twin_graph.twin.tf import tf
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import TrainSettings
 
 Tensor = Any
 

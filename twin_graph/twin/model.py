@@ -1,17 +1,21 @@
 """`build_model()`: everything that one twin computes, built once per graph so that both hold the same variables."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from twin_graph.config.settings import ModelSettings, Settings, TrainSettings
-from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
 from twin_graph.twin import compiled_updates as blocks
 from twin_graph.twin import cpu_layers, losses, networks, optimizers, xla_layers
 from twin_graph.twin import layers as plain_layers
 from twin_graph.twin.tf import tf
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import ModelSettings, Settings, TrainSettings
+    from twin_graph.envs import EnvSpec
 
 Tensor = Any
 
@@ -39,7 +43,7 @@ class ModelSpec:
     plain: bool = False
 
     @classmethod
-    def of(cls, settings: Settings, env: EnvSpec) -> "ModelSpec":
+    def of(cls, settings: Settings, env: EnvSpec) -> ModelSpec:
         """The spec for these settings in an environment. Raises `UsageError` if they do not fit it."""
         networks.check(settings.network, settings.env.id, env)
         _check_players(settings, env)
@@ -106,7 +110,7 @@ class Inputs:
     learning_rate: Tensor
 
     @classmethod
-    def add(cls, env: EnvSpec, train: TrainSettings) -> "Inputs":
+    def add(cls, env: EnvSpec, train: TrainSettings) -> Inputs:
         """Adds them to the current default graph."""
         return cls(
             s_tm1=tf.placeholder(env.observation_dtype, [None, *env.observation_shape], name="s_tm1"),

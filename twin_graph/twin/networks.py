@@ -5,12 +5,12 @@ Each takes observations `[B, *observation_shape]`, the number of actions A, and 
 or from the functions of `twin_graph.layers`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from twin_graph.config import lookup
-from twin_graph.config.settings import ModelSettings
-from twin_graph.envs import EnvSpec
 from twin_graph.envs.legal import ILLEGAL
 from twin_graph.errors import ForeignError, UsageError, foreign_error
 from twin_graph.twin.layers import (
@@ -28,6 +28,10 @@ from twin_graph.twin.layers import (
     torch_weights,
 )
 from twin_graph.twin.tf import tf
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import ModelSettings
+    from twin_graph.envs import EnvSpec
 
 
 class Layers(Protocol):

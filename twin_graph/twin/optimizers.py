@@ -1,12 +1,16 @@
 """What happens to gradients: they are clipped, accumulated and applied, all in the graph."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twin_graph.config import lookup
-from twin_graph.config.settings import TrainSettings
 from twin_graph.errors import foreign_error
 from twin_graph.twin.tf import tf
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import TrainSettings
 
 Tensor = Any
 #: Returns the learning rate, a scalar tensor. All optimizers of `tf.train` take a callable and call it when they are

@@ -1,5 +1,7 @@
 """A twin: one graph, its session and its Saver. Weights pass between twins through Saver files and no other way."""
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import math
@@ -7,18 +9,20 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from twin_graph.base import machine
 from twin_graph.errors import DamagedError, TwinMismatchError
 from twin_graph.snapshots.files import check_no_pattern
-from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.store import SnapshotStore, Variable
 from twin_graph.twin.callables import SessionCalls
 from twin_graph.twin.model import Model, ModelSpec, build_model
 from twin_graph.twin.tf import tf
+
+if TYPE_CHECKING:
+    from twin_graph.snapshots.ledger import Commit
 
 
 class Built(NamedTuple):
@@ -117,7 +121,7 @@ class Twin:
         compute: Compute = _DEFAULT,
         learns: bool = True,
         block: int = 0,
-        like: "Twin | None" = None,
+        like: Twin | None = None,
     ) -> None:
         self.name = name
         self.spec = spec

@@ -1,17 +1,21 @@
 """The weights of snapshots and checkpoints as arrays by name, and how far apart two are."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import check_no_pattern
-from twin_graph.snapshots.ledger import Commit
-from twin_graph.snapshots.store import SnapshotStore
 from twin_graph.twin.tf import tf
+
+if TYPE_CHECKING:
+    from twin_graph.snapshots.ledger import Commit
+    from twin_graph.snapshots.store import SnapshotStore
 
 
 class Difference(NamedTuple):

@@ -5,6 +5,8 @@ http://127.0.0.1:PORT/TOKEN/api/...          what it shows, as JSON; runs are na
 http://127.0.0.1:PORT/TOKEN/api/events       what changes, as server-sent events
 """
 
+from __future__ import annotations
+
 import asyncio
 import hmac
 import json
@@ -14,7 +16,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -30,8 +32,10 @@ from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots import swaps
 from twin_graph.snapshots.run import Run
 from twin_graph.targets.policies import PURPOSES
-from twin_graph.view.library import Library
 from twin_graph.view.records import Records, rounded
+
+if TYPE_CHECKING:
+    from twin_graph.view.library import Library
 
 ADDRESS = "127.0.0.1"
 STATIC = Path(__file__).parent / "static"
