@@ -3,6 +3,7 @@
 import click
 
 from twin_graph.errors import TwinGraphError
+from twin_graph.snapshots.evaluations import record_evaluation
 from twin_graph.snapshots.run import find, locate
 
 from .display import Meter
@@ -37,7 +38,7 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
             meter.show(f"games of {snapshot.id}", len(evaluation.returns), episodes)
     failed = None
     try:
-        owner.record_evaluation(snapshot, evaluation.summary())
+        record_evaluation(owner, snapshot, evaluation.summary())
     except OSError as error:  # a score that took an hour is shown all the same
         failed = error
     if as_json:

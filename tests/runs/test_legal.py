@@ -20,7 +20,7 @@ from twin_graph.base.counters import Tally
 from twin_graph.config.settings import EnvSettings, Settings
 from twin_graph.distributed.chief import Chief
 from twin_graph.envs import EnvSpec, VectorEnv, VectorStep
-from twin_graph.envs.legal import ILLEGAL, legal_only, mask, pick, random_actions
+from twin_graph.envs.legal import ILLEGAL, legal_only, pick
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.replay.ring import Replay, Transition
 from twin_graph.snapshots.run import Run
@@ -112,7 +112,7 @@ def test_each_legal_action_is_picked_as_often() -> None:
 
 def test_where_everything_is_legal_draws_are_as_ever() -> None:
     """Runs of one player that were made before end with the same weights."""
-    actions = random_actions(EnvSpec((3,), 4), np.zeros((6, 3)), np.random.default_rng(1))
+    actions = EnvSpec((3,), 4).random_actions(np.zeros((6, 3)), np.random.default_rng(1))
     np.testing.assert_array_equal(actions, np.random.default_rng(1).integers(0, 4, size=6))
 
 
@@ -225,7 +225,7 @@ def test_a_mask_goes_through_replay_and_over_a_cut() -> None:
         )
         s_tm1, steps = env.reset(np.arange(2)), []
         for _ in range(450):
-            a_tm1 = random_actions(spec, s_tm1, random)
+            a_tm1 = spec.random_actions(s_tm1, random)
             step = env.step(a_tm1)
             replay.add(Transition(s_tm1, a_tm1, step.r_t, step.terminal_t, step.last_t, step.s_t))
             steps.append(step)
@@ -237,7 +237,7 @@ def test_a_mask_goes_through_replay_and_over_a_cut() -> None:
     np.testing.assert_array_equal(batch.s_t[~terminal_t], of["s_t"][~of["terminal_t"]])
     cut = (of["s_t"] != of["s_next"]).any(axis=2) & ~of["terminal_t"]
     assert cut.sum() >= 3
-    assert (mask(spec, of["s_t"][cut]) != mask(spec, of["s_next"][cut])).any()
+    assert (spec.legal(of["s_t"][cut]) != spec.legal(of["s_next"][cut])).any()
 
 
 @pytest.mark.parametrize(("env_id", "message"), rows("legal", "wrong_masks", "env_id", "message"))
@@ -253,13 +253,13 @@ def test_at_the_end_nothing_is_legal_whether_that_is_told_or_not() -> None:
     with contextlib.closing(envs.make(EnvSettings(id="NoneAtTheEnd-v0"), count=2)) as env:
         last = play_to_an_end(env)
         assert last.terminal_t.all()
-        assert not mask(env.spec, last.s_t).any()
+        assert not env.spec.legal(last.s_t).any()
 
 
 def play_to_an_end(env: VectorEnv) -> VectorStep:
     """By the first legal actions."""
     s_tm1 = env.reset(np.arange(2))
-    while not (step := env.step(mask(env.spec, s_tm1).argmax(axis=1))).last_t.any():
+    while not (step := env.step(env.spec.legal(s_tm1).argmax(axis=1))).last_t.any():
         s_tm1 = step.s_next
     return step
 

@@ -20,6 +20,7 @@ from twin_graph.base import machine
 from twin_graph.errors import DamagedError, ForeignError, TwinGraphError, UsageError
 from twin_graph.evaluation.games import Evaluation
 from twin_graph.records import report
+from twin_graph.snapshots.evaluations import record_evaluation
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.run import Run
 from twin_graph.training import trainer as training
@@ -133,7 +134,7 @@ def test_curves_have_the_newest_snapshots_scores_and_go_forward(cartpole: Cartpo
     run = notebook.create(tmp_path / "run", settings).train()
     best, games = run.store().snapshots[1], (10.0, 30.0, 50.0)
     for returns in (games[:2], games[2:]):
-        run.record_evaluation(best, {"mean": 0.0, "returns": list(returns), "protocol": {}, "interval_95": [0.0, 0.0]})
+        record_evaluation(run, best, {"mean": 0.0, "returns": list(returns), "protocol": {}, "interval_95": [0.0, 0.0]})
     newest = [line for line in run.evaluation_lines() if line["snapshot"] == line["challenger"]]
     assert len(newest) < len([line for line in run.evaluation_lines() if line["scheduled"]])
     scheduled, by_hand = sorted(Records(run).curves()["scores"], key=lambda scores: not scores["scheduled"])

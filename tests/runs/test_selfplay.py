@@ -23,7 +23,7 @@ from twin_graph import envs
 from twin_graph.agent.held_out import q_distance
 from twin_graph.config.loading import change, load
 from twin_graph.config.settings import EnvSettings, Settings
-from twin_graph.envs.legal import ILLEGAL, mask
+from twin_graph.envs.legal import ILLEGAL
 from twin_graph.envs.open_spiel import Spiel
 from twin_graph.envs.seats import NOBODY, Seat, Turn, at_random, boards_of, by_values, play_turn
 from twin_graph.errors import ForeignError, UsageError
@@ -55,7 +55,7 @@ def test_from_either_seat_one_sees_ones_own_pieces_in_the_same_place() -> None:
     first, second = (boards.observe(board, np.array([seat]))[0] for seat in (0, 1))
     np.testing.assert_array_equal(pieces(first), expected)
     np.testing.assert_array_equal(pieces(second), -expected)
-    np.testing.assert_array_equal(mask(boards.spec, first[None])[0], expected == 0)
+    np.testing.assert_array_equal(boards.spec.legal(first[None])[0], expected == 0)
 
 
 @pytest.mark.parametrize("game", ["connect_four", "hex", "othello", "breakthrough", "tic_tac_toe"])
@@ -66,7 +66,7 @@ def test_any_such_game_can_be_played_to_its_end(game: str) -> None:
     random, scores = np.random.default_rng(1), []
     s_tm1 = env.reset(np.arange(4))
     while len(scores) < 12:
-        actions = [random.choice(np.flatnonzero(legal)) for legal in mask(env.spec, s_tm1)]
+        actions = [random.choice(np.flatnonzero(legal)) for legal in env.spec.legal(s_tm1)]
         step = env.step(np.array(actions))
         assert (step.score_t[~step.last_t] == 0).all()
         scores += step.score_t[step.last_t].tolist()
@@ -80,14 +80,14 @@ def test_seats_alternate_and_each_reward_is_that_of_the_agents_seat() -> None:
     env = Seat(boards_of(TICTACTOE, 2))
 
     def last_free(turn: Turn) -> np.ndarray:
-        return 8 - mask(env.spec, turn.observations)[:, ::-1].argmax(axis=1)
+        return 8 - env.spec.legal(turn.observations)[:, ::-1].argmax(axis=1)
 
     env.opponent = last_free
     s_tm1 = env.reset(np.array([1, 2]))
     moved_first = [[not pieces(s).any()] for s in s_tm1]
     scores: list[list[float]] = [[], []]
     while min(map(len, scores)) < 4:
-        step = env.step(mask(env.spec, s_tm1).argmax(axis=1))
+        step = env.step(env.spec.legal(s_tm1).argmax(axis=1))
         s_tm1 = step.s_next
         for board in np.flatnonzero(step.last_t):
             scores[board].append(float(step.score_t[board]))
@@ -108,7 +108,7 @@ def test_the_opponent_is_asked_for_all_boards_in_one_call() -> None:
     env.opponent = count
     s_tm1 = env.reset(np.arange(8))
     for _ in range(3):
-        s_tm1 = env.step(mask(env.spec, s_tm1).argmax(axis=1)).s_next
+        s_tm1 = env.step(env.spec.legal(s_tm1).argmax(axis=1)).s_next
     assert asked == [4, 8, 8, 8]
 
 

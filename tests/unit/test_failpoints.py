@@ -31,6 +31,7 @@ from twin_graph.replay.ring import Replay, Transition
 from twin_graph.snapshots import control, store
 from twin_graph.snapshots import run as runs
 from twin_graph.snapshots.control import Answer
+from twin_graph.snapshots.evaluations import record_evaluation
 from twin_graph.snapshots.files import append_line, write_new
 from twin_graph.snapshots.ledger import Commit, Counters, utc_now
 from twin_graph.snapshots.points import LearnerState, PointState, RoleState
@@ -160,7 +161,7 @@ class Training:
     def record_evaluation(self) -> None:
         newest = self.store.newest
         result = {"returns": [1.0] * 20, "protocol": {}}
-        self.run.record_evaluation(newest, result, played_at=self.counters, challenger=newest.id)
+        record_evaluation(self.run, newest, result, played_at=self.counters, challenger=newest.id)
 
 
 class Seen(NamedTuple):
@@ -323,7 +324,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         training = Training(run.folder)
         training.commit()
         training.commit_point()
-    training.run.record_evaluation(training.store.snapshots[0], {"returns": [1.0], "protocol": {}})
+    record_evaluation(training.run, training.store.snapshots[0], {"returns": [1.0], "protocol": {}})
     control.ask(run.control, "swap", training.store.newest.id)
     return run.folder
 

@@ -23,6 +23,7 @@ from twin_graph.errors import InUseError, UsageError
 from twin_graph.records import report
 from twin_graph.snapshots import control, files
 from twin_graph.snapshots.control import Answer
+from twin_graph.snapshots.evaluations import record_evaluation
 from twin_graph.snapshots.ledger import BY_HAND, IMPORT, Commit, Counters, Health, Pin, Prune, Swap
 from twin_graph.snapshots.points import LearnerState, PointState, RoleState
 from twin_graph.snapshots.run import Run, create
@@ -112,7 +113,7 @@ def play(run: Run, updates: int, returns: dict[Commit, list[float]], protocol: d
     *_, newest = returns
     for player, scores in returns.items():
         result = {"returns": scores, "protocol": protocol}
-        run.record_evaluation(player, result, played_at=counters(updates), challenger=newest.id)
+        record_evaluation(run, player, result, played_at=counters(updates), challenger=newest.id)
 
 
 def removed(run: Run, policy: str = "latest", *, keep_last: int = 1, keep_every: int = 0) -> list[int | None]:
@@ -175,7 +176,7 @@ def test_the_best_by_mean_of_scheduled_evaluations_is_kept(run: Run, ten: list[C
     play(run, 100, {ten[1]: [5.0, 7.0]})
     play(run, 300, {ten[3]: [6.0, 6.0]})
     play(run, 500, {ten[5]: [0.0, 11.0]})
-    run.record_evaluation(ten[7], {"returns": [500.0], "protocol": PROTOCOL})  # by hand
+    record_evaluation(run, ten[7], {"returns": [500.0], "protocol": PROTOCOL})  # by hand
     assert removed(run) == [0, 1, 2, 4, 5, 6, 7, 8]  # 1 and 3 are equal: the newer
     play(run, 600, {ten[1]: [7.0], ten[6]: [1.0]})
     assert removed(run) == [0, 2, 3, 4, 5, 6, 7, 8]

@@ -23,6 +23,7 @@ from twin_graph.base import machine
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.records import report
 from twin_graph.snapshots import files
+from twin_graph.snapshots.evaluations import record_evaluation
 from twin_graph.snapshots.files import append_line, checked, read_lines, unchecked
 from twin_graph.snapshots.ledger import Commit, Counters, End, Ledger, Start
 from twin_graph.snapshots.run import Run, create, find, make_in
@@ -539,7 +540,7 @@ def test_scores_come_from_scheduled_evaluations_alone(tmp_path: Path) -> None:
     store = run.store()
     a, b = commit(store, 0), commit(store, 100)
     for snapshot, played_at, returns in ((a, a.counters, [1.0, 3.0]), (a, None, [99.0]), (b, b.counters, [4.0])):
-        run.record_evaluation(snapshot, {"returns": returns, "protocol": {}}, played_at=played_at)
+        record_evaluation(run, snapshot, {"returns": returns, "protocol": {}}, played_at=played_at)
     assert run.scores() == {a.id: 2.0, b.id: 4.0}
 
 

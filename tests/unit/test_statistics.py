@@ -21,6 +21,7 @@ from twin_graph_cli.main import cli
 from twin_graph.experiments import figures, plan, results, statistics
 from twin_graph.experiments import report as pages
 from twin_graph.snapshots import ledger
+from twin_graph.snapshots.evaluations import record_evaluation
 from twin_graph.snapshots.run import create
 
 
@@ -41,7 +42,7 @@ def test_runs_with_workers_have_the_steps_in_common_at_which_they_were_due(tmp_p
             counters = ledger.Counters.zero().model_copy(update={"agent_steps": step})
             snapshot: Any = SimpleNamespace(id="a", counters=counters)
             told = {"returns": [float(step)], "protocol": {}}
-            run.record_evaluation(snapshot, told, played_at=counters, challenger="a")
+            record_evaluation(run, snapshot, told, played_at=counters, challenger="a")
         for step in logged:
             line = {"agent_steps": step, "updates": 0, "agent_steps_per_second": 1.0, "seconds": 1.0}
             run.record_metrics({**line, "train_return": float(step)})

@@ -19,7 +19,8 @@ from twin_graph.base.streams import Purpose, stream
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.snapshots.ledger import Commit, Counters, Health
 from twin_graph.targets import policies
-from twin_graph.targets.policies import Choice, History, Match, matches, parse
+from twin_graph.targets.evaluations import matches
+from twin_graph.targets.policies import Choice, History, Match, parse
 
 FORMS = [
     ("latest", "latest", {}),

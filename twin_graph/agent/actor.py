@@ -9,7 +9,7 @@ import numpy as np
 
 from twin_graph.base.arrays import takes
 from twin_graph.base.streams import Purpose, Streams
-from twin_graph.envs import EnvSpec, check_finite, legal
+from twin_graph.envs import EnvSpec, check_finite
 from twin_graph.replay import sampling
 from twin_graph.replay.augmentation import shift
 from twin_graph.replay.ring import Batch, Observations, Replay, Transition
@@ -63,7 +63,7 @@ class Actor:
         """
         random = self._streams.at(agent_step)
         explore = random.random(self._environments) < self._settings.act.epsilon_at(agent_step)
-        actions = legal.random_actions(self._env, observations, random)
+        actions = self._env.random_actions(observations, random)
         return actions if explore.all() else np.where(explore, actions, q_values().argmax(axis=1))
 
     def checked(self, transition: Transition) -> Transition:

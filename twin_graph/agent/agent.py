@@ -169,7 +169,8 @@ class Agent:
 
         Touches neither the update counter nor any variable of an online twin, so another thread may train meanwhile.
         """
-        self.live.held_out.choose(self.actor.replay, self.settings.seed)
+        if self.live.held_out.observations is None:
+            self.live.held_out.choose(self.actor.replay, self.settings.seed)
         with self.live.stopwatch.phase("sample"):
             batch = self.actor.sample(updates)
         return self.learners.prepare(updates, batch)

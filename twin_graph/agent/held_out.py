@@ -38,9 +38,8 @@ class HeldOut:
         self.observations: np.ndarray | None = None
 
     def choose(self, replay: Replay, seed: int) -> None:
-        """Draws the observations from a replay, once it holds something to learn from."""
-        if self.observations is None:
-            self.observations = replay.sample(PROBE_SIZE, [stream(seed, Purpose.PROBE, 0)]).s_tm1
+        """Draws the observations from a replay that holds something to learn from."""
+        self.observations = replay.sample(PROBE_SIZE, [stream(seed, Purpose.PROBE, 0)]).s_tm1
 
     def health(self, online: Twin) -> Health | None:
         """The size of its Q values, and the limit that no return can exceed."""

@@ -170,8 +170,11 @@ class LiveRun:
 
     def rivals(self, learner: Learner) -> dict[str, Commit]:
         """By role, what the newest has to beat at the next scheduled evaluation, where a policy wants that."""
+        asking = {name: role.policy for name, role in learner.roles.items() if role.has_rivals}
+        if not asking:
+            return {}
         history = targets.History.of(self.store, learner.lineage, self.tally.updates, self.matches.played)
-        rivals = {name: role.policy.rival(history) for name, role in learner.roles.items()}
+        rivals = {name: policy.rival(history) for name, policy in asking.items()}
         return {name: self.store.find(rival) for name, rival in rivals.items() if rival}
 
     def swap(

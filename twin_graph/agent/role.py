@@ -70,6 +70,7 @@ class Role(Ensemble):
 
     Attributes:
       name, policy: as given.
+      has_rivals: whether the policy wants games of other snapshots besides the newest one's.
       since: counters when the present snapshots were restored.
       chosen_by: the policy that chose them, or a person's request.
       held: whether a person has suspended scheduled refreshes.
@@ -87,7 +88,7 @@ class Role(Ensemble):
     ) -> None:
         # A person can swap a snapshot in even where the policy uses none.
         super().__init__(name, make, members=max(1, policy.members), combine=policy.combine)
-        self.name, self.policy = name, policy
+        self.name, self.policy, self.has_rivals = name, policy, policy.has_rivals
         self._learner, self._source = learner, source
         self._run, self._store = run, store
         self._schedule = run.settings.refresh_schedule_of(name)

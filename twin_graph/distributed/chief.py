@@ -18,7 +18,6 @@ from twin_graph.base.streams import Purpose, environment_seeds, stream
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.shared import Counts, Shared, in_words
 from twin_graph.distributed.supervisor import Supervisor
-from twin_graph.envs.legal import random_actions
 from twin_graph.errors import NoWorkerError, TwinGraphError
 from twin_graph.snapshots.files import make_folder
 from twin_graph.snapshots.workers import (
@@ -149,7 +148,7 @@ class Chief(Stepper):
         observations = [newest.copy()]
         while len(observations) * env.count < PROBE_SIZE:
             for _ in range(_PROBE_EVERY):
-                newest = env.step(random_actions(env.spec, newest, random)).s_next
+                newest = env.step(env.spec.random_actions(newest, random)).s_next
             observations.append(newest.copy())
         return np.concatenate(observations)[:PROBE_SIZE]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from twin_graph.envs.legal import pick
 from twin_graph.errors import ForeignError, UsageError
 
 if TYPE_CHECKING:
@@ -49,6 +50,19 @@ class EnvSpec(NamedTuple):
     def network_shape(self) -> tuple[int, ...]:
         """The shape of what a network takes: observations without their mask."""
         return self.seen_shape if self.masked else self.observation_shape
+
+    def legal(self, observations: np.ndarray) -> np.ndarray:
+        """Which actions are legal, bool `[B, A]`, at observations `[B, *observation_shape]`."""
+        if self.masked:
+            mask: np.ndarray = observations[:, -self.n_actions :] != 0
+            return mask
+        return np.ones((len(observations), self.n_actions), np.bool_)
+
+    def random_actions(self, observations: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """Actions, int64 `[B]`, each legal one equally likely; the number of draws does not depend on what is legal."""
+        if self.masked:
+            return pick(self.legal(observations), random.random(len(observations)))
+        return random.integers(0, self.n_actions, size=len(observations))
 
 
 class VectorStep(NamedTuple):

@@ -11,7 +11,6 @@ from pydantic import Field
 from twin_graph.base.text import assigned, nearest
 from twin_graph.config.lookup import call
 from twin_graph.envs import EnvSpec
-from twin_graph.envs.legal import mask
 from twin_graph.envs.seats import NOBODY, Player, Seat, Turn, at_random
 from twin_graph.errors import ForeignError, UsageError, foreign_error
 
@@ -174,7 +173,7 @@ def _checked(name: str, player: Any, spec: EnvSpec) -> Player:
             actions = np.asarray(player(turn))
         except Exception as error:
             raise foreign_error(f"against={name}", error) from error
-        legal, rows = mask(spec, turn.observations), np.arange(len(turn.observations))
+        legal, rows = spec.legal(turn.observations), np.arange(len(turn.observations))
         is_one = actions.shape == rows.shape and np.issubdtype(actions.dtype, np.integer)
         if not is_one or (actions < 0).any() or (actions >= spec.n_actions).any() or not legal[rows, actions].all():
             raise ForeignError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from twin_graph.envs import EnvSpec, VectorStep, make
-from twin_graph.envs.legal import mask, pick
+from twin_graph.envs.legal import pick
 from twin_graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def play_turn(boards: Boards, which: np.ndarray, player: Player, randoms: Sequen
 
 def at_random(spec: EnvSpec) -> Player:
     """A player that takes each legal action with the same probability."""
-    return lambda turn: pick(mask(spec, turn.observations), turn.draws[:, 0])
+    return lambda turn: pick(spec.legal(turn.observations), turn.draws[:, 0])
 
 
 def by_values(spec: EnvSpec, q_values: Callable[[np.ndarray], np.ndarray], epsilon: float = 0.0) -> Player:

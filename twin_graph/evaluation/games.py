@@ -14,7 +14,6 @@ import numpy as np
 from twin_graph import envs
 from twin_graph.base.streams import Purpose, environment_seeds, stream
 from twin_graph.base.text import counted
-from twin_graph.envs import legal
 from twin_graph.envs.seats import Seat
 from twin_graph.evaluation import film
 
@@ -208,7 +207,7 @@ def play(
         while games.left:
             explore = random.random(count) < epsilon
             q_tm1 = q_values(s_tm1)
-            a_tm1 = np.where(explore, legal.random_actions(env.spec, s_tm1, random), q_tm1.argmax(axis=1))
+            a_tm1 = np.where(explore, env.spec.random_actions(s_tm1, random), q_tm1.argmax(axis=1))
             step = env.step(a_tm1)
             if watch:
                 watch(env, q_tm1, a_tm1, step)

@@ -1,12 +1,47 @@
-"""Which of a run's evaluations may be compared."""
+"""A run's evaluations: recorded, and which of them may be compared."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from twin_graph.snapshots.files import append_line
+from twin_graph.snapshots.ledger import Commit, utc_now
+
 if TYPE_CHECKING:
+    from twin_graph.base.counters import Counters
     from twin_graph.snapshots.run import Run
+
+
+def record_evaluation(
+    run: Run,
+    snapshot: Commit,
+    result: Mapping[str, Any],
+    *,
+    played_at: Counters | None = None,
+    challenger: str = "",
+) -> dict[str, Any]:
+    """Appends a durable line to `evaluations.jsonl`, and returns it.
+
+    Args:
+      run: whose.
+      snapshot: which played.
+      result: see `twin_graph.evaluation.Evaluation.summary`.
+      played_at: counters of the run, for a scheduled evaluation; None for a manual one, which influences nothing.
+      challenger: of a scheduled evaluation, the newest snapshot, which played the same games.
+    """
+    line = {
+        "attempt": run.attempt if played_at else max(1, run.ledger.attempt),
+        "time": utc_now(),
+        "snapshot": snapshot.id,
+        "scheduled": played_at is not None,
+        "played_at": played_at.model_dump() if played_at else None,
+        "challenger": challenger,
+        **snapshot.counters.model_dump(),
+        **result,
+    }
+    append_line(run.evaluations_file, line)
+    return line
 
 
 def learning_curve(run: Run) -> Iterator[dict[str, Any]]:

@@ -54,7 +54,6 @@ from twin_graph.snapshots.files import (
 )
 from twin_graph.snapshots.ledger import (
     Commit,
-    Counters,
     End,
     Fork,
     Ledger,
@@ -102,10 +101,10 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.events, self.store_folder, self.control = folder / "events", folder / SNAPSHOTS, folder / CONTROL
-        self.videos = folder / VIDEOS
+        self.videos, self.evaluations_file = folder / VIDEOS, folder / EVALUATIONS
         self.attempt = 1
         self.ledger = Ledger(folder / LEDGER)
-        self._evaluations = GrowingLines(folder / EVALUATIONS)
+        self._evaluations = GrowingLines(self.evaluations_file)
         self._evaluated: list[tuple[Line, dict[str, Any] | None]] = []
         self._past_settings: dict[str, Settings] = {}  # by their hashes
         path = folder / DESCRIPTION
@@ -270,30 +269,6 @@ class Run:
         newest = next(self.ledger.newest_first(Start, Fork), None)
         return self.settings_of(newest.attempt) if isinstance(newest, Start) else self.settings
 
-    def record_evaluation(
-        self, snapshot: Commit, result: Mapping[str, Any], *, played_at: Counters | None = None, challenger: str = ""
-    ) -> dict[str, Any]:
-        """Appends a durable line to `evaluations.jsonl`, and returns it.
-
-        Args:
-          snapshot: which played.
-          result: see `twin_graph.evaluation.Evaluation.summary`.
-          played_at: counters of the run, for a scheduled evaluation; None for a manual one, which influences nothing.
-          challenger: of a scheduled evaluation, the newest snapshot, which played the same games.
-        """
-        line = {
-            "attempt": self.attempt if played_at else max(1, self.ledger.attempt),
-            "time": utc_now(),
-            "snapshot": snapshot.id,
-            "scheduled": played_at is not None,
-            "played_at": played_at.model_dump() if played_at else None,
-            "challenger": challenger,
-            **snapshot.counters.model_dump(),
-            **result,
-        }
-        append_line(self.folder / EVALUATIONS, line)
-        return line
-
     def record_metrics(self, metrics: dict[str, Any]) -> None:
         """Appends a line to `metrics.jsonl`; not fsynced before the next resume point, see `settle_records`."""
         append_line(self.folder / METRICS, {"attempt": self.attempt, **metrics}, durable=False)
@@ -306,7 +281,7 @@ class Run:
         self._evaluated += [(line._replace(content=b""), line.record) for line in lines]
         for line in self._that_hold(EVALUATIONS, self._evaluated):
             if missing := [key for key in _OF_AN_EVALUATION if key not in line]:
-                raise DamagedError(f"{self.folder / EVALUATIONS} is damaged: a record has no {missing[0]!r}")
+                raise DamagedError(f"{self.evaluations_file} is damaged: a record has no {missing[0]!r}")
             yield line
 
     def metric_lines(self) -> Iterator[dict[str, Any]]:

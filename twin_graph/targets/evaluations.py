@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from twin_graph.errors import DamagedError
+from twin_graph.snapshots.evaluations import comparable, record_evaluation
 from twin_graph.snapshots.ledger import Commit, Counters
-from twin_graph.targets.policies import matches
+from twin_graph.targets.policies import Match
 
 if TYPE_CHECKING:
     from twin_graph.config.settings import Settings
     from twin_graph.snapshots.run import Run
+
+
+def matches(evaluations: Iterable[Mapping[str, Any]]) -> list[Match]:
+    """The matches among the comparable evaluation records."""
+    found: dict[tuple[int, str], Match] = {}  # two learners are evaluated at the same agent step, each for itself
+    for line in comparable(evaluations):
+        at = line["played_at"]
+        match = found.setdefault((at["agent_steps"], line["challenger"]), Match(at["updates"], line["challenger"], {}))
+        match.returns[line["snapshot"]] = line["returns"]
+    return [match for match in found.values() if match.challenger in match.returns]
 
 
 class Matches:
@@ -41,7 +52,7 @@ class Matches:
           played_at: counters of now.
         """
         self._records.append(
-            self._run.record_evaluation(snapshot, result, played_at=played_at, challenger=challenger.id)
+            record_evaluation(self._run, snapshot, result, played_at=played_at, challenger=challenger.id)
         )
         self.played = matches(self._records)
         self._lowest = None

@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
@@ -32,7 +32,6 @@ from twin_graph.base.streams import Purpose, stream
 from twin_graph.base.text import counted
 from twin_graph.config import lookup
 from twin_graph.errors import ForeignError, UsageError, foreign_error
-from twin_graph.snapshots.evaluations import comparable
 from twin_graph.snapshots.ledger import Commit
 
 if TYPE_CHECKING:
@@ -65,16 +64,6 @@ class Match(NamedTuple):
     updates: int
     challenger: str
     returns: dict[str, list[float]]
-
-
-def matches(evaluations: Iterable[Mapping[str, Any]]) -> list[Match]:
-    """The matches among the comparable evaluation records."""
-    found: dict[tuple[int, str], Match] = {}  # two learners are evaluated at the same agent step, each for itself
-    for line in comparable(evaluations):
-        at = line["played_at"]
-        match = found.setdefault((at["agent_steps"], line["challenger"]), Match(at["updates"], line["challenger"], {}))
-        match.returns[line["snapshot"]] = line["returns"]
-    return [match for match in found.values() if match.challenger in match.returns]
 
 
 class History(NamedTuple):
@@ -132,7 +121,7 @@ class Needs(NamedTuple):
 
     members: int | Callable[..., int] = 1
     combine: Combine = "mean"
-    rival: Callable[..., str | None] = lambda history, **_: None  # noqa: ARG005
+    rival: Callable[..., str | None] | None = None
     check: Callable[..., str] = lambda settings, **_: ""  # noqa: ARG005
     snapshot: Callable[..., str] = lambda **_: ""
 
@@ -482,13 +471,18 @@ class Policy(NamedTuple):
         """How several members become one; see `Needs.combine`."""
         return str(self.arguments.get("combine", self._needs.combine))
 
+    @property
+    def has_rivals(self) -> bool:
+        """Whether the newest snapshot may have one to beat in scheduled evaluations."""
+        return self._needs.rival is not None
+
     def rival(self, history: History) -> str | None:
         """The snapshot that the newest has to beat in the next scheduled evaluation, if there is one.
 
         Raises `ForeignError` if a user's own function fails.
         """
         try:
-            return self._needs.rival(history, **self.arguments)
+            return self._needs.rival(history, **self.arguments) if self._needs.rival else None
         except Exception as error:
             raise foreign_error(f"{self.setting}={self.text}", error) from error
 

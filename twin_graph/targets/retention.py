@@ -13,7 +13,8 @@ from twin_graph.config.turns import Turns
 from twin_graph.errors import InUseError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Swap
-from twin_graph.targets.policies import History, Policy, choice_stream, matches, roles
+from twin_graph.targets.evaluations import matches
+from twin_graph.targets.policies import History, Policy, choice_stream, roles
 
 if TYPE_CHECKING:
     from twin_graph.config.settings import SaveSettings
