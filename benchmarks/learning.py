@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import click
 import matplotlib as mpl
 
-from twin_graph.snapshots.evaluations import learning_curve
+from twin_graph.snapshots.lines import learning_curve
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -26,6 +26,7 @@ from rich.table import Table
 from selenium import webdriver
 
 from twin_graph.base import machine
+from twin_graph.snapshots.lines import record_metrics
 from twin_graph.snapshots.run import METRICS, Run
 
 ROUNDS = 5
@@ -60,7 +61,7 @@ def long(folder: Path, count: int, lines: Path) -> None:
     (run.folder / METRICS).unlink(missing_ok=True)
     for number in range(count):
         line = {name: value for name, value in logged[number % len(logged)].items() if name != "attempt"}
-        run.record_metrics({**line, "agent_steps": number * run.settings.train.every_steps, "updates": number})
+        record_metrics(run, {**line, "agent_steps": number * run.settings.train.every_steps, "updates": number})
 
 
 @contextlib.contextmanager

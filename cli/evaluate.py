@@ -3,7 +3,7 @@
 import click
 
 from twin_graph.errors import TwinGraphError
-from twin_graph.snapshots.evaluations import record_evaluation
+from twin_graph.snapshots.lines import record_evaluation
 from twin_graph.snapshots.run import find, locate
 
 from .display import Meter

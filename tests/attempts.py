@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from twin_graph import envs, training
-from twin_graph.agent.learners import Learners, Trained
-from twin_graph.agent.prepared import Prepared
+from twin_graph.agent.learner import Learners, Prepared, Trained
 from twin_graph.config.settings import Settings
 from twin_graph.snapshots.ledger import Swap
 from twin_graph.snapshots.resumable import newest_point

@@ -21,8 +21,8 @@ from twin_graph.envs.legal import ILLEGAL, pick
 from twin_graph.errors import CompleteError, UsageError
 from twin_graph.records import report
 from twin_graph.snapshots import run
-from twin_graph.snapshots.evaluations import learning_curve
 from twin_graph.snapshots.ledger import Commit, Swap, is_import
+from twin_graph.snapshots.lines import learning_curve
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, locate
 

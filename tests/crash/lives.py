@@ -28,8 +28,7 @@ import click
 from rich.console import Console
 
 from twin_graph import config, envs, targets, training
-from twin_graph.agent.learners import Learners, Trained
-from twin_graph.agent.prepared import Prepared
+from twin_graph.agent.learner import Learners, Prepared, Trained
 from twin_graph.analysis.reproduce import reproduce
 from twin_graph.base import machine
 from twin_graph.config.settings import Settings

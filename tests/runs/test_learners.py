@@ -11,8 +11,7 @@ from tables import rows
 from twin_graph import config
 from twin_graph.agent.actor import Actor
 from twin_graph.agent.held_out import HeldOut
-from twin_graph.agent.learner import Learner, Losses
-from twin_graph.agent.prepared import Prepared, feeds
+from twin_graph.agent.learner import Learner, Losses, Prepared, feeds
 from twin_graph.base.counters import Tally
 from twin_graph.config.settings import ModelSettings, Settings, TrainSettings
 from twin_graph.envs import EnvSpec

@@ -16,8 +16,7 @@ from tables import rows
 
 from twin_graph import config, envs
 from twin_graph.agent.agent import Agent
-from twin_graph.agent.learner import Learner, Losses
-from twin_graph.agent.prepared import Prepared
+from twin_graph.agent.learner import Learner, Losses, Prepared
 from twin_graph.base.streams import Purpose, environment_seeds, stream
 from twin_graph.config import turns
 from twin_graph.config.settings import Settings

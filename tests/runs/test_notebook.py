@@ -20,8 +20,8 @@ from twin_graph.base import machine
 from twin_graph.errors import DamagedError, ForeignError, TwinGraphError, UsageError
 from twin_graph.evaluation.games import Evaluation
 from twin_graph.records import report
-from twin_graph.snapshots.evaluations import record_evaluation
 from twin_graph.snapshots.ledger import Swap
+from twin_graph.snapshots.lines import record_evaluation
 from twin_graph.snapshots.run import Run
 from twin_graph.training import trainer as training
 from twin_graph.training import tuning

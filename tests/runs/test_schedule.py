@@ -12,8 +12,7 @@ from attempts import attempt, end
 from twin_graph import envs, training
 from twin_graph.agent.agent import Agent
 from twin_graph.agent.ensemble import Ensemble
-from twin_graph.agent.learners import Learners, Trained
-from twin_graph.agent.prepared import Prepared
+from twin_graph.agent.learner import Learners, Prepared, Trained
 from twin_graph.base.streams import Purpose, environment_seeds, stream
 from twin_graph.config.settings import Settings
 from twin_graph.errors import DivergedError

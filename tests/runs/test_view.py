@@ -28,6 +28,7 @@ from twin_graph.errors import DamagedError, UsageError
 from twin_graph.records import report
 from twin_graph.snapshots.files import checked, read_lines
 from twin_graph.snapshots.ledger import End, Swap, utc_now
+from twin_graph.snapshots.lines import record_metrics
 from twin_graph.snapshots.run import Run, create
 from twin_graph.view.library import Library
 from twin_graph.view.records import Records, rounded
@@ -835,7 +836,7 @@ def test_the_ledger_is_paged_filtered_and_keeps_what_was_abandoned_apart(work: P
     newest = records.run.points().newest()
     assert newest is not None
     records.run.ledger.append(records.run.ledger.events(Swap)[-1])
-    records.run.record_metrics({"agent_steps": 10**9, "agent_steps_per_second": 1.0})
+    record_metrics(records.run, {"agent_steps": 10**9, "agent_steps_per_second": 1.0})
     assert records.curves()["metrics"]["agent_steps"][-1] == 10**9
     records.run.record_start(newest)  # a trainer that resumes from before
     now = records.ledger(0, 1000)
@@ -911,7 +912,7 @@ def test_a_run_that_nobody_expected_is_no_matter_for_the_others(
 
 def test_users_may_log_what_is_no_number(work: Path, tmp_path: Path) -> None:
     run = Run(shutil.copytree(run_folder(work), tmp_path / "run"))
-    run.record_metrics({"agent_steps": 10**9, "agent_steps_per_second": 1.0, "loss": [0.5, 0.25], "updates": "many"})
+    record_metrics(run, {"agent_steps": 10**9, "agent_steps_per_second": 1.0, "loss": [0.5, 0.25], "updates": "many"})
     metrics = Records(Run(run.folder)).curves()["metrics"]
     assert metrics["agent_steps"][-1] == 10**9
     assert math.isnan(metrics["loss"][-1])

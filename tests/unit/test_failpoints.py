@@ -31,9 +31,9 @@ from twin_graph.replay.ring import Replay, Transition
 from twin_graph.snapshots import control, store
 from twin_graph.snapshots import run as runs
 from twin_graph.snapshots.control import Answer
-from twin_graph.snapshots.evaluations import record_evaluation
 from twin_graph.snapshots.files import append_line, write_new
 from twin_graph.snapshots.ledger import Commit, Counters, utc_now
+from twin_graph.snapshots.lines import record_evaluation, record_metrics
 from twin_graph.snapshots.points import LearnerState, PointState, RoleState
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import RECORDS, Run, create
@@ -293,7 +293,7 @@ OPERATIONS: dict[str, Callable[[Training], Act]] = {
     "pin": pin,
     "pin after a torn line": pin_after_a_torn_line,
     "evaluation": lambda training: training.record_evaluation,
-    "metrics": lambda training: lambda: training.run.record_metrics({"agent_steps": training.replay.written}),
+    "metrics": lambda training: lambda: record_metrics(training.run, {"agent_steps": training.replay.written}),
     "settings": change_of_settings,
     "request": lambda training: lambda: control.ask(training.run.control, "swap", "000000"),
     "answer": answer,
@@ -502,7 +502,7 @@ def test_a_point_is_there_only_when_the_records_that_it_counts_on_are_durable(
     monkeypatch.setattr(
         os, "fsync", lambda descriptor: afloat.discard(Path(f"/proc/self/fd/{descriptor}").readlink().name)
     )
-    training.run.record_metrics({"agent_steps": 1})
+    record_metrics(training.run, {"agent_steps": 1})
     # Another process has written a line, and is about to fsync it.
     append_line(training.run.folder / "evaluations.jsonl", {"by": "another"}, durable=False)
     assert afloat == {"metrics.jsonl", "evaluations.jsonl"}

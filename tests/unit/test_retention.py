@@ -23,8 +23,8 @@ from twin_graph.errors import InUseError, UsageError
 from twin_graph.records import report
 from twin_graph.snapshots import control, files
 from twin_graph.snapshots.control import Answer
-from twin_graph.snapshots.evaluations import record_evaluation
 from twin_graph.snapshots.ledger import BY_HAND, IMPORT, Commit, Counters, Health, Pin, Prune, Swap
+from twin_graph.snapshots.lines import record_evaluation
 from twin_graph.snapshots.points import LearnerState, PointState, RoleState
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import Provenance, SnapshotStore, Variable

@@ -23,9 +23,9 @@ from twin_graph.base import machine
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.records import report
 from twin_graph.snapshots import files
-from twin_graph.snapshots.evaluations import record_evaluation
 from twin_graph.snapshots.files import append_line, checked, read_lines, unchecked
 from twin_graph.snapshots.ledger import Commit, Counters, End, Ledger, Start
+from twin_graph.snapshots.lines import record_evaluation
 from twin_graph.snapshots.run import Run, create, find, make_in
 from twin_graph.snapshots.store import Provenance, SnapshotStore, Variable
 

@@ -21,7 +21,7 @@ from twin_graph_cli.main import cli
 from twin_graph.experiments import figures, plan, results, statistics
 from twin_graph.experiments import report as pages
 from twin_graph.snapshots import ledger
-from twin_graph.snapshots.evaluations import record_evaluation
+from twin_graph.snapshots.lines import record_evaluation, record_metrics
 from twin_graph.snapshots.run import create
 
 
@@ -45,7 +45,7 @@ def test_runs_with_workers_have_the_steps_in_common_at_which_they_were_due(tmp_p
             record_evaluation(run, snapshot, told, played_at=counters, challenger="a")
         for step in logged:
             line = {"agent_steps": step, "updates": 0, "agent_steps_per_second": 1.0, "seconds": 1.0}
-            run.record_metrics({**line, "train_return": float(step)})
+            record_metrics(run, {**line, "train_return": float(step)})
         return results._result(results.State(of, "done", 600), run)
 
     late = read(planned, "late", [209, 417, 600, 601], [101, 203, 399, 602])

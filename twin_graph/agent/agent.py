@@ -15,7 +15,7 @@ from twin_graph.base.streams import Purpose, environment_seeds
 from twin_graph.twin.model import ModelSpec
 
 if TYPE_CHECKING:
-    from twin_graph.agent.prepared import Prepared
+    from twin_graph.agent.learner import Prepared
     from twin_graph.envs import EnvSpec
     from twin_graph.envs.seats import Turn
     from twin_graph.replay.ring import Transition

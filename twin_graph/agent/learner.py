@@ -1,30 +1,89 @@
-"""A learner: an online twin, a target, and the snapshots that turn one into the other."""
+"""Learners: each an online twin, a target, and the snapshots that turn one into the other; and what they learn from."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from twin_graph import targets
-from twin_graph.agent.prepared import Prepared, feeds
 from twin_graph.agent.role import Role, Why
 from twin_graph.envs.seats import Turn, at_random, by_values
-from twin_graph.errors import DivergedError, TwinMismatchError
+from twin_graph.errors import DivergedError, TwinMismatchError, UsageError
 from twin_graph.snapshots.points import LearnerState
 from twin_graph.snapshots.store import Provenance, SnapshotStore
 from twin_graph.targets.policies import own_weights
 from twin_graph.twin.twin import Compute, Twin, weights_sha256
 
 if TYPE_CHECKING:
+    from twin_graph.base.counters import Tally
     from twin_graph.base.stopwatch import Stopwatch
+    from twin_graph.config.settings import TrainSettings
     from twin_graph.config.turns import Turns
+    from twin_graph.replay.ring import Batch
     from twin_graph.snapshots.ledger import Commit, Counters, Health, Swap
     from twin_graph.snapshots.run import Run
-    from twin_graph.twin.model import ModelSpec
+    from twin_graph.twin.model import Model, ModelSpec
+
+
+class Prepared(NamedTuple):
+    """Updates that can be made without access to replay or target.
+
+    Attributes:
+      updates: their numbers, from 0.
+      per_minibatch: updates that learn from one minibatch.
+      batch: their minibatches, one after the other.
+      snapshots: the snapshots in each learner's target.
+      q_target_t: Q values of the target of each update's learner at `s_t` of its minibatch, float32
+        `[updates * examples, A]`; None without `train.target_q`.
+    """
+
+    updates: range
+    per_minibatch: int
+    batch: Batch
+    snapshots: Sequence[tuple[str, ...]]
+    q_target_t: np.ndarray | None
+
+    def values(self, updates: Sequence[int]) -> dict[str, np.ndarray]:
+        """The inputs of these updates, one after the other, by the names in `Model.fed`: `[N * examples, ...]`."""
+        numbers = self.minibatches(updates)
+        values = {name: self.rows(array, numbers) for name, array in self.batch._asdict().items()}
+        if self.q_target_t is not None:
+            values["q_target_t"] = self.rows(self.q_target_t, [update - self.updates.start for update in updates])
+        return values
+
+    def minibatches(self, updates: Sequence[int]) -> list[int]:
+        """Which of the minibatches in `batch`, from 0, each of these updates learns from."""
+        return [update // self.per_minibatch - self.updates.start // self.per_minibatch for update in updates]
+
+    @property
+    def examples(self) -> int:
+        """Transitions of one minibatch."""
+        return len(self.batch.step) * self.per_minibatch // len(self.updates)
+
+    def rows(self, array: np.ndarray, numbers: list[int]) -> np.ndarray:
+        """The rows of minibatches `numbers` (from 0), `[M * examples, ...]`; a view if the numbers are consecutive."""
+        first, size = numbers[0], self.examples
+        if numbers == list(range(first, first + len(numbers))):
+            return array[first * size : (first + len(numbers)) * size]
+        rest = array.shape[1:]
+        return array.reshape(-1, size, *rest)[numbers].reshape(-1, *rest)
+
+
+def feeds(model: Model, train: TrainSettings, values: Mapping[str, np.ndarray]) -> list[dict[Any, np.ndarray]]:
+    """What to feed for one update: a mapping for each of the `train.accumulate` parts whose gradients are added up.
+
+    Args:
+      model: of the twin that trains.
+      train: settings.
+      values: `[train.examples, ...]`, by the names in `model.fed`.
+    """
+    parts = (slice(first, first + train.batch_size) for first in range(0, train.examples, train.batch_size))
+    return [{tensor: values[name][rows] for name, tensor in model.fed.items()} for rows in parts]
 
 
 class Losses(NamedTuple):
@@ -242,3 +301,134 @@ class Learner:
             for name, role in self.roles.items()
             if not role.take_up(then[name])
         ]
+
+
+class Trained(NamedTuple):
+    """The result of prepared updates: the loss of each, and the absolute TD error of each row of their batch, float32
+    `[B]`; if both learners learned from a row, the larger of their errors."""
+
+    losses: list[float]
+    td_error: np.ndarray
+
+
+class Learners:
+    """Lets callers treat two learners as one, whichever of them acts or learns.
+
+    Args:
+      learners: one, or two.
+      turns: whose turn it is.
+      tally: counts their updates.
+      stopwatch: measures phases.
+
+    Attributes:
+      turns: as given.
+      each: the learners.
+      roles: each one's target, and the opponent in games of two players.
+    """
+
+    def __init__(self, learners: Sequence[Learner], turns: Turns, tally: Tally, stopwatch: Stopwatch) -> None:
+        self.each = tuple(learners)
+        self.roles = tuple(role for learner in learners for role in learner.roles.values())
+        self._learners = {learner.name: learner for learner in learners}
+        self.turns = turns
+        self._tally = tally
+        self._stopwatch = stopwatch
+        self._frozen_at = 0
+
+    def __iter__(self) -> Iterator[Learner]:
+        return iter(self._learners.values())
+
+    def __len__(self) -> int:
+        return len(self._learners)
+
+    def __getitem__(self, name: str) -> Learner:
+        """The learner of this name. Raises `UsageError` if there is none."""
+        if name not in self._learners:
+            raise UsageError(f"there is no learner {name!r}; choose {' or '.join(self._learners)}")
+        return self._learners[name]
+
+    @property
+    def first(self) -> Learner:
+        """The only one, or `a`."""
+        return next(iter(self))
+
+    @property
+    def target_snapshots(self) -> list[tuple[str, ...]]:
+        """The snapshots in each one's target."""
+        return [learner.target.snapshots for learner in self]
+
+    @property
+    def target_served(self) -> int:
+        """Updates made since the target was restored; with two targets, since the one that was restored earlier."""
+        return self._tally.updates - min(learner.target.since.updates for learner in self)
+
+    def q_values(self, observations: np.ndarray) -> np.ndarray:
+        """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`; of two learners, their mean."""
+        return _mean([learner.online.q_values(observations) for learner in self])
+
+    def freeze(self) -> None:
+        """Freezes the current weights, and remembers whose turn it is to act, for
+        `acting_q_values(..., frozen=True)`."""
+        for learner in self:
+            learner.online.freeze()
+        self._frozen_at = self._tally.updates
+
+    def acting_q_values(self, observations: np.ndarray, *, frozen: bool) -> np.ndarray:
+        """Q values to act by, float32 `[E, A]`, of the learners whose turn it is."""
+        update = self._frozen_at if frozen else self._tally.updates
+        acting = self.turns.act(self._tally.agent_steps, update)
+        return _mean([self[name].acting_q_values(observations, frozen=frozen) for name in acting])
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The online twin's trainable weights by name; of two learners, by `a/` or `b/` and the name."""
+        if len(self) == 1:
+            return self.first.online.weights()
+        return {f"{learner.name}/{n}": w for learner in self for n, w in learner.online.weights().items()}
+
+    def prepare(self, updates: range, batch: Batch) -> Prepared:
+        """The minibatches of these updates with the current targets' values for them.
+
+        Args:
+          updates: their numbers, from 0.
+          batch: their minibatches, one after the other.
+        """
+        settings = self.turns.settings
+        prepared = Prepared(updates, settings.updates_per_minibatch, batch, self.target_snapshots, None)
+        if not settings.train.target_q:
+            return prepared
+        q = []
+        with self._stopwatch.phase("target"):
+            for name, turn in itertools.groupby(updates, self.turns.learns):
+                s_t = prepared.rows(batch.s_t, prepared.minibatches(list(turn)))
+                q.append(self[name].target.in_blocks(s_t))
+        return prepared._replace(q_target_t=np.concatenate(q))
+
+    def by_present_targets(self, prepared: Prepared) -> Prepared:
+        """The same updates, evaluated again if a target has been refreshed since."""
+        if prepared.snapshots == self.target_snapshots:
+            return prepared
+        return self.prepare(prepared.updates, prepared.batch)
+
+    def train(self, prepared: Prepared) -> Trained:
+        """Makes prepared updates. Raises `DivergedError` if a loss is NaN or infinite."""
+        count = len(prepared.updates)
+        loss, q_mean = np.zeros((2, count))
+        td_error = np.zeros((count // prepared.per_minibatch, prepared.examples), np.float32)
+        whose = [self.turns.learns(update) for update in prepared.updates]
+        for learner in self:
+            updates = [update for update, name in zip(prepared.updates, whose, strict=True) if name == learner.name]
+            if updates:
+                made = learner.train(updates, prepared)
+                which = np.array(updates) - prepared.updates.start
+                loss[which], q_mean[which] = made.loss, made.q_mean
+                rows = prepared.minibatches(updates)  # both may learn from one
+                td_error[rows] = np.maximum(td_error[rows], np.abs(made.td_error))
+        self._tally.updates += count
+        self._tally.loss, self._tally.q_mean = float(loss[-1]), float(q_mean[-1])
+        for learner in self:
+            learner.check(f"by update {self._tally.updates}")
+        return Trained(loss.tolist(), td_error.ravel())
+
+
+def _mean(q: list[np.ndarray]) -> np.ndarray:
+    return q[0] if len(q) == 1 else np.mean(q, axis=0)

@@ -13,8 +13,7 @@ import numpy as np
 from twin_graph import targets
 from twin_graph.agent import trackers
 from twin_graph.agent.held_out import HeldOut
-from twin_graph.agent.learner import Learner
-from twin_graph.agent.learners import Learners
+from twin_graph.agent.learner import Learner, Learners
 from twin_graph.agent.resume_points import ResumePoints
 from twin_graph.agent.role import Why
 from twin_graph.agent.tensorboard import EventFile
@@ -22,6 +21,7 @@ from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.turns import Turns
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Cause, Commit, Counters, End, Swap, utc_now
+from twin_graph.snapshots.lines import record_metrics
 from twin_graph.targets import retention
 from twin_graph.targets.evaluations import Matches
 
@@ -218,7 +218,7 @@ class LiveRun:
         """
         counters = counters or self.tally.counters
         plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
-        self.run.record_metrics({**plain, **counters.model_dump()})
+        record_metrics(self.run, {**plain, **counters.model_dump()})
         numbers = {name: float(value) for name, value in plain.items() if isinstance(value, int | float)}
         self._events.write(counters.agent_steps, numbers)
         if self._tracker:

@@ -19,7 +19,7 @@ from twin_graph.twin.twin import weights_sha256
 if TYPE_CHECKING:
     from twin_graph.agent.actor import Actor
     from twin_graph.agent.held_out import HeldOut
-    from twin_graph.agent.learners import Learners
+    from twin_graph.agent.learner import Learners
     from twin_graph.agent.role import Role
     from twin_graph.base.counters import Tally
     from twin_graph.snapshots.run import Run

@@ -11,8 +11,8 @@ from twin_graph import config
 from twin_graph.agent.held_out import greedy_agreement, q_distance
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.player import spec_of
-from twin_graph.snapshots.evaluations import learning_curve
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Fork, Point, Swap
+from twin_graph.snapshots.lines import learning_curve
 from twin_graph.snapshots.points import PROBE
 from twin_graph.twin.twin import Compute, Twin
 from twin_graph.twin.weights import difference, flat

@@ -15,7 +15,7 @@ import numpy as np
 from twin_graph import envs
 from twin_graph.agent.actor import Actor
 from twin_graph.agent.ensemble import Ensemble
-from twin_graph.agent.prepared import feeds
+from twin_graph.agent.learner import feeds
 from twin_graph.base.counters import Tally
 from twin_graph.base.streams import Purpose, environment_seeds
 from twin_graph.distributed.copy import Applied, Copy

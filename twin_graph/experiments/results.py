@@ -13,7 +13,6 @@ import numpy as np
 from twin_graph.config import turns
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.experiments.experiment import Experiment, State, look
-from twin_graph.snapshots.evaluations import learning_curve
 from twin_graph.snapshots.ledger import (
     BY_HAND,
     IMPORT,
@@ -29,6 +28,7 @@ from twin_graph.snapshots.ledger import (
     Swap,
     target_swaps,
 )
+from twin_graph.snapshots.lines import learning_curve
 
 if TYPE_CHECKING:
     from twin_graph.experiments.plan import PlannedRun

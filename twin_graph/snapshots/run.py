@@ -30,12 +30,10 @@ from twin_graph.base import machine
 from twin_graph.config import lookup
 from twin_graph.config.loading import replace, validate
 from twin_graph.errors import DamagedError, InUseError, UsageError
-from twin_graph.snapshots.evaluations import comparable
 from twin_graph.snapshots.files import (
     GrowingLines,
     Line,
     acquire,
-    append_line,
     check_no_pattern,
     checked,
     commit_folder,
@@ -60,6 +58,7 @@ from twin_graph.snapshots.ledger import (
     Start,
     utc_now,
 )
+from twin_graph.snapshots.lines import comparable
 from twin_graph.snapshots.points import PointState, PointStore
 from twin_graph.snapshots.store import FORMAT, SnapshotStore
 
@@ -101,7 +100,8 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.events, self.store_folder, self.control = folder / "events", folder / SNAPSHOTS, folder / CONTROL
-        self.videos, self.evaluations_file = folder / VIDEOS, folder / EVALUATIONS
+        self.videos = folder / VIDEOS
+        self.evaluations_file, self.metrics_file = folder / EVALUATIONS, folder / METRICS
         self.attempt = 1
         self.ledger = Ledger(folder / LEDGER)
         self._evaluations = GrowingLines(self.evaluations_file)
@@ -210,7 +210,7 @@ class Run:
         self.attempt = self.ledger.attempt + 1
         if point:  # some metrics may be lost
             starts = [start.found_bytes[METRICS] for start in self.ledger.events(Start) if start.found_bytes]
-            lengthen(self.folder / METRICS, max([point.known_bytes[METRICS], *starts]))
+            lengthen(self.metrics_file, max([point.known_bytes[METRICS], *starts]))
         self.ledger.append(
             Start(
                 attempt=self.attempt,
@@ -269,10 +269,6 @@ class Run:
         newest = next(self.ledger.newest_first(Start, Fork), None)
         return self.settings_of(newest.attempt) if isinstance(newest, Start) else self.settings
 
-    def record_metrics(self, metrics: dict[str, Any]) -> None:
-        """Appends a line to `metrics.jsonl`; not fsynced before the next resume point, see `settle_records`."""
-        append_line(self.folder / METRICS, {"attempt": self.attempt, **metrics}, durable=False)
-
     def evaluation_lines(self) -> Iterator[dict[str, Any]]:
         """Evaluations that hold. Raises `DamagedError`."""
         is_anew, lines = self._evaluations.new()
@@ -286,7 +282,7 @@ class Run:
 
     def metric_lines(self) -> Iterator[dict[str, Any]]:
         """Metrics that hold, without damaged lines: no run depends on them, and `verify` names them."""
-        lines = read_lines(self.folder / METRICS)
+        lines = read_lines(self.metrics_file)
         return self._that_hold(METRICS, ((line, record) for line in lines if (record := line.record)))
 
     def abandoned(self, name: str) -> list[range]:
@@ -308,7 +304,7 @@ class Run:
 
     def newest_metrics(self) -> dict[str, Any]:
         """The newest line of metrics with counters and rates; empty before the first."""
-        lines = read_lines(self.folder / METRICS, newest_bytes=_NEWEST_METRICS_BYTES)
+        lines = read_lines(self.metrics_file, newest_bytes=_NEWEST_METRICS_BYTES)
         records = (line.record for line in reversed(list(lines)))
         return next((record for record in records if record and "agent_steps_per_second" in record), {})
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from twin_graph.errors import DamagedError
-from twin_graph.snapshots.evaluations import comparable, record_evaluation
 from twin_graph.snapshots.ledger import Commit, Counters
+from twin_graph.snapshots.lines import comparable, record_evaluation
 from twin_graph.targets.policies import Match
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from twin_graph.training.progress import Happened, Progress, RunningScores
 
 if TYPE_CHECKING:
     from twin_graph.agent.agent import Agent
+    from twin_graph.agent.learner import Prepared
     from twin_graph.agent.live_run import LiveRun
-    from twin_graph.agent.prepared import Prepared
     from twin_graph.envs import VectorEnv, VectorStep
     from twin_graph.snapshots.workers import WorkerStatus
     from twin_graph.training.requests import Requests

@@ -15,7 +15,6 @@ from twin_graph.config import turns
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.records import report
 from twin_graph.records.depth import Depths
-from twin_graph.snapshots.evaluations import learning_curve, like_the_newest
 from twin_graph.snapshots.files import GrowingLines, damaged_line
 from twin_graph.snapshots.ledger import (
     BY_HAND,
@@ -33,6 +32,7 @@ from twin_graph.snapshots.ledger import (
     Swap,
     is_import,
 )
+from twin_graph.snapshots.lines import learning_curve, like_the_newest
 from twin_graph.snapshots.run import METRICS, Run
 from twin_graph.targets.policies import PURPOSES
 

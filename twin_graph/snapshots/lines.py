@@ -1,4 +1,4 @@
-"""A run's evaluations: recorded, and which of them may be compared."""
+"""The lines of a run's evaluations and metrics: recorded, and which of them may be compared."""
 
 from __future__ import annotations
 
@@ -42,6 +42,11 @@ def record_evaluation(
     }
     append_line(run.evaluations_file, line)
     return line
+
+
+def record_metrics(run: Run, metrics: Mapping[str, Any]) -> None:
+    """Appends a line to `metrics.jsonl`; not fsynced before the next resume point, see `Run.settle_records`."""
+    append_line(run.metrics_file, {"attempt": run.attempt, **metrics}, durable=False)
 
 
 def learning_curve(run: Run) -> Iterator[dict[str, Any]]:
