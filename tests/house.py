@@ -137,6 +137,7 @@ def walks() -> dict[str, list[str]]:
             found["refresh"] |= files
 
     def evaluated(evaluator: Evaluator) -> Iterator[Any]:
+        found["evaluation"].clear()
         happened = newest(evaluator)
         while True:
             with seen(found["evaluation"]):
@@ -146,6 +147,7 @@ def walks() -> dict[str, list[str]]:
             yield one
 
     def prepared(agent: Agent, updates: range) -> Any:
+        found["minibatch"].clear()  # the first also chooses the held-out observations
         with seen(found["minibatch"]):
             return prepare(agent, updates)
 
