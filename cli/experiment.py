@@ -85,7 +85,7 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
             raise extra_is_missing("--executor ray", "ray", error) from None
         on_ray.check_address()
     plan = plans.read(file, lambda name: Experiment.origin_in(out or EXPERIMENTS / name))
-    plans.check(plan, file)
+    plans.check_plan(plan, file)
     folder = out or EXPERIMENTS / plan.name
     plans.check_new(plan, file, Experiment.open(folder).plan.conditions if Experiment.is_begun(folder) else ())
     if not dry_run:

@@ -1,9 +1,8 @@
 """Commands that read a run's records: `status`, `runs`, `log`, `show`, `explain`. None of them imports TensorFlow."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.table import Table
@@ -11,9 +10,11 @@ from rich.table import Table
 from twin_graph.base.text import counted
 from twin_graph.errors import UsageError
 from twin_graph.records import report
+from twin_graph.records.told import Damaged, Opponent, OpponentThen, plain
 from twin_graph.snapshots.ledger import ONLY_LEARNER
 from twin_graph.snapshots.run import RUNS, find
-from twin_graph.snapshots.workers import SILENT_SECONDS
+from twin_graph.snapshots.store import Variable
+from twin_graph.snapshots.workers import SILENT_SECONDS, WorkerStatus
 
 from .params import REF_HELP, Count, json_option, print_json, ref_argument, run_argument, stdout
 
@@ -32,53 +33,53 @@ def status(run: str, as_json: bool) -> None:
     """
     summary = report.status(find(run))
     if as_json:
-        print_json(summary)
+        print_json(plain(summary))
         return
     table = Table.grid(padding=(0, 2))
-    table.add_row("run", summary["run"])
-    table.add_row("state", ": ".join(part for part in (summary["state"], summary["reason"]) if part))
-    table.add_row("attempt", str(summary["attempt"]))
-    if origin := summary["forked_from"]:
+    table.add_row("run", summary.run)
+    table.add_row("state", ": ".join(part for part in (summary.state, summary.reason) if part))
+    table.add_row("attempt", str(summary.attempt))
+    if origin := summary.forked_from:
         moved = f"; moved {origin['moved']}" if origin.get("moved") else ""
         table.add_row(
             "forked from",
             f"{origin['run']}, resume point {origin['point']}, update {origin['updates']:,}{moved}",
         )
-    table.add_row("agent steps", f"{summary['agent_steps']:,} of {summary['total_steps']:,}")
+    table.add_row("agent steps", f"{summary.agent_steps:,} of {summary.total_steps:,}")
     for name in ("updates", "frames", "episodes", "snapshots"):
-        table.add_row(name, f"{summary[name]:,}")
-    for target in summary["targets"]:
-        since = f"for {counted(target['served_updates'], 'update')}{', held' if target['held'] else ''}"
+        table.add_row(name, f"{getattr(summary, name):,}")
+    for target in summary.targets:
+        since = f"for {counted(target.served_updates, 'update')}{', held' if target.held else ''}"
         table.add_row(
-            "target" if target["learner"] == ONLY_LEARNER else f"{target['learner']}'s target",
-            f"{target['snapshot']}  (policy {target['policy']}, {since})",
+            "target" if target.learner == ONLY_LEARNER else f"{target.learner}'s target",
+            f"{target.snapshot}  (policy {target.policy}, {since})",
         )
-    if opponent := summary["opponent"]:
-        since = f"for {counted(opponent['served_agent_steps'], 'agent step')}{', held' if opponent['held'] else ''}"
-        table.add_row("opponent", f"{_who(opponent)}  (policy {opponent['policy']}, {since})")
+    if opponent := summary.opponent:
+        since = f"for {counted(opponent.served_agent_steps, 'agent step')}{', held' if opponent.held else ''}"
+        table.add_row("opponent", f"{_who(opponent)}  (policy {opponent.policy}, {since})")
     names = {
         "q_distance": "mean |Q - Q_target|",
         "greedy_agreement": "equal greedy actions",
         "weight_distance": "weights",
     }
-    telemetry = {key.removeprefix("target/"): value for key, value in summary["telemetry"].items() if value is not None}
+    telemetry = {key.removeprefix("target/"): value for key, value in summary.telemetry.items() if value is not None}
     if facts := [f"{names[name]} {telemetry[name]:.3g}" for name in names if name in telemetry]:
         table.add_row("target's distance", ", ".join(facts))
-    for worker in summary["workers"]:
-        table.add_row(worker["name"], worker_line(worker))
-    for request in summary["requests"]:
-        table.add_row("requested", request["words"])
-    if point := summary["resume_point"]:
-        table.add_row("resume point", f"{point['number']}, at {point['agent_steps']:,} agent steps")
-    for sentence in summary["without_effect"]:
+    for worker in summary.workers:
+        table.add_row(worker.name, worker_line(worker))
+    for request in summary.requests:
+        table.add_row("requested", request.words)
+    if point := summary.resume_point:
+        table.add_row("resume point", f"{point.number}, at {point.agent_steps:,} agent steps")
+    for sentence in summary.without_effect:
         table.add_row("note", sentence)
-    if summary["agent_steps_per_second"]:
-        table.add_row("rate", f"{summary['agent_steps_per_second']:.0f} agent steps/s")
+    if summary.agent_steps_per_second:
+        table.add_row("rate", f"{summary.agent_steps_per_second:.0f} agent steps/s")
     for name in ("latest", "best"):
-        if score := summary["scores"][name]:
-            table.add_row(f"{name} score", f"{score['mean']:.2f}  ({score['snapshot']})")
+        if score := getattr(summary.scores, name):
+            table.add_row(f"{name} score", f"{score.mean:.2f}  ({score.snapshot})")
     if point:
-        table.add_row("weights_sha256", f"{summary['weights_sha256']}  (of that resume point)")
+        table.add_row("weights_sha256", f"{summary.weights_sha256}  (of that resume point)")
     stdout.print(table)
 
 
@@ -96,7 +97,7 @@ def runs(folder: Path, as_json: bool) -> None:
         raise UsageError(f"{folder} is not a folder")
     summaries = report.runs(folder)
     if as_json:
-        print_json(summaries)
+        print_json(plain(summaries))
         return
     if not summaries:
         stdout.print(f"no runs in {folder}/ yet; start one with: twin-graph train cartpole")
@@ -104,19 +105,20 @@ def runs(folder: Path, as_json: bool) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("run", "state", "environment", "agent steps", "snapshots", "latest score", "best score"):
         table.add_column(heading, justify="left" if heading in ("run", "state", "environment") else "right")
-    for depth, summary in report.tree(summaries):
-        name = f"{'  ' * (depth - 1)}└ {summary['run']}" if depth else summary["run"]
-        if summary["state"] == "damaged":
-            table.add_row(name, "damaged", summary["reason"])
+    for depth, place in report.tree([(summary.run, report.parent_of(summary)) for summary in summaries]):
+        summary = summaries[place]
+        name = f"{'  ' * (depth - 1)}└ {summary.run}" if depth else summary.run
+        if isinstance(summary, Damaged):
+            table.add_row(name, "damaged", summary.reason)
             continue
-        scores = (summary["scores"][name] for name in ("latest", "best"))
+        scores = summary.scores.latest, summary.scores.best
         table.add_row(
             name,
-            summary["state"],
-            summary["environment"],
-            f"{summary['agent_steps']:,}",
-            f"{summary['snapshots']:,}",
-            *(f"{score['mean']:.2f}" if score else "-" for score in scores),
+            summary.state,
+            summary.environment,
+            f"{summary.agent_steps:,}",
+            f"{summary.snapshots:,}",
+            *(f"{score.mean:.2f}" if score else "-" for score in scores),
         )
     stdout.print(table)
 
@@ -138,20 +140,20 @@ def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
     found = find(run)
     entries = report.log(found, abandoned=abandoned, count=count)
     if as_json:
-        print_json(entries)
+        print_json(plain(entries))
         return
     # Not rich's table, which takes seconds for ten thousand rows.
     line = "{:<20} {:>12} {:>10} {:>9} {:>7} {:>9}  {:<19}  {}"
     headings = "snapshot", "agent steps", "updates", "episodes", "depth", "score", "committed (UTC)", ""
     click.echo(line.format(*headings).rstrip())
     for entry in entries:
-        imported = "imported" in entry["marks"]  # it was made outside of this run's counters
-        numbers = ("-" if imported else f"{entry[name]:,}" for name in ("agent_steps", "updates", "episodes"))
-        score = "-" if entry["score"] is None else f"{entry['score']:.2f}"
-        depth = "-" if entry["depth_agent_steps"] is None else f"{entry['depth_agent_steps']:,.0f}"
-        time = entry["time"][:19].replace("T", " ")
-        marks = [*entry["marks"], *([f"of {entry['run']}"] if entry["run"] != found.name else [])]
-        click.echo(line.format(entry["id"], *numbers, depth, score, time, ", ".join(marks)).rstrip())
+        imported = "imported" in entry.marks  # it was made outside of this run's counters
+        numbers = ("-" if imported else f"{getattr(entry, name):,}" for name in ("agent_steps", "updates", "episodes"))
+        score = "-" if entry.score is None else f"{entry.score:.2f}"
+        depth = "-" if entry.depth_agent_steps is None else f"{entry.depth_agent_steps:,.0f}"
+        time = entry.time[:19].replace("T", " ")
+        marks = [*entry.marks, *([f"of {entry.run}"] if entry.run != found.name else [])]
+        click.echo(line.format(entry.id, *numbers, depth, score, time, ", ".join(marks)).rstrip())
 
 
 @click.command(epilog=REF_HELP)
@@ -168,9 +170,9 @@ def show(run: str, ref: str, as_json: bool) -> None:
     found = find(run)
     details = report.show(found, ref)
     if as_json:
-        print_json(details)
+        print_json(plain(details))
         return
-    manifest = details["manifest"]
+    manifest = details.manifest
     table = Table.grid(padding=(0, 2))
     for name in (
         "id",
@@ -183,28 +185,29 @@ def show(run: str, ref: str, as_json: bool) -> None:
         "weights_sha256",
         "settings_sha256",
     ):
-        table.add_row(name, "-" if manifest[name] is None else str(manifest[name]))
-    if details["run"] != found.name:
-        table.add_row("made by", f"{details['run']}, from which this run was forked")
-    if origin := manifest["origin"]:
+        value = getattr(manifest, name)
+        table.add_row(name, "-" if value is None else str(value))
+    if details.run != found.name:
+        table.add_row("made by", f"{details.run}, from which this run was forked")
+    if origin := manifest.origin:
         table.add_row("origin", _origin(origin))
-    if details["abandoned"]:
+    if details.abandoned:
         table.add_row("abandoned", "the run went back to a resume point before it")
-    for name, value in manifest["counters"].items() if not origin else ():
+    for name, value in manifest.counters.model_dump().items() if not origin else ():
         table.add_row(name.replace("_", " "), f"{value:,}")
-    if (depth := details["depth_agent_steps"]) is not None:
+    if (depth := details.depth_agent_steps) is not None:
         table.add_row("depth", f"{depth:,.0f} agent steps")
-    for evaluation in details["evaluations"]:
+    for evaluation in details.evaluations:
         low, high = evaluation["interval_95"]
         table.add_row(
             "score" if evaluation["scheduled"] else "score, by `evaluate`",
             f"{evaluation['mean']:.2f}  (95% interval {low:.2f} to {high:.2f}, "
             f"{counted(evaluation['episodes'], 'episode')})",
         )
-    for swap in details["swaps"]:
-        table.add_row(f"restored into {swap['into']}", f"from update {swap['first_update']:,}  ({swap['reason']})")
+    for swap in details.swaps:
+        table.add_row(f"restored into {swap.into}", f"from update {swap.first_update:,}  ({swap.reason})")
     stdout.print(table)
-    stdout.print(_variables(manifest["variables"]))
+    stdout.print(_variables(manifest.variables))
 
 
 @click.command()
@@ -226,56 +229,56 @@ def explain(run: str, update: int | None, step: int | None, as_json: bool) -> No
     if step is not None:
         about = report.explain_step(found, step)
         if as_json:
-            print_json(about)
+            print_json(plain(about))
             return
         table = Table.grid(padding=(0, 2))
         table.add_row("agent step", f"{step:,}")
-        _add_opponent(table, about["opponent"])
+        _add_opponent(table, about.opponent)
         stdout.print(table)
         return
     assert update is not None
     told = report.explain(found, update)
     if as_json:
-        print_json(told)
+        print_json(plain(told))
         return
     table = Table.grid(padding=(0, 2))
-    whose = "" if told["learner"] == ONLY_LEARNER else f", of learner {told['learner']}"
-    whose += f", by {told['worker']}" if told["worker"] else ""
-    table.add_row("update", f"{told['update']:,}{whose}")
-    for snapshot in told["snapshots"]:
-        if snapshot["age_updates"] is None:
-            age = _origin(snapshot["origin"])
+    whose = "" if told.learner == ONLY_LEARNER else f", of learner {told.learner}"
+    whose += f", by {told.worker}" if told.worker else ""
+    table.add_row("update", f"{told.update:,}{whose}")
+    for snapshot in told.snapshots:
+        if snapshot.age_updates is None:
+            age = _origin(snapshot.origin or "")
         else:
-            behind = f"{counted(snapshot['age_updates'], 'update')} behind"
-            age = behind if snapshot["age_updates"] >= 0 else "committed later"
-        if snapshot["depth_agent_steps"] is not None:
-            age += f", depth {snapshot['depth_agent_steps']:,.0f} agent steps"
-        table.add_row("bootstrapped from", f"{snapshot['id']}  ({age})")
-    table.add_row("policy", told["policy"])
-    table.add_row("reason", told["reason"])
-    candidates = told["candidates"]
+            behind = f"{counted(snapshot.age_updates, 'update')} behind"
+            age = behind if snapshot.age_updates >= 0 else "committed later"
+        if snapshot.depth_agent_steps is not None:
+            age += f", depth {snapshot.depth_agent_steps:,.0f} agent steps"
+        table.add_row("bootstrapped from", f"{snapshot.id}  ({age})")
+    table.add_row("policy", told.policy)
+    table.add_row("reason", told.reason)
+    candidates = told.candidates
     listed = ", ".join(candidates) if len(candidates) <= 8 else f"{candidates[0]} ... {candidates[-1]}"
     table.add_row("candidates", f"{len(candidates)}: {listed}")
-    if told["draw"] is not None:
-        table.add_row("random draw", f"{told['draw']:.6f}")
-    first, last = told["used_for_updates"]
-    table.add_row("used for", f"updates {first:,} to {last:,}{', held' if told['held'] else ''}")
-    if told["opponent"]:
-        _add_opponent(table, told["opponent"])
-    of = f" of {told['run']}" if told["run"] != found.name else ""
-    table.add_row("recorded", f"attempt {told['attempt']}{of}, {told['time'][:19].replace('T', ' ')} UTC")
+    if told.draw is not None:
+        table.add_row("random draw", f"{told.draw:.6f}")
+    first, last = told.used_for_updates
+    table.add_row("used for", f"updates {first:,} to {last:,}{', held' if told.held else ''}")
+    if told.opponent:
+        _add_opponent(table, told.opponent)
+    of = f" of {told.run}" if told.run != found.name else ""
+    table.add_row("recorded", f"attempt {told.attempt}{of}, {told.time[:19].replace('T', ' ')} UTC")
     stdout.print(table)
 
 
-def _add_opponent(table: Table, opponent: Mapping[str, Any]) -> None:
+def _add_opponent(table: Table, opponent: OpponentThen) -> None:
     """Adds rows on who had the other seat."""
-    first, until = opponent["agent_steps"]
+    first, until = opponent.agent_steps
     span = f"agent steps {first:,} to {until:,}" if until else f"from agent step {first:,} on"
-    table.add_row("opponent", f"{_who(opponent)}  ({span}{', held' if opponent['held'] else ''})")
-    table.add_row("its policy", opponent["policy"])
-    table.add_row("its reason", opponent["reason"])
-    if opponent["draw"] is not None:
-        table.add_row("its draw", f"{opponent['draw']:.6f}")
+    table.add_row("opponent", f"{_who(opponent)}  ({span}{', held' if opponent.held else ''})")
+    table.add_row("its policy", opponent.policy)
+    table.add_row("its reason", opponent.reason)
+    if opponent.draw is not None:
+        table.add_row("its draw", f"{opponent.draw:.6f}")
 
 
 def _origin(origin: str) -> str:
@@ -283,27 +286,27 @@ def _origin(origin: str) -> str:
     return origin if origin.startswith("mean of ") else f"imported from {origin}"
 
 
-def _who(opponent: Mapping[str, Any]) -> str:
-    return ", ".join(opponent["snapshots"]) or "no snapshot"
+def _who(opponent: Opponent | OpponentThen) -> str:
+    return ", ".join(opponent.snapshots) or "no snapshot"
 
 
-def worker_line(worker: Mapping[str, Any]) -> str:
+def worker_line(worker: WorkerStatus) -> str:
     """How a worker is doing, for people."""
-    if worker["state"] != "training":
-        return f"{worker['state']}{': ' if worker['message'] else ''}{worker['message']}"
-    silent = time.time() - worker["time"]
+    if worker.state != "training":
+        return f"{worker.state}{': ' if worker.message else ''}{worker.message}"
+    silent = time.time() - worker.time
     return (
         (f"silent for {silent:.0f} s; before: " if silent > SILENT_SECONDS else "")
-        + f"{worker['agent_steps']:,} agent steps, {worker['agent_steps_per_second']:.0f}/s, "
-        f"{counted(worker['updates'], 'update')}, gradients {worker['staleness']:.1f} updates old, "
-        f"target {', '.join(worker['target'])}"
+        + f"{worker.agent_steps:,} agent steps, {worker.agent_steps_per_second:.0f}/s, "
+        f"{counted(worker.updates, 'update')}, gradients {worker.staleness:.1f} updates old, "
+        f"target {', '.join(worker.target)}"
     )
 
 
-def _variables(variables: list[dict[str, Any]]) -> Table:
+def _variables(variables: Sequence[Variable]) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("variable", "shape", "type"):
         table.add_column(heading)
     for variable in variables:
-        table.add_row(variable["name"], str(list(variable["shape"])), variable["dtype"])
+        table.add_row(variable.name, str(list(variable.shape)), variable.dtype)
     return table

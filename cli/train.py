@@ -265,7 +265,7 @@ def _report(folder: Path, progress: Progress, as_json: bool, cluster: Cluster | 
     say(f"{'interrupted' if progress.interrupted else 'finished'} at {progress.agent_steps:,} agent steps{reached}")
     for worker, _ in progress.workers:
         if worker.state == GIVEN_UP:
-            say(f"{worker.name}: {worker_line(worker.model_dump())}")
+            say(f"{worker.name}: {worker_line(worker)}")
     for snapshot, found in evaluations:
         say(f"score of {snapshot}: {found.words()}")
     say(f"newest snapshot: {progress.newest_snapshot}\nweights_sha256: {progress.weights_sha256}")

@@ -109,7 +109,9 @@ class NotebookRun(Run):
     def snapshots(self) -> pd.DataFrame:
         """The snapshots, oldest first, a row for each: what `twin-graph log` lists."""
         self._reread()
-        return _frame(reversed(report.log(self)), ["id", "parent", *_COUNTERS, "score", "marks"]).convert_dtypes()
+        return _frame(
+            map(vars, reversed(report.log(self))), ["id", "parent", *_COUNTERS, "score", "marks"]
+        ).convert_dtypes()
 
     def policy(self, ref: str = "latest") -> Policy:
         """The snapshot that a reference means, to act with; `RUN:REF` is another run's."""
@@ -180,25 +182,24 @@ class NotebookRun(Run):
     def _repr_html_(self) -> str:
         self._reread()
         told = report.status(self)
-        state = ": ".join(part for part in (told["state"], told["reason"]) if part)
+        state = ": ".join(part for part in (told.state, told.reason) if part)
         rows = [
             ("state", state),
-            ("environment", told["environment"]),
-            ("agent steps", f"{told['agent_steps']:,} of {told['total_steps']:,}"),
-            ("updates", f"{told['updates']:,}"),
-            ("episodes", f"{told['episodes']:,}"),
-            ("snapshots", f"{told['snapshots']:,}, {told['snapshots_with_weights']:,} with weights"),
+            ("environment", told.environment),
+            ("agent steps", f"{told.agent_steps:,} of {told.total_steps:,}"),
+            ("updates", f"{told.updates:,}"),
+            ("episodes", f"{told.episodes:,}"),
+            ("snapshots", f"{told.snapshots:,}, {told.snapshots_with_weights:,} with weights"),
             *(
                 (
                     "target",
-                    f"{target['snapshot']}, policy {target['policy']}, "
-                    f"for {counted(target['served_updates'], 'update')}",
+                    f"{target.snapshot}, policy {target.policy}, for {counted(target.served_updates, 'update')}",
                 )
-                for target in told["targets"]
+                for target in told.targets
             ),
             *(
-                (f"{name} score", f"{score['mean']:.2f} ({score['snapshot']})")
-                for name, score in told["scores"].items()
+                (f"{name} score", f"{score.mean:.2f} ({score.snapshot})")
+                for name, score in (("latest", told.scores.latest), ("best", told.scores.best))
                 if score
             ),
         ]
@@ -209,7 +210,7 @@ class NotebookRun(Run):
             point = line["played_at"]["agent_steps"], line["mean"]
             curves.setdefault(learner_of.get(line["snapshot"], ""), []).append(point)
         curve = "".join(map(_curve, curves.values()))
-        return f"<div><b>{escape(told['run'])}</b>{curve}<table>{cells}</table></div>"
+        return f"<div><b>{escape(told.run)}</b>{curve}<table>{cells}</table></div>"
 
 
 class Policy:

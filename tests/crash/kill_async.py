@@ -66,8 +66,8 @@ def wait_until_training(run: Path, launcher: Launcher) -> None:
     while time.monotonic() < deadline:
         with contextlib.suppress(TwinGraphError, OSError):
             status = report.status(Run(run))
-            busy = [worker for worker in status["workers"] if worker["agent_steps"]]
-            if status["state"] == "running" and len(busy) == 2:
+            busy = [worker for worker in status.workers if worker.agent_steps]
+            if status.state == "running" and len(busy) == 2:
                 return
         if launcher.process.poll() is not None:
             raise SystemExit(f"the launcher ended by itself with {launcher.process.returncode}; see {run}")
@@ -102,21 +102,21 @@ def main(kills: int, seed: int, output: Path | None) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
             made["worker"] += 1
-        console.print(f"{number} of {kills}: {victim}, {report.status(Run(run))['agent_steps']:,} agent steps")
+        console.print(f"{number} of {kills}: {victim}, {report.status(Run(run)).agent_steps:,} agent steps")
     wait_until_training(run, launcher)
     launcher.process.send_signal(signal.SIGINT)
     launcher.process.wait(120)
-    wanted = report.status(Run(run))["agent_steps"] + STEPS_AT_THE_END
+    wanted = report.status(Run(run)).agent_steps + STEPS_AT_THE_END
     Launcher("resume", str(run), f"--steps={wanted}").process.wait(600)
     status = report.status(Run(run))
     findings = verify(Run(run))
     result = {
         "kills": made,
         "wanted_agent_steps": wanted,
-        "agent_steps": status["agent_steps"],
-        "updates": status["updates"],
-        "state": status["state"],
-        "attempts": status["attempt"],
+        "agent_steps": status.agent_steps,
+        "updates": status.updates,
+        "state": status.state,
+        "attempts": status.attempt,
         "damage": findings.damage,
         "unknown": findings.unknown,
         "processor": machine.describe()._asdict(),
@@ -124,7 +124,7 @@ def main(kills: int, seed: int, output: Path | None) -> None:
     console.print(result)
     if output:
         output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    exact = status["agent_steps"] == -(-wanted // 8) * 8 and status["state"] == "finished"
+    exact = status.agent_steps == -(-wanted // 8) * 8 and status.state == "finished"
     if not exact or made["orphans"] or made["damaged"] or findings.damage:
         raise SystemExit(f"something is wrong; {folder} is left to look at")
 

@@ -92,7 +92,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     for name in ("curves", "targets", "conditions", "runs"):
         with (experiment / "report" / f"{name}.csv").open(encoding="utf-8") as file:
             tables[name] = [{key: row[key] for key in row if key not in CLOCK} for row in csv.DictReader(file)]
-    weights = {name: report.status(Run(experiment / name))["weights_sha256"] for name in RUNS}
+    weights = {name: report.status(Run(experiment / name)).weights_sha256 for name in RUNS}
     return {"weights": weights, **tables}
 
 

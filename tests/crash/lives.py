@@ -289,9 +289,9 @@ class Life:
         found = verify(run)
         if found.damage or found.unknown:
             raise Broken(f"verify: {found}")
-        updates = report.status(run)["updates"]
+        updates = report.status(run).updates
         for update in self._random.sample(range(1, updates + 1), min(updates, 10)):
-            told = tuple(snapshot["id"] for snapshot in report.explain(run, update)["snapshots"])
+            told = tuple(snapshot.id for snapshot in report.explain(run, update).snapshots)
             if told != (was := self._of(run, update).snapshots):
                 raise Broken(f"explain {update}: {told}, and it was {was}")
             self.seen["updates explained"] += 1

@@ -128,7 +128,7 @@ def test_every_two_switches_train_together(cartpole: Make, train: Callable[[Sett
     assert all(math.isfinite(loss) for loss in losses if loss is not None)
     assert len({snapshot.weights_sha256 for snapshot in run.store().snapshots}) == len(run.store().snapshots) > 2
     if chosen.train.target_q:
-        assert report.explain(run, state.counters.updates)["learner"] in turns.Turns(chosen).learners
+        assert report.explain(run, state.counters.updates).learner in turns.Turns(chosen).learners
     assert verify(run).damage == []
 
 

@@ -513,7 +513,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 90) -> None:
 
 def steps_of(run: Path) -> int:
     try:
-        return int(report.status(Run(run))["agent_steps"])
+        return int(report.status(Run(run)).agent_steps)
     except (UsageError, OSError):
         return 0
 
@@ -524,7 +524,7 @@ def working(run: Path, attempt: int, workers: int = 2) -> bool:
         status = report.status(Run(run))
     except (UsageError, OSError):
         return False
-    return status["attempt"] == attempt and sum(worker["agent_steps"] > 300 for worker in status["workers"]) == workers
+    return status.attempt == attempt and sum(worker.agent_steps > 300 for worker in status.workers) == workers
 
 
 def test_a_killed_worker_is_started_again_and_the_steps_are_exact(tmp_path: Path) -> None:
@@ -543,19 +543,19 @@ def test_a_killed_worker_is_started_again_and_the_steps_are_exact(tmp_path: Path
     assert trainer.returncode == 0, said
     assert not children(run)
     status = report.status(Run(run))
-    assert (status["state"], status["agent_steps"], status["updates"] > 100) == ("finished", 4_000, True)
-    assert [worker["state"] for worker in status["workers"]] == ["done", "done"]
+    assert (status.state, status.agent_steps, status.updates > 100) == ("finished", 4_000, True)
+    assert [worker.state for worker in status.workers] == ["done", "done"]
     assert verify(Run(run)).damage == []
     assert verify(Run(run)).unknown == []
     explained = 0
     commits = {snapshot.id: snapshot for snapshot in Run(run).store().snapshots}
-    for update in range(1, status["updates"] + 1, 11):
+    for update in range(1, status.updates + 1, 11):
         with contextlib.suppress(UsageError):  # what the victim had applied and not yet recorded
             told = report.explain(Run(run), update)
-            assert told["worker"] in ("worker-0", "worker-1")
-            assert all(commits[snapshot["id"]].updates < update for snapshot in told["snapshots"])
+            assert told.worker in ("worker-0", "worker-1")
+            assert all(commits[snapshot.id].updates < update for snapshot in told.snapshots)
             explained += 1
-    assert explained >= len(range(1, status["updates"] + 1, 11)) - 1
+    assert explained >= len(range(1, status.updates + 1, 11)) - 1
     swaps = [event for event in Run(run).ledger.events() if isinstance(event, Swap)]
     assert {swap.worker for swap in swaps} == {"", "worker-0", "worker-1"}
     for swap in swaps:  # no update had a target that was not there when it was made
@@ -588,8 +588,8 @@ def test_a_worker_that_died_too_often_is_given_up_and_that_is_said(tmp_path: Pat
     assert trainer.returncode == 0, said
     assert re.search(r"worker-1: given up: ended \(killed by SIGKILL\).*workers.restarts.*worker-1.log", said)
     status = report.status(Run(run))
-    assert (status["state"], status["agent_steps"]) == ("finished", 4_000)
-    assert [worker["state"] for worker in status["workers"]] == ["done", "given up"]
+    assert (status.state, status.agent_steps) == ("finished", 4_000)
+    assert [worker.state for worker in status.workers] == ["done", "given up"]
 
 
 def test_where_no_worker_is_left_the_run_says_why_each_ended(tmp_path: Path) -> None:
@@ -659,13 +659,13 @@ def test_servers_are_reached_without_the_proxy_of_the_machine(tmp_path: Path) ->
 def test_resuming_says_when_workers_will_learn_again(tmp_path: Path) -> None:
     begun = twin_graph("train", "cartpole", "--workers=1", "--steps=600", "--run-dir=run", *TINY, cwd=tmp_path)
     assert begun.returncode == 0, begun.stderr
-    before = report.status(Run(tmp_path / "run"))["updates"]
+    before = report.status(Run(tmp_path / "run")).updates
     again = twin_graph("resume", "run", "--steps=640", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert re.search(
         r"the next update is due after about \d+ agent steps; with 40 left, probably nothing is learned", again.stderr
     )
-    assert report.status(Run(tmp_path / "run"))["updates"] == before
+    assert report.status(Run(tmp_path / "run")).updates == before
 
 
 def test_a_task_that_there_is_not_or_that_runs_already_is_refused(tmp_path: Path, cartpole: Make) -> None:
@@ -710,9 +710,9 @@ def test_requests_that_a_server_takes_for_others_are_made_again(tmp_path: Path) 
     assert trained.returncode == 0, trained.stderr
     assert "given up" not in trained.stderr
     status = report.status(Run(run))
-    assert (status["state"], status["agent_steps"]) == ("finished", 2_000)
-    assert [worker["state"] for worker in status["workers"]] == ["done", "done"]
-    assert sum(worker["updates"] for worker in status["workers"]) == status["updates"]
+    assert (status.state, status.agent_steps) == ("finished", 2_000)
+    assert [worker.state for worker in status.workers] == ["done", "done"]
+    assert sum(worker.updates for worker in status.workers) == status.updates
 
 
 def test_a_refused_request_is_made_again_where_its_numbers_look_like_names_of_operations(tmp_path: Path) -> None:
@@ -770,8 +770,8 @@ def test_a_lost_server_a_signal_and_a_killed_launcher_leave_no_process_and_a_run
         assert not children(run)
         assert time.monotonic() - asked < 20  # 10 on a machine that does nothing else
         status = report.status(Run(run))
-        assert status["state"] == "stopped"
-        assert status["resume_point"]["agent_steps"] == status["agent_steps"] >= before
+        assert status.state == "stopped"
+        assert status.resume_point.agent_steps == status.agent_steps >= before
 
         trainer = Command("resume", str(run), cwd=tmp_path)
         wait_until(lambda: len(children(run)) == 3 and Run(run).state() == "running")
@@ -805,7 +805,7 @@ def test_a_described_cluster_starts_in_any_order(tmp_path: Path) -> None:
         for process in (trainer, *tasks):
             process.kill()
     status = report.status(Run(tmp_path / "run"))
-    assert status["agent_steps"] == sum(worker["agent_steps"] for worker in status["workers"]) == 1_200
+    assert status.agent_steps == sum(worker.agent_steps for worker in status.workers) == 1_200
 
 
 def test_a_server_that_is_lost_is_named(tmp_path: Path) -> None:

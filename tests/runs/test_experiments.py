@@ -274,8 +274,8 @@ def test_what_was_killed_is_gone_on_with_and_gives_the_same_numbers(finished: Pa
     assert twin_graph("experiment", "report", "tiny", cwd=tmp_path).returncode == 0
     for name in RUNS:
         ours, theirs = (report.status(Run(root / name)) for root in (folder, finished))
-        assert ours["weights_sha256"] == theirs["weights_sha256"]
-        assert ours["state"] == "finished"
+        assert ours.weights_sha256 == theirs.weights_sha256
+        assert ours.state == "finished"
     for name in ("curves.csv", "targets.csv"):
         assert table(folder, name) == table(finished, name)
     for name in ("conditions.csv", "runs.csv"):
@@ -554,7 +554,7 @@ def test_the_age_of_targets_is_what_explain_says(finished: Path) -> None:
         run = Run(finished / result.planned.name)
         for update in range(1, result.updates + 1, 7):
             told = report.explain(run, update)
-            assert result.mean_age(update, update) == told["snapshots"][0]["age_updates"]
+            assert result.mean_age(update, update) == told.snapshots[0].age_updates
         ages = figures.ages([result])(result)
         assert ages
         shorter = result._replace(updates=10)  # of another factor, or one that has just begun

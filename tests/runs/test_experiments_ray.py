@@ -59,7 +59,7 @@ def children(process: subprocess.Popen[Any]) -> list[psutil.Process]:
 
 def weights(folder: Path) -> list[str]:
     assert [Run(folder / name).state() for name in RUNS] == ["finished"] * 2
-    return [report.status(Run(folder / name))["weights_sha256"] for name in RUNS]
+    return [report.status(Run(folder / name)).weights_sha256 for name in RUNS]
 
 
 @pytest.fixture(scope="module")

@@ -169,12 +169,11 @@ def test_a_fork_of_a_fork_lives_when_both_parents_are_gone(
     attempt(grandchild)
     assert end(grandchild) == end(whole)
     assert [event.run for event in grandchild.ledger.events(Fork)] == ["parent", "child"]
-    assert {entry["run"] for entry in report.log(grandchild)} == {"parent", "grandchild"}
+    assert {entry.run for entry in report.log(grandchild)} == {"parent", "grandchild"}
 
 
 def test_runs_that_name_each_other_are_listed_and_those_in_the_making_are_not(tmp_path: Path) -> None:
-    names = [{"run": one, "forked_from": {"run": other}} for one, other in (("a", "b"), ("b", "a"), ("c", "b"))]
-    assert [(depth, summary["run"]) for depth, summary in report.tree(names)] == [(0, "a"), (1, "b"), (0, "c")]
+    assert list(report.tree([("a", "b"), ("b", "a"), ("c", "b")])) == [(0, 0), (1, 1), (0, 2)]
     for name in ("b", "a", ".tmp-a.again-1234"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").touch()
@@ -267,12 +266,12 @@ def test_records_of_a_fork_cross_the_border(cartpole: Make, trained: Callable[[S
     assert made.description["forked_from"]["weights_sha256"] == point_at(parent, "1").weights_sha256
     for update in range(1, border + 1):  # who learned depends on the seed of then
         ours, theirs = (report.explain(run, update) for run in (made, parent))
-        assert ours["run"] == parent.name
-        assert (ours["learner"], ours["snapshots"]) == (theirs["learner"], theirs["snapshots"])
-    assert report.explain(made, border + 60)["run"] == made.name
-    assert {e["run"] for e in report.log(made) if e["updates"] <= border} == {parent.name}
-    assert report.show(made, "000000")["run"] == parent.name
-    assert report.status(made)["forked_from"]["point"] == 1
+        assert ours.run == parent.name
+        assert (ours.learner, ours.snapshots) == (theirs.learner, theirs.snapshots)
+    assert report.explain(made, border + 60).run == made.name
+    assert {e.run for e in report.log(made) if e.updates <= border} == {parent.name}
+    assert report.show(made, "000000").run == parent.name
+    assert report.status(made).forked_from["point"] == 1
     evaluations = [line["returns"] for line in made.evaluation_lines()]
     assert len(evaluations) == len(list(parent.evaluation_lines()))
 
@@ -422,10 +421,10 @@ def test_imports_and_means_are_named_after_the_run_that_they_were_made_in(
     assert point is not None
     before = fork(parent, point, tmp_path / "before", parent.settings)
     average(before, before.store().snapshots[-2:])
-    made_in = {entry["id"]: entry["run"] for entry in report.log(before)}
+    made_in = {entry.id: entry.run for entry in report.log(before)}
     theirs = [name for name in made_in if name.startswith("import-") and name != ours.id]
     assert {made_in[name] for name in theirs} == {"before"}
-    assert {report.show(before, name)["run"] for name in theirs} == {"before"}
+    assert {report.show(before, name).run for name in theirs} == {"before"}
     trained_by_parent = [run for name, run in made_in.items() if not name.startswith("import-")]
     assert set(trained_by_parent) == {parent.name}
 

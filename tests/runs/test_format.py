@@ -25,13 +25,13 @@ def old(tmp_path: Path) -> Run:
 
 def test_records_of_an_earlier_version_say_what_they_said(old: Run) -> None:
     status = report.status(old)
-    assert (status["state"], status["agent_steps"], status["updates"]) == ("finished", 1_200, 250)
-    assert status["weights_sha256"].startswith("bdaa08a1")
-    assert [request["snapshot"] for request in status["requests"]] == ["000003-b36458d7"]
-    assert [entry["id"][:6] for entry in report.log(old)] == [f"{number:06d}" for number in range(5, -1, -1)]
+    assert (status.state, status.agent_steps, status.updates) == ("finished", 1_200, 250)
+    assert status.weights_sha256.startswith("bdaa08a1")
+    assert [request.snapshot for request in status.requests] == ["000003-b36458d7"]
+    assert [entry.id[:6] for entry in report.log(old)] == [f"{number:06d}" for number in range(5, -1, -1)]
     explained = report.explain(old, 120)
-    assert (explained["policy"], explained["used_for_updates"]) == ("mix(0.5, 4)", [101, 150])
-    assert report.show(old, "best")["evaluations"]
+    assert (explained.policy, explained.used_for_updates) == ("mix(0.5, 4)", [101, 150])
+    assert report.show(old, "best").evaluations
     findings = verify(old)
     assert (findings.damage, findings.unknown, findings.leftover) == ([], [], [])
 
@@ -51,17 +51,17 @@ def test_a_run_of_an_earlier_version_resumes_and_ends_as_that_version_ended_it(o
         for _ in training.train(old, env, newest_point(old).point):
             pass
     status = report.status(old)
-    assert (status["state"], status["attempt"], status["agent_steps"], status["updates"]) == (
+    assert (status.state, status.attempt, status.agent_steps, status.updates) == (
         "finished",
         2,
         1_800,
         400,
     )
-    assert status["requests"] == []
-    assert report.explain(old, 251)["snapshots"][0]["id"] == "000003-b36458d7"
+    assert status.requests == []
+    assert report.explain(old, 251).snapshots[0].id == "000003-b36458d7"
     recorded = old.description["cpu"]
     if (recorded["model"], tuple(recorded["features"])) == (
         machine.describe().model,
         tuple(machine.describe().features),
     ):
-        assert status["weights_sha256"].startswith("f6e15c7d")
+        assert status.weights_sha256.startswith("f6e15c7d")

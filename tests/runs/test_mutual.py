@@ -171,7 +171,7 @@ def test_it_is_four_twins_and_explain_knows_whose_update_each_was(
     lineages = {snapshot.id: snapshot.lineage for snapshot in run.store().snapshots}
     for update, name, snapshots in seen[::7]:
         told = report.explain(run, update)
-        assert (told["learner"], tuple(s["id"] for s in told["snapshots"])) == (name, snapshots)
+        assert (told.learner, tuple(s.id for s in told.snapshots)) == (name, snapshots)
         assert {lineages[snapshot] for snapshot in snapshots} == {"b" if name == "a" else "a"}
     manifests = [run.store().manifest(snapshot.id) for snapshot in run.store().snapshots]
     for manifest in manifests:
@@ -332,11 +332,11 @@ def test_a_swap_by_hand_names_its_learner(cartpole: Make, train: Train) -> None:
     )  # of its own past, which no policy does
     run.change_settings(config.change(run.settings, [("train.steps", 1_200)]))
     attempt(run)
-    targets = {target["learner"]: target for target in report.status(run)["targets"]}
+    targets = {target.learner: target for target in report.status(run).targets}
     assert (targets["a"]["snapshot"], targets["a"]["held"]) == (first.id, True)
     assert (targets["b"]["snapshot"], targets["b"]["held"]) != (first.id, True)
-    own = [update for update in range(150, 250) if report.explain(run, update)["learner"] == "a"]
-    assert all(report.explain(run, update)["request"] for update in own if update > 160)
+    own = [update for update in range(150, 250) if report.explain(run, update).learner == "a"]
+    assert all(report.explain(run, update).request for update in own if update > 160)
 
 
 def test_references_name_a_lineage(cartpole: Make, train: Train) -> None:

@@ -47,15 +47,15 @@ def test_records_are_data_frames(run: notebook.NotebookRun) -> None:
     metrics = run.metrics()
     assert list(metrics.agent_steps) == [line["agent_steps"] for line in run.metric_lines()]
     assert metrics.loss.dropna().between(0, 100).all()
-    assert list(run.snapshots().id) == [entry["id"] for entry in report.log(run)][::-1]
+    assert list(run.snapshots().id) == [entry.id for entry in report.log(run)][::-1]
     targets = run.targets()
     for update in (1, 50, 51, 60, 100, 101, 250):
         told = report.explain(run, update)
         then = targets[
             (targets.first_update <= update) & ((targets.last_update >= update) | targets.last_update.isna())
         ]
-        assert list(then.snapshot) == [snapshot["id"] for snapshot in told["snapshots"]]
-        assert set(then.reason) == {told["reason"]}
+        assert list(then.snapshot) == [snapshot.id for snapshot in told.snapshots]
+        assert set(then.reason) == {told.reason}
     assert targets.first_update.is_monotonic_increasing
 
 
@@ -180,14 +180,14 @@ def test_a_callback_ends_the_run_and_is_its_recorded_reason(cartpole: Cartpole, 
         "finished",
         f"on_evaluation returned False after {lines[1][0]} had a mean of {lines[1][1]:.2f}",
     )
-    steps = report.status(run)["agent_steps"]
+    steps = report.status(run).agent_steps
     assert 600 <= steps < 600 + 32
-    assert len(scores) == report.status(run)["episodes"] > 5
+    assert len(scores) == report.status(run).episodes > 5
     told = command("status", str(run.folder), cwd=tmp_path)
     assert "on_evaluation returned False" in told.stdout
     run.train(steps=900)
     assert run.outcome()[0] == "finished"
-    assert report.status(run)["agent_steps"] >= 900
+    assert report.status(run).agent_steps >= 900
 
 
 def test_what_is_left_open_is_measured_and_fixed_as_train_does(
@@ -226,8 +226,8 @@ def test_on_episode_ends_the_run_too(cartpole: Cartpole, tmp_path: Path) -> None
 
     run.train(on_episode=third)
     assert run.outcome() == ("finished", f"on_episode returned False after a score of {scores[2]:g}")
-    assert report.status(run)["agent_steps"] < 300
-    assert report.status(run)["resume_point"]["number"] == 1
+    assert report.status(run).agent_steps < 300
+    assert report.status(run).resume_point.number == 1
 
 
 def test_a_callback_that_fails_is_named_and_the_run_can_continue(cartpole: Cartpole, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_callbacks_change_no_weights(
     for _ in training.train(run, env, on_episode=lambda *_: None, on_evaluation=lambda *_: None):
         pass
     env.close()
-    assert report.status(run)["weights_sha256"] == report.status(trained(cartpole()))["weights_sha256"]
+    assert report.status(run).weights_sha256 == report.status(trained(cartpole())).weights_sha256
 
 
 def test_opening_a_run_imports_neither_tensorflow_nor_pandas(run: notebook.NotebookRun) -> None:

@@ -311,8 +311,8 @@ os.kill(os.getpid(), 9)
         process.wait()
     assert process.returncode == -signal.SIGKILL
     told = report.status(run)
-    assert told["state"] == "failed"
-    assert told["reason"].startswith(f"killed: process {process.pid} on ")
+    assert told.state == "failed"
+    assert told.reason.startswith(f"killed: process {process.pid} on ")
 
 
 def test_explain_names_what_the_holder_held_at_every_update(cartpole: Make, tmp_path: Path) -> None:
@@ -333,8 +333,8 @@ def test_explain_names_what_the_holder_held_at_every_update(cartpole: Make, tmp_
 
     assert sorted(held) == list(range(1, 251))
     for update, snapshots in held.items():
-        assert sorted(s["id"] for s in report.explain(run, update)["snapshots"]) == sorted(snapshots), update
-    policies = {report.explain(run, update)["policy"] for update in held}
+        assert sorted(s.id for s in report.explain(run, update).snapshots) == sorted(snapshots), update
+    policies = {report.explain(run, update).policy for update in held}
     assert policies == {"ensemble(2, mean)", "by hand", "undo"}
     assert any(not run.store().has_weights(snapshot.id) for snapshot in run.store().snapshots)
     for update in (0, 251):
@@ -515,8 +515,8 @@ def test_a_hold_outlives_a_resume_point(cartpole: Make, tmp_path: Path) -> None:
     swaps.swap(run, "000001", hold=True)
     attempt(run, 1_080)  # beyond the point at 1,000
     attempt(run)
-    [target] = report.status(Run(run.folder))["targets"]
-    assert (target["snapshot"][:6], target["held"]) == ("000001", True)
+    [target] = report.status(Run(run.folder)).targets
+    assert (target.snapshot[:6], target.held) == ("000001", True)
 
 
 def test_a_swap_into_the_online_twin_loses_nothing_and_resets_the_optimizer(cartpole: Make, tmp_path: Path) -> None:
@@ -546,8 +546,8 @@ def test_a_swap_that_is_requested_at_rest_comes_after_those_that_are_repeated(ca
     made = run.ledger.events(Swap, text=BY_REQUEST)
     assert [swap.snapshots[0][:6] for swap in made] == ["000001", "000000"]
     assert [swap.counters.agent_steps for swap in made] == [640, 640]
-    assert report.status(run)["targets"][0]["snapshot"].startswith("000000")
-    assert report.status(run)["targets"][0]["held"]
+    assert report.status(run).targets[0].snapshot.startswith("000000")
+    assert report.status(run).targets[0].held
 
 
 def test_a_swap_that_is_requested_while_others_are_still_to_be_repeated_is_made_at_once(
@@ -675,7 +675,7 @@ def test_what_was_abandoned_is_kept_and_never_looked_at(cartpole: Make, tmp_path
     assert all(store.find(i).updates <= point.counters.updates for i in before if i not in abandoned)
     numbers = [snapshot.number for snapshot in store.snapshots]
     assert numbers == list(range(len(numbers)))
-    assert {e["id"] for e in report.log(run, abandoned=True)} - {e["id"] for e in report.log(run)} == set(abandoned)
+    assert {e.id for e in report.log(run, abandoned=True)} - {e.id for e in report.log(run)} == set(abandoned)
     for snapshot in abandoned:
         assert (store.folder / snapshot / "manifest.json").exists()
     metrics = [line["agent_steps"] for line in run.metric_lines() if "loss" in line]
@@ -845,7 +845,7 @@ def test_finished_means_finished_and_more_steps_go_on(cartpole: Make, trained: C
         pass
     env.close()
     summary = report.status(run)
-    assert (summary["state"], summary["attempt"], summary["agent_steps"]) == ("finished", 2, 1_600)
+    assert (summary.state, summary.attempt, summary.agent_steps) == ("finished", 2, 1_600)
     assert sorted(int(path.name) for path in run.points().folders()) == [point.number + 1, point.number + 2][-2:]
 
 
@@ -949,8 +949,8 @@ def test_the_last_evaluation_is_played_once_though_its_point_was_damaged_for_a_t
     attempt(run, 1)
     (tmp_path / "aside").rename(newest / "online.index")
     told = report.status(Run(run.folder))
-    assert told["agent_steps"] < run.settings.train.steps  # the point is whole again, and abandoned
-    assert told["resume_point"]["number"] == int(newest.name) - 1
+    assert told.agent_steps < run.settings.train.steps  # the point is whole again, and abandoned
+    assert told.resume_point.number == int(newest.name) - 1
     attempt(run)
     assert [line["played_at"]["agent_steps"] for line in Run(run.folder).evaluation_lines()] == evaluated
 

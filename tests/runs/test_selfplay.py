@@ -339,18 +339,18 @@ def test_the_records_say_who_the_opponent_was(tictactoe: Make, train: Callable[[
     swaps = _into_opponent(run)
     for swap, after in itertools.pairwise(swaps):
         for step in (swap.counters.agent_steps + 1, after.counters.agent_steps):
-            told = report.explain_step(run, step)["opponent"]
-            assert told["snapshots"] == list(swap.snapshots)
-            assert told["agent_steps"] == [swap.counters.agent_steps + 1, after.counters.agent_steps]
+            told = report.explain_step(run, step).opponent
+            assert told.snapshots == list(swap.snapshots)
+            assert told.agent_steps == [swap.counters.agent_steps + 1, after.counters.agent_steps]
     told = report.explain(run, 100)
-    assert told["opponent"]["policy"] == "window(3)"
-    assert (told["opponent"]["reason"].partition(":")[0], told["reason"].partition(":")[0]) == (
+    assert told.opponent.policy == "window(3)"
+    assert (told.opponent.reason.partition(":")[0], told.reason.partition(":")[0]) == (
         "every 30 updates",
         "every 50 updates",
     )
-    now = report.status(run)["opponent"]
-    assert now["snapshots"] == list(swaps[-1].snapshots)
-    assert now["served_agent_steps"] == 1_200 - swaps[-1].counters.agent_steps
+    now = report.status(run).opponent
+    assert now.snapshots == list(swaps[-1].snapshots)
+    assert now.served_agent_steps == 1_200 - swaps[-1].counters.agent_steps
     evaluation = next(iter(run.evaluation_lines()))
     assert evaluation["protocol"]["against"] == "perfect"
     for step in (0, 1_201):
@@ -429,11 +429,11 @@ def test_a_person_chooses_the_opponent_while_it_trains(tictactoe: Make, tmp_path
         swapped = twin_graph("swap", "run", chosen, "--into", "opponent", "--hold", "--json", cwd=tmp_path)
         assert swapped.returncode == 0, swapped.stderr
         assert "is in the opponent from update" in swapped.stderr
-        _wait(lambda: report.status(Run(run.folder))["agent_steps"] > 4_000)
-        now = report.status(Run(run.folder))["opponent"]
-        assert (now["snapshots"], now["policy"], now["held"]) == ([chosen], "by hand", True)
+        _wait(lambda: report.status(Run(run.folder)).agent_steps > 4_000)
+        now = report.status(Run(run.folder)).opponent
+        assert (now.snapshots, now.policy, now.held) == ([chosen], "by hand", True)
         assert twin_graph("swap", "run", "--undo", cwd=tmp_path).returncode == 0
-        after = report.status(Run(run.folder))["opponent"]["snapshots"]
+        after = report.status(Run(run.folder)).opponent.snapshots
         assert after == [] if policy == "self" else after not in ([], [chosen])
     finally:
         training.kill()

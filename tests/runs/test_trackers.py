@@ -190,7 +190,7 @@ def test_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError, match=rf"^log.to={name} needs {name}: pip install 'twin-graph\[{name}\]'$"):
-        trackers.check(cartpole(log__to=name))
+        trackers.check_tracker(cartpole(log__to=name))
 
 
 def test_a_folder_of_its_name_is_no_tracker(cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_a_folder_of_its_name_is_no_tracker(cartpole: Make, tmp_path: Path, monk
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(UsageError, match=r"log\.to=wandb needs wandb"):
-        trackers.check(cartpole(log__to="wandb"))
+        trackers.check_tracker(cartpole(log__to="wandb"))
 
 
 def test_without_an_account_one_line_says_how(tmp_path: Path) -> None:

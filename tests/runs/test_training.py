@@ -27,6 +27,7 @@ from twin_graph.envs import EnvSpec
 from twin_graph.errors import DamagedError, DivergedError, ForeignError, TwinGraphError, TwinMismatchError, UsageError
 from twin_graph.evaluation.games import Evaluation, last, play
 from twin_graph.records import report, verify
+from twin_graph.records.told import Target, plain
 from twin_graph.replay.ring import Transition
 from twin_graph.snapshots import control
 from twin_graph.snapshots.ledger import End, Point, Swap
@@ -287,7 +288,7 @@ def test_a_request_that_cannot_be_read_is_left_out_and_ends_nothing(cartpole: Ma
     answer = control.read(run.control, asked.id).answer
     assert answer
     assert answer.done
-    assert report.status(run)["requests"] == []
+    assert report.status(run).requests == []
     assert [line for line in verify.verify(run).damage if "request-1.json" in line]
 
 
@@ -727,14 +728,14 @@ def test_the_needs_of_a_training_are_measured_and_checked(pong: Make, tmp_path: 
     replay = 1_000_000 * (84 * 84 + 18)
     assert by_workers[0].memory > replay + 17 * requirements.PROCESS_BYTES
     assert by_workers[1].memory < 2 * requirements.PROCESS_BYTES
-    requirements.check(needed)
+    requirements.check_enough(needed)
     said = r"memory: .* 8\.4 GB, 7\.1 GB of it for the replay, and 8\.0 GB are free; lower replay\.capacity_steps"
     with pytest.raises(TwinGraphError, match=said):
-        requirements.check(needed._replace(memory_free=8_000_000_000))
+        requirements.check_enough(needed._replace(memory_free=8_000_000_000))
     with pytest.raises(
         TwinGraphError, match=r"not enough disk space: .* of it for resume points, .*; lower resume\.keep, or choose"
     ):
-        requirements.check(needed._replace(disk_free=1_000))
+        requirements.check_enough(needed._replace(disk_free=1_000))
 
 
 def test_a_run_that_has_begun_is_advised_what_it_can_still_do(
@@ -768,7 +769,7 @@ def test_a_large_network_and_a_large_minibatch_need_what_was_measured(cartpole: 
         needed = requirements.measure(cartpole(model__hidden_units=[8192, 8192]), env, Path())
     assert 3.4e9 < needed.memory < 2 * 3.4e9
     with pytest.raises(TwinGraphError, match=r"GB of it for the network, and 3\.0 GB .*; choose a smaller"):
-        requirements.check(needed._replace(memory_free=3_000_000_000))
+        requirements.check_enough(needed._replace(memory_free=3_000_000_000))
     kinds = [(workers, size) for workers in (0, 4) for size in (32, 2_048)]
     with contextlib.closing(envs.make(pong().env, count=1)) as env:
         alone, alone_large, small, large = (
@@ -789,7 +790,7 @@ def test_what_alone_would_be_enough_is_advised(pong: Make) -> None:
         (1, "close other"),
     ):
         with pytest.raises(TwinGraphError, match=f"of it for TensorFlow, .* are free; {advice}"):
-            requirements.check(needed._replace(memory_free=free))
+            requirements.check_enough(needed._replace(memory_free=free))
 
 
 @pytest.mark.parametrize(("settings", "message"), rows("training", "disk_space", "settings", "message"))
@@ -798,7 +799,7 @@ def test_what_takes_most_room_is_named(cartpole: Make, settings: dict[str, Any],
     with contextlib.closing(envs.make(chosen.env, count=1)) as env:
         needed = requirements.measure(chosen, env, Path())
     with pytest.raises(TwinGraphError, match=f"not enough disk space: .* {message}"):
-        requirements.check(needed._replace(disk_free=1_000))
+        requirements.check_enough(needed._replace(disk_free=1_000))
 
 
 def test_the_disk_that_was_asked_for_is_enough_and_not_far_too_much(cartpole: Make, trained: Train) -> None:
@@ -814,15 +815,13 @@ def test_status_after_a_training(cartpole: Make, trained: Train) -> None:
     run = trained(cartpole())
     *_, target, newest = run.store().snapshots
     summary = report.status(run)
-    assert summary["state"] == "finished"
-    assert (summary["agent_steps"], summary["updates"], summary["frames"]) == (1200, 250, 1200)
-    assert summary["targets"] == [
-        {"learner": "online", "snapshot": target.id, "policy": "latest", "served_updates": 50, "held": False}
-    ]
-    assert summary["snapshots"] == 6
-    assert summary["weights_sha256"] == newest.weights_sha256
-    assert summary["scores"]["latest"]["snapshot"] == newest.id
-    json.dumps(summary, allow_nan=False)
+    assert summary.state == "finished"
+    assert (summary.agent_steps, summary.updates, summary.frames) == (1200, 250, 1200)
+    assert summary.targets == [Target(target.id, learner="online", policy="latest", served_updates=50, held=False)]
+    assert summary.snapshots == 6
+    assert summary.weights_sha256 == newest.weights_sha256
+    assert summary.scores.latest.snapshot == newest.id
+    json.dumps(plain(summary), allow_nan=False)
 
 
 def test_an_agent_in_a_loop_of_ones_own_learns_what_pays(cartpole: Make, tmp_path: Path) -> None:
@@ -981,15 +980,15 @@ def test_the_length_is_rounded_up_to_whole_vector_steps(cartpole: Make, train: T
 
 def test_a_run_without_a_target_has_no_depth(cartpole: Make, trained: Callable[[Settings], Run]) -> None:
     run = trained(cartpole(train__target_q=False))
-    assert [entry["depth_agent_steps"] for entry in report.log(run)] == [None] * 5 + [0]
+    assert [entry.depth_agent_steps for entry in report.log(run)] == [None] * 5 + [0]
 
 
 def test_records_show_the_depth_of_a_real_run(cartpole: Make, trained: Callable[[Settings], Run]) -> None:
     run = trained(cartpole(train__n_step=3, save__every_updates=50))
-    assert [entry["depth_agent_steps"] for entry in reversed(report.log(run))] == [0, 3, 6, 9, 12, 15]
-    assert report.show(run, "000002")["depth_agent_steps"] == 6
-    [served] = report.explain(run, 120)["snapshots"]
-    assert (served["id"], served["depth_agent_steps"]) == (run.resolve("000002").id, 6)
+    assert [entry.depth_agent_steps for entry in reversed(report.log(run))] == [0, 3, 6, 9, 12, 15]
+    assert report.show(run, "000002").depth_agent_steps == 6
+    [served] = report.explain(run, 120).snapshots
+    assert (served.id, served.depth_agent_steps) == (run.resolve("000002").id, 6)
     assert [line["depth"] for line in run.metric_lines() if "depth" in line][-1] == 15
 
 

@@ -731,11 +731,11 @@ def test_a_swap_is_asked_for_in_all_its_words(work: Path) -> None:
         assert post([])[0] == 400
         assert server.ask("api/runs/0/swap", method="POST", body="{", Content_Type="application/json").status == 400
         run = Run(run_folder(work, "what-if"))
-        before = report.status(run)["requests"]
+        before = report.status(run).requests
         assert post({**wanted, "dry_run": False})[1]["message"].startswith("recorded: the run is not training now")
-        assert len(report.status(run)["requests"]) == len(before) + 1
+        assert len(report.status(run).requests) == len(before) + 1
         assert post({**wanted, "undo": True, "dry_run": False})[1]["message"].startswith("undone: ")
-        assert report.status(run)["requests"] == before
+        assert report.status(run).requests == before
 
 
 @pytest.fixture
@@ -757,12 +757,12 @@ def test_the_timeline_says_what_explain_says(opened: Callable[[str], Records], n
         rows = [
             row
             for row, (first, last) in enumerate(zip(lines["first"], lines["last"], strict=True))
-            if first <= update <= last and lines["learner"][row] == told["learner"]
+            if first <= update <= last and lines["learner"][row] == told.learner
         ]
-        assert [lines["ids"][lines["snapshot"][row]] for row in rows] == [one["id"] for one in told["snapshots"]]
-        assert [update - 1 - lines["made_at"][row] for row in rows] == [one["age_updates"] for one in told["snapshots"]]
-        assert [lines["depth"][row] for row in rows] == [one["depth_agent_steps"] for one in told["snapshots"]]
-        assert {lines["policies"][lines["policy"][row]] for row in rows} == {told["policy"]}
+        assert [lines["ids"][lines["snapshot"][row]] for row in rows] == [one.id for one in told.snapshots]
+        assert [update - 1 - lines["made_at"][row] for row in rows] == [one.age_updates for one in told.snapshots]
+        assert [lines["depth"][row] for row in rows] == [one.depth_agent_steps for one in told.snapshots]
+        assert {lines["policies"][lines["policy"][row]] for row in rows} == {told.policy}
 
 
 def test_the_timeline_of_opponents_says_what_the_ledger_says(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_bad_file_is_refused_with_one_line(replace: str, by: str, message: str
 def test_every_study_that_is_shipped_is_right(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "examples")
     found = plan.read(path)
-    plan.check(found, path)
+    plan.check_plan(found, path)
     assert found.name == path.stem
     assert len({run.seed for run in found.runs}) >= 3
 
@@ -97,22 +97,22 @@ def test_a_policy_that_cannot_be_is_named_with_its_file(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
     path.write_text(changed('"latest"', '"lates"'))
     with pytest.raises(UsageError, match=r"study\.toml: target\.policy=lates: unknown policy 'lates'"):
-        plan.check(plan.read(path), path)
+        plan.check_plan(plan.read(path), path)
 
 
 def test_more_evaluations_than_there_will_be_are_refused_before_any_run(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
     path.write_text("last_evaluations = 3\n" + FILE)
-    plan.check(plan.read(path), path)
+    plan.check_plan(plan.read(path), path)
     path.write_text("last_evaluations = 4\n" + FILE)
     there = "latest has 3 evaluations: evaluate.every_steps=200 in 600 agent steps"
     with pytest.raises(UsageError, match=rf"study\.toml: last_evaluations=4, but {there}$"):
-        plan.check(plan.read(path), path)
+        plan.check_plan(plan.read(path), path)
     # Between chunks, it is evaluated once however often that has been due.
     path.write_text("last_evaluations = 3\n" + changed("chunk_steps = 0", "chunk_steps = 400"))
     there = "latest has 2 evaluations: evaluate.every_steps=200, looked at every 400, in 600 agent steps"
     with pytest.raises(UsageError, match=there):
-        plan.check(plan.read(path), path)
+        plan.check_plan(plan.read(path), path)
 
 
 @pytest.mark.parametrize(("replace", "by", "message"), rows("plans", "nothing_to_compare", "replace", "by", "message"))
@@ -158,7 +158,7 @@ def test_runs_that_are_forked_are_evaluated_where_all_are_and_at_their_end(tmp_p
         point = plan.OriginPoint(1, 100, 450, "0" * 64, planned.runs[0].settings)
         forked = planned._replace(runs=tuple(run._replace(point=point) for run in planned.runs))
         with contextlib.nullcontext() if fits else pytest.raises(UsageError, match="latest has 2 evaluations"):
-            plan.check(forked, path)
+            plan.check_plan(forked, path)
 
 
 @pytest.mark.parametrize(

@@ -234,8 +234,8 @@ def test_the_log_is_in_the_order_of_commits_though_a_clock_was_set_back(
     for year in (2026, 2025, 2027):
         monkeypatch.setattr("twin_graph.snapshots.store.utc_now", lambda year=year: f"{year}-01-01T00:00:00.000+00:00")
         commit(run, year)
-    assert [entry["updates"] for entry in report.log(run)] == [2027, 2025, 2026]
-    assert [entry["updates"] for entry in report.log(run, count=1)] == [2027]
+    assert [entry.updates for entry in report.log(run)] == [2027, 2025, 2026]
+    assert [entry.updates for entry in report.log(run, count=1)] == [2027]
 
 
 def test_scores_under_another_protocol_choose_no_best(run: Run, ten: list[Commit]) -> None:

@@ -485,7 +485,7 @@ def test_a_damaged_run_is_refused(tmp_path: Path, content: bytes) -> None:
 
 def test_a_run_is_as_long_as_its_vector_steps(tmp_path: Path) -> None:
     run = create(tmp_path / "run", config.load("cartpole", [("train.steps", 1_001), ("env.count", 8)]))
-    assert report.status(run)["total_steps"] == run.settings.total_steps == 1_008
+    assert report.status(run).total_steps == run.settings.total_steps == 1_008
 
 
 def test_the_state_of_a_run_follows_its_trainers_process(tmp_path: Path) -> None:

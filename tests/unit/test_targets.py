@@ -634,7 +634,7 @@ def test_a_policy_that_answers_with_nonsense_is_named(mine: str, function: str) 
 
 def test_an_unknown_way_to_combine_is_refused(mine: str, cartpole: Callable[..., config.Settings]) -> None:
     with pytest.raises(UsageError, match="my_policies:combined combines by 'max'; possible are mean, min, weights"):
-        parse(f"{mine}:combined").check(cartpole())
+        parse(f"{mine}:combined").check_settings(cartpole())
 
 
 def test_a_policy_that_fails_to_say_whom_to_beat_is_named_with_its_line(mine: str) -> None:
@@ -653,4 +653,4 @@ def test_best_is_refused_without_the_evaluations_that_it_needs(
     small = {"train.steps": 10_000, "evaluate.every_steps": 1_000}
     run = config.load("cartpole", [*small.items(), *settings.items()])
     with pytest.raises(UsageError, match=message) if message else contextlib.nullcontext():
-        parse(text).check(run)
+        parse(text).check_settings(run)

@@ -254,7 +254,7 @@ class Learner:
         which = {"into": "online", "learner": self.name}
         return why.record(self._run, counters, **which, snapshots=(snapshot.id,), previous=(self.newest.id,))
 
-    def check(self, when: str) -> None:
+    def check_target(self, when: str) -> None:
         """With `twin.check`: raises `TwinMismatchError` if a target twin holds other weights than its snapshot."""
         if self._settings.twin.check and (wrong := self.target.changed(self._store)):
             raise TwinMismatchError(f"the target twin of {wrong} holds other weights, {when}")
@@ -426,7 +426,7 @@ class Learners:
         self._tally.updates += count
         self._tally.loss, self._tally.q_mean = float(loss[-1]), float(q_mean[-1])
         for learner in self:
-            learner.check(f"by update {self._tally.updates}")
+            learner.check_target(f"by update {self._tally.updates}")
         return Trained(loss.tolist(), td_error.ravel())
 
 

@@ -57,7 +57,7 @@ class Tracker:
     """
 
     def __init__(self, run: Run, notices: list[str]) -> None:
-        check(run.settings)
+        check_tracker(run.settings)
         self._name = run.settings.log.to
         self._client: Client = CLIENTS[self._name](run)
         self._notices = notices
@@ -195,7 +195,7 @@ class MLflow:
 CLIENTS: dict[str, Any] = {"wandb": WeightsAndBiases, "mlflow": MLflow}
 
 
-def check(settings: Settings) -> None:
+def check_tracker(settings: Settings) -> None:
     """Raises `UsageError` if what `log.to` asks for is not installed."""
     name = settings.log.to
     if name not in CLIENTS:

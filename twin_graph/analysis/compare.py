@@ -15,7 +15,7 @@ from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Fork, Po
 from twin_graph.snapshots.lines import learning_curve
 from twin_graph.snapshots.points import PROBE
 from twin_graph.twin.twin import Compute, Twin
-from twin_graph.twin.weights import difference, flat
+from twin_graph.twin.weights import distance, flat
 
 if TYPE_CHECKING:
     from twin_graph.snapshots.run import Run
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PAIRS = 50
 
 
-class Difference(NamedTuple):
+class Parting(NamedTuple):
     """The first thing that two runs did differently.
 
     Attributes:
@@ -87,7 +87,7 @@ class Comparison(NamedTuple):
 
     settings: list[tuple[str, Any, Any]]
     equal: int
-    parted: Difference | None
+    parted: Parting | None
     pairs: list[Pair]
     scores: tuple[list[Score], list[Score]]
 
@@ -150,7 +150,7 @@ def _marks(run: Run) -> _Marks:
     return marks
 
 
-def _parting(first: _Marks, second: _Marks) -> tuple[int, Difference | None]:
+def _parting(first: _Marks, second: _Marks) -> tuple[int, Parting | None]:
     """Updates up to which two runs are equal, and the first thing in which they are not."""
     ends = [max(marks, default=(0, 0, ""))[0] for marks in (first, second)]
     equal = 0
@@ -164,7 +164,7 @@ def _parting(first: _Marks, second: _Marks) -> tuple[int, Difference | None]:
             continue
         else:
             words = (ours or theirs or ("",))[0]
-            return equal, Difference(key[0], words, ours and ours[1], theirs and theirs[1])
+            return equal, Parting(key[0], words, ours and ours[1], theirs and theirs[1])
     return equal, None
 
 
@@ -194,17 +194,17 @@ def _pairs(first: Run, second: Run, since: int) -> Iterator[Pair]:
 
 def _pair(first: Commit, second: Commit, one: Twin, other: Twin, observations: np.ndarray | None) -> Pair:
     ours, theirs = one.weights(), other.weights()
-    distance = relative = q_apart = agreement = None
+    apart = how_far = q_apart = agreement = None
     if {n: w.shape for n, w in ours.items()} == {n: w.shape for n, w in theirs.items()}:
-        apart = difference("all", flat(ours), flat(theirs))
-        distance, relative = apart.distance, apart.relative
+        found = distance("all", flat(ours), flat(theirs))
+        apart, how_far = found.distance, found.relative
     if observations is not None and one.spec.env.observation_shape == other.spec.env.observation_shape:
         q, other_q = one.q_values(observations), other.q_values(observations)
         if q.shape == other_q.shape:
             q_apart, agreement = q_distance(q, other_q), greedy_agreement(q, other_q)
     counters = first.counters
     ids = first.id, second.id
-    return Pair(counters.updates, counters.agent_steps, first.learner, *ids, distance, relative, q_apart, agreement)
+    return Pair(counters.updates, counters.agent_steps, first.learner, *ids, apart, how_far, q_apart, agreement)
 
 
 def _held_out(run: Run) -> np.ndarray | None:

@@ -155,7 +155,7 @@ def reproduce(
     if not any(first <= commit.updates and (last is None or commit.updates <= last) for commit in ours.commits):
         raise UsageError(f"{run.folder} has recorded no snapshot in that stretch: there is nothing to compare")
     with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
-        requirements.check(requirements.measure(parts[0].settings, env, folder))
+        requirements.check_enough(requirements.measure(parts[0].settings, env, folder))
         scratch = _scratch(run, point, folder, parts[0].settings)
         before = _Recorded.of(scratch)
         recorded = ours.since(before, last)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from twin_graph.config.settings import Settings
 
 
-def check(settings: Settings) -> None:
+def check_together(settings: Settings) -> None:
     """Raises ValueError for the first contradiction."""
     train, env, replay, store = settings.train, settings.env, settings.replay, settings.store
     policy = settings.target.policy

@@ -17,7 +17,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic_core import PydanticKnownError, core_schema
 
-from twin_graph.config.rules import check
+from twin_graph.config.rules import check_together
 
 NATURE = "Mnih et al. 2015"
 DQN3 = "DQN 3.0, the Lua code of Mnih et al. 2015"
@@ -627,7 +627,7 @@ class Settings(_Section):
     @pydantic.model_validator(mode="after")
     def _fit_together(self) -> typing.Self:
         _ = self.refresh_schedule_of("target"), self.refresh_schedule_of("opponent"), self.save_schedule
-        check(self)
+        check_together(self)
         return self
 
     def of_worker(self, index: int, *, updates: int = 0) -> Settings:

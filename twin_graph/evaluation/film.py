@@ -55,7 +55,7 @@ def check_installed() -> None:
         raise UsageError(f"films need {error.name}: pip install 'twin-graph[video]'") from None
 
 
-def check(settings: Settings) -> None:
+def check_filming(settings: Settings) -> None:
     """Raises `UsageError` if `evaluate.video` cannot be done: the extra, or a way to draw the game, is missing."""
     if settings.evaluate.video:
         check_installed()

@@ -155,9 +155,9 @@ class _Games:
                 self._now[e] = _Game()
 
 
-def check(settings: Settings) -> None:
+def check_evaluations(settings: Settings) -> None:
     """Raises `UsageError` if `evaluate.against`, `.max_steps` or `.video` asks for something unavailable."""
-    film.check(settings)
+    film.check_filming(settings)
     if settings.opponent.policy is not None and settings.evaluate.episodes:
         max_steps = settings.evaluate.max_steps
         with contextlib.closing(envs.make(settings.env, count=1, evaluation=True, max_steps=max_steps)) as env:

@@ -345,7 +345,7 @@ def _origin(wanted: _From, known: Origin | None) -> Origin:
     return Origin(run.folder.absolute(), {reference: points[reference] for reference in wanted.references})
 
 
-def check(plan: Plan, path: Path) -> None:
+def check_plan(plan: Plan, path: Path) -> None:
     """Raises `UsageError` if a policy in a plan's file is unknown, cannot be imported, or cannot work; or if runs will
     have fewer evaluations than a score is the mean of."""
     for settings in {run.condition: run.settings for run in plan.runs}.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twin_graph import config
 from twin_graph.base import machine
@@ -12,6 +12,22 @@ from twin_graph.base.text import counted
 from twin_graph.config import lookup, no_effect, turns
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.records.depth import Depths
+from twin_graph.records.told import (
+    Damaged,
+    Entry,
+    Explained,
+    ExplainedStep,
+    NewestPoint,
+    Opponent,
+    OpponentThen,
+    Score,
+    Scores,
+    Served,
+    Shown,
+    Status,
+    Target,
+    Waiting,
+)
 from twin_graph.snapshots import control
 from twin_graph.snapshots import workers as worker_records
 from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Fork, Point, Start, Swap, is_import, is_target_of
@@ -25,9 +41,9 @@ if TYPE_CHECKING:
 _NONE = Counters.zero()
 
 
-def status(run: Run) -> dict[str, Any]:
-    """State, counters, targets and scores of a run; the keys are part of the command line's contract."""
-    return _status(run, run.store(), run.scores()) | {"without_effect": _without_effect(run.settings)}
+def status(run: Run) -> Status:
+    """State, counters, targets and scores of a run."""
+    return _status(run, run.store(), run.scores())
 
 
 def _without_effect(settings: Settings) -> list[str]:
@@ -38,51 +54,58 @@ def _without_effect(settings: Settings) -> list[str]:
     return list(no_effect.without_effect(settings, changed))
 
 
-def _status(run: Run, store: SnapshotStore, scores: Mapping[str, float]) -> dict[str, Any]:
-    metrics = run.newest_metrics()
-    point = _newest_point(run)
+class _Now(NamedTuple):
+    """How far a run has come, as far as its records say, and what went last into its targets and its opponent."""
+
+    counters: Counters
+    metrics: dict[str, Any]
+    point: PointState | None
+    targets: list[Swap]
+    opponent: Swap | None
+
+
+def _now(run: Run, store: SnapshotStore) -> _Now:
+    metrics, point = run.newest_metrics(), _newest_point(run)
     targets, opponent, known = _newest_swaps(run)
     known += [snapshot.counters for snapshot in [*store.snapshots[-1:], *store.imports]]
     if point:
         known.append(point.counters)
-    has_target = run.settings.train.target_q
-    (state, reason), attempt = run.outcome(), max(1, run.ledger.attempt)
-    if state == "running" and metrics.get("attempt") == attempt:
+    if metrics.get("attempt") == max(1, run.ledger.attempt) and run.state() == "running":
         known.append(Counters(**{name: metrics[name] for name in Counters.model_fields}))
-    counters = max(known, key=lambda one: (one.agent_steps, one.updates), default=_NONE).model_dump()
-    best = store.best(scores)
+    counters = max(known, key=lambda one: (one.agent_steps, one.updates), default=_NONE)
+    return _Now(counters, metrics, point, targets, opponent)
+
+
+def _status(run: Run, store: SnapshotStore, scores: Mapping[str, float]) -> Status:
+    counters, metrics, point, targets, opponent = _now(run, store)
+    (state, reason), has_target = run.outcome(), run.settings.train.target_q
     latest = next((snapshot for snapshot in reversed(store.snapshots) if snapshot.id in scores), None)
-    return {
-        "run": run.name,
-        "state": state,
-        "reason": reason,
-        "attempt": attempt,
-        "forked_from": run.description.get("forked_from"),
-        "environment": run.settings.env.id,
-        "total_steps": run.settings.total_steps,
-        **counters,
-        "targets": [target for swap in targets for target in _targets(swap, counters["updates"])] if has_target else [],
-        "opponent": _opponent(opponent, counters) if opponent else None,
-        "telemetry": {name: value for name, value in metrics.items() if has_target and name.startswith("target/")},
-        "refresh_milliseconds": metrics.get("milliseconds/refresh"),
-        "workers": [
-            worker.model_dump(exclude={"returns", "attempt"})
-            for worker in worker_records.statuses(run.folder, run.ledger.attempt)
+    return Status(
+        run=run.name,
+        state=state,
+        reason=reason,
+        attempt=max(1, run.ledger.attempt),
+        forked_from=run.description.get("forked_from"),
+        environment=run.settings.env.id,
+        total_steps=run.settings.total_steps,
+        **counters.model_dump(),
+        targets=[target for swap in targets for target in _targets(swap, counters.updates)] if has_target else [],
+        opponent=_opponent(opponent, counters) if opponent else None,
+        telemetry={name: value for name, value in metrics.items() if has_target and name.startswith("target/")},
+        refresh_milliseconds=metrics.get("milliseconds/refresh"),
+        workers=list(worker_records.statuses(run.folder, run.ledger.attempt)),
+        snapshots=len(store.snapshots),
+        snapshots_with_weights=len(store.available),
+        resume_point=NewestPoint(point.number, **point.counters.model_dump()) if point else None,
+        requests=[
+            Waiting(**one.model_dump(include={"kind", "snapshot", "into", "learner", "hold"}), words=one.words())
+            for one in control.pending(run.control)
         ],
-        "snapshots": len(store.snapshots),
-        "snapshots_with_weights": len(store.available),
-        "resume_point": {"number": point.number, **point.counters.model_dump()} if point else None,
-        "requests": [
-            {**request.model_dump(include={"kind", "snapshot", "into", "learner", "hold"}), "words": request.words()}
-            for request in control.pending(run.control)
-        ],
-        "agent_steps_per_second": metrics.get("agent_steps_per_second"),
-        "scores": {
-            name: {"snapshot": snapshot.id, "mean": scores[snapshot.id]} if snapshot else None
-            for name, snapshot in (("latest", latest), ("best", best))
-        },
-        "weights_sha256": point.weights_sha256 if point else None,
-    }
+        agent_steps_per_second=metrics.get("agent_steps_per_second"),
+        scores=Scores(*(Score(one.id, scores[one.id]) if one else None for one in (latest, store.best(scores)))),
+        weights_sha256=point.weights_sha256 if point else None,
+        without_effect=_without_effect(run.settings),
+    )
 
 
 def _newest_swaps(run: Run) -> tuple[list[Swap], Swap | None, list[Counters]]:
@@ -116,52 +139,55 @@ def _newest_point(run: Run) -> PointState | None:
     return next(filter(None, held), None) or points.newest()  # runs of older versions have none in the ledger
 
 
-def _opponent(swap: Swap, counters: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        "snapshots": list(swap.snapshots),
-        "policy": swap.policy,
-        "since_agent_steps": swap.counters.agent_steps,
-        "served_agent_steps": max(0, counters["agent_steps"] - swap.counters.agent_steps),
-        "held": swap.hold,
-    }
+def _opponent(swap: Swap, counters: Counters) -> Opponent:
+    since = swap.counters.agent_steps
+    return Opponent(list(swap.snapshots), swap.policy, since, max(0, counters.agent_steps - since), swap.hold)
 
 
-def _targets(swap: Swap, updates: int) -> list[dict[str, Any]]:
+def _targets(swap: Swap, updates: int) -> list[Target]:
     served = max(0, updates - swap.first_update + 1)
-    told = {"learner": swap.learner, "policy": swap.policy, "served_updates": served, "held": swap.hold}
-    return [{"snapshot": snapshot, **told} for snapshot in swap.snapshots]
+    return [Target(snapshot, swap.learner, swap.policy, served, swap.hold) for snapshot in swap.snapshots]
 
 
-def runs(folder: Path) -> list[dict[str, Any]]:
-    """The status of each run in a folder, by name; of a damaged one only `run`, `state` and `reason`."""
-    summaries = []
+def runs(folder: Path) -> list[Status | Damaged]:
+    """The status of each run in a folder, by name."""
+    summaries: list[Status | Damaged] = []
     for one in folders_of_runs(folder):
         try:
             summaries.append(status(Run(one)))
         except (DamagedError, OSError) as error:  # another user's, for example
-            summaries.append({"run": one.name, "state": "damaged", "reason": str(error)})
+            summaries.append(Damaged(one.name, "damaged", str(error)))
         except UsageError:  # it was removed just now
             continue
     return summaries
 
 
-def tree(summaries: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each run with the number of its ancestors; forks come after the run from which they were forked."""
-    names = {summary["run"] for summary in summaries}
-    forks: dict[str, list[dict[str, Any]]] = {}
-    for summary in summaries:
-        parent = (summary.get("forked_from") or {}).get("run", "")
-        forks.setdefault(parent if parent in names - {summary["run"]} else "", []).append(summary)
-    waiting = [(0, summary) for summary in reversed(forks.pop("", []))]
+def parent_of(summary: Status | Damaged) -> str:
+    """The name of the run from which one was forked; empty where it was not, or is damaged."""
+    origin = summary.forked_from if isinstance(summary, Status) else None
+    return str((origin or {}).get("run", ""))
+
+
+def tree(runs: Sequence[tuple[str, str]]) -> Iterator[tuple[int, int]]:
+    """Which run comes next, as its place in the list, and the number of its ancestors: forks follow their parents.
+
+    Args:
+      runs: the name of each run, and of the run from which it was forked; empty where it was not.
+    """
+    names = {name for name, _ in runs}
+    forks: dict[str, list[int]] = {}
+    for place, (name, parent) in enumerate(runs):
+        forks.setdefault(parent if parent in names - {name} else "", []).append(place)
+    waiting = [(0, place) for place in reversed(forks.pop("", []))]
     while waiting or forks:
         if not waiting:  # these name each other
-            waiting = [(0, summary) for summary in reversed(forks.pop(next(iter(forks))))]
-        depth, summary = waiting.pop()
-        yield depth, summary
-        waiting += [(depth + 1, fork) for fork in reversed(forks.pop(summary["run"], []))]
+            waiting = [(0, place) for place in reversed(forks.pop(next(iter(forks))))]
+        depth, place = waiting.pop()
+        yield depth, place
+        waiting += [(depth + 1, fork) for fork in reversed(forks.pop(runs[place][0], []))]
 
 
-def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[dict[str, Any]]:
+def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[Entry]:
     """The snapshots, or the newest `count`, newest first, with scores and marks.
 
     Marks: `latest`, `best`, `target`, `pinned`, `imported`, `removed` (retention took the weights), `abandoned` (beyond
@@ -172,8 +198,8 @@ def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[
     summary = _status(run, store, scores)
     marked = {
         "latest": {snapshot.id for snapshot in store.snapshots[-1:]},
-        "best": {summary["scores"]["best"]["snapshot"]} if summary["scores"]["best"] else set(),
-        "target": {target["snapshot"] for target in summary["targets"]},
+        "best": {summary.scores.best.snapshot} if summary.scores.best else set(),
+        "target": {target.snapshot for target in summary.targets},
         "pinned": store.pins,
         "imported": {snapshot.id for snapshot in store.imports},
         "abandoned": {snapshot.id for snapshot in store.abandoned},
@@ -183,26 +209,26 @@ def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[
     shown = sorted(entries, key=lambda snapshot: place[snapshot.id], reverse=True)[:count]
     makers = {attempt: _maker_of(run, attempt) for attempt in {snapshot.attempt for snapshot in shown}}
     return [
-        {
-            "id": snapshot.id,
-            "parent": snapshot.parent,
-            "lineage": snapshot.lineage,
-            "attempt": snapshot.attempt,
-            "run": _maker_of_import(run, snapshot.id) if is_import(snapshot.id) else makers[snapshot.attempt],
-            "time": snapshot.time,
+        Entry(
+            id=snapshot.id,
+            parent=snapshot.parent,
+            lineage=snapshot.lineage,
+            attempt=snapshot.attempt,
+            run=_maker_of_import(run, snapshot.id) if is_import(snapshot.id) else makers[snapshot.attempt],
+            time=snapshot.time,
             **{name: None if is_import(snapshot.id) else n for name, n in snapshot.counters.model_dump().items()},
-            "score": scores.get(snapshot.id),
-            "depth_agent_steps": depths.of(snapshot.id),
-            "bytes": snapshot.bytes,
-            "weights_sha256": snapshot.weights_sha256,
-            "marks": [mark for mark, ids in marked.items() if snapshot.id in ids]
+            score=scores.get(snapshot.id),
+            depth_agent_steps=depths.of(snapshot.id),
+            bytes=snapshot.bytes,
+            weights_sha256=snapshot.weights_sha256,
+            marks=[mark for mark, ids in marked.items() if snapshot.id in ids]
             + ([] if store.has_weights(snapshot.id) else ["removed"]),
-        }
+        )
         for snapshot in shown
     ]
 
 
-def show(run: Run, reference: str) -> dict[str, Any]:
+def show(run: Run, reference: str) -> Shown:
     """One snapshot: its manifest, its evaluations, and the ledger's lines on when it became the target.
 
     By its whole id also one that was abandoned.
@@ -210,20 +236,16 @@ def show(run: Run, reference: str) -> dict[str, Any]:
     store = run.store()
     abandoned = next((snapshot for snapshot in store.abandoned if snapshot.id == reference), None)
     snapshot = abandoned or store.resolve(reference, run.scores)
-    return {
-        "run": _maker_of_import(run, snapshot.id) if is_import(snapshot.id) else _maker_of(run, snapshot.attempt),
-        "depth_agent_steps": _depths(run).of(snapshot.id),
-        "manifest": store.manifest(snapshot.id).model_dump(mode="json"),
-        "has_weights": store.has_weights(snapshot.id),
-        "pinned": snapshot.id in store.pins,
-        "abandoned": abandoned is not None,
-        "evaluations": [line for line in run.evaluation_lines() if line["snapshot"] == snapshot.id],
-        "swaps": [
-            swap.model_dump(mode="json")
-            for swap in run.ledger.events(Swap, text=snapshot.id)
-            if snapshot.id in swap.snapshots
-        ],
-    }
+    return Shown(
+        run=_maker_of_import(run, snapshot.id) if is_import(snapshot.id) else _maker_of(run, snapshot.attempt),
+        depth_agent_steps=_depths(run).of(snapshot.id),
+        manifest=store.manifest(snapshot.id),
+        has_weights=store.has_weights(snapshot.id),
+        pinned=snapshot.id in store.pins,
+        abandoned=abandoned is not None,
+        evaluations=[line for line in run.evaluation_lines() if line["snapshot"] == snapshot.id],
+        swaps=[swap for swap in run.ledger.events(Swap, text=snapshot.id) if snapshot.id in swap.snapshots],
+    )
 
 
 def _maker_of(run: Run, attempt: int) -> str:
@@ -289,7 +311,7 @@ def restored(run: Run, point: PointState) -> Iterator[str]:
             yield f"not guaranteed: equal weights; the file of {module} has changed since this run was last trained"
 
 
-def explain(run: Run, update: int) -> dict[str, Any]:
+def explain(run: Run, update: int) -> Explained:
     """Which snapshots bootstrapped an update, and why they were chosen.
 
     Raises:
@@ -298,11 +320,11 @@ def explain(run: Run, update: int) -> dict[str, Any]:
     if not run.settings.train.target_q:
         raise UsageError(f"{run.folder} uses no target (train.target_q=false): updates bootstrap from the online twin")
     store = run.store()
-    summary = _status(run, store, {})
-    if not summary["updates"]:
+    last = _now(run, store).counters.updates
+    if not last:
         raise UsageError(f"{run.folder} has made no update yet")
-    if not 1 <= update <= summary["updates"]:
-        raise UsageError(f"update {update:,}: the records hold updates 1 to {summary['updates']:,}")
+    if not 1 <= update <= last:
+        raise UsageError(f"update {update:,}: the records hold updates 1 to {last:,}")
     attempt = run.ledger.attempt_of(update - 1)
     learner, worker = turns.Turns(run.settings_of(attempt)).learns(update - 1), ""
     if run.settings.workers.count:
@@ -310,7 +332,6 @@ def explain(run: Run, update: int) -> dict[str, Any]:
         if found is None:
             raise UsageError(f"update {update:,}: no worker recorded it; one that was killed may have applied it")
         worker = found
-    last: int = summary["updates"]
     for swap in run.ledger.newest_first(Swap):
         if is_target_of(swap, learner, worker):
             if swap.first_update <= update:
@@ -320,27 +341,26 @@ def explain(run: Run, update: int) -> dict[str, Any]:
         of_whom = f" of {worker} is recorded; it may have been killed just then" if worker else " is recorded"
         raise UsageError(f"update {update:,}: no target{of_whom}")
     depths = _depths(run)
-    served = [(store.find(snapshot_id), depths.of(snapshot_id)) for snapshot_id in swap.snapshots]
-    return {
-        "update": update,
-        "learner": learner,
-        "worker": worker,
-        "snapshots": [{**_served(store, snapshot, update), "depth_agent_steps": depth} for snapshot, depth in served],
-        "policy": swap.policy,
-        "reason": swap.reason,
-        "candidates": list(swap.candidates),
-        "draw": swap.draw,
-        "used_for_updates": [swap.first_update, last],
-        "attempt": swap.attempt,
-        "run": _maker_of(run, swap.attempt),
-        "time": swap.time,
-        "held": swap.hold,
-        "request": swap.request,
-        "opponent": _opponent_at(run, update - 1) if run.settings.opponent.policy else None,
-    }
+    return Explained(
+        update=update,
+        learner=learner,
+        worker=worker,
+        snapshots=[_served(store, store.find(one), update, depths.of(one)) for one in swap.snapshots],
+        policy=swap.policy,
+        reason=swap.reason,
+        candidates=list(swap.candidates),
+        draw=swap.draw,
+        used_for_updates=[swap.first_update, last],
+        attempt=swap.attempt,
+        run=_maker_of(run, swap.attempt),
+        time=swap.time,
+        held=swap.hold,
+        request=swap.request,
+        opponent=_opponent_at(run, update - 1) if run.settings.opponent.policy else None,
+    )
 
 
-def explain_step(run: Run, agent_step: int) -> dict[str, Any]:
+def explain_step(run: Run, agent_step: int) -> ExplainedStep:
     """Who had the other seat at an agent step, and why.
 
     Raises:
@@ -348,13 +368,13 @@ def explain_step(run: Run, agent_step: int) -> dict[str, Any]:
     """
     if run.settings.opponent.policy is None:
         raise UsageError(f"{run.folder} has no opponent: {run.settings.env.id} has one player")
-    made: int = _status(run, run.store(), {})["agent_steps"]
+    made = _now(run, run.store()).counters.agent_steps
     if not 1 <= agent_step <= made:
         raise UsageError(f"agent step {agent_step:,}: the records hold agent steps 1 to {made:,}")
-    return {"agent_step": agent_step, "opponent": _opponent_at(run, agent_step - 1, by="agent_steps")}
+    return ExplainedStep(agent_step, _opponent_at(run, agent_step - 1, by="agent_steps"))
 
 
-def _opponent_at(run: Run, count: int, *, by: str = "updates") -> dict[str, Any]:
+def _opponent_at(run: Run, count: int, *, by: str = "updates") -> OpponentThen:
     """Who the opponent was after so many updates, or agent steps."""
     until: int | None = None
     for swap in run.ledger.newest_first(Swap):
@@ -364,15 +384,15 @@ def _opponent_at(run: Run, count: int, *, by: str = "updates") -> dict[str, Any]
             until = swap.counters.agent_steps
     else:
         raise UsageError(f"{run.folder} records no opponent")
-    return {
-        "snapshots": list(swap.snapshots),
-        "policy": swap.policy,
-        "reason": swap.reason,
-        "draw": swap.draw,
-        "agent_steps": [swap.counters.agent_steps + 1, until],
-        "held": swap.hold,
-        "request": swap.request,
-    }
+    return OpponentThen(
+        snapshots=list(swap.snapshots),
+        policy=swap.policy,
+        reason=swap.reason,
+        draw=swap.draw,
+        agent_steps=[swap.counters.agent_steps + 1, until],
+        held=swap.hold,
+        request=swap.request,
+    )
 
 
 def _depths(run: Run) -> Depths:
@@ -381,13 +401,14 @@ def _depths(run: Run) -> Depths:
     return depths
 
 
-def _served(store: SnapshotStore, snapshot: Commit, update: int) -> dict[str, Any]:
-    """What people are told of a snapshot that gave an update its targets; an import has no age in updates."""
+def _served(store: SnapshotStore, snapshot: Commit, update: int, depth: float | None) -> Served:
+    """What people are told of a snapshot that gave an update its targets."""
     imported = snapshot.number is None
-    return {
-        "id": snapshot.id,
-        "lineage": snapshot.lineage,
-        "updates": snapshot.updates,
-        "age_updates": None if imported else update - 1 - snapshot.updates,
-        "origin": store.manifest(snapshot.id).origin if imported else None,
-    }
+    return Served(
+        id=snapshot.id,
+        lineage=snapshot.lineage,
+        updates=snapshot.updates,
+        age_updates=None if imported else update - 1 - snapshot.updates,
+        origin=store.manifest(snapshot.id).origin if imported else None,
+        depth_agent_steps=depth,
+    )

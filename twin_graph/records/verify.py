@@ -120,7 +120,7 @@ class _Verifier:
             if store.has_weights(folder.name):
                 self.known.update(folder / file.name for file in manifest.files)
                 for file in manifest.files:
-                    file.check(folder)
+                    file.check_in(folder)
             else:  # a removal that a crash interrupted is finished by the next trainer
                 self.known.update(folder.glob(f"{MODEL_PREFIX}.*"))
         except DamagedError as error:
@@ -147,7 +147,7 @@ class _Verifier:
             self.damage.append(str(error))
             return
         for file in point.files:
-            self._try(file.check, folder)
+            self._try(file.check_in, folder)
         for path in folder.glob("*"):
             if path.name not in {STATE, *(file.name for file in point.files)}:
                 self.unknown.append(str(path))
@@ -155,7 +155,7 @@ class _Verifier:
             path = points.folder / SEGMENTS / segment.file.name
             if path not in self.known:
                 self.known.add(path)
-                self._try(segment.file.check, points.folder / SEGMENTS)
+                self._try(segment.file.check_in, points.folder / SEGMENTS)
         self.damage.extend(filter(None, (too_short(self._run, point, name) for name in point.known_bytes)))
 
     def rest(self) -> None:

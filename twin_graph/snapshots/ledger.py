@@ -378,7 +378,7 @@ class Ledger:
         new = zip(self._entries[first:], self._holds[first:], strict=True)
         return self._folds, len(self._entries), list(self._read(new, kinds))
 
-    def check(self, *, upto: int) -> None:
+    def check_lines(self, *, upto: int) -> None:
         """Reads every event. Raises `DamagedError` if one that holds is not what was written."""
         for _ in self._read(self._folded(upto), ()):
             pass

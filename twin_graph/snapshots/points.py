@@ -201,7 +201,7 @@ class PointStore:
         import numpy as np
 
         path = self.folder / SEGMENTS / segment.file.name
-        segment.file.check(path.parent)
+        segment.file.check_in(path.parent)
         with path.open("rb") as file:
             return {name: np.lib.format.read_array(file, allow_pickle=False) for name in names}
 
@@ -237,17 +237,17 @@ class PointStore:
 
         for file in state.files:
             if file.name == f"{name}.npy":
-                file.check(self.path(state.number))
+                file.check_in(self.path(state.number))
                 array: np.ndarray = np.load(self.path(state.number) / file.name, allow_pickle=False)
                 return array
         return None
 
-    def check(self, state: PointState) -> None:
+    def check_files(self, state: PointState) -> None:
         """Reads every file of a point, those of the replay too. Raises `DamagedError` for the first that is damaged."""
         for file in state.files:
-            file.check(self.path(state.number))
+            file.check_in(self.path(state.number))
         for segment in state.segments:
-            segment.file.check(self.folder / SEGMENTS)
+            segment.file.check_in(self.folder / SEGMENTS)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:

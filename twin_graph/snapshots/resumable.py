@@ -94,7 +94,7 @@ def point_at(run: Run, reference: str) -> PointState:
 
 def _checked_point(run: Run, folder: Path) -> PointState:
     point = PointState.read(folder)
-    run.points().check(point)
+    run.points().check_files(point)
     check_records(run, point)
     return point
 
@@ -104,7 +104,7 @@ def check_records(run: Run, point: PointState) -> None:
     for name in point.known_bytes.keys() - {METRICS}:
         for wrong in _wrong_records(run, point, name):
             raise DamagedError(wrong)
-    run.ledger.check(upto=point.known_bytes[run.ledger.path.name])
+    run.ledger.check_lines(upto=point.known_bytes[run.ledger.path.name])
     store = Snapshots(run.store_folder, run.ledger, upto=point.known_bytes[run.ledger.path.name])
     for snapshot_id in point.snapshots:
         store.check_files(snapshot_id)

@@ -76,7 +76,7 @@ class FileRecord(Record):
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             return cls(name=path.name, size=os.fstat(file.fileno()).st_size, sha256=digest)
 
-    def check(self, folder: Path) -> None:
+    def check_in(self, folder: Path) -> None:
         """Raises `DamagedError` unless the file in `folder` is the one recorded."""
         path = folder / self.name
         try:
@@ -276,7 +276,7 @@ class Snapshots:
     def check_files(self, snapshot_id: str) -> None:
         """Compares the sizes and hashes of a snapshot's files with its manifest. Raises `DamagedError`."""
         for file in self.manifest(snapshot_id).files:
-            file.check(self.folder / snapshot_id)
+            file.check_in(self.folder / snapshot_id)
 
     def check_usable(self, snapshot_id: str) -> None:
         """Raises `UsageError` if retention removed the weights, `DamagedError` if files are not what was written."""

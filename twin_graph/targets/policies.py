@@ -406,7 +406,7 @@ class Policy(NamedTuple):
     function: Callable[..., Choice]
     arguments: dict[str, Any]
 
-    def check(self, settings: Settings) -> None:
+    def check_settings(self, settings: Settings) -> None:
         """Raises `UsageError` if the other settings do not let this policy work."""
         if not self.members and self.setting == "target.policy":  # there is nothing to bootstrap from
             raise UsageError(f"{self.setting}={self.text} needs a game to play: it is for opponent.policy")
@@ -510,7 +510,7 @@ def roles(settings: Settings) -> dict[str, Policy]:
     if settings.opponent.policy:
         found["opponent"] = parse(settings.opponent.policy, "opponent.policy")
     for policy in found.values():
-        policy.check(settings)
+        policy.check_settings(settings)
     return found
 
 

@@ -69,8 +69,8 @@ def ready(
     check_no_pattern(folder, "rename the folder")
     with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
         needs = requirements.measure(settings, env, folder, elsewhere=elsewhere)
-        requirements.check(needs, begun=folder.exists())
-        check(settings, env)
+        requirements.check_enough(needs, begun=folder.exists())
+        check_settings(settings, env)
         if point:
             yield Ready(settings, env, needs)
         else:
@@ -78,13 +78,13 @@ def ready(
             yield Ready(tuned, env, needs, measured)
 
 
-def check(settings: Settings, env: VectorEnv) -> None:
+def check_settings(settings: Settings, env: VectorEnv) -> None:
     """Raises a one-line `UsageError` for problems that a run with these settings would meet only
     later, or never notice."""
     check_that_it_learns(settings)
     check_rescaling(settings, env.spec)
-    games.check(settings)
-    trackers.check(settings)
+    games.check_evaluations(settings)
+    trackers.check_tracker(settings)
 
 
 def check_rescaling(settings: Settings, env: EnvSpec) -> None:

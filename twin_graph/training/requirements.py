@@ -174,7 +174,7 @@ def _on_disk(settings: Settings, model: Model, replay: int) -> Iterator[Need]:
     yield Need("what is logged", train.steps // settings.log.every_steps * line, "raise log.every_steps")
 
 
-def check(needed: Needs, *, begun: bool = False) -> None:
+def check_enough(needed: Needs, *, begun: bool = False) -> None:
     """Raises `TwinGraphError` if there is not enough memory or disk.
 
     The message says what needs most, and what helps; where the run has `begun`, only what can still be done.

@@ -30,7 +30,7 @@ def _main() -> None:
             try:
                 check_version(settings.env.id)
                 env = stack.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
-                readiness.check(settings, env)
+                readiness.check_settings(settings, env)
                 needed = requirements.measure(settings, env, RUNS)  # no run's folder, as the present one may be
                 spec = ModelSpec.of(settings, env.spec)
                 with tf.Graph().as_default():

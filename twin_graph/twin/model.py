@@ -45,7 +45,7 @@ class ModelSpec:
     @classmethod
     def of(cls, settings: Settings, env: EnvSpec) -> ModelSpec:
         """The spec for these settings in an environment. Raises `UsageError` if they do not fit it."""
-        networks.check(settings.network, settings.env.id, env)
+        networks.check_fits(settings.network, settings.env.id, env)
         _check_players(settings, env)
         _check_shift(settings, env)
         return cls(env, settings.network, settings.loss, settings.model, settings.train)

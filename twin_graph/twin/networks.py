@@ -262,7 +262,7 @@ def _advised(env: EnvSpec) -> str:
     return "minatar" if _is_single_image(env) else "mlp"
 
 
-def check(name: str, env_id: str, env: EnvSpec) -> None:
+def check_fits(name: str, env_id: str, env: EnvSpec) -> None:
     """Raises `UsageError` if there is no network of this name, or it does not take this environment's observations."""
     network = lookup.find("network", name, NETWORKS)
     if not isinstance(network, Network) or network.fits(env):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from twin_graph.snapshots.store import SnapshotStore
 
 
-class Difference(NamedTuple):
+class Distance(NamedTuple):
     """One variable of two snapshots.
 
     Attributes:
@@ -35,7 +35,7 @@ class Difference(NamedTuple):
     relative: float
 
 
-def diff(first: tuple[SnapshotStore, Commit], second: tuple[SnapshotStore, Commit]) -> list[Difference]:
+def diff(first: tuple[SnapshotStore, Commit], second: tuple[SnapshotStore, Commit]) -> list[Distance]:
     """Compares two snapshots, of one run or of two, variable by variable; the last line is all of them together.
 
     Raises:
@@ -46,16 +46,16 @@ def diff(first: tuple[SnapshotStore, Commit], second: tuple[SnapshotStore, Commi
     shapes = [{name: value.shape for name, value in weights.items()} for weights in (ours, theirs)]
     if differing := sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()}):
         raise UsageError(f"{first[1].id} and {second[1].id} are of different networks: {', '.join(differing)} differ")
-    rows = [difference(name, ours[name], theirs[name]) for name in sorted(ours)]
-    return [*rows, difference("all", flat(ours), flat(theirs))]
+    rows = [distance(name, ours[name], theirs[name]) for name in sorted(ours)]
+    return [*rows, distance("all", flat(ours), flat(theirs))]
 
 
-def difference(name: str, a: np.ndarray, b: np.ndarray) -> Difference:
+def distance(name: str, a: np.ndarray, b: np.ndarray) -> Distance:
     """How far apart two arrays of one shape are."""
     change = b.astype(np.float64) - a
     distance, norm = float(np.linalg.norm(change)), float(np.linalg.norm(a))
     relative = distance / norm if norm else math.inf if distance else 0.0
-    return Difference(name, a.shape, distance, float(np.abs(change).max()), relative)
+    return Distance(name, a.shape, distance, float(np.abs(change).max()), relative)
 
 
 def flat(weights: Mapping[str, np.ndarray]) -> np.ndarray:

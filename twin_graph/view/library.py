@@ -144,7 +144,8 @@ class Library:
                 if known.summary["state"] != "gone"
             ]
         by_name = sorted(summaries, key=lambda summary: str(summary["run"]))
-        return [(depth, summary["index"]) for depth, summary in report.tree(by_name)]
+        runs = [(str(one["run"]), str((one.get("forked_from") or {}).get("run", ""))) for one in by_name]
+        return [(depth, by_name[place]["index"]) for depth, place in report.tree(runs)]
 
     def differences(self, indexes: Sequence[int]) -> list[dict[str, Any]]:
         """The settings in which runs differ, with the value of each."""

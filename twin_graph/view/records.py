@@ -15,6 +15,7 @@ from twin_graph.config import turns
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.records import report
 from twin_graph.records.depth import Depths
+from twin_graph.records.told import plain
 from twin_graph.snapshots.files import GrowingLines, damaged_line
 from twin_graph.snapshots.ledger import (
     BY_HAND,
@@ -136,8 +137,8 @@ class Records:
     def summary(self) -> dict[str, Any]:
         """What `twin-graph status` says, and the learning curve in little as `spark`."""
         summary = report.status(self.run)
-        self._updates = summary["updates"]
-        return {**summary, "spark": self._spark()}
+        self._updates = summary.updates
+        return {**plain(summary), "spark": self._spark()}
 
     def _spark(self) -> list[list[float]]:
         """Agent steps and scores, of two learners the first one's; of a run without scores, its training returns."""
@@ -285,29 +286,29 @@ class Records:
     def snapshot(self, snapshot_id: str) -> dict[str, Any]:
         """One snapshot, as `twin-graph show` has it."""
         details = report.show(self.run, snapshot_id)
-        manifest = details["manifest"]
+        manifest = plain(details.manifest)
         kept = ("id", "number", "lineage", "parent", "attempt", "time", "counters", "weights_sha256", "origin")
         return {
-            "run": details["run"],
+            "run": details.run,
             **{key: manifest[key] for key in kept},
             "bytes": sum(file["size"] for file in manifest["files"]),
-            "depth_agent_steps": details["depth_agent_steps"],
-            "has_weights": details["has_weights"],
-            "pinned": details["pinned"],
-            "abandoned": details["abandoned"],
+            "depth_agent_steps": details.depth_agent_steps,
+            "has_weights": details.has_weights,
+            "pinned": details.pinned,
+            "abandoned": details.abandoned,
             "variables": [{"name": v["name"], "shape": v["shape"]} for v in manifest["variables"]],
             "evaluations": [
                 {key: line[key] for key in ("mean", "interval_95", "returns", "scheduled")}
-                for line in details["evaluations"]
+                for line in details.evaluations
             ],
-            "served_from": [swap["first_update"] for swap in details["swaps"] if swap["into"] == "target"],
+            "served_from": [swap.first_update for swap in details.swaps if swap.into == "target"],
             "film": snapshot_id in self._films(),
         }
 
     def explain(self, update: int) -> dict[str, Any]:
         """Which snapshots were the target of an update, as `twin-graph explain` has it."""
         told = report.explain(self.run, update)
-        return {**told, "candidates": len(told["candidates"])}
+        return {**plain(told), "candidates": len(told.candidates)}
 
     def film(self, snapshot_id: str) -> Path:
         """The film of a snapshot. Raises `UsageError` if there is none."""
