@@ -147,6 +147,7 @@ def test_when_a_machine_dies_its_run_goes_on_elsewhere(
         free.bind(("127.0.0.2", 0))  # for Ray, 127.0.0.1 is the address of the outer interface
         address = f"127.0.0.2:{free.getsockname()[1]}"
     env = {**ENVIRONMENT, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    env |= {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}  # not 5 times 3 s
     head = ("--head", "--node-ip-address=127.0.0.2", f"--port={address.partition(':')[2]}", "--num-cpus=0")
     node(*head, "--include-dashboard=false", "--disable-usage-stats", env=env)
     wait_for(lambda: answers(address))
