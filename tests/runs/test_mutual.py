@@ -333,8 +333,8 @@ def test_a_swap_by_hand_names_its_learner(cartpole: Make, train: Train) -> None:
     run.change_settings(config.change(run.settings, [("train.steps", 1_200)]))
     attempt(run)
     targets = {target.learner: target for target in report.status(run).targets}
-    assert (targets["a"]["snapshot"], targets["a"]["held"]) == (first.id, True)
-    assert (targets["b"]["snapshot"], targets["b"]["held"]) != (first.id, True)
+    assert (targets["a"].snapshot, targets["a"].held) == (first.id, True)
+    assert (targets["b"].snapshot, targets["b"].held) != (first.id, True)
     own = [update for update in range(150, 250) if report.explain(run, update).learner == "a"]
     assert all(report.explain(run, update).request for update in own if update > 160)
 
