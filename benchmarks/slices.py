@@ -3,8 +3,9 @@ r"""Which of several versions or settings of twin-graph trains faster: they take
     python benchmarks/slices.py [--seconds 0.4] [--cycles 60] [--copies 2] [--json FILE] VARIANT VARIANT...
 
 A VARIANT is the folder of a checkout, and settings: '. twin.precision=bf16' or '../old train.chunk_steps=0'. Every one
-trains the preset `pong` as `phases.py` does, in processes of its own, until they make updates; then all of them are
-halted (SIGSTOP) but the one whose turn it is. The first is what the others are compared with.
+trains the preset `pong`, or another (`preset=cartpole`), as its own `phases.py` does, in processes of its own, until
+they make updates; then all of them are halted (SIGSTOP) but the one whose turn it is. The first is what the others are
+compared with.
 
 The speed of a shared machine changes by a third within minutes, and so do the figures of runs made one after the
 other. Slices meet the same minutes. What remains: processes of one version differ, for as long as they live, by up to
@@ -47,7 +48,7 @@ class Copy:
         records.mkdir()
         self._counter.write_text("0", encoding="utf-8")
         self._process = psutil.Popen(
-            [sys.executable, __file__, "--train", str(records), *settings],
+            [sys.executable, Path(folder, "benchmarks", "slices.py").resolve(), "--train", str(records), *settings],
             env={**os.environ, "PYTHONPATH": str(Path(folder).resolve())},
             stdout=subprocess.DEVNULL,
         )
@@ -110,7 +111,9 @@ def train(records: Path, assignments: tuple[str, ...]) -> None:
     from twin_graph import envs, training
     from twin_graph.snapshots.run import create
 
-    settings = phases.chosen_settings("chunks", "pong", 10**6, assignments)
+    presets = [word.removeprefix("preset=") for word in assignments if word.startswith("preset=")]
+    others = tuple(word for word in assignments if not word.startswith("preset="))
+    settings = phases.chosen_settings("chunks", [*presets, "pong"][0], 10**6, others)
     env = envs.make(settings.env, count=settings.env.count)
     counter = os.open(records / "agent_steps", os.O_WRONLY)
     for progress in training.train(create(records / "run", settings), env):
