@@ -27,7 +27,7 @@ STEPS = {1: 3_000, 2: 5_000}  # agent steps of all workers
 COMMON = [
     *("--set=train.start_steps=400", "--set=replay.capacity_steps=20000", "--set=act.epsilon_start=0.02"),
     *("--set=act.epsilon_end=0.02", "--set=evaluate.episodes=0", "--set=log.every_steps=400"),
-    *("--set=workers.pin=true", "--set=twin.threads=1", "--set=resume.every_steps=1000000"),
+    *("--set=twin.threads=1", "--set=resume.every_steps=1000000"),
 ]
 
 

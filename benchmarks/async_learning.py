@@ -94,7 +94,7 @@ class Plan(NamedTuple):
             return ["resume", str(where), f"--steps={self.steps}"]
         settings = list(self.settings)
         if self.workers:
-            settings += ["workers.pin=true", "twin.threads=1"]
+            settings += ["twin.threads=1"]
         return [
             *("train", self.game, f"--seed={self.seed}", f"--steps={self.steps}", f"--run-dir={where}"),
             *((f"--workers={self.workers}",) if self.workers else ()),

@@ -15,7 +15,7 @@ _USED_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
         lambda s: not s.workers.count,
         "with workers.count=0",
     ),
-    ("workers.servers", "workers.restarts", "workers.pin", "workers.gpu_memory_fraction"): (
+    ("workers.servers", "workers.restarts", "workers.gpu_memory_fraction"): (
         lambda s: s.workers.count > 0,
         "with workers.count=1 or more",
     ),

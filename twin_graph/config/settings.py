@@ -384,10 +384,15 @@ class WorkersSettings(_Section):
     )
     servers: int = _setting(1, "parameter servers for the shared variables", unit="processes", ge=1, le=64)
     restarts: int = _setting(3, "how many times a worker that died is restarted", ge=0)
-    pin: bool = _setting(False, "pin each worker to one core")
     gpu_memory_fraction: float | None = _setting(
         None, "share of each GPU's memory per worker; null for as much as it needs", gt=0, le=1
     )
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _of_older_versions(cls, values: Any) -> Any:
+        """Runs up to version 0.3.0 may have had each worker on a core of its own: `pin`."""
+        return {name: value for name, value in values.items() if name != "pin"} if isinstance(values, dict) else values
 
 
 class SaveSettings(_Section):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -210,9 +209,6 @@ def work(cluster: Cluster, index: int) -> None:
     whole = run.settings
     if index >= whole.workers.count:
         raise UsageError(f"{run.folder} is trained by {whole.workers.count} workers: there is no {name_of(index)}")
-    if whole.workers.pin:
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[index % len(cores)]})
     with contextlib.ExitStack() as open_:
         env = open_.enter_context(contextlib.closing(envs.make(whole.env, count=whole.env.count)))
         spec = ModelSpec.of(whole, env.spec)
