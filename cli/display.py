@@ -164,7 +164,7 @@ def _panel(progress: Any, elapsed: float, rate: Task, *, verbose: bool) -> Group
     workers = Table.grid(padding=(0, 2))
     for worker, restarts in progress.workers:
         again = f", restarted {counted(restarts, 'time')}" if restarts else ""
-        workers.add_row(worker.name, worker_line(worker.model_dump()) + again)
+        workers.add_row(worker.name, worker_line(worker) + again)
     phases = Text(_phases(progress) if verbose else "", "dim")
     return Group(bar, counts, facts, workers, phases, Text(progress.note, "yellow"))
 

@@ -63,7 +63,7 @@ def resume(
             for reason in damage:
                 say(f"skipped: {reason}")
             elsewhere = elsewhere_of(described)
-            begun = open_.enter_context(readiness.ready(settings, found.folder, point, elsewhere=elsewhere))
+            begun = open_.enter_context(readiness.ready(settings, found.folder, (found, point), elsewhere=elsewhere))
         changes = list(config.differences(found.trained_settings, settings))
         open_.enter_context(found.trying(settings))
         say(f"{found.folder}: resume point {point.number} of {point.time[:19].replace('T', ' ')} UTC")

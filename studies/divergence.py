@@ -250,7 +250,7 @@ def train(name: str, folder: Path, jobs: int) -> None:
     study = STUDIES[name]
     # A process for each, forked from one that has imported TensorFlow.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["twin_graph.training", "twin_graph.envs.gym", "twin_graph_cli.fork"])
+    context.set_forkserver_preload(["twin_graph.training.trainer", "twin_graph.envs.gym", "twin_graph_cli.fork"])
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
         trained = pool.map(train_parent, repeat(folder), study.parents)
         parents = track(trained, "parents", total=len(study.parents))

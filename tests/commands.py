@@ -22,7 +22,7 @@ from filelock import FileLock
 RESAMPLES = 200
 
 # Each line of the pipe `asks` in its folder is the path of a file with a call: calls are longer than what a pipe takes
-# at once. For each a live says the program's process id and, when it has ended, its exit code. If asked, it kills a
+# at once. For each a keeper says the program's process id and, when it has ended, its exit code. If asked, it kills a
 # program whose caller is gone: whoever kills the caller means the program.
 _SERVER = """
 import contextlib, faulthandler, gc, json, os, runpy, select, shutil, signal, sys, time, traceback, types, warnings

@@ -159,7 +159,9 @@ class NotebookRun(Run):
                 warnings.warn(f"skipped: {reason}", stacklevel=2)
             with contextlib.ExitStack() as open_:
                 try:
-                    begun = open_.enter_context(readiness.ready(settings, self.folder, point))
+                    begun = open_.enter_context(
+                        readiness.ready(settings, self.folder, (self, point) if point else None)
+                    )
                 except CompleteError:
                     return self  # as where a cell is run twice
                 open_.enter_context(self.trying(begun.settings))

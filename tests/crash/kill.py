@@ -199,8 +199,8 @@ def serve(folder: Path, keep: bool, bells: list[int]) -> None:
     """
     children: set[int] = set()
     try:
-        from twin_graph import training
         from twin_graph.envs import atari, gym  # noqa: F401  imported here so that forks need not
+        from twin_graph.training import trainer
 
         memory = slots(folder / "memory", len(bells))
         print(json.dumps("ready"), flush=True)
@@ -214,7 +214,7 @@ def serve(folder: Path, keep: bool, bells: list[int]) -> None:
             life = Life(*request)
             pid = os.fork()
             if pid == 0:
-                _live(life, memory[life.slot], bells[life.slot], folder / f"log{life.slot}", training.train)
+                _live(life, memory[life.slot], bells[life.slot], folder / f"log{life.slot}", trainer.train)
             children.add(pid)
             print(json.dumps(pid), flush=True)
     finally:

@@ -260,6 +260,13 @@ def test_ctrl_c_reaches_environments_in_processes_too_and_ends_the_run_all_the_s
     assert time.monotonic() < deadline
 
 
+def test_a_score_is_said_once(trained: Path) -> None:
+    options = ["--steps=600", "--set=evaluate.every_steps=200", "--run-dir=scores"]
+    said = twin_graph("train", "cartpole", *TINY, *options, cwd=trained).stderr
+    scores = re.findall(r"agent steps: score of (\S+) is", said)
+    assert len(scores) == len(set(scores)) == 3
+
+
 def test_a_killed_trainer_is_reported_as_failed(trained: Path) -> None:
     trainer = Command("train", "cartpole", "--run-dir", "killed", *TINY, cwd=trained)
     trainer.wait_for(trained / "killed" / "metrics.jsonl")

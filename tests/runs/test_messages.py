@@ -28,6 +28,7 @@ from twin_graph import envs, training
 from twin_graph.base.text import command, counted
 from twin_graph.config.settings import Settings
 from twin_graph.snapshots.run import Run, create
+from twin_graph.snapshots.workers import own_status
 
 SCRIPT = str(Path(sys.executable).with_name("twin-graph"))
 
@@ -153,12 +154,14 @@ def test_a_panel_cuts_no_name_where_a_line_has_80_letters(
             shown.show(progress)
             assert not progress.target or progress.target[0] in said.getvalue()
         progress.live.tally.updates = 12_345_678
+        progress.workers = [(own_status(0, 1, "training"), 2)]
         time.sleep(0.01)
         said.truncate(0)
         shown.show(progress)
     assert progress.evaluation
     panel = said.getvalue()
     assert "12,345,678" in panel
+    assert re.search(r"worker-0 +0 agent steps, .*, restarted 2 times", panel)
     assert progress.evaluation[0] in panel
     assert re.search(r"target +\S+ and 1 more, serving for [\d,]+ updates", panel)
     assert "agent steps/s" in panel

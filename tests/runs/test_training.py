@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attempts import progress_of
 from commands import twin_graph
 from tables import rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -123,6 +124,12 @@ def test_refreshing_through_the_disk_trains_exactly_as_a_copy_in_memory_would(
     hashes = [[m.weights_sha256 for m in run.store().snapshots] for run in (through_disk, in_memory)]
     assert hashes[0] == hashes[1]
     assert len(set(hashes[0])) > 2
+
+
+def test_the_time_of_a_refresh_is_that_of_those_that_were_made(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole())
+    *_, last = progress_of(run)
+    assert last.live.stopwatch.calls["refresh"] == len(run.ledger.events(Swap)) < last.updates / 10
 
 
 def test_the_target_matters(cartpole: Make, trained: Train) -> None:

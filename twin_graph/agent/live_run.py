@@ -15,7 +15,7 @@ from twin_graph.agent import trackers
 from twin_graph.agent.held_out import HeldOut
 from twin_graph.agent.learner import Learner, Learners
 from twin_graph.agent.resume_points import ResumePoints
-from twin_graph.agent.role import Why
+from twin_graph.agent.role import Role, Why
 from twin_graph.agent.tensorboard import EventFile
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.turns import Turns
@@ -71,6 +71,7 @@ class LiveRun:
         self._saved = tally.counters
         self.notices: list[str] = []
         self._end: End | None = None
+        targets.roles(run.settings)  # before anything is begun: raises if one cannot work
         with contextlib.ExitStack() as building:
             building.enter_context(run.lock("train"))
             self.store = run.store()
@@ -159,14 +160,17 @@ class LiveRun:
     def refresh_if_due(self) -> None:
         """Refreshes each target and opponent whose schedule says so, unless it is held."""
         for role in self.learners.roles:
-            with self.stopwatch.phase("refresh"):
-                role.refresh_if_due(self.tally, self.matches.played)
+            if role.is_due(self.tally):
+                self._refresh(role, str(role.schedule))
 
     def refresh(self, reason: str) -> None:
         """Refreshes each target, and the opponent if there is one, with what the policies choose."""
         for role in self.learners.roles:
-            with self.stopwatch.phase("refresh"):
-                role.refresh(self.tally.counters, self.matches.played, reason)
+            self._refresh(role, reason)
+
+    def _refresh(self, role: Role, reason: str, **instead: str) -> None:
+        with self.stopwatch.phase("refresh"):
+            role.refresh(self.tally.counters, self.matches.played, reason, **instead)
 
     def rivals(self, learner: Learner) -> dict[str, Commit]:
         """By role, what the newest has to beat at the next scheduled evaluation, where a policy wants that."""
@@ -268,5 +272,4 @@ class LiveRun:
             instead = f"resume with another {role.name}.policy"
             if role.policy.text != "latest":
                 instead = f"resume with --set {role.name}.policy=latest"
-            with self.stopwatch.phase("refresh"):
-                role.refresh(self.tally.counters, self.matches.played, f"the policy was {policy}", instead=instead)
+            self._refresh(role, f"the policy was {policy}", instead=instead)

@@ -70,6 +70,7 @@ class Role(Ensemble):
 
     Attributes:
       name, policy: as given.
+      schedule: of its refreshes.
       has_rivals: whether the policy wants games of other snapshots besides the newest one's.
       since: counters when the present snapshots were restored.
       chosen_by: the policy that chose them, or a person's request.
@@ -91,15 +92,14 @@ class Role(Ensemble):
         self.name, self.policy, self.has_rivals = name, policy, policy.has_rivals
         self._learner, self._source = learner, source
         self._run, self._store = run, store
-        self._schedule = run.settings.refresh_schedule_of(name)
+        self.schedule = run.settings.refresh_schedule_of(name)
         self.since = Counters.zero()
         self.chosen_by = ""
         self.held = False
 
-    def refresh_if_due(self, tally: Tally, played: Sequence[Match]) -> None:
-        """Refreshes if the schedule says so, unless it is held."""
-        if not self.held and self._schedule.due(self.since, tally):
-            self.refresh(tally.counters, played, str(self._schedule))
+    def is_due(self, tally: Tally) -> bool:
+        """Whether the schedule asks for a refresh, unless a person holds it."""
+        return not self.held and self.schedule.due(self.since, tally)
 
     def refresh(self, counters: Counters, played: Sequence[Match], reason: str, *, instead: str = "") -> None:
         """Restores what the policy chooses now, and records it.

@@ -64,7 +64,7 @@ class Request(Record):
 
 
 def swap_command(run: object, *words: object, into: str = "target", learner: str = ONLY_LEARNER) -> str:
-    """The `twin-graph swap` that a person can paste, with the options that this twin needs; see `words.command`."""
+    """The `twin-graph swap` that a person can paste, with the options that this twin needs."""
     options = ["--into", into] if into != "target" else []
     options += ["--learner", learner] if learner != ONLY_LEARNER else []
     return command("swap", run, *words, *options)

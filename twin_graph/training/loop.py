@@ -89,10 +89,12 @@ def loop(
         scores = stepper.advance()
         now = progress.counters  # read once: workers keep making steps while this process writes
         done = now.agent_steps >= progress.total_steps
-        if done:
-            scores += _end(stepper, live)
         progress.returns.extend(scores)
         progress.workers = stepper.workers
+        if done:
+            last = _end(stepper, live)
+            progress.returns.extend(last)
+            scores = [*scores, *last]
         if done or log.due(since, now):
             live.log(progress.metrics())
             if settings.log.variables:

@@ -14,7 +14,6 @@ from twin_graph.envs.gym import check_version
 from twin_graph.errors import CompleteError, UsageError
 from twin_graph.evaluation import games
 from twin_graph.snapshots.files import check_no_pattern
-from twin_graph.snapshots.run import Run
 from twin_graph.targets.evaluations import nothing_left
 from twin_graph.training import requirements, tuning
 from twin_graph.twin.model import ModelSpec
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from twin_graph.config.settings import Settings
     from twin_graph.envs import EnvSpec, VectorEnv
     from twin_graph.snapshots.points import PointState
+    from twin_graph.snapshots.run import Run
 
 
 class Ready(NamedTuple):
@@ -43,14 +43,14 @@ class Ready(NamedTuple):
 
 @contextlib.contextmanager
 def ready(
-    settings: Settings, folder: Path, point: PointState | None = None, *, elsewhere: bool = False
+    settings: Settings, folder: Path, continued: tuple[Run, PointState] | None = None, *, elsewhere: bool = False
 ) -> Iterator[Ready]:
     """Yields the environments of a run, once it is clear that it can be trained here; closes them afterwards.
 
     Args:
       settings: with which it is to be trained.
       folder: of the run; for the beginning it need not exist yet.
-      point: where to continue; None for the beginning.
+      continued: the run and its point where that continues; None for the beginning.
       elsewhere: whether workers and servers have machines of their own.
 
     Raises:
@@ -58,8 +58,8 @@ def ready(
       CompleteError: nothing is left to train.
       TwinGraphError: there is not enough memory or disk space.
     """
-    if point:
-        run, made = Run(folder), point.counters
+    if continued:
+        run, made = continued[0], continued[1].counters
         check_length(settings, made.agent_steps)
         if why := nothing_left(run, made.agent_steps, settings):
             raise CompleteError(why)
@@ -71,7 +71,7 @@ def ready(
         needs = requirements.measure(settings, env, folder, elsewhere=elsewhere)
         requirements.check_enough(needs, begun=folder.exists())
         check_settings(settings, env)
-        if point:
+        if continued:
             yield Ready(settings, env, needs)
         else:
             tuned, measured = tuning.fix(settings, ModelSpec.of(settings, env.spec), elsewhere=elsewhere)

@@ -15,7 +15,7 @@ from twin_graph.errors import DamagedError, ForeignError, NoWorkerError, TwinGra
 from twin_graph.evaluation.games import Evaluation
 from twin_graph.training.evaluator import Evaluator
 from twin_graph.training.loop import InChunks, StepByStep, Stepper, loop
-from twin_graph.training.progress import Progress
+from twin_graph.training.progress import Happened, Progress
 from twin_graph.training.requests import Requests
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def run_to_its_end(
                 progress.take(happened)
                 callbacks.tell()
                 yield progress
+            progress.take(Happened())
         except (ForeignError, UsageError, DamagedError, NoWorkerError) as error:
             with contextlib.suppress(OSError, TwinGraphError):  # if this fails too, a resume uses the previous point
                 if not live.at_point:
