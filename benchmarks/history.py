@@ -121,7 +121,7 @@ def _prune(store: Any, doomed: list[str]) -> None:
 
 def resumed(folder: Path) -> dict[str, float]:
     """What a trainer that resumes a run needs: medians in milliseconds, megabytes."""
-    from twin_graph.snapshots.ledger import Swap
+    from twin_graph.snapshots.ledger import Restore
     from twin_graph.targets.policies import parse
 
     memory = psutil.Process().memory_info
@@ -140,7 +140,7 @@ def resumed(folder: Path) -> dict[str, float]:
         for policy in POLICIES:
             live.learners.first.target.policy = parse(policy)
             found[f"refresh by {policy}"] = _milliseconds(lambda: live.refresh("benchmark"))
-            assert next(live.run.ledger.newest_first(Swap)).policy == policy
+            assert next(live.run.ledger.newest_first(Restore)).policy == policy
         found["resume point"] = _milliseconds(live.commit_point, rounds=5)
         gc.collect()
         found["megabytes"] = memory().rss / 1e6

@@ -15,7 +15,7 @@ import pytest
 from twin_graph import envs, training
 from twin_graph.agent.learner import Learners, Prepared, Trained
 from twin_graph.config.settings import Settings
-from twin_graph.snapshots.ledger import Swap
+from twin_graph.snapshots.ledger import Restore
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create
 from twin_graph.training.progress import Progress
@@ -77,7 +77,7 @@ def end(run: Run) -> tuple[Any, ...]:
     assert state is not None
     evaluations = list(run.evaluation_lines())
     manifests = [store.manifest(snapshot.id) for snapshot in store.snapshots]
-    swaps = run.ledger.events(Swap)
+    swaps = run.ledger.events(Restore)
     return (
         state.weights_sha256,
         [snapshot.id for snapshot in store.snapshots],

@@ -21,7 +21,7 @@ from twin_graph.envs.legal import ILLEGAL, pick
 from twin_graph.errors import CompleteError, UsageError
 from twin_graph.records import report
 from twin_graph.snapshots import run
-from twin_graph.snapshots.ledger import Commit, Swap, is_import
+from twin_graph.snapshots.ledger import Commit, Restore, is_import
 from twin_graph.snapshots.lines import learning_curve
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, locate
@@ -81,7 +81,7 @@ class NotebookRun(Run):
         """
         store, after = self.store(), dict[tuple[str, str], int]()
         rows: list[dict[str, Any]] = []
-        for swap in self.ledger.newest_first(Swap):
+        for swap in self.ledger.newest_first(Restore):
             whose = swap.learner, swap.worker
             if swap.into != "target" or after.get(whose) == swap.first_update - 1:  # replaced before it served
                 continue

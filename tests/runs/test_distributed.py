@@ -41,7 +41,7 @@ from twin_graph.records import report
 from twin_graph.records.verify import verify
 from twin_graph.replay.ring import Batch
 from twin_graph.snapshots.files import checked
-from twin_graph.snapshots.ledger import End, Point, Swap
+from twin_graph.snapshots.ledger import End, Point, Restore
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import Variable
 from twin_graph.snapshots.workers import FOLDER, UpdateLog, own_status, statuses, write_status
@@ -556,7 +556,7 @@ def test_a_killed_worker_is_started_again_and_the_steps_are_exact(tmp_path: Path
             assert all(commits[snapshot.id].updates < update for snapshot in told.snapshots)
             explained += 1
     assert explained >= len(range(1, status.updates + 1, 11)) - 1
-    swaps = [event for event in Run(run).ledger.events() if isinstance(event, Swap)]
+    swaps = [event for event in Run(run).ledger.events() if isinstance(event, Restore)]
     assert {swap.worker for swap in swaps} == {"", "worker-0", "worker-1"}
     for swap in swaps:  # no update had a target that was not there when it was made
         assert all(commits[snapshot].updates < swap.first_update for snapshot in swap.snapshots)

@@ -23,7 +23,7 @@ from twin_graph.records.verify import verify
 from twin_graph.snapshots import control, files, workers
 from twin_graph.snapshots.files import read_file
 from twin_graph.snapshots.fork import fork, settings_from
-from twin_graph.snapshots.ledger import Fork, Point, Swap
+from twin_graph.snapshots.ledger import Fork, Point, Restore
 from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import Run, create, folders_of_runs
 from twin_graph.training import requirements
@@ -287,7 +287,7 @@ def test_swaps_by_hand_are_the_parents_own(cartpole: Make, tmp_path: Path) -> No
                 control.ask(parent.control, "swap", parent.resolve("000001").id, hold=True)
             if progress.agent_steps == 800:
                 break
-    assert parent.ledger.events(Swap)[-1].request
+    assert parent.ledger.events(Restore)[-1].request
     attempt(made := forked(parent, tmp_path / "fork", at="1"))
     assert end(made) == end(plain)
     attempt(parent)

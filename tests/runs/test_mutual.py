@@ -28,7 +28,7 @@ from twin_graph.records.verify import verify
 from twin_graph.replay.ring import Replay, Transition
 from twin_graph.replay.sampling import Prioritized
 from twin_graph.snapshots import control, swaps
-from twin_graph.snapshots.ledger import Swap
+from twin_graph.snapshots.ledger import Restore
 from twin_graph.snapshots.run import Run, create
 from twin_graph.targets.retention import prune
 from twin_graph.twin.model import ModelSpec
@@ -246,7 +246,7 @@ def test_a_shared_store_has_one_line_and_a_learner_may_receive_itself(cartpole: 
     snapshots = {snapshot.id: snapshot for snapshot in run.store().snapshots}
     assert {snapshot.lineage for snapshot in snapshots.values()} == {turns.SHARED}
     assert {snapshot.learner for snapshot in snapshots.values()} == {"a", "b"}
-    swaps = [event for event in run.ledger.events() if isinstance(event, Swap)]
+    swaps = [event for event in run.ledger.events() if isinstance(event, Restore)]
     received = {(swap.learner, snapshots[swap.snapshots[0]].learner) for swap in swaps}
     assert ("b", "b") in received or ("a", "a") in received
     parents = [snapshot.parent for snapshot in run.store().snapshots]
@@ -263,7 +263,7 @@ def test_the_latest_of_a_shared_store_is_now_the_ones_and_now_the_others(
         )
     )
     whose = {snapshot.id: snapshot.learner for snapshot in run.store().snapshots}
-    received = [(swap.learner, whose[swap.snapshots[0]]) for swap in run.ledger.events(Swap)]
+    received = [(swap.learner, whose[swap.snapshots[0]]) for swap in run.ledger.events(Restore)]
     counts = {pair: received.count(pair) for pair in itertools.product("ab", repeat=2)}
     assert len(received) > 10
     assert min(counts.values()) >= len(received) // 4 - 2, counts
@@ -273,7 +273,7 @@ def test_each_learner_draws_for_itself(cartpole: Make, train: Train) -> None:
     run = train(
         cartpole(**{**MUTUAL, "train__steps": 500}, target__policy="mix(0.5, 4)", target__refresh_every_updates=10)
     )
-    draws = [[swap.draw for swap in run.ledger.events(Swap) if swap.learner == name] for name in "ab"]
+    draws = [[swap.draw for swap in run.ledger.events(Restore) if swap.learner == name] for name in "ab"]
     assert len(draws[0]) == len(draws[1]) > 5
     assert not set(draws[0]) & set(draws[1])
 
@@ -287,7 +287,7 @@ def test_a_target_is_the_best_of_the_other_learner_until_its_own_evaluations_say
     lineages = {snapshot.id: snapshot.lineage for snapshot in snapshots}
     assert len({line["played_at"]["agent_steps"] for line in lines}) == 20
     chosen = set()
-    for swap in (event for event in run.ledger.events(Swap) if event.policy == "best(mean, 2)"):
+    for swap in (event for event in run.ledger.events(Restore) if event.policy == "best(mean, 2)"):
         other = "b" if swap.learner == "a" else "a"
         before = swap.first_update - 1
         newest = [s.id for s in snapshots if s.lineage == other and s.updates <= before][-1]

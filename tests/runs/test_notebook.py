@@ -20,7 +20,7 @@ from twin_graph.base import machine
 from twin_graph.errors import DamagedError, ForeignError, TwinGraphError, UsageError
 from twin_graph.evaluation.games import Evaluation
 from twin_graph.records import report
-from twin_graph.snapshots.ledger import Swap
+from twin_graph.snapshots.ledger import Restore
 from twin_graph.snapshots.lines import record_evaluation
 from twin_graph.snapshots.run import Run
 from twin_graph.training import trainer as training
@@ -342,7 +342,7 @@ def test_a_target_that_was_replaced_before_it_served_has_no_row(
 ) -> None:
     run = twin_graph.find(trained(cartpole()).folder)
     before = run.targets()
-    last = run.ledger.events(Swap)[-1]
+    last = run.ledger.events(Restore)[-1]
     run.ledger.append(last.model_copy(update={"reason": "again"}))
     after = run.targets()
     assert len(after) == len(before)

@@ -23,7 +23,7 @@ from twin_graph.envs import EnvSpec
 from twin_graph.envs.gym import Gym
 from twin_graph.errors import UsageError
 from twin_graph.records.report import restored
-from twin_graph.snapshots.ledger import Start, Swap
+from twin_graph.snapshots.ledger import Restore, Start
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create
 from twin_graph.twin.losses import LOSSES
@@ -174,7 +174,7 @@ def test_a_closed_environment_lets_its_games_go() -> None:
 
 def test_a_policy_of_ones_own_restores_three_snapshots(cartpole: Make, train: Train) -> None:
     run = train(cartpole(evaluate__episodes=0, target__policy="own_ensemble:spread(min)", save__every_updates=20))
-    swaps = [event for event in run.ledger.events() if isinstance(event, Swap)]
+    swaps = [event for event in run.ledger.events() if isinstance(event, Restore)]
     assert [len(swap.snapshots) for swap in swaps][-1] == 3
     first, *_, last = swaps[-1].candidates
     assert (swaps[-1].snapshots[0], swaps[-1].snapshots[-1]) == (first, last)

@@ -35,7 +35,7 @@ from twin_graph.records.verify import _Verifier, verify
 from twin_graph.snapshots import control, swaps
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.fork import fork
-from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Start, Swap
+from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Restore, Start
 from twin_graph.snapshots.points import PointState, PointStore
 from twin_graph.snapshots.resumable import has_begun, newest_point
 from twin_graph.snapshots.run import METRICS, Run, create
@@ -359,7 +359,7 @@ def test_an_undo_of_a_swap_that_was_made_and_not_answered_follows_it(cartpole: M
     attempt(run, 560)
     swaps.swap(run, "000001", hold=True)
     attempt(run, 720)
-    [swap] = run.ledger.events(Swap, text=BY_REQUEST)
+    [swap] = run.ledger.events(Restore, text=BY_REQUEST)
     assert swap.request
     unanswered = control.read(run.control, swap.request).model_copy(update={"answer": None})
     control._write(run.control, unanswered)
@@ -367,7 +367,7 @@ def test_an_undo_of_a_swap_that_was_made_and_not_answered_follows_it(cartpole: M
     assert f": swap {swap.snapshots[0]} into the target twin" in swaps.undo(run, dry_run=True).message
     assert swaps.undo(run).request
     attempt(run, 900)
-    assert [swap.policy for swap in run.ledger.events(Swap, text=BY_REQUEST)] == ["by hand", "undo"]
+    assert [swap.policy for swap in run.ledger.events(Restore, text=BY_REQUEST)] == ["by hand", "undo"]
 
 
 def test_a_run_is_not_made_shorter_than_it_is(cartpole: Make, tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_a_swap_at_rest_takes_only_what_the_run_has_when_it_resumes(cartpole: Ma
     assert control.pending(run.control) == []
     swaps.swap(run, kept[-1].id, hold=True)
     attempt(run)
-    assert [swap.snapshots for swap in run.ledger.events(Swap, text=BY_REQUEST)] == [(kept[-1].id,)]
+    assert [swap.snapshots for swap in run.ledger.events(Restore, text=BY_REQUEST)] == [(kept[-1].id,)]
 
 
 def test_a_swap_can_be_undone_while_the_run_that_is_to_make_it_still_starts(
@@ -406,7 +406,7 @@ def test_a_swap_can_be_undone_while_the_run_that_is_to_make_it_still_starts(
         starting.setattr(swaps, "answered", lambda run, request, otherwise: Answer(done=True, message="not awaited"))
         swaps.undo(run)
     attempt(run)
-    *_, swapped, undone = run.ledger.events(Swap, text=BY_REQUEST)
+    *_, swapped, undone = run.ledger.events(Restore, text=BY_REQUEST)
     assert (swapped.policy, swapped.hold) == ("by hand", True)
     assert undone.policy == "undo"
     assert control.pending(run.control) == []
@@ -423,7 +423,7 @@ def test_swaps_are_undone_one_after_the_other(cartpole: Make, tmp_path: Path) ->
     for steps in (1_100, 1_300):
         swaps.undo(run)
         attempt(run, steps)
-    made = run.ledger.events(Swap, text=BY_REQUEST)
+    made = run.ledger.events(Restore, text=BY_REQUEST)
     assert [(swap.into, swap.policy) for swap in made] == [
         ("target", "by hand"),
         ("online", "by hand"),
@@ -438,9 +438,8 @@ def test_swaps_are_undone_one_after_the_other(cartpole: Make, tmp_path: Path) ->
     for steps in (1_600, 1_700):
         swaps.undo(run)
         attempt(run, steps)
-    assert (
-        run.ledger.events(Swap, text=BY_REQUEST)[-2].snapshots == run.ledger.events(Swap, text=BY_REQUEST)[-4].snapshots
-    )
+    by_hand = run.ledger.events(Restore, text=BY_REQUEST)
+    assert by_hand[-2].snapshots == by_hand[-4].snapshots
     with pytest.raises(UsageError, match="there is no manual swap to undo"):
         swaps.undo(run)
 
@@ -470,7 +469,7 @@ def test_an_undo_that_cannot_be_is_refused(cartpole: Make, tmp_path: Path) -> No
     assert swaps.undo(run, dry_run=True).message.startswith("would undo: swap 000001-")
     assert swaps.undo(run).request
     attempt(run, 1_100)
-    assert [swap.policy for swap in run.ledger.events(Swap, text=BY_REQUEST)] == ["by hand", "by hand", "undo"]
+    assert [swap.policy for swap in run.ledger.events(Restore, text=BY_REQUEST)] == ["by hand", "by hand", "undo"]
     for dry_run in (True, False):
         with pytest.raises(UsageError, match="there is no manual swap to undo in"):
             swaps.undo(run, dry_run=dry_run)
@@ -543,7 +542,7 @@ def test_a_swap_that_is_requested_at_rest_comes_after_those_that_are_repeated(ca
                 break
     swaps.swap(run, "000000", hold=True)
     attempt(run)
-    made = run.ledger.events(Swap, text=BY_REQUEST)
+    made = run.ledger.events(Restore, text=BY_REQUEST)
     assert [swap.snapshots[0][:6] for swap in made] == ["000001", "000000"]
     assert [swap.counters.agent_steps for swap in made] == [640, 640]
     assert report.status(run).targets[0].snapshot.startswith("000000")
@@ -563,7 +562,7 @@ def test_a_swap_that_is_requested_while_others_are_still_to_be_repeated_is_made_
                     control.ask(run.control, "swap", run.resolve("000001").id)
                 if progress.agent_steps >= until:
                     break
-    made = run.ledger.events(Swap, text=BY_REQUEST)
+    made = run.ledger.events(Restore, text=BY_REQUEST)
     assert [swap.counters.agent_steps for swap in made] == [600, 800]
 
 
@@ -588,7 +587,7 @@ def test_a_swap_by_hand_whose_snapshot_is_not_made_again_is_left_out_and_named(
     with contextlib.closing(envs.make(run.settings.env, count=8)) as env:
         for progress in training.train(run, env, newest_point(run).point):
             assert progress.notices == []
-    assert run.ledger.events(Swap, text=BY_REQUEST) == []
+    assert run.ledger.events(Restore, text=BY_REQUEST) == []
     assert verify(run).damage == []
 
 

@@ -17,7 +17,7 @@ from twin_graph.base.streams import Purpose, environment_seeds, stream
 from twin_graph.config.settings import Settings
 from twin_graph.errors import DivergedError
 from twin_graph.replay.ring import Batch, Replay, Transition
-from twin_graph.snapshots.ledger import Swap
+from twin_graph.snapshots.ledger import Restore
 from twin_graph.snapshots.run import Run, create
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.twin import Compute, Twin, weights_sha256
@@ -118,7 +118,7 @@ def test_a_training_follows_the_schedule_as_written_down(
     run = train(settings)
     weights, refreshes = reference(settings)
     assert run.store().newest.weights_sha256 == weights
-    swaps = [event for event in run.ledger.events() if isinstance(event, Swap)]
+    swaps = [event for event in run.ledger.events() if isinstance(event, Restore)]
     assert [swap.first_update - 1 for swap in swaps] == refreshes
     assert run.store().newest.counters.updates == 100
 
@@ -167,7 +167,7 @@ def test_a_training_by_chunks_that_was_killed_ends_as_one_that_was_not(
     attempt(killed)
     assert end(killed) == end(whole)
     # What the ledger says of each update is what the twins held when its targets were evaluated.
-    swaps = [event for event in whole.ledger.events() if isinstance(event, Swap)]
+    swaps = [event for event in whole.ledger.events() if isinstance(event, Restore)]
     for update, snapshots in held:
         newest = [swap for swap in swaps if swap.first_update <= update][-1]
         assert list(newest.snapshots) == snapshots

@@ -31,7 +31,7 @@ from twin_graph.evaluation.games import last, play
 from twin_graph.records import report
 from twin_graph.records.verify import verify
 from twin_graph.snapshots import swaps
-from twin_graph.snapshots.ledger import Swap
+from twin_graph.snapshots.ledger import Restore
 from twin_graph.snapshots.run import Run, create
 from twin_graph.targets.policies import parse, roles
 
@@ -310,8 +310,8 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(
     assert all(snapshots if policy not in ("random", "self") else not snapshots for _, snapshots, _ in opponents[0][1:])
 
 
-def _into_opponent(run: Run) -> list[Swap]:
-    return [swap for swap in run.ledger.events(Swap) if swap.into == "opponent"]
+def _into_opponent(run: Run) -> list[Restore]:
+    return [swap for swap in run.ledger.events(Restore) if swap.into == "opponent"]
 
 
 def test_opponents_train_differently(tictactoe: Make, train: Callable[[Settings], Run]) -> None:

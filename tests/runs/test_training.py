@@ -31,7 +31,7 @@ from twin_graph.records import report, verify
 from twin_graph.records.told import Target, plain
 from twin_graph.replay.ring import Transition
 from twin_graph.snapshots import control
-from twin_graph.snapshots.ledger import End, Point, Swap
+from twin_graph.snapshots.ledger import End, Point, Restore
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create
@@ -78,7 +78,7 @@ def test_an_ensemble_combines_the_values_of_its_members(cartpole: Make, trained:
 def test_an_average_is_one_network_of_mean_weights(cartpole: Make, train: Train) -> None:
     settings = cartpole(target__policy="average(3)", save__every_updates=10, evaluate__episodes=0)
     run = train(settings)
-    swap = [event for event in run.ledger.events() if isinstance(event, Swap)][-1]
+    swap = [event for event in run.ledger.events() if isinstance(event, Restore)][-1]
     store, observations = run.store(), np.random.default_rng(1).normal(size=(20, 4)).astype(np.float32)
     spec = ModelSpec.of(settings, envs.make(settings.env, count=1).spec)
     make = functools.partial(Twin, spec=spec, compute=Compute(threads=1))
@@ -129,7 +129,7 @@ def test_refreshing_through_the_disk_trains_exactly_as_a_copy_in_memory_would(
 def test_the_time_of_a_refresh_is_that_of_those_that_were_made(cartpole: Make, tmp_path: Path) -> None:
     run = create(tmp_path / "run", cartpole())
     *_, last = progress_of(run)
-    assert last.live.stopwatch.calls["refresh"] == len(run.ledger.events(Swap)) < last.updates / 10
+    assert last.live.stopwatch.calls["refresh"] == len(run.ledger.events(Restore)) < last.updates / 10
 
 
 def test_the_target_matters(cartpole: Make, trained: Train) -> None:
@@ -162,7 +162,7 @@ def test_snapshots_and_ledger_follow_the_schedule(cartpole: Make, trained: Train
     assert others == ["start", *["commit", "swap"] * 5, "commit", "end"]
     # Before the first step, at the first vector steps from 500 and 1000 on, and at the end.
     assert [e.counters.agent_steps for e in events if isinstance(e, Point)] == [0, 504, 1_000, 1_200]
-    swaps = [event for event in events if isinstance(event, Swap)]
+    swaps = [event for event in events if isinstance(event, Restore)]
     assert [(swap.snapshots, swap.first_update) for swap in swaps] == [
         ((m.id,), m.counters.updates + 1) for m in manifests[:-1]
     ]
@@ -176,7 +176,7 @@ def test_saving_and_refreshing_follow_schedules_of_their_own(cartpole: Make, tra
     # Each time a multiple was reached or passed, once something is learnt; and one at the end.
     steps = [snapshot.counters.agent_steps for snapshot in run.store().snapshots]
     assert steps == [0, 320, 480, 640, 800, 960, 1120, 1200]
-    _, *refreshes = [event for event in run.ledger.events() if isinstance(event, Swap)]
+    _, *refreshes = [event for event in run.ledger.events() if isinstance(event, Restore)]
     assert len(refreshes) > 1
     periods = [swap.counters.episodes // 5 for swap in refreshes]
     assert periods == sorted(set(periods))
@@ -194,7 +194,7 @@ def test_a_refresh_restores_what_was_saved_at_the_same_moment(
     period = {"updates": 25, "steps": 100, "episodes": 5}[unit]
     options = {"target__refresh_every_updates": None, f"target__refresh_every_{unit}": period}
     run = train(cartpole(**options, train__chunk_steps=chunk_steps))
-    _, *refreshes = [event for event in run.ledger.events() if isinstance(event, Swap)]
+    _, *refreshes = [event for event in run.ledger.events() if isinstance(event, Restore)]
     committed = {snapshot.id: snapshot.updates for snapshot in run.store().snapshots}
     assert len(refreshes) > 3
     assert [committed[swap.snapshots[0]] for swap in refreshes] == [swap.counters.updates for swap in refreshes]

@@ -27,7 +27,7 @@ from twin_graph import config, notebook
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.records import report
 from twin_graph.snapshots.files import checked, read_lines
-from twin_graph.snapshots.ledger import End, Swap, utc_now
+from twin_graph.snapshots.ledger import End, Restore, utc_now
 from twin_graph.snapshots.lines import record_metrics
 from twin_graph.snapshots.run import Run, create
 from twin_graph.view.library import Library
@@ -73,7 +73,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = twin_graph(*arguments, cwd=cwd)
         assert done.returncode == 0, done.stderr
     run = Run(shutil.copytree(run_folder(cwd), run_folder(cwd, HURT)))
-    swap = run.ledger.events(Swap)[-1]
+    swap = run.ledger.events(Restore)[-1]
     run.ledger.append(swap.model_copy(update={"reason": HURT_REASON, "policy": HURT_REASON}))
     run.ledger.append(End(attempt=1, time=utc_now(), state="failed", reason=HURT_REASON))
     films = run_folder(cwd) / "videos"
@@ -655,10 +655,10 @@ def test_a_run_that_trains_is_followed_and_swapped_by_hand(work: Path, browser: 
             while Run(run.folder).store().newest.id == newest:  # `latest~3` means another one by now
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            assert not run.ledger.events(Swap, text='"request": "')
+            assert not run.ledger.events(Restore, text='"request": "')
             browser.execute_script("arguments[0].click()", swap)
             wait(browser, "document.querySelector('output.good')?.textContent.includes('is in the target twin')")
-            [by_hand] = run.ledger.events(Swap, text='"request": "')
+            [by_hand] = run.ledger.events(Restore, text='"request": "')
             assert by_hand.snapshots == (tried,)
             assert (
                 answer.text == f"{by_hand.snapshots[0]} is in the target twin from update {by_hand.first_update:,} on"
@@ -774,7 +774,7 @@ def test_the_timeline_of_opponents_says_what_the_ledger_says(tmp_path: Path) -> 
     records.summary()
     lines = records.timeline("opponent")
     told = [(lines["first"][row], lines["ids"][lines["snapshot"][row]]) for row in range(len(lines["first"]))]
-    swaps = [swap for swap in run.ledger.events(Swap) if swap.into == "opponent"]
+    swaps = [swap for swap in run.ledger.events(Restore) if swap.into == "opponent"]
     assert told == [(swap.first_update, swap.snapshots[0]) for swap in swaps if swap.first_update <= lines["updates"]]
     assert len(set(told)) > 5
     assert records.timeline() != lines
@@ -835,7 +835,7 @@ def test_the_ledger_is_paged_filtered_and_keeps_what_was_abandoned_apart(work: P
     assert all(snapshot in row["text"] or snapshot in row["snapshots"] for row in named["rows"])
     newest = records.run.points().newest()
     assert newest is not None
-    records.run.ledger.append(records.run.ledger.events(Swap)[-1])
+    records.run.ledger.append(records.run.ledger.events(Restore)[-1])
     record_metrics(records.run, {"agent_steps": 10**9, "agent_steps_per_second": 1.0})
     assert records.curves()["metrics"]["agent_steps"][-1] == 10**9
     records.run.record_start(newest)  # a trainer that resumes from before

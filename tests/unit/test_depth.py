@@ -7,7 +7,7 @@ import pytest
 
 from twin_graph.config.settings import Settings
 from twin_graph.records.depth import Depths, learnt_from, mean_depth, value_of
-from twin_graph.snapshots.ledger import Commit, Counters, Ledger, Start, Swap, utc_now
+from twin_graph.snapshots.ledger import Commit, Counters, Ledger, Restore, Start, utc_now
 from twin_graph.snapshots.run import LEDGER, create
 
 Make = Callable[..., Settings]
@@ -49,7 +49,7 @@ class Story:
             "first_update": after + 1,
             "counters": counters,
         }
-        self.run.ledger.append(Swap.model_validate(fields))
+        self.run.ledger.append(Restore.model_validate(fields))
 
     def resume(self, after: int, settings: Settings) -> None:
         self.run.change_settings(settings)
@@ -178,12 +178,12 @@ def test_what_a_worker_records_after_the_run_was_resumed_without_it_does_not_hol
     story.commit("s0", 0)
     story.restore(["s0"], 0)
     ledger = story.run.ledger
-    [swap] = ledger.events(Swap)
+    [swap] = ledger.events(Restore)
     story.resume(0, story.run.settings)
     for attempt in (1, 2):
         assert ledger.attempt == 2  # it has read what came before
         ledger.append(swap.model_copy(update={"attempt": attempt, "worker": "worker-0"}))
     for read in (ledger, Ledger(ledger.path)):
-        held = [(event.attempt, event.worker) for event in read.events(Swap)]
+        held = [(event.attempt, event.worker) for event in read.events(Restore)]
         assert held == [(1, ""), (2, "worker-0")]
-        assert [holds for event, holds in read.with_abandoned(Swap)] == [True, False, True]
+        assert [holds for event, holds in read.with_abandoned(Restore)] == [True, False, True]

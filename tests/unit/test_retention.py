@@ -23,7 +23,7 @@ from twin_graph.errors import InUseError, UsageError
 from twin_graph.records import report
 from twin_graph.snapshots import control, files
 from twin_graph.snapshots.control import Answer
-from twin_graph.snapshots.ledger import BY_HAND, IMPORT, Commit, Counters, Health, Pin, Prune, Swap
+from twin_graph.snapshots.ledger import BY_HAND, IMPORT, Commit, Counters, Health, Pin, Prune, Restore
 from twin_graph.snapshots.lines import record_evaluation
 from twin_graph.snapshots.points import LearnerState, PointState, RoleState
 from twin_graph.snapshots.run import Run, create
@@ -92,7 +92,7 @@ def commit_point(run: Run, updates: int, target: Sequence[Commit]) -> PointState
 
 def swap(run: Run, into: Commit, updates: int, previous: Sequence[Commit], request: str | None = None) -> None:
     run.ledger.append(
-        Swap(
+        Restore(
             attempt=run.attempt,
             time="",
             into="target",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from twin_graph.config.settings import TrainSettings
     from twin_graph.config.turns import Turns
     from twin_graph.replay.ring import Batch
-    from twin_graph.snapshots.ledger import Commit, Counters, Health, Swap
+    from twin_graph.snapshots.ledger import Commit, Counters, Health, Restore
     from twin_graph.snapshots.run import Run
     from twin_graph.twin.model import Model, ModelSpec
 
@@ -246,7 +246,7 @@ class Learner:
         advice = "Try a smaller train.learning_rate" if self.updates else "Look at rewards, observations and the loss"
         return DivergedError(f"{what}; {newest}. {advice}")
 
-    def swap_online(self, snapshot: Commit, counters: Counters, why: Why) -> Swap:
+    def swap_online(self, snapshot: Commit, counters: Counters, why: Why) -> Restore:
         """Restores what a person chose into the online twin, forgets the optimizer's moments, and records it."""
         assert self.newest is not None
         self.online.restore_snapshot(snapshot, self._store)

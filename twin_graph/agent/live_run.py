@@ -20,7 +20,7 @@ from twin_graph.agent.tensorboard import EventFile
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.turns import Turns
 from twin_graph.errors import UsageError
-from twin_graph.snapshots.ledger import BY_HAND, UNDO, Cause, Commit, Counters, End, Swap, utc_now
+from twin_graph.snapshots.ledger import BY_HAND, UNDO, Cause, Commit, Counters, End, Restore, utc_now
 from twin_graph.snapshots.lines import record_metrics
 from twin_graph.targets import retention
 from twin_graph.targets.evaluations import Matches
@@ -183,7 +183,7 @@ class LiveRun:
 
     def swap(
         self, snapshots: Sequence[Commit], *, learner: str, into: str, hold: bool, request: str, undo: bool = False
-    ) -> Swap:
+    ) -> Restore:
         """Restores what a person chose, and records it.
 
         Before a swap into the online twin, its current weights are committed; after it, the optimizer is reset.

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from twin_graph.agent.ensemble import Ensemble
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots.control import swap_command
-from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, Swap, utc_now
+from twin_graph.snapshots.ledger import BY_HAND, UNDO, Commit, Counters, Restore, utc_now
 from twin_graph.snapshots.points import RoleState
-from twin_graph.targets.policies import Choice, History, Match, Policy, choice_stream
+from twin_graph.targets.policies import Choice, History, Match, SnapshotPolicy, choice_stream
 
 if TYPE_CHECKING:
     from twin_graph.base.counters import Tally
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Why(NamedTuple):
-    """Who chose snapshots, and why; see `twin_graph.snapshots.ledger.Swap`."""
+    """Who chose snapshots, and why; see `twin_graph.snapshots.ledger.Restore`."""
 
     policy: str
     reason: str
@@ -39,9 +39,9 @@ class Why(NamedTuple):
         learner: str,
         snapshots: Sequence[str],
         previous: Sequence[str],
-    ) -> Swap:
+    ) -> Restore:
         """Records what was restored, durable when this returns; returns the ledger's line."""
-        swap = Swap(
+        swap = Restore(
             attempt=run.attempt,
             time=utc_now(),
             into=into,
@@ -82,7 +82,7 @@ class Role(Ensemble):
         name: str,
         learner: str,
         source: str,
-        policy: Policy,
+        policy: SnapshotPolicy,
         run: Run,
         store: SnapshotStore,
         make: Callable[[str], Twin],
@@ -129,13 +129,13 @@ class Role(Ensemble):
         history = History.of(self._store, self._source, updates, played)
         return self.policy.choose(history, choice_stream(self._run.settings.seed, self.name, self._learner, updates))
 
-    def swap(self, snapshots: Sequence[Commit], counters: Counters, why: Why) -> Swap:
+    def swap(self, snapshots: Sequence[Commit], counters: Counters, why: Why) -> Restore:
         """Restores what a person chose, and records it."""
         swap = self._restore(snapshots, counters, why)
         self.held = why.hold
         return swap
 
-    def _restore(self, snapshots: Sequence[Commit], counters: Counters, why: Why) -> Swap:
+    def _restore(self, snapshots: Sequence[Commit], counters: Counters, why: Why) -> Restore:
         previous = self.snapshots
         self.restore(snapshots, self._store)
         self.since, self.chosen_by = counters, why.policy

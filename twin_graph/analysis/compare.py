@@ -11,7 +11,7 @@ from twin_graph import config
 from twin_graph.agent.held_out import greedy_agreement, q_distance
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.player import spec_of
-from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Fork, Point, Swap
+from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Fork, Point, Restore
 from twin_graph.snapshots.lines import learning_curve
 from twin_graph.snapshots.points import PROBE
 from twin_graph.twin.twin import Compute, Twin
@@ -142,7 +142,7 @@ def _marks(run: Run) -> _Marks:
             )
     for commit in run.store().snapshots:
         marks[commit.updates, 1, commit.learner] = "the snapshot", commit.id
-    for number, swap in enumerate(run.ledger.events(Swap)):
+    for number, swap in enumerate(run.ledger.events(Restore)):
         if not swap.worker:
             into = f"{swap.into}{'' if swap.learner == ONLY_LEARNER else f' of learner {swap.learner}'}"
             words = f"what was restored into the {into}"

@@ -27,8 +27,8 @@ from twin_graph.snapshots.ledger import (
     Fork,
     Point,
     Prune,
+    Restore,
     Start,
-    Swap,
     utc_now,
 )
 from twin_graph.snapshots.run import DESCRIPTION, LEDGER, Run, check_new_folder
@@ -108,14 +108,14 @@ class _Recorded(NamedTuple):
     """A run's records that were not abandoned: snapshots, target swaps and scheduled evaluations, in order."""
 
     commits: list[Commit]
-    swaps: list[Swap]
+    swaps: list[Restore]
     evaluations: list[dict[str, Any]]
 
     @classmethod
     def of(cls, run: Run) -> _Recorded:
         return cls(
             [commit for commit in run.ledger.events(Commit) if commit.lineage != IMPORT],
-            run.ledger.events(Swap),
+            run.ledger.events(Restore),
             [line for line in run.evaluation_lines() if line["scheduled"]],
         )
 
@@ -318,16 +318,16 @@ def _scratch(run: Run, point: PointState | None, folder: Path, settings: Setting
     return made
 
 
-def _inputs(run: Run) -> tuple[list[Point], list[Swap]]:
+def _inputs(run: Run) -> tuple[list[Point], list[Restore]]:
     """What people requested, and what came of it."""
     points = [point for point in run.ledger.events(Point) if point.request]
-    return points, run.ledger.events(Swap, text=BY_REQUEST)
+    return points, run.ledger.events(Restore, text=BY_REQUEST)
 
 
 def _record_inputs(run: Run, scratch: Run) -> None:
     """Records what people did after the scratch's point, so that it is repeated as after a crash."""
     (points, swaps), (known_points, known_swaps) = _inputs(run), _inputs(scratch)
-    inputs: list[Point | Swap] = [*points[len(known_points) :], *swaps[len(known_swaps) :]]
+    inputs: list[Point | Restore] = [*points[len(known_points) :], *swaps[len(known_swaps) :]]
     for event in inputs:
         scratch.ledger.append(event)
     store, known = run.store(), {snapshot.id for snapshot in scratch.store().imports}
@@ -420,7 +420,7 @@ class _Comparison:
                 return
             self._evaluations += 1
 
-    def _compare_swaps(self, made: list[Swap]) -> int:
+    def _compare_swaps(self, made: list[Restore]) -> int:
         recorded = self._recorded.swaps
         while self._is_broken_off and len(made) > len(recorded) and made[-1].counters.updates == self.last:
             made = made[:-1]  # the run would have made it, had it not been killed before

@@ -21,7 +21,7 @@ from twin_graph.distributed.copy import Applied, Copy
 from twin_graph.distributed.shared import ANOTHER_CHIEF, Shared
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.replay.ring import Batch, Transition
-from twin_graph.snapshots.ledger import ONLY_LEARNER, Swap, is_target_of, utc_now
+from twin_graph.snapshots.ledger import ONLY_LEARNER, Restore, is_target_of, utc_now
 from twin_graph.snapshots.run import DESCRIPTION, Run
 from twin_graph.snapshots.workers import FOLDER, UpdateLog, name_of, own_status, write_status
 from twin_graph.targets import policies
@@ -44,7 +44,7 @@ class _Applying(NamedTuple):
 
     applied: Future[Applied]
     batch: Batch
-    swap: Swap | None
+    swap: Restore | None
 
 
 class Worker:
@@ -73,8 +73,8 @@ class Worker:
         )
         self._status = own_status(index, run.attempt, "training")
         self._log = UpdateLog(run.folder, self._status.name, run.attempt)
-        self._followed: Swap | None = None
-        self._recorded: Swap | None = None
+        self._followed: Restore | None = None
+        self._recorded: Restore | None = None
         self._staleness = deque[int](maxlen=100)
         self._returns = deque[float](maxlen=RECENT_EPISODES)
         self._scores = RunningScores(env.count)
@@ -130,9 +130,9 @@ class Worker:
             self._shared.count_episodes(len(ended))
         return answer.s_next
 
-    def _follow_target(self) -> Swap | None:
+    def _follow_target(self) -> Restore | None:
         """Restores what the run's target was last refreshed with, if that has changed; returns that refresh."""
-        swaps = self._run.ledger.newest_first(Swap)
+        swaps = self._run.ledger.newest_first(Restore)
         newest = next((swap for swap in swaps if is_target_of(swap, ONLY_LEARNER)), None)
         if self._run.ledger.attempt != self._run.attempt:
             raise TwinGraphError(ANOTHER_CHIEF)

@@ -24,8 +24,8 @@ from twin_graph.snapshots.ledger import (
     Pin,
     Point,
     Prune,
+    Restore,
     Start,
-    Swap,
     target_swaps,
 )
 from twin_graph.snapshots.lines import learning_curve
@@ -197,7 +197,7 @@ def _result(state: State, run: Run) -> Result:
     metrics = [line for line in logged if line["agent_steps"] > begin]
     if run.settings.workers.count:
         evaluations, metrics = _when_due(run, evaluations, metrics, state.planned.settings.train.steps)
-    events = [e for e in run.ledger.events() if not isinstance(e, Swap) or e.counters.agent_steps <= end]
+    events = [e for e in run.ledger.events() if not isinstance(e, Restore) or e.counters.agent_steps <= end]
     newest = logged[-1] if logged else {"agent_steps": 0, "updates": 0}
     comparable = not run.settings.train.rescale_r  # or Q values are in other units than rewards
     every = run.ledger.with_abandoned()

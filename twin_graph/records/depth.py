@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from twin_graph.snapshots.ledger import Commit, Follower, Start, Swap
+from twin_graph.snapshots.ledger import Commit, Follower, Restore, Start
 
 if TYPE_CHECKING:
     from twin_graph.snapshots.run import Run
@@ -61,7 +61,7 @@ class Depths:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._followed: Follower[Start | Commit | Swap] = Follower(run.ledger, Start, Commit, Swap)
+        self._followed: Follower[Start | Commit | Restore] = Follower(run.ledger, Start, Commit, Restore)
         self._forget()
 
     def _forget(self) -> None:
@@ -80,7 +80,7 @@ class Depths:
                 continue
             if isinstance(event, Start):
                 self._see_start(event)
-            elif isinstance(event, Swap):
+            elif isinstance(event, Restore):
                 if not event.worker:  # a worker's own target follows that of the run
                     self._see_swap(event)
             elif isinstance(event, Commit) and event.number is not None:
@@ -103,7 +103,7 @@ class Depths:
             for learner in self._targets:
                 self._learn(learner, start.counters.updates + 1, start.attempt)
 
-    def _see_swap(self, swap: Swap) -> None:
+    def _see_swap(self, swap: Restore) -> None:
         if swap.into == "opponent":  # an opponent supplies no target values
             return
         if swap.into == "target":

@@ -30,7 +30,7 @@ from twin_graph.records.told import (
 )
 from twin_graph.snapshots import control
 from twin_graph.snapshots import workers as worker_records
-from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Fork, Point, Start, Swap, is_import, is_target_of
+from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Fork, Point, Restore, Start, is_import, is_target_of
 from twin_graph.snapshots.run import Run, folders_of_runs
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class _Now(NamedTuple):
     counters: Counters
     metrics: dict[str, Any]
     point: PointState | None
-    targets: list[Swap]
-    opponent: Swap | None
+    targets: list[Restore]
+    opponent: Restore | None
 
 
 def _now(run: Run, store: SnapshotStore) -> _Now:
@@ -108,19 +108,19 @@ def _status(run: Run, store: SnapshotStore, scores: Mapping[str, float]) -> Stat
     )
 
 
-def _newest_swaps(run: Run) -> tuple[list[Swap], Swap | None, list[Counters]]:
+def _newest_swaps(run: Run) -> tuple[list[Restore], Restore | None, list[Counters]]:
     """What went last into each learner's target, in that order, and into an opponent; and how far the run was at the
     swaps since its last commit: at those before it was not farther.
     """
-    newest: dict[str, Swap] = {}
-    opponent: Swap | None = None
+    newest: dict[str, Restore] = {}
+    opponent: Restore | None = None
     has_opponent = run.settings.opponent.policy is not None
     counters: list[Counters] = []
     committed = False
-    for event in run.ledger.newest_first(Commit, Swap):
+    for event in run.ledger.newest_first(Commit, Restore):
         if isinstance(event, Commit):
             committed |= event.lineage != IMPORT
-        elif isinstance(event, Swap):
+        elif isinstance(event, Restore):
             if not committed:
                 counters.append(event.counters)
             if event.into == "target" and not event.worker:
@@ -139,12 +139,12 @@ def _newest_point(run: Run) -> PointState | None:
     return next(filter(None, held), None) or points.newest()  # runs of older versions have none in the ledger
 
 
-def _opponent(swap: Swap, counters: Counters) -> Opponent:
+def _opponent(swap: Restore, counters: Counters) -> Opponent:
     since = swap.counters.agent_steps
     return Opponent(list(swap.snapshots), swap.policy, since, max(0, counters.agent_steps - since), swap.hold)
 
 
-def _targets(swap: Swap, updates: int) -> list[Target]:
+def _targets(swap: Restore, updates: int) -> list[Target]:
     served = max(0, updates - swap.first_update + 1)
     return [Target(snapshot, swap.learner, swap.policy, served, swap.hold) for snapshot in swap.snapshots]
 
@@ -244,7 +244,7 @@ def show(run: Run, reference: str) -> Shown:
         pinned=snapshot.id in store.pins,
         abandoned=abandoned is not None,
         evaluations=[line for line in run.evaluation_lines() if line["snapshot"] == snapshot.id],
-        swaps=[swap for swap in run.ledger.events(Swap, text=snapshot.id) if snapshot.id in swap.snapshots],
+        swaps=[swap for swap in run.ledger.events(Restore, text=snapshot.id) if snapshot.id in swap.snapshots],
     )
 
 
@@ -296,7 +296,7 @@ def restored(run: Run, point: PointState) -> Iterator[str]:
     for request in control.pending(run.control):
         yield f"waiting: {request.words()}, since {request.time[:19]}"
     beyond = run.ledger.beyond(point.known_bytes[run.ledger.path.name])
-    lost = {"snapshot": Commit, "swap": Swap}
+    lost = {"snapshot": Commit, "swap": Restore}
     counts = [
         counted(n, name) for name, kind in lost.items() if (n := sum(isinstance(event, kind) for event in beyond))
     ]
@@ -332,7 +332,7 @@ def explain(run: Run, update: int) -> Explained:
         if found is None:
             raise UsageError(f"update {update:,}: no worker recorded it; one that was killed may have applied it")
         worker = found
-    for swap in run.ledger.newest_first(Swap):
+    for swap in run.ledger.newest_first(Restore):
         if is_target_of(swap, learner, worker):
             if swap.first_update <= update:
                 break
@@ -377,7 +377,7 @@ def explain_step(run: Run, agent_step: int) -> ExplainedStep:
 def _opponent_at(run: Run, count: int, *, by: str = "updates") -> OpponentThen:
     """Who the opponent was after so many updates, or agent steps."""
     until: int | None = None
-    for swap in run.ledger.newest_first(Swap):
+    for swap in run.ledger.newest_first(Restore):
         if swap.into == "opponent":
             if getattr(swap.counters, by) <= count:
                 break

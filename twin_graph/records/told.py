@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from twin_graph.snapshots.workers import WorkerStatus
 
 if TYPE_CHECKING:
-    from twin_graph.snapshots.ledger import Swap
+    from twin_graph.snapshots.ledger import Restore
     from twin_graph.snapshots.store import Manifest
 
 
@@ -170,7 +170,7 @@ class Shown:
     pinned: bool
     abandoned: bool
     evaluations: Sequence[dict[str, Any]]
-    swaps: Sequence[Swap]
+    swaps: Sequence[Restore]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +200,7 @@ class OpponentThen:
 
 @dataclasses.dataclass(frozen=True)
 class Explained:
-    """Which snapshots bootstrapped an update, and why they were chosen; see `twin_graph.snapshots.ledger.Swap`.
+    """Which snapshots bootstrapped an update, and why they were chosen; see `twin_graph.snapshots.ledger.Restore`.
 
     Attributes:
       worker: which made the update; empty without workers.

@@ -161,7 +161,7 @@ class Commit(SnapshotRecord):
         return self.counters.updates
 
 
-class Swap(_Event):
+class Restore(_Event):
     """Snapshots were restored into a twin; those of a target supply bootstrap values from `first_update` on.
 
     Attributes:
@@ -247,7 +247,7 @@ class Prune(_Event):
     snapshots: tuple[str, ...]
 
 
-Event = Start | End | Commit | Swap | Point | Fork | Pin | Prune
+Event = Start | End | Commit | Restore | Point | Fork | Pin | Prune
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 #: In place of a policy, where a person chose.
@@ -291,13 +291,13 @@ class _Entry:
         if self.kind is None:
             return _EVENT.validate_python(self.line.record)
         event = self.kind.model_validate_json(self.line.content.rpartition(b', "crc": ')[0] + b"}")
-        if self.kind is not Swap:
+        if self.kind is not Restore:
             self.event, self.line = event, Line(self.line.number, self.line.start, b"")
         return event
 
     def is_late(self, attempt: int) -> bool:
         """Whether a worker wrote it that had not seen yet that the run was resumed, in this attempt."""
-        return self.kind is Swap and self.attempt < attempt
+        return self.kind is Restore and self.attempt < attempt
 
     @property
     def outlives_resuming(self) -> bool:
@@ -481,14 +481,14 @@ class Follower(Generic[_E]):
         return is_anew, events
 
 
-def is_target_of(swap: Swap, learner: str, worker: str = "") -> bool:
+def is_target_of(swap: Restore, learner: str, worker: str = "") -> bool:
     """Whether it went into a learner's target; into that of one worker, if that is named."""
     return swap.into == "target" and (swap.learner, swap.worker) == (learner, worker)
 
 
-def target_swaps(events: Sequence[Event], *, learner: str = ONLY_LEARNER, worker: str = "") -> list[Swap]:
+def target_swaps(events: Sequence[Event], *, learner: str = ONLY_LEARNER, worker: str = "") -> list[Restore]:
     """What went into a learner's target, in order; into that of one worker, if that is named."""
-    return [event for event in events if isinstance(event, Swap) and is_target_of(event, learner, worker)]
+    return [event for event in events if isinstance(event, Restore) and is_target_of(event, learner, worker)]
 
 
 def is_import(snapshot: str) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import damaged_line, read_lines
-from twin_graph.snapshots.ledger import IMPORT, Commit, End, Point, Start, Swap
+from twin_graph.snapshots.ledger import IMPORT, Commit, End, Point, Restore, Start
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import METRICS, Run
 from twin_graph.snapshots.store import Snapshots, update_of
@@ -38,7 +38,7 @@ def newest_point(run: Run) -> Found:
     points = run.points()
     folders = points.folders()
     if not folders:
-        known: list[Commit | Swap] = [*run.ledger.events(Commit), *run.ledger.events(Swap)]
+        known: list[Commit | Restore] = [*run.ledger.events(Commit), *run.ledger.events(Restore)]
         if steps := max((event.counters.agent_steps for event in known), default=0):
             why = f"those that it made are not in {points.folder}"
             if not run.ledger.events(Point):

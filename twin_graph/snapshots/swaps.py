@@ -10,7 +10,7 @@ from twin_graph.config import turns
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer, Request
-from twin_graph.snapshots.ledger import BY_REQUEST, UNDO, Commit, Into, Swap
+from twin_graph.snapshots.ledger import BY_REQUEST, UNDO, Commit, Into, Restore
 
 if TYPE_CHECKING:
     from twin_graph.snapshots.run import Run
@@ -94,7 +94,7 @@ def undo(run: Run, *, dry_run: bool = False) -> Outcome:
     waiting = [request for request in control.pending(run.control) if request.kind != "point"]
     # A process that was killed may have carried the last one out, and not have answered it: it will be repeated.
     was_made = waiting and any(
-        swap.request == waiting[-1].id for swap, _ in run.ledger.with_abandoned(Swap, text=BY_REQUEST)
+        swap.request == waiting[-1].id for swap, _ in run.ledger.with_abandoned(Restore, text=BY_REQUEST)
     )
     if waiting and not was_made and run.state() != "running":
         last = waiting[-1]
@@ -112,16 +112,16 @@ def undo(run: Run, *, dry_run: bool = False) -> Outcome:
     return _requested(run, control.ask(run.control, "undo"))
 
 
-def last_by_hand(run: Run) -> Swap:
+def last_by_hand(run: Run) -> Restore:
     """The manual swap that an undo reverts: the newest that is neither undone nor replaced by the schedule.
 
     Raises `UsageError` if there is none.
     """
     none, because = f"there is no manual swap to undo in {run.folder}", ""
-    if not run.ledger.events(Swap, text=BY_REQUEST):  # all others need not be read
+    if not run.ledger.events(Restore, text=BY_REQUEST):  # all others need not be read
         raise UsageError(none)
     undone, replaced = Counter[tuple[str, ...]](), set[tuple[str, ...]]()
-    for swap in run.ledger.newest_first(Swap):
+    for swap in run.ledger.newest_first(Restore):
         twin = swap.into, swap.learner, swap.worker
         if swap.request is None:
             replaced.add(twin)

@@ -398,7 +398,7 @@ def choice_stream(seed: int, role: str, learner: str, updates: int) -> np.random
     return stream(seed, purpose, updates)
 
 
-class Policy(NamedTuple):
+class SnapshotPolicy(NamedTuple):
     """A policy and its parameters, as a setting names them: `target.policy` or `opponent.policy`."""
 
     setting: str
@@ -491,16 +491,16 @@ class Policy(NamedTuple):
         return getattr(self.function, "needs", Needs())
 
 
-def parse(text: str, setting: str = "target.policy") -> Policy:
+def parse(text: str, setting: str = "target.policy") -> SnapshotPolicy:
     """The policy that a setting names, for example `latest`, `mix(0.8, 8)` or `my_module:mine(3)`.
 
     Raises:
       UsageError: an unknown name, or parameters that do not fit it.
     """
-    return Policy(setting, text, *lookup.call(setting, text, POLICIES, skip=2))
+    return SnapshotPolicy(setting, text, *lookup.call(setting, text, POLICIES, skip=2))
 
 
-def roles(settings: Settings) -> dict[str, Policy]:
+def roles(settings: Settings) -> dict[str, SnapshotPolicy]:
     """The policies of a run by the roles for which they choose: `target`, and `opponent` in games of two players.
 
     Raises:

@@ -12,9 +12,9 @@ from twin_graph.config.loading import change
 from twin_graph.config.turns import Turns
 from twin_graph.errors import InUseError, UsageError
 from twin_graph.snapshots import control
-from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Swap
+from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Restore
 from twin_graph.targets.evaluations import matches
-from twin_graph.targets.policies import History, Policy, choice_stream, roles
+from twin_graph.targets.policies import History, SnapshotPolicy, choice_stream, roles
 
 if TYPE_CHECKING:
     from twin_graph.config.settings import SaveSettings
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def removable(
-    run: Run, store: SnapshotStore, oldest: PointState, policies: Mapping[str, Policy], save: SaveSettings
+    run: Run, store: SnapshotStore, oldest: PointState, policies: Mapping[str, SnapshotPolicy], save: SaveSettings
 ) -> list[str]:
     """Ids of the snapshots whose weights are no longer needed.
 
@@ -41,14 +41,14 @@ def removable(
     then = oldest.counters.updates
     beyond = run.ledger.beyond(oldest.known_bytes[run.ledger.path.name])
     later = {event.id for event in beyond if isinstance(event, Commit)}
-    kept = later.union(*(event.snapshots for event in beyond if isinstance(event, Swap)))
+    kept = later.union(*(event.snapshots for event in beyond if isinstance(event, Restore)))
     kept |= set(store.pins) | set(oldest.snapshots) | {request.snapshot for request in control.pending(run.control)}
     kept |= _newest_of_each(store, save.keep_last)
     if save.keep_every:
         kept |= _every(store, save.keep_every)
     if best := store.best(run.scores()):
         kept.add(best.id)
-    for swap, holds in run.ledger.with_abandoned(Swap, text=BY_REQUEST):
+    for swap, holds in run.ledger.with_abandoned(Restore, text=BY_REQUEST):
         if not holds:  # it is repeated when the run gets there
             kept.update(swap.snapshots)
         kept.update(swap.previous)  # `swap --undo` may want these

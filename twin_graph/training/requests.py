@@ -9,7 +9,7 @@ from twin_graph.base.text import counted
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer, Request
-from twin_graph.snapshots.ledger import BY_REQUEST, UNDO, Commit, Fork, Point, Swap
+from twin_graph.snapshots.ledger import BY_REQUEST, UNDO, Commit, Fork, Point, Restore
 from twin_graph.snapshots.swaps import last_by_hand
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ class Requests:
         self._inbox = control.Inbox(run.control, live.notices)
         self._at_rest = {request.id for request in control.pending(run.control)}
         points = run.ledger.with_abandoned(Point)
-        events: list[tuple[Point | Swap, bool]] = [(point, holds) for point, holds in points if point.request]
-        events += run.ledger.with_abandoned(Swap, text=BY_REQUEST)
+        events: list[tuple[Point | Restore, bool]] = [(point, holds) for point, holds in points if point.request]
+        events += run.ledger.with_abandoned(Restore, text=BY_REQUEST)
         self._done = {(event.event, event.request) for event, holds in events if holds}
         forked = max((fork.attempt for fork in run.ledger.events(Fork)), default=0)
         again = {(event.event, event.request): event for event, _ in events if event.attempt > forked}
@@ -51,7 +51,7 @@ class Requests:
             assert event.request is not None
             if not self._live.at_point and (isinstance(event, Point) or event.at_point or event.into == "online"):
                 return event.request
-            if isinstance(event, Swap):
+            if isinstance(event, Restore):
                 self._repeat(event, event.request)
             del self._again[0]
             self._inbox.look_again()  # a crash may have left its request without an answer
@@ -63,7 +63,7 @@ class Requests:
                 return waits
         return None
 
-    def _waits_for(self, request: Request, event: Point | Swap) -> bool:
+    def _waits_for(self, request: Request, event: Point | Restore) -> bool:
         """Whether something that is still to be repeated comes first.
 
         The event is this very request; or the request is an undo that may refer to it; or, repeated later, it would
@@ -76,7 +76,7 @@ class Requests:
         same = (request.learner, request.into) == (event.learner, event.into)
         return request.kind == "undo" or (same and request.id in self._at_rest)
 
-    def _repeat(self, swap: Swap, request: str) -> None:
+    def _repeat(self, swap: Restore, request: str) -> None:
         """Repeats a swap of an earlier attempt; adds a notice if its snapshot was not made again, or no longer fits."""
         undo = swap.policy == UNDO
         try:

@@ -29,8 +29,8 @@ from twin_graph.snapshots.ledger import (
     Pin,
     Point,
     Prune,
+    Restore,
     Start,
-    Swap,
     is_import,
 )
 from twin_graph.snapshots.lines import learning_curve, like_the_newest
@@ -342,7 +342,7 @@ class Records:
             self._rows.append(_row(event, holds))
             if isinstance(event, Commit) and (holds or event.id not in self._commits):
                 self._commits[event.id] = event
-            elif isinstance(event, Swap) and holds and event.into in self._served and not event.worker:
+            elif isinstance(event, Restore) and holds and event.into in self._served and not event.worker:
                 served = _Served(event.first_update, event.snapshots, event.policy, event.hold)
                 self._served[event.into].setdefault(event.learner, []).append(served)
 
@@ -382,14 +382,14 @@ def _means(column: np.ndarray, first: np.ndarray) -> list[float]:
 
 def _row(event: Event, holds: bool) -> Row:
     kind: str = event.event
-    if isinstance(event, Swap) and event.request:
+    if isinstance(event, Restore) and event.request:
         kind = "swap by hand"
     counters = None if isinstance(event, End | Pin | Prune) else event.counters
     updates, agent_steps = (counters.updates, counters.agent_steps) if counters else (None, None)
     snapshots: tuple[str, ...] = ()
     if isinstance(event, Commit | Pin):
         snapshots = (event.snapshot,)
-    elif isinstance(event, Swap):
+    elif isinstance(event, Restore):
         snapshots = event.snapshots
     text = "; ".join(part for part in _words(event) if part)
     return Row(event.time, event.attempt, kind, updates, agent_steps, text, snapshots, holds)
@@ -406,7 +406,7 @@ def _words(event: Event) -> Iterator[str]:
     elif isinstance(event, Commit):
         yield f"of lineage {event.lineage}"
         yield f"{event.bytes:,} bytes"
-    elif isinstance(event, Swap):
+    elif isinstance(event, Restore):
         twin = event.into if event.into == "opponent" else f"{event.into} twin"
         yield f"into the {twin} from update {event.first_update:,} on" + (", held" if event.hold else "")
         yield f"of {event.worker}" if event.worker else ""
