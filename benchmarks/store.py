@@ -36,7 +36,7 @@ FSYNCS = 7
 
 
 def nature_agent(folder: Path) -> Agent:
-    """An agent with the network of the 2015 paper that has learnt enough to have a probe batch."""
+    """An agent with the network of the 2015 paper that has learnt enough to have held-out observations."""
     changes = {
         "env.count": 1,
         "train.start_steps": 100,

@@ -4,8 +4,8 @@
     PYTHONPATH=examples twin-graph experiment run studies/own-policy.toml
 
 Q-learning overestimates, since it takes the largest of several noisy values. This policy looks at the largest |Q| that
-each of the last snapshots has on the run's probe batch, and takes the snapshot where it is smallest. That is modest
-where rewards are not negative, as in CartPole; where they are, the smallest |Q| may promise the most.
+each of the last snapshots has on the run's held-out observations, and takes the snapshot where it is smallest. That is
+modest where rewards are not negative, as in CartPole; where they are, the smallest |Q| may promise the most.
 """
 
 import math
@@ -28,6 +28,6 @@ def modest(history: History, random: np.random.Generator, size: Count) -> Choice
 
 
 def _largest_q(snapshot: Commit) -> float:
-    if snapshot.health is None:  # committed before there was a probe batch
+    if snapshot.health is None:  # committed before there were any
         return 0.0
     return math.inf if snapshot.health.q_abs_max is None else snapshot.health.q_abs_max

@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from tables import rows
 
 from twin_graph import envs
-from twin_graph.agent.held_out import PROBE_SIZE
+from twin_graph.agent.held_out import HELD_OUT_SIZE
 from twin_graph.base.counters import Tally
 from twin_graph.config.settings import EnvSettings, Settings
 from twin_graph.distributed.chief import Chief
@@ -294,4 +294,4 @@ def test_the_chief_looks_for_its_observations_by_legal_moves(cartpole: Make) -> 
     settings = cartpole(env__id="Picky-v0")
     with contextlib.closing(envs.make(settings.env, count=8)) as env:
         chief = SimpleNamespace(_env=env, _live=SimpleNamespace(settings=settings), _tally=Tally(1))
-        assert Chief._seen_at_random(chief).shape == (PROBE_SIZE, 8)  # type: ignore[arg-type]
+        assert Chief._seen_at_random(chief).shape == (HELD_OUT_SIZE, 8)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from twin_graph.replay.ring import Replay
     from twin_graph.twin.twin import Twin
 
-PROBE_SIZE = 32
+HELD_OUT_SIZE = 32
 
 
 class HeldOut:
@@ -29,7 +29,7 @@ class HeldOut:
       tally: the largest reward so far.
 
     Attributes:
-      observations: `[PROBE_SIZE, *observation_shape]`; None until they are chosen; until then nothing is measured.
+      observations: `[HELD_OUT_SIZE, *observation_shape]`; None until they are chosen; until then nothing is measured.
     """
 
     def __init__(self, train: TrainSettings, tally: Tally) -> None:
@@ -39,7 +39,7 @@ class HeldOut:
 
     def choose(self, replay: Replay, seed: int) -> None:
         """Draws the observations from a replay that holds something to learn from."""
-        self.observations = replay.sample(PROBE_SIZE, [stream(seed, Purpose.PROBE, 0)]).s_tm1
+        self.observations = replay.sample(HELD_OUT_SIZE, [stream(seed, Purpose.HELD_OUT, 0)]).s_tm1
 
     def health(self, online: Twin) -> Health | None:
         """The size of its Q values, and the limit that no return can exceed."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from twin_graph.agent.replay_log import ReplayLog
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.ledger import Counters, Point, utc_now
-from twin_graph.snapshots.points import PROBE, PointState
+from twin_graph.snapshots.points import HELD_OUT, PointState
 from twin_graph.twin.twin import weights_sha256
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class ResumePoints:
         for learner in learners:
             learner.check_finite(learner.online.all_variables(), tally.updates)
         number, sha256 = self._points.next_number(), weights_sha256(learners.weights())
-        arrays = {} if self._held_out.observations is None else {PROBE: self._held_out.observations}
+        arrays = {} if self._held_out.observations is None else {HELD_OUT: self._held_out.observations}
         if self._actor:
             self._actor.replay.cut()
             arrays |= self._actor.sampler.state()
@@ -119,7 +119,7 @@ class ResumePoints:
         """
         arrays = self._points.arrays(point)
         self._tally.restore(point.counters, reward_limit=point.reward_limit, r_max=point.r_max)
-        self._held_out.observations = arrays.get(PROBE)
+        self._held_out.observations = arrays.get(HELD_OUT)
         if self._actor and self._log:
             self._log.restore(point.segments)
             self._actor.sampler.restore(arrays)

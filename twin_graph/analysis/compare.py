@@ -13,7 +13,7 @@ from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Fork, Point, Restore
 from twin_graph.snapshots.lines import learning_curve
-from twin_graph.snapshots.points import PROBE
+from twin_graph.snapshots.points import HELD_OUT
 from twin_graph.twin.twin import Compute, Twin
 from twin_graph.twin.weights import distance, flat
 
@@ -212,7 +212,7 @@ def _held_out(run: Run) -> np.ndarray | None:
     points = run.points()
     with points.reading():
         newest = points.newest()
-        return points.array(newest, PROBE) if newest else None
+        return points.array(newest, HELD_OUT) if newest else None
 
 
 def _scores(run: Run) -> Iterator[Score]:

@@ -16,7 +16,7 @@ class Purpose(enum.IntEnum):
     EVALUATION_ACT = 5
     BOOTSTRAP = 6
     TARGET = 7
-    PROBE = 8
+    HELD_OUT = 8
     WHO_LEARNS = 9
     WHO_ACTS = 10
     OPPONENT = 11

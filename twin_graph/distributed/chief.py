@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from twin_graph import errors
-from twin_graph.agent.held_out import PROBE_SIZE
+from twin_graph.agent.held_out import HELD_OUT_SIZE
 from twin_graph.agent.live_run import LiveRun
 from twin_graph.base.counters import Tally
 from twin_graph.base.streams import Purpose, environment_seeds, stream
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from twin_graph.snapshots.run import Run
 
 _TICK_SECONDS = 0.2
-_PROBE_EVERY = 20  # vector steps
+_HELD_OUT_EVERY = 20  # vector steps
 _LOOK_SECONDS = 1.0
 _LATE_SECONDS = 30.0  # a worker begins within a few
 _WORKERS_END_SECONDS = 60.0  # for the last updates
@@ -140,17 +140,17 @@ class Chief(Stepper):
         return self._returns()
 
     def _seen_at_random(self) -> np.ndarray:
-        """Observations `[PROBE_SIZE, ...]` of random play."""
+        """Observations `[HELD_OUT_SIZE, ...]` of random play."""
         env, seed = self._env, self._live.settings.seed
-        random = stream(seed, Purpose.PROBE, 0)
+        random = stream(seed, Purpose.HELD_OUT, 0)
         seeds = environment_seeds(seed, Purpose.ENVIRONMENT, self._tally.agent_steps, env.count)
         newest = env.reset(seeds)
         observations = [newest.copy()]
-        while len(observations) * env.count < PROBE_SIZE:
-            for _ in range(_PROBE_EVERY):
+        while len(observations) * env.count < HELD_OUT_SIZE:
+            for _ in range(_HELD_OUT_EVERY):
                 newest = env.step(env.spec.random_actions(newest, random)).s_next
             observations.append(newest.copy())
-        return np.concatenate(observations)[:PROBE_SIZE]
+        return np.concatenate(observations)[:HELD_OUT_SIZE]
 
     def _count(self) -> None:
         counts = self._shared.counts()

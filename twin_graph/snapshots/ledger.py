@@ -35,10 +35,10 @@ class Record(BaseModel):
 
 
 class Health(Record):
-    """Q values of a snapshot on the run's probe batch, for `rollback`.
+    """Q values of a snapshot on the run's held-out observations, for `rollback`.
 
     Attributes:
-      q_abs_mean, q_abs_max: of |Q| over the probe's observations and their legal actions; null where one is not finite.
+      q_abs_mean, q_abs_max: of |Q| over these and their legal actions; null where one is not finite.
       q_limit: what no true Q value can exceed: the largest |reward| met so far / (1 - discount); null before a reward
         was met, and where the discount is 1.
     """
@@ -127,7 +127,7 @@ class SnapshotRecord(_Event):
       parent: the lineage's snapshot before it; None for the first.
       learner: whose weights these are; `learner_updates` are its own, `counters` the run's.
       weights_sha256: see `twin_graph.twin.twin.weights_sha256`.
-      health: None before there is a probe batch.
+      health: None before there are held-out observations.
     """
 
     number: int | None = Field(ge=0)

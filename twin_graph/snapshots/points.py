@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # imported where arrays are read or written: commands that on
     import numpy as np
 
 STATE = "state.json"
-PROBE = "probe"  # `.npy`
+HELD_OUT = "probe"  # `.npy`
 SEGMENTS = "replay"
 
 

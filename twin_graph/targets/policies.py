@@ -210,8 +210,8 @@ def pinned(
 def rollback(history: History, random: np.random.Generator, limit: Annotated[float, Field(gt=0)] = 1.0) -> Choice:  # noqa: ARG001
     """The newest snapshot, unless its Q values diverge; then the newest healthy one.
 
-    A snapshot is unhealthy when the largest |Q| on the probe batch is not finite, or above `limit` times the largest
-    value that a return can have: the largest |reward| seen / (1 - discount).
+    A snapshot is unhealthy when the largest |Q| on the held-out observations is not finite, or above `limit` times the
+    largest value that a return can have: the largest |reward| seen / (1 - discount).
 
     Source: soft divergence in van Hasselt et al. 2018, "Deep Reinforcement Learning and the Deadly Triad".
     """
