@@ -36,6 +36,7 @@ RUNS = ["latest,seed=1", "own-mine,seed=1"]
 # Found only by a process that has both this environment and the folder of the command.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": "policies", "RAY_ADDRESS": ""}
 RUN = ("experiment", "run", "tiny.toml", "--jobs=2")
+SECONDS = 6_000  # agent steps: long enough for a runner or a machine to die before a training ends
 
 
 def prepared(cwd: Path, steps: int = 600) -> Path:
@@ -65,7 +66,7 @@ def weights(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The weights with which the runs end on this machine, without Ray."""
-    return weights_without_ray(tmp_path_factory.mktemp("here"))
+    return weights_without_ray(tmp_path_factory.mktemp("here"), steps=SECONDS)
 
 
 def weights_without_ray(cwd: Path, steps: int = 600) -> list[str]:
@@ -90,7 +91,7 @@ def test_ctrl_c_makes_trainings_save_wherever_they_are(tmp_path: Path) -> None:
 
 def test_a_training_does_not_outlive_its_runner_and_the_next_one_goes_on(tmp_path: Path, expected: list[str]) -> None:
     """To the weights that there are without a cluster; and who trains on one sees nothing of it."""
-    folder = prepared(tmp_path)
+    folder = prepared(tmp_path, SECONDS)
     runner = begin(tmp_path)
     wait_for(lambda: list(folder.glob("*/resume/*")))
     theirs = children(runner)
@@ -138,11 +139,9 @@ def node() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 def test_when_a_machine_dies_its_run_goes_on_elsewhere(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, node: Callable[..., subprocess.Popen[bytes]]
+    tmp_path: Path, expected: list[str], node: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    steps = 6_000  # seconds, in which the machine can die
-    expected = weights_without_ray(tmp_path_factory.mktemp("here"), steps=steps)
-    folder = prepared(tmp_path, steps)
+    folder = prepared(tmp_path, SECONDS)
     with socket.socket() as free:
         free.bind(("127.0.0.2", 0))  # for Ray, 127.0.0.1 is the address of the outer interface
         address = f"127.0.0.2:{free.getsockname()[1]}"
