@@ -295,12 +295,12 @@ class Learner:
         self.online.restore(variables, optimizer=True)
         mine = [snapshot for snapshot in self._store.snapshots if snapshot.learner == self.name]
         self.newest = mine[-1] if mine else None
-        then = {name: state.roles.get(name) for name in self.roles}
-        return [
-            (role, held.policy if (held := then[name]) else "none")
-            for name, role in self.roles.items()
-            if not role.take_up(then[name])
-        ]
+        chosen_otherwise = []
+        for name, role in self.roles.items():
+            then = state.roles.get(name)
+            if not role.take_up(then):
+                chosen_otherwise.append((role, then.policy if then else "none"))
+        return chosen_otherwise
 
 
 class Trained(NamedTuple):

@@ -168,9 +168,9 @@ class LiveRun:
         for role in self.learners.roles:
             self._refresh(role, reason)
 
-    def _refresh(self, role: Role, reason: str, **instead: str) -> None:
+    def _refresh(self, role: Role, reason: str, instead: str = "") -> None:
         with self.stopwatch.phase("refresh"):
-            role.refresh(self.tally.counters, self.matches.played, reason, **instead)
+            role.refresh(self.tally.counters, self.matches.played, reason, instead=instead)
 
     def rivals(self, learner: Learner) -> dict[str, Commit]:
         """By role, what the newest has to beat at the next scheduled evaluation, where a policy wants that."""
@@ -272,4 +272,4 @@ class LiveRun:
             instead = f"resume with another {role.name}.policy"
             if role.policy.text != "latest":
                 instead = f"resume with --set {role.name}.policy=latest"
-            self._refresh(role, f"the policy was {policy}", instead=instead)
+            self._refresh(role, f"the policy was {policy}", instead)

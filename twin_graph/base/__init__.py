@@ -1,1 +1,1 @@
-"""What everything may use: random streams, signals, texts, the machine. Imports nothing else of this package."""
+"""What everything may use: random streams, signals, texts, the machine. Imports nothing of this package but errors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,7 +43,36 @@ _NONE = Counters.zero()
 
 def status(run: Run) -> Status:
     """State, counters, targets and scores of a run."""
-    return _status(run, run.store(), run.scores())
+    store, scores = run.store(), run.scores()
+    counters, metrics, point, targets, opponent = _now(run, store)
+    (state, reason), has_target = run.outcome(), run.settings.train.target_q
+    latest = next((snapshot for snapshot in reversed(store.snapshots) if snapshot.id in scores), None)
+    return Status(
+        run=run.name,
+        state=state,
+        reason=reason,
+        attempt=max(1, run.ledger.attempt),
+        forked_from=run.description.get("forked_from"),
+        environment=run.settings.env.id,
+        total_steps=run.settings.total_steps,
+        **counters.model_dump(),
+        targets=[target for swap in targets for target in _targets(swap, counters.updates)] if has_target else [],
+        opponent=_opponent(opponent, counters) if opponent else None,
+        telemetry={name: value for name, value in metrics.items() if has_target and name.startswith("target/")},
+        refresh_milliseconds=metrics.get("milliseconds/refresh"),
+        workers=list(worker_records.statuses(run.folder, run.ledger.attempt)),
+        snapshots=len(store.snapshots),
+        snapshots_with_weights=len(store.available),
+        resume_point=NewestPoint(point.number, **point.counters.model_dump()) if point else None,
+        requests=[
+            Waiting(**one.model_dump(include={"kind", "snapshot", "into", "learner", "hold"}), words=one.words())
+            for one in control.pending(run.control)
+        ],
+        agent_steps_per_second=metrics.get("agent_steps_per_second"),
+        scores=Scores(*(Score(one.id, scores[one.id]) if one else None for one in (latest, store.best(scores)))),
+        weights_sha256=point.weights_sha256 if point else None,
+        without_effect=_without_effect(run.settings),
+    )
 
 
 def _without_effect(settings: Settings) -> list[str]:
@@ -74,38 +103,6 @@ def _now(run: Run, store: SnapshotStore) -> _Now:
         known.append(Counters(**{name: metrics[name] for name in Counters.model_fields}))
     counters = max(known, key=lambda one: (one.agent_steps, one.updates), default=_NONE)
     return _Now(counters, metrics, point, targets, opponent)
-
-
-def _status(run: Run, store: SnapshotStore, scores: Mapping[str, float]) -> Status:
-    counters, metrics, point, targets, opponent = _now(run, store)
-    (state, reason), has_target = run.outcome(), run.settings.train.target_q
-    latest = next((snapshot for snapshot in reversed(store.snapshots) if snapshot.id in scores), None)
-    return Status(
-        run=run.name,
-        state=state,
-        reason=reason,
-        attempt=max(1, run.ledger.attempt),
-        forked_from=run.description.get("forked_from"),
-        environment=run.settings.env.id,
-        total_steps=run.settings.total_steps,
-        **counters.model_dump(),
-        targets=[target for swap in targets for target in _targets(swap, counters.updates)] if has_target else [],
-        opponent=_opponent(opponent, counters) if opponent else None,
-        telemetry={name: value for name, value in metrics.items() if has_target and name.startswith("target/")},
-        refresh_milliseconds=metrics.get("milliseconds/refresh"),
-        workers=list(worker_records.statuses(run.folder, run.ledger.attempt)),
-        snapshots=len(store.snapshots),
-        snapshots_with_weights=len(store.available),
-        resume_point=NewestPoint(point.number, **point.counters.model_dump()) if point else None,
-        requests=[
-            Waiting(**one.model_dump(include={"kind", "snapshot", "into", "learner", "hold"}), words=one.words())
-            for one in control.pending(run.control)
-        ],
-        agent_steps_per_second=metrics.get("agent_steps_per_second"),
-        scores=Scores(*(Score(one.id, scores[one.id]) if one else None for one in (latest, store.best(scores)))),
-        weights_sha256=point.weights_sha256 if point else None,
-        without_effect=_without_effect(run.settings),
-    )
 
 
 def _newest_swaps(run: Run) -> tuple[list[Restore], Restore | None, list[Counters]]:
@@ -195,11 +192,12 @@ def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[
     """
     store, depths = run.store(), _depths(run)
     scores = run.scores()
-    summary = _status(run, store, scores)
+    targets, *_ = _newest_swaps(run)
+    best, has_target = store.best(scores), run.settings.train.target_q
     marked = {
         "latest": {snapshot.id for snapshot in store.snapshots[-1:]},
-        "best": {summary.scores.best.snapshot} if summary.scores.best else set(),
-        "target": {target.snapshot for target in summary.targets},
+        "best": {best.id} if best else set(),
+        "target": {snapshot for swap in targets for snapshot in swap.snapshots} if has_target else set(),
         "pinned": store.pins,
         "imported": {snapshot.id for snapshot in store.imports},
         "abandoned": {snapshot.id for snapshot in store.abandoned},
