@@ -20,7 +20,7 @@ from rich.table import Table
 
 from twin_graph import config
 from twin_graph.base import machine
-from twin_graph.evaluation.games import last, play
+from twin_graph.evaluation.games import Contender, last, play
 from twin_graph.snapshots.run import Run
 
 EPISODES = 100
@@ -78,7 +78,7 @@ def main(seeds: int, settings: tuple[str, ...], runs: Path | None, output: Path)
 def random_player() -> dict[str, Any]:
     """What uniformly random actions are worth, over as many episodes as an agent plays."""
     settings = config.load("blob", [("evaluate.epsilon", 1.0)])
-    played = last(play(lambda s: np.zeros((len(s), 1)), settings, episodes=EPISODES, at=(settings.seed, 0)))
+    played = last(play(Contender(lambda s: np.zeros((len(s), 1))), settings, episodes=EPISODES, at=(settings.seed, 0)))
     return figures(played.summary())
 
 

@@ -17,7 +17,7 @@ from connect_four_positions import POSITIONS
 
 from twin_graph.config.settings import EnvSettings
 from twin_graph.envs.open_spiel import Spiel
-from twin_graph.evaluation.games import last, play
+from twin_graph.evaluation.games import Contender, last, play
 from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.run import find
 from twin_graph.twin.twin import Compute, Twin
@@ -68,7 +68,7 @@ def main(run: str, ref: str, path: Path | None) -> None:
         for against, games in GAMES.items():
             changed = found.settings.evaluate.model_copy(update={"against": against})
             settings = found.settings.model_copy(update={"evaluate": changed})
-            returns = last(play(twin.q_values, settings, episodes=games, at=(_SEED, 0))).returns
+            returns = last(play(Contender(twin.q_values), settings, episodes=games, at=(_SEED, 0))).returns
             won, drawn = sum(r > 0 for r in returns), sum(r == 0 for r in returns)
             low, high = wilson(won, games)
             measured[against] = {"games": games, "won": won, "drawn": drawn, "interval_95": [low, high]}

@@ -19,7 +19,7 @@ import numpy as np
 
 from twin_graph import envs
 from twin_graph.envs.pong import ALONE
-from twin_graph.evaluation import player
+from twin_graph.evaluation.player import Player
 from twin_graph.snapshots.run import find
 
 GAMES = 4
@@ -80,13 +80,13 @@ def main(run: str, ref: str, steps: int) -> None:
     settings = owner.settings.env.model_copy(update={"id": ALONE, "kwargs": {}})
     seen: list[Flight] = []
     with (
-        player.restored(owner, owner.resolve(ref)) as twin,
+        Player(owner, owner.resolve(ref)) as player,
         contextlib.closing(envs.make(settings, count=GAMES, evaluation=True)) as games,
     ):
         tracks: list[list[np.ndarray | None]] = [[] for _ in range(GAMES)]
         s_tm1 = games.reset(np.arange(GAMES))
         for _ in range(steps):
-            step = games.step(twin.q_values(s_tm1).argmax(axis=1))
+            step = games.step(player.twin.q_values(s_tm1).argmax(axis=1))
             for game in range(GAMES):
                 tracks[game].append(ball(step.s_t[game, -1]))
                 if step.score_t[game] or step.last_t[game]:

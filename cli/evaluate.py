@@ -30,11 +30,11 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
     owner, snapshot = locate(found, ref)
     owner.store().prefix(snapshot.id)
 
-    from twin_graph.evaluation import player
+    from twin_graph.evaluation.player import Player
 
-    with player.restored(owner, snapshot) as twin, Meter() as meter:
+    with Player(owner, snapshot) as player, Meter() as meter:
         meter.show(f"games of {snapshot.id}", 0, episodes)
-        for evaluation in player.play(twin, owner, snapshot, episodes=episodes, seed=seed):
+        for evaluation in player.play(episodes=episodes, seed=seed):
             meter.show(f"games of {snapshot.id}", len(evaluation.returns), episodes)
     failed = None
     try:

@@ -62,7 +62,7 @@ def record(
     usual, per_second = _SIZES[path.suffix.lower()]
     owner.store().prefix(snapshot.id)
 
-    from twin_graph.evaluation import player
+    from twin_graph.evaluation.player import Player
 
     with (
         film.Film(
@@ -74,11 +74,11 @@ def record(
             per_second=per_second,
             seconds=seconds,
         ) as made,
-        player.restored(owner, snapshot) as twin,
+        Player(owner, snapshot) as player,
         Meter() as meter,
     ):
         meter.show(f"games of {snapshot.id}", 0, episodes)
-        for evaluation in player.play(twin, owner, snapshot, episodes=episodes, seed=seed, at_once=1, watch=made.watch):
+        for evaluation in player.play(episodes=episodes, seed=seed, at_once=1, watch=made.watch):
             meter.show(f"games of {snapshot.id}", len(evaluation.returns), episodes)
             if made.full:
                 break

@@ -71,6 +71,8 @@ def resume(
             say(f"  {line}")
         for key, before, after in changes:
             say(f"  changed: {key} from {before} to {after}")
+        for notice in begun.notices:
+            say(notice)
         for sentence in without_effect(settings, (key for key, _ in overrides)):
             say(sentence)
         if settings.workers.count:

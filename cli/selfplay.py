@@ -181,18 +181,18 @@ def play(run: str, ref: str, second: bool) -> None:
     owner, snapshot = locate(find(run), ref)
 
     from twin_graph.envs.seats import NOBODY, boards_of
-    from twin_graph.evaluation import player
+    from twin_graph.evaluation.player import Player
 
     board, mine, gained = np.array([0]), int(second), np.zeros(2)
     with (
         contextlib.closing(boards_of(owner.settings.env, 1)) as boards,
-        player.restored(owner, snapshot) as twin,
+        Player(owner, snapshot) as player,
     ):
         boards.begin(0, np.random.default_rng())  # nothing is random in games that can be shown
         boards.show(0)
         while (seat := int(boards.to_move[0])) != NOBODY:
             observation = boards.observe(board, np.array([seat]))
-            q = twin.q_values(observation)[0]
+            q = player.twin.q_values(observation)[0]
             shown, names = boards.show(0)
             if seat == mine:
                 click.echo(f"\n{shown}\n")

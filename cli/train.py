@@ -144,6 +144,8 @@ def train(
 
 def _introduce(run: Run, begun: Ready) -> None:
     """What a person should know before it trains."""
+    from twin_graph.twin import networks
+
     if begun.measured:
         best, *others = begun.measured
         say(f"twins: {best}" + "".join(f" ({other})" for other in others) + "; fixed for this run")
@@ -155,7 +157,11 @@ def _introduce(run: Run, begun: Ready) -> None:
         say(f"no time limit: evaluations cut games after {limit:,} agent steps (evaluate.max_steps)")
     if settings.network == "mlp" and len(env.spec.observation_shape) == 3:
         say("network=mlp flattens the image to a list of numbers; --set network=nature is made for images")
+    if networks.takes_channels_first(settings.network, env.spec):
+        say(f"network={settings.network} takes images {list(env.spec.network_shape)} to have their channels first")
     say(begun.needs.words())
+    for notice in begun.notices:
+        say(notice)
 
 
 @contextlib.contextmanager

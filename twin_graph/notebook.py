@@ -27,6 +27,7 @@ from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, locate
 
 if TYPE_CHECKING:
+    import gymnasium
     import pandas as pd
 
     from twin_graph.evaluation.games import Evaluation
@@ -164,6 +165,8 @@ class NotebookRun(Run):
                     )
                 except CompleteError:
                     return self  # as where a cell is run twice
+                for notice in begun.notices:
+                    warnings.warn(notice, stacklevel=2)
                 open_.enter_context(self.trying(begun.settings))
                 show = open_.enter_context(_shown(self))
                 for _ in trainer.train(self, begun.env, point, on_episode=on_episode, on_evaluation=on_evaluation):
@@ -224,10 +227,10 @@ class Policy:
     """
 
     def __init__(self, run: Run, snapshot: Commit) -> None:
-        from twin_graph.evaluation import player
+        from twin_graph.evaluation.player import Player
 
         self.run, self.snapshot = run, snapshot
-        self._twin = player.restored(run, snapshot)
+        self._player = Player(run, snapshot)
         self._random = np.random.default_rng(run.settings.seed)
 
     def __enter__(self) -> Self:
@@ -241,23 +244,28 @@ class Policy:
 
     def close(self) -> None:
         """Ends the session. Safe to call twice."""
-        self._twin.close()
+        self._player.close()
 
     def predict(
-        self, observation: Any, state: None = None, episode_start: Any = None, deterministic: bool = True
+        self,
+        observation: Any,
+        state: None = None,
+        episode_start: Any = None,
+        deterministic: bool = True,
+        action_masks: Any = None,
     ) -> tuple[Any, None]:
         """The action for an observation, or actions `[B]` for several, as Stable-Baselines3 returns them.
 
         Args:
-          observation: see `q_values`.
+          observation, action_masks: see `q_values`.
           state, episode_start: for recurrent policies; ignored, since this is not one.
           deterministic: take the greedy action; if false, a random legal one with probability `act.epsilon_end`.
 
         Returns:
-          The number of the action, counted from 0 (with `env.actions`, the emulator's own), and None.
+          What the environment's `step` takes (with `env.actions`, the emulator's own number), and None.
         """
         del state, episode_start
-        q = self.q_values(observation)
+        q = self.q_values(observation, action_masks)
         actions = np.asarray(q.argmax(axis=-1))
         if not deterministic:
             explore = self._random.random(actions.shape) < self.run.settings.act.epsilon_end
@@ -266,39 +274,51 @@ class Policy:
             actions = np.where(explore, anything, actions)
         if chosen := self.run.settings.env.actions:
             actions = np.array(chosen)[actions]
+        actions = actions + self._player.twin.spec.env.first_action
         return (actions if actions.shape else actions.item()), None
 
-    def q_values(self, observations: Any) -> np.ndarray:
-        """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`; `[A]` of a single one.
+    def q_values(self, observations: Any, action_masks: Any = None) -> np.ndarray:
+        """Q values, float32 `[B, A]`, of several observations; `[A]` of a single one.
 
-        Images are bytes (uint8); boolean images are converted to 0 and 255, which is also what a network has learnt
-        from where an environment gives bytes of 0 and 1. Spaces other than Box are flattened, as by
-        `gymnasium.spaces.flatten`.
+        Args:
+          observations: as the environment gives them, or as a vector environment of Gymnasium gives B of them.
+          action_masks: where some actions are illegal and the observations do not say which, the mask, `[A]` or
+            `[B, A]`, for example `info["action_mask"]`.
+
+        Raises:
+          UsageError: the environment observes nothing of the kind, or there is no mask.
         """
-        spec, given = self._twin.spec.env, np.asarray(observations)
+        twin, reading = self._player.twin, self._player.reading
+        given = reading.arrays(observations, action_masks) if reading else np.asarray(observations)
+        spec = twin.spec.env
         shape = spec.observation_shape
         if given.shape[-len(shape) :] != shape or given.ndim > len(shape) + 1:
             raise UsageError(
                 f"an observation of {self.run.settings.env.id} has shape {list(shape)}, or [B, ...] for B of them; "
-                f"this has {list(given.shape)} (spaces other than Box are flattened: gymnasium.spaces.flatten)"
+                f"this has {list(given.shape)}"
             )
-        if spec.observation_dtype == "uint8":
-            if given.dtype == np.bool_:
-                given = given * np.uint8(255)
-            elif given.dtype != np.uint8:
-                raise UsageError(f"images are bytes from 0 to 255 (uint8); this is {given.dtype}")
-        q = self._twin.q_values(given.reshape(-1, *shape))
+        if spec.observation_dtype == "uint8" and given.dtype != np.uint8:
+            raise UsageError(f"images are bytes from 0 to 255 (uint8); this is {given.dtype}")
+        q = twin.q_values(given.reshape(-1, *shape))
         return q if given.ndim > len(shape) else q[0]
+
+    def lend(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Prepares an environment of one's own for this snapshot, where its kind has normalizers of Gymnasium's, or
+        other state that outlives an episode: they get the statistics of training, and keep them."""
+        from twin_graph.envs import lasting
+
+        lasting.freeze(env)
+        lasting.lend(env, {name: array[0] for name, array in self._player.lasting.items()})
 
     def play(self, *, episodes: int = 30, seed: int = 0) -> Evaluation:
         """Its score over whole games; see `NotebookRun.play`."""
-        from twin_graph.evaluation import games, player
+        from twin_graph.evaluation import games
 
         if episodes < 1:
             raise UsageError(f"episodes={episodes}: must be 1 or more")
         if not 0 <= seed < 2**31:
             raise UsageError(f"seed={seed}: must be 0 to {2**31 - 1}")
-        return games.last(player.play(self._twin, self.run, self.snapshot, episodes=episodes, seed=seed))
+        return games.last(self._player.play(episodes=episodes, seed=seed))
 
 
 @contextlib.contextmanager

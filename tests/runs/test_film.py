@@ -18,7 +18,7 @@ from twin_graph import config, envs
 from twin_graph.envs.legal import ILLEGAL
 from twin_graph.errors import UsageError
 from twin_graph.evaluation import film
-from twin_graph.evaluation.games import last, play
+from twin_graph.evaluation.games import Contender, last, play
 from twin_graph.snapshots.run import Run, create
 
 
@@ -90,9 +90,9 @@ def test_environments_show_what_the_action_was_chosen_from_and_what_came_of_it(p
 def test_watching_changes_no_score(tmp_path: Path) -> None:
     settings = config.load("breakout", [("env.max_frames", 900), ("evaluate.epsilon", 0.5)])
     at: dict[str, Any] = {"episodes": 3, "at": (5, 7)}
-    unseen = last(play(_random_q(4), settings, **at))
+    unseen = last(play(Contender(_random_q(4)), settings, **at))
     with film.Film(tmp_path / "a.mp4", ("breakout", "random"), scale=0.5) as made:
-        *_, seen = play(_random_q(4), settings, **at, watch=made.watch)
+        *_, seen = play(Contender(_random_q(4)), settings, **at, watch=made.watch)
         made.finish()
     assert seen == unseen
     assert made.scores == seen.returns[:1]
@@ -103,7 +103,7 @@ def test_a_film_lasts_as_long_as_its_game(tmp_path: Path) -> None:
 
     def filmed(name: str, **options: Any) -> tuple[int, float]:
         with film.Film(tmp_path / name, ("pong", "random"), scale=0.5, **options) as made:
-            for _ in play(_random_q(6), settings, episodes=1, at=(5, 7), watch=made.watch):
+            for _ in play(Contender(_random_q(6)), settings, episodes=1, at=(5, 7), watch=made.watch):
                 if made.full:
                     break
             made.finish()
@@ -232,7 +232,7 @@ def test_where_ffmpeg_fails_one_line_says_so_and_nothing_is_left(
         pytest.raises(OSError, match=r"ffmpeg cannot write the film; the disk has [\d,]+ MB free") as error,
         film.Film(tmp_path / "a.mp4", ("cartpole", "random"), scale=0.5) as made,
     ):
-        for _ in play(_random_q(2), settings, episodes=1, at=(5, 7), watch=made.watch):
+        for _ in play(Contender(_random_q(2)), settings, episodes=1, at=(5, 7), watch=made.watch):
             pass
         made.finish()
     assert error.value.filename == str(tmp_path / "a.mp4")
@@ -242,7 +242,7 @@ def test_where_ffmpeg_fails_one_line_says_so_and_nothing_is_left(
 def test_a_film_overwrites_nothing_that_was_not_there_when_it_began(tmp_path: Path) -> None:
     path = tmp_path / "a.mp4"
     with film.Film(path, ("cartpole", "random"), scale=0.5, seconds=0.1) as made:
-        for _ in play(_random_q(2), config.load("cartpole"), episodes=1, at=(5, 7), watch=made.watch):
+        for _ in play(Contender(_random_q(2)), config.load("cartpole"), episodes=1, at=(5, 7), watch=made.watch):
             pass
         path.write_text("mine")
         with pytest.raises(UsageError, match=r"a\.mp4 exists already; choose another path"):
@@ -255,7 +255,7 @@ def test_a_film_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     settings = config.load("cartpole")
     with film.Film(Path(name), ("cartpole", "random"), scale=0.5, seconds=0.1) as made:
-        for _ in play(_random_q(2), settings, episodes=1, at=(5, 7), watch=made.watch):
+        for _ in play(Contender(_random_q(2)), settings, episodes=1, at=(5, 7), watch=made.watch):
             pass
         made.finish()
     assert [path.name for path in tmp_path.iterdir()] == [name]

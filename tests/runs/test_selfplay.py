@@ -27,7 +27,7 @@ from twin_graph.envs.legal import ILLEGAL
 from twin_graph.envs.open_spiel import Spiel
 from twin_graph.envs.seats import NOBODY, Seat, Turn, at_random, boards_of, by_values, play_turn
 from twin_graph.errors import ForeignError, UsageError
-from twin_graph.evaluation.games import last, play
+from twin_graph.evaluation.games import Contender, last, play
 from twin_graph.records import report
 from twin_graph.records.verify import verify
 from twin_graph.snapshots import swaps
@@ -363,7 +363,7 @@ def test_evaluations_are_against_whom_the_settings_say(tictactoe: Make) -> None:
         return np.where(observations[:, -9:] == 0, -1e9, 0.0)
 
     against = {
-        name: last(play(first_legal, tictactoe(evaluate__against=name), episodes=20, at=(1, 0))).mean
+        name: last(play(Contender(first_legal), tictactoe(evaluate__against=name), episodes=20, at=(1, 0))).mean
         for name in ("random", "perfect")
     }
     assert against["perfect"] < against["random"]

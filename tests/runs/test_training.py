@@ -26,7 +26,7 @@ from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.settings import EnvSettings, Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import DamagedError, DivergedError, ForeignError, TwinGraphError, TwinMismatchError, UsageError
-from twin_graph.evaluation.games import Evaluation, last, play
+from twin_graph.evaluation.games import Contender, Evaluation, last, play
 from twin_graph.records import report, verify
 from twin_graph.records.told import Target, plain
 from twin_graph.replay.ring import Transition
@@ -556,7 +556,9 @@ def test_what_is_evaluated_is_the_snapshot(cartpole: Make, train: Train) -> None
     for snapshot in (store.resolve("@update:100", dict), store.newest, store.snapshots[0]):
         with Twin("again", spec, compute=Compute(threads=1)) as twin:
             twin.restore(store.prefix(snapshot.id))
-            played = last(play(twin.q_values, run.settings, episodes=5, at=(1, snapshot.counters.agent_steps)))
+            played = last(
+                play(Contender(twin.q_values), run.settings, episodes=5, at=(1, snapshot.counters.agent_steps))
+            )
         returns.append(played.returns)
     assert [evaluation["returns"] for evaluation in run.evaluation_lines()] == returns[:2]
     assert returns[0] != returns[2]
@@ -658,7 +660,7 @@ def test_the_epsilon_of_evaluations_follows_the_environment_unless_it_is_set(
         (cartpole(env__id=environment), epsilon),
         (cartpole(env__id=environment, evaluate__epsilon=0.05), 0.05),
     ):
-        first = next(play(lambda s: np.zeros((len(s), 2)), settings, episodes=1, at=(0, 0)))
+        first = next(play(Contender(lambda s: np.zeros((len(s), 2))), settings, episodes=1, at=(0, 0)))
         assert first.protocol["epsilon"] == expected
 
 
@@ -676,13 +678,13 @@ class Scripted:
 
 @pytest.mark.parametrize("episodes", [1, 7, 23])
 def test_an_evaluation_plays_as_many_games_as_asked_fixed_beforehand(cartpole: Make, episodes: int) -> None:
-    told = [len(part.returns) for part in play(Scripted(), cartpole(), episodes=episodes, at=(5, 0))]
+    told = [len(part.returns) for part in play(Contender(Scripted()), cartpole(), episodes=episodes, at=(5, 0))]
     assert told == sorted(told)
     assert (told[0], told[-1]) == (0, episodes)
-    evaluation = last(play(Scripted(), cartpole(), episodes=episodes, at=(5, 0)))
+    evaluation = last(play(Contender(Scripted()), cartpole(), episodes=episodes, at=(5, 0)))
     assert len(evaluation.returns) == episodes
     assert all(score > 100 for score in evaluation.returns)
-    again = last(play(Scripted(), cartpole(), episodes=episodes, at=(5, 0)))
+    again = last(play(Contender(Scripted()), cartpole(), episodes=episodes, at=(5, 0)))
     assert again.returns == evaluation.returns
 
 
@@ -707,7 +709,7 @@ def test_long_games_count_as_often_as_short_ones(cartpole: Make, monkeypatch: py
 
     monkeypatch.setattr(envs, "make", lambda *_, **__: Uneven())
     monkeypatch.setattr("twin_graph.evaluation.games.PARALLEL_GAMES", 2)
-    evaluation = last(play(Scripted(), cartpole(), episodes=10, at=(0, 0)))
+    evaluation = last(play(Contender(Scripted()), cartpole(), episodes=10, at=(0, 0)))
     assert evaluation.returns == [1.0, 9.0] * 5
 
 
@@ -976,7 +978,8 @@ def test_evaluations_take_as_many_random_actions_as_they_say(cartpole: Make) -> 
         return np.tile([1.0, 0.0], (len(observations), 1))
 
     greedy, random = (
-        last(play(left, cartpole(evaluate__epsilon=epsilon), episodes=5, at=(1, 0))).returns for epsilon in (0.0, 1.0)
+        last(play(Contender(left), cartpole(evaluate__epsilon=epsilon), episodes=5, at=(1, 0))).returns
+        for epsilon in (0.0, 1.0)
     )
     assert max(greedy) < 12 < max(random)
 

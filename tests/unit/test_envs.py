@@ -219,8 +219,8 @@ def test_actions_that_do_not_begin_at_zero() -> None:
     gymnasium.registry.pop("FromOne-v0")
 
 
-@pytest.mark.parametrize(("high", "brightness"), [(1, 255), (3, 1)])
-def test_bytes_of_zero_and_one_are_flags_not_brightness(high: int, brightness: int) -> None:
+@pytest.mark.parametrize(("high", "brightness"), [(1, 255), (2, 128), (3, 85), (255, 1)])
+def test_bytes_are_as_bright_as_their_bound_says(high: int, brightness: int) -> None:
     class Board(gymnasium.Env):  # type: ignore[type-arg]
         observation_space = gymnasium.spaces.Box(0, high, (3, 3, 2), np.uint8)
         action_space = gymnasium.spaces.Discrete(2)
@@ -380,7 +380,9 @@ def test_an_evaluation_of_an_environment_without_a_limit_ends(cartpole: Callable
     endless = registered("Endless", step=never_ends)
     settings = cartpole(env__id=endless, evaluate__max_steps=70)
     assert envs.make(settings.env, count=1).endless
-    told = evaluation.last(evaluation.play(lambda s: np.zeros((len(s), 2)), settings, episodes=3, at=(1, 0)))
+    told = evaluation.last(
+        evaluation.play(evaluation.Contender(lambda s: np.zeros((len(s), 2))), settings, episodes=3, at=(1, 0))
+    )
     assert told.returns == [70.0] * 3
     assert told.protocol["time limit, steps"] == 70
     assert "3 cut at the step limit" in told.words()
@@ -389,7 +391,9 @@ def test_an_evaluation_of_an_environment_without_a_limit_ends(cartpole: Callable
     assert not evaluated.endless
     assert evaluated.protocol["time limit, steps"] == 27_000
     # Where games have a limit of their own, nothing is said or cut.
-    plain = evaluation.last(evaluation.play(lambda s: np.zeros((len(s), 2)), cartpole(), episodes=3, at=(1, 0)))
+    plain = evaluation.last(
+        evaluation.play(evaluation.Contender(lambda s: np.zeros((len(s), 2))), cartpole(), episodes=3, at=(1, 0))
+    )
     assert "cut" not in plain.summary()
     assert plain.protocol["time limit, steps"] == 500
 
@@ -397,7 +401,7 @@ def test_an_evaluation_of_an_environment_without_a_limit_ends(cartpole: Callable
 @pytest.mark.parametrize("changes", [{"env__max_frames": 400}, {"env__frame_skip": 2, "evaluate__max_steps": 100}])
 def test_atari_games_that_a_setting_ends_count_as_cut(pong: Callable[..., Settings], changes: dict[str, Any]) -> None:
     settings = pong(**changes)
-    played = evaluation.play(lambda s: np.zeros((len(s), 6)), settings, episodes=2, at=(1, 0))
+    played = evaluation.play(evaluation.Contender(lambda s: np.zeros((len(s), 6))), settings, episodes=2, at=(1, 0))
     assert evaluation.last(played).summary()["cut"] == 2
 
 
@@ -504,7 +508,7 @@ def test_minatar_repeats_no_action_of_the_game_before() -> None:
 
 def test_what_is_there_or_not_is_seen_as_bright_or_dark() -> None:
     env = envs.make(EnvSettings(id="MinAtar/Seaquest-v1"), count=2)
-    assert env.spec == EnvSpec((10, 10, 10), 6, "uint8")
+    assert env.spec._replace(declared=()) == EnvSpec((10, 10, 10), 6, "uint8")
     first, steps = play(env, 50, np.array([1, 2]))
     env.close()
     assert {*np.unique(first)} == {0, 255}

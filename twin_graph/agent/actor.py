@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +13,13 @@ from twin_graph.envs import EnvSpec, check_finite
 from twin_graph.replay import sampling
 from twin_graph.replay.augmentation import shift
 from twin_graph.replay.ring import Batch, Observations, Replay, Transition
+from twin_graph.snapshots.points import ENVIRONMENT
 from twin_graph.twin import networks
 
 if TYPE_CHECKING:
     from twin_graph.base.counters import Tally
     from twin_graph.config.settings import Settings
+    from twin_graph.envs import VectorEnv
 
 
 class Actor:
@@ -28,17 +30,20 @@ class Actor:
       tally: counts the steps made here.
       env: observations and actions of one environment.
       environments: E.
+      vector: they themselves, if what outlives an episode in them is to be kept.
 
     Attributes:
       replay: what was observed.
       sampler: draws minibatches from it.
     """
 
-    def __init__(self, settings: Settings, tally: Tally, env: EnvSpec, environments: int) -> None:
+    def __init__(
+        self, settings: Settings, tally: Tally, env: EnvSpec, environments: int, vector: VectorEnv | None = None
+    ) -> None:
         self._settings = settings
         self._tally = tally
         self._env = env
-        self._environments = environments
+        self._environments, self._vector = environments, vector
         self._streams = Streams(settings.seed, Purpose.ACT)
         self._shifts = Streams(settings.seed, Purpose.SHIFT)
         self._buffers: list[Observations | None] = [None, None]
@@ -103,6 +108,23 @@ class Actor:
         tally.episodes += int(transition.last_t.sum())
         tally.reward_limit = max(tally.reward_limit, float(np.abs(transition.r_t).max()))
         tally.r_max = max(tally.r_max, float(transition.r_t.max()))
+
+    def lasting(self) -> dict[str, np.ndarray]:
+        """What outlives an episode in its environments, `[E, ...]` by name; see `twin_graph.envs.lasting`."""
+        return self._vector.lasting() if self._vector else {}
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What a resume point keeps of it beside the replay, by name."""
+        kept = {f"{ENVIRONMENT}{name}": array for name, array in self.lasting().items()}
+        return kept | self.sampler.state()
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Takes back what `state` returned, once the replay is there. Raises `ForeignError` if the environments keep
+        something else now."""
+        self.sampler.restore(arrays)
+        kept = {name.removeprefix(ENVIRONMENT): a for name, a in arrays.items() if name.startswith(ENVIRONMENT)}
+        if self._vector and kept:
+            self._vector.lend(kept)
 
     def due_updates(self, first: int) -> range:
         """The numbers, from `first` on, of the updates that are due at this agent step."""

@@ -16,7 +16,7 @@ from twin_graph.twin.model import ModelSpec
 
 if TYPE_CHECKING:
     from twin_graph.agent.learner import Prepared
-    from twin_graph.envs import EnvSpec
+    from twin_graph.envs import EnvSpec, VectorEnv
     from twin_graph.envs.seats import Turn
     from twin_graph.replay.ring import Transition
     from twin_graph.snapshots.ledger import Commit
@@ -37,6 +37,8 @@ class Agent:
       environments: E.
       point: where to continue; None for the beginning. The caller must then reset the environments with
         `environment_seeds()`.
+      vector: the environments, if they are of `twin_graph.envs`: what outlives an episode in them, statistics of
+        normalizers for example, is then kept with snapshots and resume points.
 
     Attributes:
       live: the run while it is trained, with targets, resume points and records.
@@ -56,11 +58,12 @@ class Agent:
         *,
         environments: int = 1,
         point: PointState | None = None,
+        vector: VectorEnv | None = None,
     ) -> None:
         self.settings = run.settings
         self.tally = Tally(env.frames_per_step)
         self._environments = environments
-        self.actor = Actor(run.settings, self.tally, env, environments)
+        self.actor = Actor(run.settings, self.tally, env, environments, vector)
         self.live = LiveRun(run, ModelSpec.of(run.settings, env), self.tally, self.actor, point)
         self.learners, self.store = self.live.learners, self.live.store
 

@@ -207,8 +207,13 @@ class Learner:
             fetched = self.online.run(block.fetches, block.feed(values))
         return Losses(*(values[: len(updates)] for values in fetched))
 
-    def commit(self, counters: Counters, health: Health | None) -> Commit:
+    def commit(self, counters: Counters, health: Health | None, lasting: Mapping[str, np.ndarray]) -> Commit:
         """Saves the online twin as a durable snapshot, or returns the newest one if nothing was learnt since.
+
+        Args:
+          counters: of the run.
+          health: of its Q values.
+          lasting: what its environments keep; see `twin_graph.envs.lasting`.
 
         Raises:
           OSError: the disk is full or failed; nothing was committed.
@@ -233,6 +238,7 @@ class Learner:
                     variables=self.online.variables,
                     health=health,
                 ),
+                lasting,
             )
             return self.newest
 

@@ -19,6 +19,7 @@ from twin_graph.agent.role import Role, Why
 from twin_graph.agent.tensorboard import EventFile
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.turns import Turns
+from twin_graph.envs.lasting import pooled
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Cause, Commit, Counters, End, Restore, utc_now
 from twin_graph.snapshots.lines import record_metrics
@@ -68,7 +69,7 @@ class LiveRun:
     def __init__(self, run: Run, spec: ModelSpec, tally: Tally, actor: Actor | None, point: PointState | None) -> None:
         self.run, self.settings, self.tally = run, run.settings, tally
         self.stopwatch = Stopwatch()
-        self._saved = tally.counters
+        self._saved, self._actor = tally.counters, actor
         self.notices: list[str] = []
         self._end: End | None = None
         targets.roles(run.settings)  # before anything is begun: raises if one cannot work
@@ -88,7 +89,7 @@ class LiveRun:
             self._tracker = tracker = trackers.of(run, self.notices)
             if tracker:
                 building.callback(lambda: tracker.close(self._end.state if self._end else "failed"))
-            run.record_start(point)
+            run.record_start(point, spec.env.declared)
             self._owned = building.pop_all()
         try:
             resumed_at = point.counters.agent_steps if point else None
@@ -155,7 +156,8 @@ class LiveRun:
         """
         self._saved = self.tally.counters
         learners = [self.learners[name] for name in self.learners.turns.commits(len(self.store.snapshots))]
-        return [learner.commit(self._saved, self.held_out.health(learner.online)) for learner in learners]
+        lasting = pooled(self._actor.lasting()) if self._actor else {}
+        return [learner.commit(self._saved, self.held_out.health(learner.online), lasting) for learner in learners]
 
     def refresh_if_due(self) -> None:
         """Refreshes each target and opponent whose schedule says so, unless it is held."""

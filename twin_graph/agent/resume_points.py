@@ -77,7 +77,7 @@ class ResumePoints:
         arrays = {} if self._held_out.observations is None else {HELD_OUT: self._held_out.observations}
         if self._actor:
             self._actor.replay.cut()
-            arrays |= self._actor.sampler.state()
+            arrays |= self._actor.state()
         made: dict[str, Any] = {"attempt": run.attempt, "time": utc_now(), "number": number}
         made |= {"counters": tally.counters, "weights_sha256": sha256}
         # Before the point itself, so that the records that belong to the point say that it was made.
@@ -122,7 +122,7 @@ class ResumePoints:
         self._held_out.observations = arrays.get(HELD_OUT)
         if self._actor and self._log:
             self._log.restore(point.segments)
-            self._actor.sampler.restore(arrays)
+            self._actor.restore(arrays)
         self.newest = point
         folder = self._points.path(point.number)
         restored = zip(self._learners, point.learners, strict=True)

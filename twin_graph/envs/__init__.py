@@ -7,6 +7,7 @@ Both reset an environment in the step in which its episode ends (`SAME_STEP`), s
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from twin_graph.errors import ForeignError, UsageError
 
 if TYPE_CHECKING:
     from twin_graph.config.settings import EnvSettings
+    from twin_graph.envs.observations import Reading
 
 __all__ = ["EnvSpec", "VectorEnv", "VectorStep", "make"]
 
@@ -34,6 +36,8 @@ class EnvSpec(NamedTuple):
         `twin_graph.envs.legal`.
       seen_shape: of the part before the mask.
       players: 2 for one seat of a game whose other seat an opponent has; see `twin_graph.envs.seats`.
+      first_action: the environment's number for action 0.
+      declared: what it observes and does, a line for each part; empty where the settings say it all.
     """
 
     observation_shape: tuple[int, ...]
@@ -45,6 +49,8 @@ class EnvSpec(NamedTuple):
     masked: bool = False
     seen_shape: tuple[int, ...] = ()
     players: int = 1
+    first_action: int = 0
+    declared: tuple[str, ...] = ()
 
     @property
     def network_shape(self) -> tuple[int, ...]:
@@ -111,6 +117,7 @@ class VectorEnv(Protocol):
       protocol: what a score depends on, in words for people; shown with every score.
       action_names: of all actions, for people; empty where they have none.
       screens_per_second: how many screens are one second of play for people.
+      reading: how what one environment gives becomes an array; None where that is an array already.
     """
 
     count: int
@@ -121,6 +128,7 @@ class VectorEnv(Protocol):
     protocol: dict[str, str | int | float | bool]
     action_names: tuple[str, ...]
     screens_per_second: float
+    reading: Reading | None = None
 
     def reset(self, seeds: np.ndarray) -> np.ndarray:
         """Begins an episode in each environment from its seed, int64 `[E]`; returns `s_0`."""
@@ -136,6 +144,18 @@ class VectorEnv(Protocol):
         The first is what the action was chosen from, the last what came of it.
         """
         ...
+
+    def lasting(self) -> dict[str, np.ndarray]:
+        """What outlives an episode, by name, `[E, ...]` each; see `twin_graph.envs.lasting`."""
+        return {}
+
+    def lend(self, lasting: Mapping[str, np.ndarray]) -> None:
+        """Sets that, in turn where there are more or fewer environments; evaluations do not change it."""
+        assert not lasting, "nothing outlives an episode here"
+
+    def notices(self, horizon: int) -> list[str]:  # noqa: ARG002
+        """What a person should know before training of so many agent steps. Tries an environment, for half a second."""
+        return []
 
     def close(self) -> None:
         """Ends the emulators."""

@@ -13,7 +13,7 @@ from ale_py.vector_env import AtariVectorEnv
 
 from twin_graph.base.text import nearest
 from twin_graph.config.settings import ATARI_EVALUATION_EPSILON, EnvSettings
-from twin_graph.envs import EnvSpec, VectorStep
+from twin_graph.envs import EnvSpec, VectorEnv, VectorStep
 from twin_graph.errors import UsageError
 
 gymnasium.register_envs(ale_py)
@@ -21,7 +21,7 @@ gymnasium.register_envs(ale_py)
 REWARD_CLIP = 1.0  # Mnih et al. 2015
 
 
-class Atari:
+class Atari(VectorEnv):
     """Implements `twin_graph.envs.VectorEnv`; owns the emulators and their threads.
 
     Observations are uint8 `[stack, H, W]`, the maximum of the last two raw screens in grey, scaled; a game begins with

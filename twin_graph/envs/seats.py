@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from twin_graph.envs import EnvSpec, VectorStep, make
+from twin_graph.envs import EnvSpec, VectorEnv, VectorStep, make
 from twin_graph.envs.legal import pick
 from twin_graph.errors import UsageError
 
@@ -92,7 +92,7 @@ class Boards(Protocol):
         ...
 
 
-class Seat:
+class Seat(VectorEnv):
     """Implements `twin_graph.envs.VectorEnv`: one seat of each board, which changes sides from game to game.
 
     An agent step is its move and the opponent's answer: what it observes next is its own next turn, or the end.

@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,20 @@ RESAMPLES = 10_000
 #: Gets the environments, Q values `[E, A]`, the actions chosen by them, int `[E]`, and what came of these.
 Watch = Callable[[envs.VectorEnv, np.ndarray, np.ndarray, envs.VectorStep], None]
 _RESAMPLED_AT_ONCE = 1_000_000  # numbers; bounds the memory
+
+
+class Contender(NamedTuple):
+    """Who plays.
+
+    Attributes:
+      q_values: observations `[B, ...]` to Q values `[B, A]`.
+      lasting: what its environments had kept, lent to those of the games; see `twin_graph.envs.lasting`.
+      depth: how many agent steps ahead it can look, if that is known; see `twin_graph.records.depth`.
+    """
+
+    q_values: Callable[[np.ndarray], np.ndarray]
+    lasting: Mapping[str, np.ndarray] = MappingProxyType({})
+    depth: float | None = None
 
 
 class Evaluation(NamedTuple):
@@ -166,12 +181,11 @@ def check_evaluations(settings: Settings) -> None:
 
 
 def play(
-    q_values: Callable[[np.ndarray], np.ndarray],
+    who: Contender,
     settings: Settings,
     *,
     episodes: int,
     at: tuple[int, int],
-    depth: float | None = None,
     at_once: int | None = None,
     watch: Watch | None = None,
 ) -> Iterator[Evaluation]:
@@ -180,11 +194,10 @@ def play(
     Only the last evaluation yielded, which has all games, is a score. The others may lack a hundredth of those played.
 
     Args:
-      q_values: observations `[B, ...]` to Q values `[B, A]`.
+      who: plays.
       settings: of the run.
       episodes: games to play.
       at: seed and counter, which give the environments' seeds and the random actions; use a pair once for fresh ones.
-      depth: see `Evaluation`.
       at_once: games played side by side, if there are so many; None for `PARALLEL_GAMES`. So many have seeds of their
         own. Chance in those that follow depends on how long the games before them lasted.
       watch: called after each vector step; the first environment is then drawn, see `VectorEnv.screens`.
@@ -201,12 +214,13 @@ def play(
         if isinstance(env, Seat):
             env.opponent = env.boards.fixed_player(settings.evaluate.against)
             protocol["against"] = settings.evaluate.against
-        games = _Games(episodes, env, settings, depth)
-        evaluation = Evaluation([], [int(s) for s in seeds], protocol, depth=depth)
+        env.lend(who.lasting)
+        games = _Games(episodes, env, settings, who.depth)
+        evaluation = Evaluation([], [int(s) for s in seeds], protocol, depth=who.depth)
         s_tm1 = env.reset(seeds)
         while games.left:
             explore = random.random(count) < epsilon
-            q_tm1 = q_values(s_tm1)
+            q_tm1 = who.q_values(s_tm1)
             a_tm1 = np.where(explore, env.spec.random_actions(s_tm1, random), q_tm1.argmax(axis=1))
             step = env.step(a_tm1)
             if watch:
@@ -220,7 +234,7 @@ def play(
                     q_start=[game.q_start for game in whole],
                     discounted=[game.discounted for game in whole],
                     cut=sum(game.cut for game in whole),
-                    truncated=[] if depth is None else [game.truncated for game in whole],
+                    truncated=[] if who.depth is None else [game.truncated for game in whole],
                 )
             yield evaluation
 

@@ -114,6 +114,7 @@ def _commit(run: Run, store: SnapshotStore, twin: Twin, weights: Mapping[str, np
             variables=twin.variables,
             origin=origin,
         ),
+        store.lasting(store.newest.id) if store.snapshots else {},
     )
 
 

@@ -70,6 +70,7 @@ class Start(_Event):
       known_bytes: length of each file of records when that point was made, by the file's name; 0 at the beginning.
       found_bytes: how much of it there was at this start; what lies between is abandoned.
       modules: SHA-256 of the file of each module that the settings name, by the module's name.
+      declared: what the environment observed and did; see `twin_graph.envs.EnvSpec`.
     """
 
     event: Literal["start"] = "start"
@@ -81,6 +82,7 @@ class Start(_Event):
     known_bytes: dict[str, int] = {}
     found_bytes: dict[str, int] = {}
     modules: dict[str, str] = {}
+    declared: tuple[str, ...] = ()
 
 
 #: Why a training ended: it made all its steps; its score was reached; a callback ended it; a person interrupted it; its

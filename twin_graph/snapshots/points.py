@@ -6,6 +6,7 @@ resume/
     online.index, online.data-00000-of-00001    all variables of the learner's online twin, with the optimizer's; of two
                         learners, a.* and b.*
     probe.npy           the observations on which targets are compared
+    environment-*.npy   what outlived episodes in the environments
     priorities.npy ...  of prioritized replay
   replay/
     000001-000004096-000004608.npys    a part of the replay, shared by the points that need it
@@ -44,6 +45,7 @@ if TYPE_CHECKING:  # imported where arrays are read or written: commands that on
 
 STATE = "state.json"
 HELD_OUT = "probe"  # `.npy`
+ENVIRONMENT = "environment-"  # what the names of arrays begin with that outlive episodes in environments
 SEGMENTS = "replay"
 
 

@@ -201,11 +201,15 @@ class Run:
         fsync(self.folder)
         return lengths
 
-    def record_start(self, point: PointState | None = None) -> None:
+    def record_start(self, point: PointState | None = None, declared: tuple[str, ...] = ()) -> None:
         """Records in the ledger that this process trains from here on, from a resume point or from the beginning.
 
         All that was recorded beyond is abandoned. What is abandoned of a file is known by where it stands: a file of
         metrics of which some are lost gets its length back.
+
+        Args:
+          point: where it continues; None for the beginning.
+          declared: of the environment; see `EnvSpec`.
         """
         self.attempt = self.ledger.attempt + 1
         if point:  # some metrics may be lost
@@ -222,6 +226,7 @@ class Run:
                 known_bytes=point.known_bytes if point else dict.fromkeys(RECORDS, 0),
                 found_bytes=self.settle_records(),
                 modules=lookup.sources(self.settings),
+                declared=declared,
             )
         )
 

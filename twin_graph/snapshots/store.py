@@ -2,10 +2,13 @@
 
 snapshots/000042-3fa9c1d2/
   model.index, model.data-00000-of-00001    what a Saver wrote; retention may remove these two
+  model.environment.npz                     what outlived episodes in its environments, if anything; goes with them
   manifest.json                             what it is: see `Manifest`
 
 A snapshot exists from the moment that the ledger says so: the folder is made first, whole and durable, the line after.
 """
+
+from __future__ import annotations
 
 import contextlib
 import hashlib
@@ -13,7 +16,8 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -42,9 +46,13 @@ from twin_graph.snapshots.ledger import (
     utc_now,
 )
 
+if TYPE_CHECKING:  # imported where arrays are read or written: commands that only look at records need not wait
+    import numpy as np
+
 FORMAT: Final = 1
 MANIFEST = "manifest.json"
 MODEL_PREFIX = "model"
+_ENVIRONMENT = f"{MODEL_PREFIX}.environment.npz"
 
 ID = re.compile(r"\d{6,}-[0-9a-f]{8}|import-[0-9a-f]{12}")
 
@@ -273,6 +281,16 @@ class Snapshots:
             )
         return self.folder / snapshot_id / MODEL_PREFIX
 
+    def lasting(self, snapshot_id: str) -> dict[str, np.ndarray]:
+        """What its environments had kept when it was committed, `[1, ...]` by name; see `twin_graph.envs.lasting`."""
+        import numpy as np
+
+        path = self.folder / snapshot_id / _ENVIRONMENT
+        if not path.exists():
+            return {}
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+
     def check_files(self, snapshot_id: str) -> None:
         """Compares the sizes and hashes of a snapshot's files with its manifest. Raises `DamagedError`."""
         for file in self.manifest(snapshot_id).files:
@@ -328,8 +346,12 @@ class Snapshots:
 class SnapshotStore(Snapshots):
     """The snapshots of one run, and what changes them."""
 
-    def commit(self, save: Callable[[Path], None], made: Provenance) -> Commit:
+    def commit(
+        self, save: Callable[[Path], None], made: Provenance, lasting: Mapping[str, np.ndarray] = MappingProxyType({})
+    ) -> Commit:
         """Calls `save(prefix)`, which writes the weights, and makes files and manifest one durable snapshot.
+
+        With it goes what outlives episodes in its environments, `lasting`.
 
         Where an attempt that was abandoned has committed the same under the same number, its folder is adopted.
 
@@ -341,6 +363,8 @@ class SnapshotStore(Snapshots):
 
         def fill(folder: Path) -> Manifest:
             save(folder / MODEL_PREFIX)
+            if lasting:
+                _write_arrays(folder / _ENVIRONMENT, lasting)
             manifest = Manifest(
                 **record,
                 time=utc_now(),
@@ -458,6 +482,13 @@ class SnapshotStore(Snapshots):
         for path in folder.iterdir() if folder.exists() else ():
             if path.name.startswith(f"{MODEL_PREFIX}."):
                 path.unlink(missing_ok=True)
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    import numpy as np
+
+    content: dict[str, Any] = dict(arrays)
+    np.savez(path, **content)
 
 
 def _resolve(

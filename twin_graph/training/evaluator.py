@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.film import Film
-from twin_graph.evaluation.games import Evaluation, play
+from twin_graph.evaluation.games import Contender, Evaluation, play
 from twin_graph.snapshots.files import make_folder
 from twin_graph.training.progress import Happened
 from twin_graph.twin.twin import Compute, Twin
@@ -114,11 +114,11 @@ class Evaluator:
         """Plays the games of a snapshot, which `twin` holds; None if a person stopped that."""
         live, episodes = self._live, self._live.settings.evaluate.episodes
         self._depths.catch_up()
-        depth = self._depths.of(snapshot.id)
+        who = Contender(twin.q_values, live.store.lasting(snapshot.id), self._depths.of(snapshot.id))
         evaluation = None
         with _filmed(live.run, snapshot if is_newest else None) as film:
             watch = film.watch if film else None
-            for evaluation in play(twin.q_values, live.settings, episodes=episodes, at=at, depth=depth, watch=watch):
+            for evaluation in play(who, live.settings, episodes=episodes, at=at, watch=watch):
                 yield Happened(note=f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games")
                 if self._stop.is_set():
                     return None

@@ -13,7 +13,9 @@ from twin_graph.config.rules import check_length, check_that_it_learns
 from twin_graph.envs.gym import check_version
 from twin_graph.errors import CompleteError, UsageError
 from twin_graph.evaluation import games
+from twin_graph.evaluation.player import check_declared
 from twin_graph.snapshots.files import check_no_pattern
+from twin_graph.snapshots.points import ENVIRONMENT
 from twin_graph.targets.evaluations import nothing_left
 from twin_graph.training import requirements, tuning
 from twin_graph.twin.model import ModelSpec
@@ -33,12 +35,14 @@ class Ready(NamedTuple):
       env: the environments.
       needs: memory and disk space.
       measured: the timings that decided, the fastest first.
+      notices: what a person should know before it trains, a line each.
     """
 
     settings: Settings
     env: VectorEnv
     needs: requirements.Needs
     measured: Sequence[tuning.Timing] = ()
+    notices: Sequence[str] = ()
 
 
 @contextlib.contextmanager
@@ -71,11 +75,16 @@ def ready(
         needs = requirements.measure(settings, env, folder, elsewhere=elsewhere)
         requirements.check_enough(needs, begun=folder.exists())
         check_settings(settings, env)
+        notices = env.notices(settings.train.steps)
         if continued:
-            yield Ready(settings, env, needs)
+            run, point = continued
+            check_declared(run, env)
+            if env.lasting() and not any(file.name.startswith(ENVIRONMENT) for file in point.files):
+                notices.append(f"resume point {point.number} has no statistics of the environments: they begin anew")
+            yield Ready(settings, env, needs, notices=notices)
         else:
             tuned, measured = tuning.fix(settings, ModelSpec.of(settings, env.spec), elsewhere=elsewhere)
-            yield Ready(tuned, env, needs, measured)
+            yield Ready(tuned, env, needs, measured, notices)
 
 
 def check_settings(settings: Settings, env: VectorEnv) -> None:
@@ -83,6 +92,11 @@ def check_settings(settings: Settings, env: VectorEnv) -> None:
     later, or never notice."""
     check_that_it_learns(settings)
     check_rescaling(settings, env.spec)
+    if settings.workers.count and (kept := env.lasting()):
+        raise UsageError(
+            f"{settings.env.id} has state that outlives its episodes ({', '.join(kept)}), which workers do not share: "
+            "train without --workers (--set workers.count=0)"
+        )
     games.check_evaluations(settings)
     trackers.check_tracker(settings)
 

@@ -63,7 +63,7 @@ def train(
     """
     with (
         stop_requests() as stop,
-        Agent(run, env.spec, environments=env.count, point=point) as agent,
+        Agent(run, env.spec, environments=env.count, point=point, vector=env) as agent,
     ):
         stepper = InChunks(agent, env) if run.settings.train.chunk_steps else StepByStep(agent, env)
         progress = Progress(agent.live, stop)

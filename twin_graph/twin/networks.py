@@ -109,9 +109,9 @@ def pooled80(observation: Tensor, n_actions: int, build: Build) -> Tensor:
 def minatar(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     """The network of Young and Tian 2019: 16 3x3 filters, 128 units; started as Torch does.
 
-    Takes uint8 `[B, 10, 10, C]`, or other images with channels last.
+    Takes uint8 `[B, 10, 10, C]` or `[B, C, 10, 10]`, or other images.
     """
-    x = scaled(observation, build.dtype)
+    x = scaled(_channels_last(observation), build.dtype)
     x = relu("conv1", build.layers.convolution("conv1", x, 3, 16, 1, build.model.padding, torch_default))
     return _read_out("fc1", flatten(x), 128, n_actions, (torch_default, torch_default), build)
 
@@ -119,9 +119,9 @@ def minatar(observation: Tensor, n_actions: int, build: Build) -> Tensor:
 def board(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     """For boards where four in a row matter: 64 4x4 filters, 128 units; initialized like `mlp`.
 
-    Takes `[B, H, W, C]`, channels last.
+    Takes `[B, H, W, C]` or `[B, C, H, W]`.
     """
-    x = scaled(observation, build.dtype)
+    x = scaled(_channels_last(observation), build.dtype)
     x = relu("conv1", build.layers.convolution("conv1", x, 4, 64, 1, build.model.padding, torch_default))
     return _read_out("fc1", flatten(x), 128, n_actions, (torch_default, torch_default), build)
 
@@ -145,9 +145,9 @@ def blob(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     The 64 units have no activation, so that they and the read-out are one linear map of rank 64. Weights start as
     Keras' do, uniform in +-sqrt(6/(fan_in + fan_out)) (Glorot and Bengio 2010).
 
-    Takes uint8 `[B, 10, 10, 3]`.
+    Takes uint8 `[B, 10, 10, 3]`, or `[B, 3, 10, 10]`.
     """
-    x = scaled(observation, build.dtype)
+    x = scaled(_channels_last(observation), build.dtype)
     for block in (1, 2):
         x = relu(f"conv{block}", build.layers.convolution(f"conv{block}", x, 3, 256, 1, "VALID", glorot))
         x = tf.nn.max_pool2d(x, 2, 2, "VALID")
@@ -178,9 +178,27 @@ def _first_convolution(image: Tensor, padding: str, start: Start, build: Build) 
     return build.layers.convolution_of_frames("conv1", image, 32, padding, start, build.dtype)
 
 
+def _channels_last(image: Tensor) -> Tensor:
+    """Images `[B, H, W, C]`, of these or of `[B, C, H, W]`."""
+    return tf.transpose(image, [0, 2, 3, 1]) if _looks_channels_first(image.shape[1:].as_list()) else image
+
+
 def looks_channels_last(shape: Sequence[int]) -> bool:
     """Whether an image `[H, W, C]` or `[C, H, W]` is the former: it has no more channels than rows."""
     return len(shape) == 3 and shape[2] <= shape[0]
+
+
+def _looks_channels_first(shape: Sequence[int]) -> bool:
+    """Whether a board, which may have more channels than rows, is `[C, H, W]`: its last two sides alone are equal, or
+    none are and the first is the shortest."""
+    channels, *sides = shape
+    return len({*shape}) > 1 and (sides[0] == sides[1] or (len({*shape}) == 3 and channels == min(shape)))
+
+
+def takes_channels_first(name: str, env: EnvSpec) -> bool:
+    """Whether a network that was made for images with channels last transposes this environment's."""
+    network = NETWORKS.get(name)
+    return bool(network and network.channels_last) and _looks_channels_first(env.network_shape)
 
 
 def channels_axis(name: str, env: EnvSpec) -> int | None:
@@ -190,7 +208,8 @@ def channels_axis(name: str, env: EnvSpec) -> int | None:
     """
     network, shape = NETWORKS.get(name), env.observation_shape
     if network and network.function is not mlp:
-        return 2 if network.channels_last or looks_channels_last(shape) else 0
+        last = not _looks_channels_first(shape) if network.channels_last else looks_channels_last(shape)
+        return 2 if last else 0
     if env.stack > 1:
         return 0
     return 2 if looks_channels_last(shape) and shape[2] in (1, 3, 4) else None  # grey, RGB, or RGB and alpha
@@ -220,12 +239,12 @@ def _dueling(value: Tensor, advantage: Tensor) -> Tensor:
 
 
 class Network(NamedTuple):
-    """A network; the observations that it takes, in words and as a check; whether their channels are always last."""
+    """A network; the observations that it takes, in words and as a check; whether it was made for channels last."""
 
     function: Callable[[Tensor, int, Build], Tensor]
     takes: str
     fits: Callable[[EnvSpec], bool]
-    channels_last: bool = False
+    channels_last: bool = False  # as its paper has them
 
 
 def _is_image(env: EnvSpec) -> bool:
@@ -237,7 +256,8 @@ def _is_single_image(env: EnvSpec) -> bool:
 
 
 def _is_large_enough_for_blob(env: EnvSpec) -> bool:
-    return _is_single_image(env) and min(env.network_shape[:2]) >= 10
+    shape = env.network_shape
+    return _is_single_image(env) and min(shape[1:] if _looks_channels_first(shape) else shape[:2]) >= 10
 
 
 _SMALLEST_SIDE = 36  # pixels: below this, the three convolutions of `nature` leave nothing

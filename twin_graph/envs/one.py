@@ -1,0 +1,141 @@
+"""One Gymnasium environment of a vector: what it gives becomes arrays, and its errors say which it is."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from twin_graph.envs import lasting
+from twin_graph.envs.masks import MaskReader, check_none_later
+from twin_graph.errors import ForeignError, UsageError, foreign_error
+
+if TYPE_CHECKING:
+    from twin_graph.envs.observations import Reading
+
+
+class One(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One environment, whose observations are arrays of their own: it is reset before anybody copies the last one.
+
+    It has no `info`, which nobody reads and which Gymnasium cannot always stack over environments. An error inside it,
+    and an observation of another shape than it declares, is a `ForeignError` that says where it was raised.
+
+    Args:
+      env: with Discrete actions.
+      reading: makes arrays of what it gives.
+      name: for messages.
+
+    Attributes:
+      seen: the newest observation.
+      masked: whether it ends with a mask of legal actions.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], reading: Reading, name: str) -> None:
+        super().__init__(env)
+        self._reading, self._name = reading, name
+        self.seen, self.masked = np.empty(0), reading.mask is not None
+        assert isinstance(env.action_space, spaces.Discrete)
+        self._mask = MaskReader(reading.mask, env.action_space, name) if reading.mask else None
+        low, high = (0, 255) if reading.dtype == np.uint8 else (-np.inf, np.inf)
+        self.observation_space = spaces.Box(low, high, reading.shape, reading.dtype.type)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        try:
+            return self._read("reset", *self.env.reset(seed=seed, options=options)), {}
+        except ForeignError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise foreign_error(f"{self._name}, reset", error) from error
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        try:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            told = float(reward), bool(terminated), bool(truncated)
+            return self._read("step", observation, info, terminated=told[1], truncated=told[2]), *told, {}
+        except ForeignError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise foreign_error(f"{self._name}, step", error) from error
+
+    def close(self) -> None:
+        try:
+            self.env.close()
+        except Exception as error:  # what was played is played
+            warnings.warn(str(foreign_error(f"{self._name}, close", error)), stacklevel=1)
+
+    @property
+    def lasting(self) -> dict[str, np.ndarray]:
+        """See `twin_graph.envs.lasting.kept`. May be set."""
+        return lasting.kept(self.env)
+
+    @lasting.setter
+    def lasting(self, arrays: Mapping[str, np.ndarray]) -> None:
+        lasting.lend(self.env, arrays)
+
+    def _read(
+        self,
+        method: str,
+        observation: Any,
+        info: Mapping[str, Any],
+        *,
+        terminated: bool = False,
+        truncated: bool = False,
+    ) -> np.ndarray:
+        where = f"{self._name}, {method}"
+        if self._mask is None:
+            check_none_later(self._name, info)
+            self.seen = self._reading.array(observation, where)
+            return self.seen
+        mask = self._mask.mask
+        answer = info if mask.place == "info" else observation
+        legal = self._mask.read(self.env, method, answer, terminated=terminated)
+        if not terminated and not legal.any():
+            on = "was truncated, not terminated" if truncated else "goes on"
+            raise ForeignError(f"{where}: {mask.name} forbids every action, and the episode {on}")
+        self.seen = self._reading.array(observation, where, legal)
+        return self.seen
+
+
+class Drawn(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One environment that is drawn for people.
+
+    Attributes:
+      shown: see `VectorEnv.screens`.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
+        super().__init__(env)
+        self._name = name
+        self._now = np.empty(0)
+        self.shown: list[np.ndarray] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        answer = self.env.reset(seed=seed, options=options)
+        self._now = self._draw()
+        return answer
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        answer = self.env.step(action)
+        before, self._now = self._now, self._draw()
+        self.shown = [before, self._now]
+        return answer
+
+    def _draw(self) -> np.ndarray:
+        try:
+            screen = np.array(self.env.render())  # some draw the next one into the same array
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise UsageError(f"{self._name} cannot be drawn: {first_sentence(error)}") from None
+        except Exception as error:
+            raise foreign_error(f"{self._name}, render", error) from error
+        if screen.ndim != 3 or screen.shape[2] != 3 or screen.dtype != np.uint8:
+            raise ForeignError(f"{self._name}, render: it gave {screen.dtype}{list(screen.shape)}, not uint8 [H, W, 3]")
+        return screen
+
+
+def first_sentence(error: Exception) -> str:
+    """The first sentence of a message that may have many lines, without its end."""
+    return str(error).split("\n")[0].split(". ")[0].rstrip(".")
