@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from twin_graph.base.text import counted
+from twin_graph.base.text import counted, interval_before
 from twin_graph.errors import UsageError
 from twin_graph.records import report
 from twin_graph.records.told import Damaged, Opponent, OpponentThen, plain
@@ -198,10 +198,9 @@ def show(run: str, ref: str, as_json: bool) -> None:
     if (depth := details.depth_agent_steps) is not None:
         table.add_row("depth", f"{depth:,.0f} agent steps")
     for evaluation in details.evaluations:
-        low, high = evaluation["interval_95"]
         table.add_row(
             "score" if evaluation["scheduled"] else "score, by `evaluate`",
-            f"{evaluation['mean']:.2f}  (95% interval {low:.2f} to {high:.2f}, "
+            f"{evaluation['mean']:.2f}  ({interval_before(evaluation['interval_95'])}"
             f"{counted(evaluation['episodes'], 'episode')})",
         )
     for swap in details.swaps:

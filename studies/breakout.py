@@ -25,6 +25,7 @@ Dopamine, Adam  the same: DQN (Adam + MSE in JAX)
 """
 
 import csv
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -96,7 +97,7 @@ def draw(curves: dict[str, Curve], games: dict[str, Games], path: Path) -> None:
     for source, of in games.items():
         played = list(of.values())
         means = [line["mean"] for line in played]
-        low, high = zip(*(line["interval_95"] for line in played), strict=True)
+        low, high = zip(*(line["interval_95"] or (math.nan, math.nan) for line in played), strict=True)
         bars = [[m - x for m, x in zip(means, low, strict=True)], [x - m for m, x in zip(means, high, strict=True)]]
         label = f"{source}, evaluated (95%)"
         axes.errorbar(list(of), means, bars, fmt="o", markersize=4, linewidth=1, color=colour(source), label=label)
@@ -129,9 +130,9 @@ def main(folders: tuple[Path, ...], plot: Path | None) -> None:
 
 
 def scored(line: dict[str, Any]) -> str:
-    """An evaluation's mean and its interval."""
-    low, high = line["interval_95"]
-    return f"{line['mean']:.1f} ({low:.1f} to {high:.1f})"
+    """An evaluation's mean, and its interval if it was of more than one game."""
+    interval = line["interval_95"]
+    return f"{line['mean']:.1f}" + (f" ({interval[0]:.1f} to {interval[1]:.1f})" if interval else "")
 
 
 if __name__ == "__main__":

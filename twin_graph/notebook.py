@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 import warnings
@@ -59,13 +60,12 @@ class NotebookRun(Run):
         """Scores, scheduled and by hand, a row for each evaluation.
 
         `agent_steps` and `updates` are those of the snapshot, NaN for an import or a mean of several. `mean` has the
-        95% interval `low` to `high` over `games` games, whose `returns` are a list.
+        95% interval `low` to `high` (NaN of one game) over `games` games, whose `returns` are a list.
         """
         rows = [
             {
                 **line,
-                "low": line["interval_95"][0],
-                "high": line["interval_95"][1],
+                **dict(zip(("low", "high"), line["interval_95"] or (math.nan, math.nan), strict=True)),
                 "games": len(line["returns"]),
                 **(dict.fromkeys(_COUNTERS) if is_import(line["snapshot"]) else {}),
             }

@@ -168,6 +168,16 @@ def test_evaluate_plays_records_and_steers_nothing(trained: Path) -> None:
     assert [e["scheduled"] for e in shown["evaluations"]][-3:] == [False] * 3
 
 
+def test_a_score_of_one_game_is_shown_without_an_interval(trained: Path) -> None:
+    evaluate = "evaluate", "cartpole-seed1-1", "latest~1", "--episodes", "1"
+    document = json.loads(twin_graph(*evaluate, "--json", cwd=trained).stdout)
+    assert document["interval_95"] is None
+    score = f"{document['mean']:.2f} (1 episode)"
+    assert twin_graph(*evaluate, cwd=trained).stdout.splitlines()[0].endswith(f": mean return {score}")
+    shown = twin_graph("show", "cartpole-seed1-1", "latest~1", cwd=trained).stdout
+    assert [line.split("`")[2].split() for line in shown.splitlines() if "by `evaluate`" in line] == [score.split()] * 2
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_score_of_a_run_that_cannot_be_written_is_shown_and_said_not_to_be_recorded(trained: Path) -> None:
     run = trained / "read-only"

@@ -102,6 +102,14 @@ def test_the_command_prints_a_table_and_draws_a_picture(cartpole: Make, trained:
     assert "ends in .png, .svg or .pdf" in wrong.stderr
 
 
+def test_scores_of_one_game_are_compared_without_intervals(cartpole: Make, trained: Train, tmp_path: Path) -> None:
+    first, second = (trained(cartpole(train__steps=400, evaluate__episodes=1, seed=seed)) for seed in (1, 2))
+    done = twin_graph("compare", str(first.folder), str(second.folder), "--plot=a.png", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    scores = [score for of_run in json.loads(done.stdout)["scores"] for score in of_run]
+    assert [(score["low"], score["high"]) for score in scores] == [(None, None)] * 2
+
+
 def test_of_two_learners_each_row_and_each_curve_says_whose_it_is(
     cartpole: Make, trained: Train, tmp_path: Path
 ) -> None:

@@ -128,6 +128,13 @@ def test_images_are_bytes_and_emulator_numbers_are_told(
             policy.predict(screens / 255)
 
 
+def test_scores_of_one_game_have_no_interval(cartpole: Cartpole, tmp_path: Path) -> None:
+    run = notebook.create(tmp_path / "run", cartpole(train__steps=400, evaluate__episodes=1)).train()
+    scores = run.evaluations()
+    assert list(scores.games) == [1]
+    assert scores[["low", "high"]].isna().all(axis=None)
+
+
 def test_curves_have_the_newest_snapshots_scores_and_go_forward(cartpole: Cartpole, tmp_path: Path) -> None:
     """Its best snapshots play again and again, at steps that were long ago, and people play by hand."""
     settings = cartpole(target__policy="best", evaluate__every_steps=200, evaluate__episodes=10)

@@ -723,6 +723,17 @@ def test_the_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
     assert 0.89 < covered / 200 < 0.99
 
 
+def test_one_game_has_a_score_and_no_interval(cartpole: Make, train: Train) -> None:
+    """All resamples of one score are alike: an interval of no width would say that there is no doubt."""
+    one = Evaluation([54.5], [], {})
+    assert one.interval is one.summary()["interval_95"] is None
+    assert one.words() == "54.50 (1 episode)"
+    run = train(cartpole(train__steps=400, evaluate__episodes=1))
+    logged = [line for line in run.metric_lines() if "evaluation/mean_return" in line]
+    assert logged
+    assert not [name for line in logged for name in line if "interval" in name]
+
+
 def test_the_needs_of_a_training_are_measured_and_checked(pong: Make, tmp_path: Path) -> None:
     settings = pong(replay__capacity_steps=1_000_000)
     env = envs.make(settings.env, count=1)

@@ -1,5 +1,6 @@
 """A run that ends when a scheduled evaluation's lower bound reaches a score."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,18 @@ def test_of_two_learners_both_reach_it(cartpole: Make, tmp_path: Path) -> None:
     newest = [(line["interval_95"][0], line["snapshot"]) for line in run.evaluation_lines()][-2:]
     assert [run.store().find(snapshot).learner for _, snapshot in newest] == ["a", "b"]
     assert evaluations.Matches(run).lower_bound(run.settings) == min(newest)
+
+
+def test_one_game_reaches_no_score(cartpole: Make, tmp_path: Path) -> None:
+    """The lower bound of a mean of one game is unknown, though older versions recorded the game's score as one."""
+    run = create(tmp_path / "run", settings(cartpole, train__steps=400, train__until_score=None, evaluate__episodes=1))
+    attempt(run)
+    assert list(run.evaluation_lines())
+    assert evaluations.Matches(run).lower_bound(run.settings)[0] == -math.inf
+    resumed = twin_graph(
+        *("resume", "run", "--steps=600", "--set=evaluate.episodes=2", "--set=train.until_score=1"), cwd=tmp_path
+    )
+    assert resumed.returncode == 0, resumed.stderr
 
 
 def test_an_ended_run_is_resumed_with_another_score_only(cartpole: Make, tmp_path: Path) -> None:

@@ -588,6 +588,18 @@ def test_games_by_hand_under_other_rules_are_not_mixed_and_of_many_games_each_ev
     assert len(thinned["return"]) < len(whole["return"]) / 5
 
 
+def test_scores_of_one_game_are_drawn_without_an_interval(
+    trained: Callable[[config.Settings], Run], cartpole: Callable[..., config.Settings]
+) -> None:
+    run = trained(cartpole(train__steps=400, evaluate__episodes=1))
+    records = Records(run)
+    [curve] = records.curves()["scores"]
+    assert curve["low"] == curve["high"] == [None]
+    [row] = records.evaluations(0, 10)["rows"]
+    [shown] = records.snapshot(row["snapshot"])["evaluations"]
+    assert row["interval_95"] is shown["interval_95"] is None
+
+
 def test_a_run_that_could_not_be_read_once_is_shown_as_soon_as_it_can(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

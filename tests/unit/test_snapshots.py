@@ -544,6 +544,15 @@ def test_scores_come_from_scheduled_evaluations_alone(tmp_path: Path) -> None:
     assert run.scores() == {a.id: 2.0, b.id: 4.0}
 
 
+def test_an_interval_that_an_older_version_gave_to_one_game_is_none(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", config.load("cartpole"))
+    one = commit(run.store(), 0)
+    for returns in ([54.5], [54.5, 60.5]):
+        result = {"returns": returns, "protocol": {}, "interval_95": [min(returns), max(returns)]}
+        record_evaluation(run, one, result, played_at=one.counters)
+    assert [line["interval_95"] for line in run.evaluation_lines()] == [None, [54.5, 60.5]]
+
+
 def test_run_json_is_plain_json(tmp_path: Path) -> None:
     run = create(tmp_path / "run", config.load("cartpole"))
     assert json.loads((run.folder / "run.json").read_text())["settings"]["env"]["id"] == "CartPole-v1"

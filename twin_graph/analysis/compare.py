@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -63,7 +64,7 @@ class Pair(NamedTuple):
 
 
 class Score(NamedTuple):
-    """A scheduled evaluation of a learner's newest snapshot: mean return and its 95% interval."""
+    """A scheduled evaluation of a learner's newest snapshot: mean return and its 95% interval, NaN of one game."""
 
     updates: int
     agent_steps: int
@@ -219,7 +220,7 @@ def _scores(run: Run) -> Iterator[Score]:
     learners = {commit.id: commit.learner for commit in run.ledger.events(Commit)}
     for line in learning_curve(run):
         at: Mapping[str, int] = line["played_at"]
-        low, high = line["interval_95"]
+        low, high = line["interval_95"] or (math.nan, math.nan)
         snapshot = line["snapshot"]
         if snapshot not in learners:
             raise DamagedError(f"{run.ledger.path} is damaged: it lacks the commit of {snapshot}, which was evaluated")

@@ -2,7 +2,7 @@
 
 import difflib
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,11 @@ _MUST_BE = {
 def counted(number: int, thing: str) -> str:
     """`1 snapshot`, `2,500 snapshots`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def interval_before(interval: Sequence[float] | None) -> str:
+    """`95% interval 9.00 to 12.50, `, to be followed by the number of games; nothing if there is no interval."""
+    return "" if interval is None else f"95% interval {interval[0]:.2f} to {interval[1]:.2f}, "
 
 
 def size(count: int) -> str:

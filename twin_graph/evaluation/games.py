@@ -14,7 +14,7 @@ import numpy as np
 
 from twin_graph import envs
 from twin_graph.base.streams import Purpose, environment_seeds, stream
-from twin_graph.base.text import counted
+from twin_graph.base.text import counted, interval_before
 from twin_graph.envs.seats import Seat
 from twin_graph.evaluation import film
 
@@ -70,8 +70,10 @@ class Evaluation(NamedTuple):
         return float(np.mean(self.returns))
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """95% percentile bootstrap interval of the mean (Efron 1979), over episodes."""
+    def interval(self) -> tuple[float, float] | None:
+        """95% percentile bootstrap interval of the mean (Efron 1979), over episodes; None of fewer than two."""
+        if len(self.returns) < 2:
+            return None
         random = stream(0, Purpose.BOOTSTRAP, 0)
         rows = max(1, _RESAMPLED_AT_ONCE // len(self.returns))
         draws = np.concatenate(
@@ -84,19 +86,17 @@ class Evaluation(NamedTuple):
         return float(low), float(high)
 
     def words(self) -> str:
-        """For people: the mean, its interval, the number of games."""
-        low, high = self.interval
+        """For people: the mean, its interval if there is one, the number of games."""
         cut = f", {self.cut} cut at the step limit" if self.cut else ""
         against = f" against {player}" if (player := self.protocol.get("against")) else ""
         games = counted(len(self.returns), "episode")
-        return f"{self.mean:.2f}{against} (95% interval {low:.2f} to {high:.2f}, {games}{cut})"
+        return f"{self.mean:.2f}{against} ({interval_before(self.interval)}{games}{cut})"
 
     def summary(self) -> dict[str, Any]:
         """For `evaluations.jsonl` and `--json`."""
-        low, high = self.interval
         return {
             "mean": self.mean,
-            "interval_95": [low, high],
+            "interval_95": self.interval and list(self.interval),
             "episodes": len(self.returns),
             "returns": self.returns,
             "seeds": self.seeds,

@@ -275,7 +275,10 @@ class Run:
         return self.settings_of(newest.attempt) if isinstance(newest, Start) else self.settings
 
     def evaluation_lines(self) -> Iterator[dict[str, Any]]:
-        """Evaluations that hold. Raises `DamagedError`."""
+        """Evaluations that hold; `interval_95` is None of one game, also where an older version has recorded one.
+
+        Raises `DamagedError`.
+        """
         is_anew, lines = self._evaluations.new()
         if is_anew:
             self._evaluated = []
@@ -283,7 +286,7 @@ class Run:
         for line in self._that_hold(EVALUATIONS, self._evaluated):
             if missing := [key for key in _OF_AN_EVALUATION if key not in line]:
                 raise DamagedError(f"{self.evaluations_file} is damaged: a record has no {missing[0]!r}")
-            yield line
+            yield line if len(line["returns"]) > 1 else {**line, "interval_95": None}
 
     def metric_lines(self) -> Iterator[dict[str, Any]]:
         """Metrics that hold, without damaged lines: no run depends on them, and `verify` names them."""

@@ -60,14 +60,15 @@ class Matches:
     def lower_bound(self, settings: Settings) -> tuple[float, str]:
         """The lower end of the newest score's 95% interval, and whose it is; of two learners, the smaller one.
 
-        Minus infinity before the first evaluation under these settings' rules.
+        Minus infinity before the first evaluation under these settings' rules, and after one of a single game.
         """
         if self._lowest and self._lowest[0] is settings:
             return self._lowest[1]  # the run loop asks after each vector step
         scores = [line for line in self._records if line["scheduled"] and line["snapshot"] == line["challenger"]]
         newest = [line for line in scores if _rules(self._run.settings_of(line["attempt"])) == _rules(settings)]
         now = [line for line in newest if line["played_at"] == newest[-1]["played_at"]]
-        lowest = min(((line["interval_95"][0], line["snapshot"]) for line in now), default=(-math.inf, ""))
+        bounds = ((interval[0] if (interval := line["interval_95"]) else -math.inf, line["snapshot"]) for line in now)
+        lowest = min(bounds, default=(-math.inf, ""))
         self._lowest = settings, lowest
         return lowest
 

@@ -86,11 +86,9 @@ class Evaluator:
         newest_alone = [(one.snapshot, one.evaluation) for one in played if one.snapshot is one.challenger]
         for snapshot, evaluation in newest_alone:
             whose = "" if len(newest_alone) == 1 else f"/{snapshot.learner}"
-            values = {
-                f"evaluation/mean_return{whose}": evaluation.mean,
-                f"evaluation/interval_low{whose}": evaluation.interval[0],
-                f"evaluation/interval_high{whose}": evaluation.interval[1],
-            }
+            values = {f"evaluation/mean_return{whose}": evaluation.mean}
+            if interval := evaluation.interval:
+                values |= {f"evaluation/interval_{end}{whose}": interval[i] for i, end in enumerate(("low", "high"))}
             live.log(values, snapshot.counters)
         for told in newest_alone:
             yield Happened(evaluations=[told])

@@ -179,7 +179,7 @@ class Records:
                 scores.setdefault(key, {}).setdefault(name, []).append(value)
 
         for line in learning_curve(self.run):
-            low, high = line["interval_95"]
+            low, high = line["interval_95"] or (None, None)
             at = {name: line["played_at"][name] for name in _COUNTERS}
             add(line, **at, mean=line["mean"], low=low, high=high)
         by_hand: dict[str, list[dict[str, Any]]] = {}

@@ -40,8 +40,8 @@ export function learning(lines, others, x) {
     }
     add(
       [scores[x], scores.low, scores.high, scores.mean],
-      { name: `${name}, low`, colour, hidden: true, width: 0 },
-      { name: `${name}, high`, colour, hidden: true, width: 0 },
+      { name: `${name}, low`, colour, hidden: true, width: 0, gaps: true }, // one game has no interval
+      { name: `${name}, high`, colour, hidden: true, width: 0, gaps: true },
       { name, colour, dash, width: 2, dots, format: score, with: [first, first + 1] },
     );
     bands.push([first + 2, first + 1, colour]);

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { Plot, UNITS, clipped, faint, roomy } from "./charts.js";
-import { count, counted, h, put, renew, s, score, when } from "./dom.js";
+import { NONE, count, counted, h, put, renew, s, score, when } from "./dom.js";
 import { noting, pager, section, snapshotButton } from "./parts.js";
 
 const EVALUATIONS = 10;
@@ -108,7 +108,7 @@ export function evaluationsPart(run) {
             h("td", { class: "number" }, count(row.agent_steps)),
             h("td", { class: "number" }, count(row.updates)),
             h("td", { class: "number" }, score(row.mean)),
-            h("td", { class: "number" }, `${score(row.interval_95[0])} to ${score(row.interval_95[1])}`),
+            h("td", { class: "number" }, row.interval_95?.map(score).join(" to ") ?? NONE),
             h("td", { class: "number" }, count(row.returns.length)),
             h("td", null, more),
           ),

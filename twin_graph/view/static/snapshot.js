@@ -47,7 +47,7 @@ function facts(index, one, id) {
     ["target from update", one.served_from.length ? some(one.served_from.map(count)) : "never"],
     ...one.evaluations.map((evaluation) => [
       evaluation.scheduled ? "score" : "score, by hand",
-      `${score(evaluation.mean)} (95% interval ${score(evaluation.interval_95[0])} to ${score(evaluation.interval_95[1])}, ${counted(evaluation.returns.length, "game")})`,
+      `${score(evaluation.mean)} (${intervalBefore(evaluation.interval_95)}${counted(evaluation.returns.length, "game")})`,
     ]),
     [
       "variables",
@@ -67,6 +67,9 @@ function facts(index, one, id) {
     ),
   ];
 }
+
+/** Of one game there is no interval. */
+const intervalBefore = (ends) => (ends ? `95% interval ${ends.map(score).join(" to ")}, ` : "");
 
 const some = (list) =>
   list.length <= 8 ? list.join(", ") : `${list.slice(0, 6).join(", ")} ... ${list.at(-1)} (${list.length} times)`;
