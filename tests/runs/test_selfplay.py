@@ -278,6 +278,26 @@ def test_arguments_of_a_game_are_part_of_its_protocol() -> None:
     assert env.protocol["arguments"] == "board_size=4"
 
 
+@pytest.mark.parametrize(
+    ("game", "arguments"), [("dots_and_boxes", {"num_rows": 2, "num_cols": 2}), ("tic_tac_toe", {})]
+)
+def test_no_limit_is_given_to_games_that_nothing_but_their_rules_ends(game: str, arguments: dict[str, Any]) -> None:
+    """Who closes a box moves again: half of all moves is no limit of one player's."""
+    settings = EnvSettings(id=f"OpenSpiel/{game}", kwargs=arguments)
+    env = envs.make(settings, count=20)
+    assert isinstance(env, Seat)
+    assert env.protocol["time limit, steps"] == "none"
+    env.opponent, random = env.boards.fixed_player("random"), np.random.default_rng(0)
+    s_tm1, steps, longest = env.reset(np.arange(20)), np.zeros(20, int), 0
+    for _ in range(60):
+        step = env.step(env.spec.random_actions(s_tm1, random))
+        s_tm1, steps = step.s_next, steps + 1
+        longest = max(longest, *steps)
+        steps[step.last_t] = 0
+        assert (step.terminal_t == step.last_t).all()
+    assert longest > 6 if game == "dots_and_boxes" else longest <= 5
+
+
 def test_a_share_of_moves_is_random() -> None:
     boards = boards_of(TICTACTOE, 1)
     observations = np.repeat(boards.observe(np.array([0]), np.array([0])), 4_000, axis=0)

@@ -416,6 +416,21 @@ def test_evaluations_under_another_protocol_are_not_looked_at() -> None:
     assert [m.challenger for m in matches(fewer_at_once)] == [A.id, B.id, C.id]
 
 
+def test_a_limit_that_older_versions_named_for_board_games_changes_no_score() -> None:
+    before = {"environment": "OpenSpiel/tic_tac_toe", "seats": "both, in turns", "time limit, steps": 5}
+    lines = [
+        evaluation(A, A, 100, protocol=before),
+        evaluation(B, B, 200, protocol={**before, "time limit, steps": "none"}),
+    ]
+    assert [m.challenger for m in matches(lines)] == [A.id, B.id]
+    alone = {"environment": "CartPole-v1", "time limit, steps": 500}
+    lines = [
+        evaluation(A, A, 100, protocol=alone),
+        evaluation(B, B, 200, protocol={**alone, "time limit, steps": 300}),
+    ]
+    assert [m.challenger for m in matches(lines)] == [B.id]
+
+
 def test_evaluations_by_hand_never_count() -> None:
     by_hand = evaluation(C, C, 300, scheduled=False, played_at=None, protocol={"epsilon": 0.5})
     lines = [evaluation(A, A, 100), evaluation(B, B, 200)]

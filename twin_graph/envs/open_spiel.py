@@ -75,7 +75,7 @@ class Spiel:
             "environments": count,
             "actions": f"{n_actions}, of which the legal ones",
             "seats": "both, in turns",
-            "time limit, steps": -(-self._game.max_game_length() // 2) or "none",
+            "time limit, steps": "none",
         }
         if settings.kwargs:
             self.protocol["arguments"] = assigned(settings.kwargs)

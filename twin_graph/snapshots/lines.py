@@ -60,9 +60,15 @@ def comparable(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, An
 
 
 def like_the_newest(evaluations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those of these evaluations that were played under the protocol of the last of them.
-
-    However many games were played side by side: that does not change a score.
-    """
-    rules = [{**line["protocol"], "environments": None} for line in evaluations]
+    """Those of these evaluations that were played under the protocol of the last of them."""
+    rules = [_rules(line["protocol"]) for line in evaluations]
     return [line for line, of_line in zip(evaluations, rules, strict=True) if of_line == rules[-1]]
+
+
+def _rules(protocol: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a protocol changes a score: not how many games are played side by side.
+
+    Nor the limit that versions before 0.3 named for board games, half of the longest game's moves: nothing applied it.
+    """
+    no_matter = {"environments", "time limit, steps"} if "seats" in protocol else {"environments"}
+    return {name: value for name, value in protocol.items() if name not in no_matter}
