@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 import numpy as np
@@ -389,6 +389,121 @@ def test_the_hint_proposes_no_moment_of_an_optimizer_and_counts_as_people_do(run
         import_checkpoint(run, old, {"Variable_2": "q/bias"})
     names = ", ".join(f"Variable_{i}" for i in range(3, 11))
     assert str(refused.value).endswith(f"; of that shape it has {names}, ...: --map Variable_3=fc1/bias")
+
+
+def unnamed() -> list[Any]:
+    """The variables of classic code for the network of `run`, in the order of `NAMES`."""
+    return [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
+
+
+def by(optimizer: Callable[[], Any]) -> Callable[[], object]:
+    """Unnamed variables, and what this optimizer keeps of each, made in a scope."""
+
+    def build() -> None:
+        loss = tf.add_n([tf.reduce_sum(variable) for variable in unnamed()])
+        with tf.variable_scope("Learn"):
+            optimizer().minimize(loss)
+
+    return build
+
+
+def beside(*names: str, weights: Callable[[], object] = unnamed) -> Callable[[], object]:
+    """Unnamed variables, and others of these names, each fourth of which has the shape of the same one."""
+    return lambda: [weights(), *(tf.get_variable(name, SHAPES[i % 4]) for i, name in enumerate(names))]
+
+
+def with_iterations() -> object:
+    return [unnamed(), tf.get_variable("Learns/_iterations/.ATTRIBUTES/VARIABLE_VALUE", [], tf.int64)]
+
+
+KERAS_3 = [f"Learns/_variables/{i}/.ATTRIBUTES/VARIABLE_VALUE" for i in range(2, 10)]
+#: What else is saved with four unnamed variables, and a name of it.
+MOMENTS = {
+    "adam": (by(tf.train.AdamOptimizer), "Learn/Variable_3/Adam_1"),
+    "rmsprop": (by(lambda: tf.train.RMSPropOptimizer(0.1, momentum=0.9)), "Learn/Variable/RMSProp_1"),
+    "momentum": (by(lambda: tf.train.MomentumOptimizer(0.1, 0.9)), "Learn/Variable_2/Momentum"),
+    "another name": (by(lambda: tf.train.AdamOptimizer(name="mine")), "Learn/Variable_1/mine"),
+    "old keras": (beside(*(f"A/Adam/Variable_{i}" for i in range(8))), "A/Adam/Variable_4"),
+    "keras 2": (beside(*(f"Adam/v/Variable_{i}" for i in range(4))), "Adam/v/Variable_3"),
+    "keras 3": (beside(*KERAS_3, weights=with_iterations), KERAS_3[0]),
+}
+
+
+@pytest.mark.parametrize(("build", "moment"), MOMENTS.values(), ids=MOMENTS)
+def test_moments_of_an_optimizer_are_neither_proposed_nor_taken(
+    run: Run, tmp_path: Path, build: Callable[[], object], moment: str
+) -> None:
+    """Names of moments made in a scope come first by their order, and have the shapes of weights."""
+    old = classic_checkpoint(tmp_path / "old", build)
+    right = dict(zip(["Variable", "Variable_1", "Variable_2", "Variable_3"], NAMES, strict=True))
+    with pytest.raises(UsageError) as refused:
+        import_checkpoint(run, old, {})
+    _, proposed = str(refused.value).split(". All 4 that are missing, by shape and order, to be checked: ")
+    assert proposed == " ".join(f"--map {old}={new}" for old, new in right.items())
+    name = NAMES[[tuple(shape) for shape in SHAPES].index(read_checkpoint(old)[moment].shape)]
+    wrong = {old: new for old, new in right.items() if new != name} | {moment: name}
+    with pytest.raises(UsageError, match=rf"^--map {moment}={name}: {moment} is no weights, but what an optimizer"):
+        import_checkpoint(run, old, wrong)
+    assert len(import_checkpoint(run, old, right).ignored) == len(read_checkpoint(old)) - 4
+
+
+def test_slots_of_an_object_based_checkpoint_are_known(run: Run, tmp_path: Path) -> None:
+    with tf.Graph().as_default(), tf.Session() as session:
+        module = tf.Module()
+        module.v = [tf.Variable(tf.zeros(shape), use_resource=True) for shape in SHAPES]
+        optimizer = tf.train.AdamOptimizer()
+        optimizer.minimize(tf.add_n([tf.reduce_sum(variable) for variable in module.v]))
+        checkpoint = tf.train.Checkpoint(net=module, a=optimizer)
+        session.run([tf.global_variables_initializer(), checkpoint.save_counter.initializer])
+        old = Path(checkpoint.save(str(tmp_path / "old"), session=session))
+    right = {f"net/v/{i}/.ATTRIBUTES/VARIABLE_VALUE": name for i, name in enumerate(NAMES)}
+    with pytest.raises(UsageError) as refused:
+        import_checkpoint(run, old, {})
+    assert str(refused.value).endswith(": " + " ".join(f"--map {old}={new}" for old, new in right.items()))
+    slot = "net/v/0/.OPTIMIZER_SLOT/a/m/.ATTRIBUTES/VARIABLE_VALUE"
+    with pytest.raises(UsageError, match=r"\.OPTIMIZER_SLOT/a/m/\S+ is no weights, but what an optimizer"):
+        import_checkpoint(run, old, {slot: NAMES[0]})
+    import_checkpoint(run, old, right)
+
+
+def test_moving_averages_of_weights_are_taken_by_a_map_but_not_proposed(run: Run, tmp_path: Path) -> None:
+    def build() -> None:
+        variables = unnamed()
+        with tf.variable_scope("A"):
+            tf.train.ExponentialMovingAverage(0.9).apply(variables)
+
+    old = classic_checkpoint(tmp_path / "old", build)
+    with pytest.raises(UsageError, match=r"to be checked: --map Variable=fc1/bias --map Variable_1=fc1/weights "):
+        import_checkpoint(run, old, {})
+    averages = [name for name in read_checkpoint(old) if name.endswith("/ExponentialMovingAverage")]
+    assert import_checkpoint(run, old, dict(zip(averages, NAMES, strict=True))).ignored == [
+        *("Variable", "Variable_1", "Variable_2", "Variable_3")
+    ]
+
+
+def test_a_network_in_a_scope_that_is_named_like_an_optimizer_comes_in(run: Run, tmp_path: Path) -> None:
+    def build() -> None:
+        with tf.variable_scope("rmsprop"):
+            variables = [tf.get_variable(name, shape) for name, shape in zip(NAMES, SHAPES, strict=True)]
+        tf.train.RMSPropOptimizer(0.1).minimize(tf.add_n([tf.reduce_sum(variable) for variable in variables]))
+
+    right = {f"rmsprop/{name}": name for name in NAMES}
+    old = classic_checkpoint(tmp_path / "old", build)
+    with pytest.raises(UsageError, match=re.escape(": " + " ".join(f"--map {o}={n}" for o, n in right.items())) + "$"):
+        import_checkpoint(run, old, {})
+    import_checkpoint(run, old, right)
+
+
+def test_the_hint_says_that_another_network_of_the_file_would_fit_as_well(run: Run, tmp_path: Path) -> None:
+    old = classic_checkpoint(tmp_path / "old", lambda: [unnamed(), unnamed(), tf.Variable(tf.zeros([16], tf.int32))])
+    with pytest.raises(UsageError) as refused:
+        import_checkpoint(run, old, {})
+    hint, proposed = str(refused.value).split(
+        ". All 4 that are missing, by shape and order, to be checked, since Variable_4, Variable_5, Variable_6, "
+        "Variable_7 would fit, too, which may be a target network: "
+    )
+    assert hint.endswith("; of that shape it has Variable, Variable_4: --map Variable=fc1/bias")
+    assert proposed.split()[1::2] == [f"Variable{f'_{i}' if i else ''}={name}" for i, name in enumerate(NAMES)]
 
 
 def test_what_is_no_checkpoint_is_refused(run: Run, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 from twin_graph.base.text import nearest
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.player import spec_of
+from twin_graph.exchange.slots import averages, moments
 from twin_graph.snapshots.files import check_no_pattern
 from twin_graph.snapshots.ledger import IMPORT, Commit, Counters
 from twin_graph.snapshots.store import Provenance, SnapshotStore
@@ -47,24 +48,10 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
       UsageError: names, shapes or types do not fit; the message says how they could.
       InUseError: the run trains.
     """
-    check_no_pattern(prefix, "move the checkpoint elsewhere")
-    if re.fullmatch(r"\.(meta|index|data-\d{5}-of-\d{5})", prefix.suffix):
-        prefix = prefix.with_suffix("")
-    if prefix.is_dir() and not Path(f"{prefix}.index").exists():
-        prefix = Path(tf.train.latest_checkpoint(str(prefix)) or prefix)
-    if not (prefix.is_file() or Path(f"{prefix}.index").exists()):
-        raise UsageError(
-            f"there is no TensorFlow Saver checkpoint {prefix}: give what was passed to Saver.save, or one of its files"
-        )
+    prefix = _prefix(prefix)
     outside = read_checkpoint(prefix)
-    if unknown := [old for old in renamed if old not in outside]:
-        raise UsageError(f"--map {unknown[0]}: not in {prefix}{nearest(unknown[0], outside)}; it has {_list(outside)}")
-    for new in renamed.values():
-        if len(twice := [old for old in renamed if renamed[old] == new]) > 1:
-            raise UsageError(f"{' and '.join(twice)} are both mapped to {new}; keep one")
-    # A mapping wins over a variable that has the name already, as the other network's has in a file of both.
-    mapped = set(renamed.values())
-    names = {old: renamed.get(old, old) for old in outside if old in renamed or old not in mapped}
+    slots = moments(outside)
+    names = _names(outside, renamed, slots, prefix)
     found = {new: outside[old] for old, new in names.items()}
     with run.lock("import"), Twin("import", spec_of(run), learns=False) as twin:
         ours = twin.weights()
@@ -73,12 +60,45 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
                 raise UsageError(
                     f"--map {old}={new}: this network has no {new}{nearest(new, ours)}; it has {_list(ours)}"
                 )
-        spoken_for = {*renamed, *ours}
-        free = {old: value for old, value in outside.items() if old not in spoken_for and not _is_slot(old, outside)}
+        spoken_for = {*renamed, *ours, *slots, *averages(outside)}
+        free = {old: value for old, value in outside.items() if old not in spoken_for}
         weights = dict(_fitting(ours, found, free, prefix))
         snapshot = _commit(run, run.store(), twin, weights, origin=str(prefix.absolute()))
     used = {old for old, new in names.items() if new in weights}
     return Imported(snapshot, sorted(set(outside) - used, key=_as_people_count))
+
+
+def _prefix(path: Path) -> Path:
+    """What was passed to `Saver.save`. Raises `UsageError` if there is no such checkpoint."""
+    check_no_pattern(path, "move the checkpoint elsewhere")
+    if re.fullmatch(r"\.(meta|index|data-\d{5}-of-\d{5})", path.suffix):
+        path = path.with_suffix("")
+    if path.is_dir() and not Path(f"{path}.index").exists():
+        path = Path(tf.train.latest_checkpoint(str(path)) or path)
+    if not (path.is_file() or Path(f"{path}.index").exists()):
+        raise UsageError(
+            f"there is no TensorFlow Saver checkpoint {path}: give what was passed to Saver.save, or one of its files"
+        )
+    return path
+
+
+def _names(
+    outside: Mapping[str, np.ndarray], renamed: Mapping[str, str], slots: Collection[str], prefix: Path
+) -> dict[str, str]:
+    """The names here of what the checkpoint holds, by those there. Raises `UsageError` if a mapping makes no sense."""
+    for old, new in renamed.items():
+        if old not in outside:
+            raise UsageError(f"--map {old}: not in {prefix}{nearest(old, outside)}; it has {_list(outside)}")
+        if old in slots:
+            raise UsageError(
+                f"--map {old}={new}: {old} is no weights, but what an optimizer keeps of a variable; leave --map out, "
+                "and names of weights are proposed"
+            )
+        if len(twice := [other for other in renamed if renamed[other] == new]) > 1:
+            raise UsageError(f"{' and '.join(twice)} are both mapped to {new}; keep one")
+    # A mapping wins over a variable that has the name already, as the other network's has in a file of both.
+    mapped = set(renamed.values())
+    return {old: renamed.get(old, old) for old in outside if old in renamed or old not in mapped}
 
 
 def average(run: Run, snapshots: Sequence[Commit]) -> Commit:
@@ -125,11 +145,9 @@ def _fitting(
     for name, ours in wanted.items():
         theirs = found.get(name)
         if theirs is None:
-            alike = sorted((old for old, value in free.items() if value.shape == ours.shape), key=_as_people_count)
+            alike = sorted((old for old, value in free.items() if _alike(value, ours)), key=_as_people_count)
             hint = f"; of that shape it has {_list(alike)}: --map {alike[0]}={name}" if alike else nearest(name, free)
-            maps = _by_shape_and_order({other: wanted[other] for other in wanted if other not in found}, free)
-            if len(maps) > 1:
-                hint += f". All {len(maps)} that are missing, by shape and order, to be checked: {' '.join(maps)}"
+            hint += _all_by_shape_and_order({other: wanted[other] for other in wanted if other not in found}, free)
             raise UsageError(f"{prefix} has no {name} {list(ours.shape)}{hint or f'; it has {_list(free)}'}")
         if theirs.shape != ours.shape or theirs.dtype != ours.dtype:
             raise UsageError(
@@ -140,22 +158,27 @@ def _fitting(
         yield name, theirs
 
 
-def _by_shape_and_order(missing: Mapping[str, np.ndarray], free: Mapping[str, np.ndarray]) -> list[str]:
-    """`--map OLD=NEW` for each variable that is missing; empty if one of them can have no partner."""
+def _all_by_shape_and_order(missing: Mapping[str, np.ndarray], free: Mapping[str, np.ndarray]) -> str:
+    """Proposes `--map OLD=NEW` for each of several variables that are missing, and says if others would fit, too.
+
+    Empty if only one is missing, or one can have no partner.
+    """
     left, maps = sorted(free, key=_as_people_count), []
     for name in sorted(missing, key=_as_people_count):
-        partner = next((old for old in left if free[old].shape == missing[name].shape), None)
+        partner = next((old for old in left if _alike(free[old], missing[name])), None)
         if partner is None:
-            return []
+            return ""
         left.remove(partner)
         maps.append(f"--map {partner}={name}")
-    return maps
+    if len(maps) < 2:
+        return ""
+    others = [old for old in left if any(_alike(free[old], value) for value in missing.values())]
+    doubt = f", since {_list(others)} would fit, too, which may be a target network" if others else ""
+    return f". All {len(maps)} that are missing, by shape and order, to be checked{doubt}: {' '.join(maps)}"
 
 
-def _is_slot(name: str, outside: Mapping[str, np.ndarray]) -> bool:
-    """Whether it is an optimizer's moment of another variable of the same shape, for example `conv1/bias/Adam`."""
-    variable = name.rpartition("/")[0]
-    return variable in outside and outside[variable].shape == outside[name].shape
+def _alike(theirs: np.ndarray, ours: np.ndarray) -> bool:
+    return theirs.shape == ours.shape and theirs.dtype == ours.dtype
 
 
 def _as_people_count(name: str) -> list[str | int]:
