@@ -103,12 +103,19 @@ def export(run: str, ref: str, path: Path, form: str | None, as_json: bool) -> N
     metavar="OLD=NEW",
     help="Rename a variable: OLD is its name in PATH, NEW its name in RUN. Repeatable.",
 )
+@click.option(
+    "--data-format",
+    type=click.Choice(["NHWC", "NCHW"]),
+    help="Whether images had their channels last or first when they were flattened.  [default: as in PATH.meta, else "
+    "NHWC]",
+)
 @json_option
-def import_(run: str, path: Path, renames: tuple[str, ...], as_json: bool) -> None:
+def import_(run: str, path: Path, renames: tuple[str, ...], data_format: str | None, as_json: bool) -> None:
     """Import the Saver checkpoint PATH into RUN as a snapshot, for `swap`.
 
     PATH is what was passed to Saver.save, without an extension. Names and shapes must match; --map renames a variable,
-    and takes precedence over one that already has the new name. An imported snapshot is never `latest`.
+    and takes precedence over one that already has the new name. Where a dense layer follows convolutions that had
+    channels first, its rows are put in the order of RUN's network. An imported snapshot is never `latest`.
 
     \b
     Example:
@@ -124,10 +131,20 @@ def import_(run: str, path: Path, renames: tuple[str, ...], as_json: bool) -> No
 
     from twin_graph.exchange import importing
 
-    imported = importing.import_checkpoint(found, path, {old: new for old, _, new in pairs})
+    renamed = {old: new for old, _, new in pairs}
+    imported = importing.import_checkpoint(found, path, renamed, data_format)  # type: ignore[arg-type]
     if as_json:
-        print_json({"snapshot": imported.snapshot.id, "not_used": list(imported.ignored)})
+        document = {"snapshot": imported.snapshot.id, "not_used": imported.ignored}
+        print_json({**document, "rows_reordered": imported.reordered, "rows_assumed": imported.assumed})
         return
+    order = "height, width, channels"
+    if imported.reordered:
+        say(f"{', '.join(imported.reordered)}: rows are put in the order {order}; they were channels first")
+    if imported.assumed:
+        say(
+            f"{', '.join(imported.assumed)}: rows are taken for {order}, since there is no .meta beside {path} to say "
+            "so; if it was trained with data_format=NCHW, import it with --data-format NCHW"
+        )
     if imported.ignored:
         say(f"not used: {', '.join(imported.ignored)}")
     first = Turns(found.settings).learners[0]

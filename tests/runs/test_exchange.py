@@ -6,9 +6,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import click
 import numpy as np
@@ -18,15 +18,18 @@ from commands import python, twin_graph
 from twin_graph_cli.exchange import export as command
 
 from twin_graph import envs, training
+from twin_graph.config.loading import load
 from twin_graph.config.settings import Settings
 from twin_graph.envs.legal import ILLEGAL
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.player import spec_of
 from twin_graph.exchange.export import FORMATS, Format, export
-from twin_graph.exchange.importing import import_checkpoint
+from twin_graph.exchange.importing import Imported, import_checkpoint
+from twin_graph.exchange.row_order import flattened
 from twin_graph.records.report import restored
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create, locate
+from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.tf import tf
 from twin_graph.twin.twin import Compute, Twin
 from twin_graph.twin.weights import diff, read_checkpoint
@@ -504,6 +507,163 @@ def test_the_hint_says_that_another_network_of_the_file_would_fit_as_well(run: R
     )
     assert hint.endswith("; of that shape it has Variable, Variable_4: --map Variable=fc1/bias")
     assert proposed.split()[1::2] == [f"Variable{f'_{i}' if i else ''}={name}" for i, name in enumerate(NAMES)]
+
+
+@pytest.fixture
+def of_images(pong: Callable[..., Settings], trained: Callable[[Settings], Run]) -> Run:
+    """A run with three convolutions, whose output, 7x7x64, is flattened for a dense layer."""
+    return trained(pong(train__steps=64, evaluate__episodes=0))
+
+
+class Classic(NamedTuple):
+    """Classic code with the network `nature`, whose weights are zeros until they are initialized.
+
+    Attributes:
+      convolves: `NCHW`, as on a GPU, where the batch's pictures are channels first, or `NHWC`.
+      flattens: what the rows of the first dense layer are, `CHW` or `HWC`.
+    """
+
+    convolves: str
+    flattens: str
+
+    def build(self, images: Any, weights: Mapping[str, np.ndarray]) -> Any:
+        """Q values of images `[B, 4, 84, 84]`."""
+        data_format, channels_last = self.convolves, self.convolves == "NHWC"
+        v = {name: tf.get_variable(name, initializer=value) for name, value in weights.items()}
+        x = tf.cast(images, tf.float32) / 255
+        x = tf.transpose(x, [0, 2, 3, 1]) if channels_last else x
+        for i, stride in enumerate((4, 2, 1), start=1):
+            strides = [1, stride, stride, 1] if channels_last else [1, 1, stride, stride]
+            x = tf.nn.conv2d(x, v[f"conv{i}/weights"], strides, "VALID", data_format=data_format)
+            x = tf.nn.relu(tf.nn.bias_add(x, v[f"conv{i}/bias"], data_format=data_format))
+        if self.flattens != data_format[1:]:
+            x = tf.transpose(x, [0, 3, 1, 2] if channels_last else [0, 2, 3, 1])
+        x = tf.nn.relu(tf.matmul(tf.reshape(x, [-1, 7 * 7 * 64]), v["fc1/weights"]) + v["fc1/bias"])
+        return tf.matmul(x, v["q/weights"]) + v["q/bias"]
+
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (3, 4, 84, 84), np.uint8)
+
+
+def saved(run: Run, classic: Classic, path: Path, prefix: str = "") -> list[list[float]]:
+    """Saves what classic code would, its names after a prefix; returns its Q values of `IMAGES`.
+
+    No CPU convolves channels first, so that these come from other convolutions with the same weights.
+    """
+    random = np.random.default_rng(1)
+    shapes = {name: value.shape for name, value in read_checkpoint(run.store().prefix(run.store().newest.id)).items()}
+    weights = {
+        name: random.normal(0, len(shape) and np.prod(shape[:-1]) ** -0.5, shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    with tf.Graph().as_default(), tf.Session() as session:
+        classic.build(tf.placeholder(tf.uint8, IMAGES.shape), weights)
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver({prefix + v.op.name: v for v in tf.global_variables()}).save(session, str(path))
+    with tf.Graph().as_default(), tf.Session() as session:
+        q = classic._replace(convolves="NHWC").build(tf.constant(IMAGES), weights)
+        session.run(tf.global_variables_initializer())
+        values: list[list[float]] = session.run(q).tolist()
+    return values
+
+
+def q_of(run: Run, imported: Imported) -> list[list[float]]:
+    with Twin("ours", spec_of(run), compute=Compute(threads=1)) as twin:
+        twin.restore_snapshot(imported.snapshot, run.store())
+        return twin.q_values(IMAGES).tolist()
+
+
+@pytest.mark.parametrize("convolves", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("flattens", ["CHW", "HWC"])
+def test_rows_of_a_dense_layer_are_put_in_our_order(
+    of_images: Run, tmp_path: Path, convolves: str, flattens: str
+) -> None:
+    q = saved(of_images, Classic(convolves, flattens), tmp_path / "old")
+    imported = import_checkpoint(of_images, tmp_path / "old", {})
+    np.testing.assert_allclose(q_of(of_images, imported), q, atol=1e-4)
+    assert imported.reordered == (["fc1/weights"] if flattens == "CHW" else [])
+    assert not imported.assumed
+
+
+def test_without_a_graph_the_order_of_rows_is_as_it_is_given(of_images: Run, tmp_path: Path) -> None:
+    q = saved(of_images, Classic("NCHW", "CHW"), tmp_path / "old")
+    (tmp_path / "old.meta").unlink()
+    assumed = import_checkpoint(of_images, tmp_path / "old", {})
+    assert (assumed.assumed, assumed.reordered) == (["fc1/weights"], [])
+    told = import_checkpoint(of_images, tmp_path / "old", {}, "NCHW")
+    assert (told.assumed, told.reordered) == ([], ["fc1/weights"])
+    np.testing.assert_allclose(q_of(of_images, told), q, atol=1e-4)
+    done = twin_graph("import", str(of_images.folder), "old", cwd=tmp_path)
+    assert done.stderr.splitlines()[0] == (
+        "fc1/weights: rows are taken for height, width, channels, since there is no .meta beside old to say so; if it "
+        "was trained with data_format=NCHW, import it with --data-format NCHW"
+    )
+    done = twin_graph("import", str(of_images.folder), "old", "--data-format", "NCHW", cwd=tmp_path)
+    assert done.stderr.splitlines()[0] == (
+        "fc1/weights: rows are put in the order height, width, channels; they were channels first"
+    )
+
+
+def test_where_a_graph_leaves_the_order_open_it_has_to_be_given(of_images: Run, tmp_path: Path) -> None:
+    q = saved(of_images, Classic("NCHW", "CHW"), tmp_path / "old", prefix="agent/")
+    names = [name.removeprefix("agent/") for name in read_checkpoint(tmp_path / "old")]
+    renamed = {f"agent/{name}": name for name in names}
+    with pytest.raises(UsageError) as refused:
+        import_checkpoint(of_images, tmp_path / "old", renamed)
+    assert str(refused.value) == (
+        f"{tmp_path / 'old'}.meta convolves channels first (data_format=NCHW), and does not show in which order agent/"
+        "fc1/weights has its rows: give --data-format NCHW, or NHWC if they are channels last"
+    )
+    told = import_checkpoint(of_images, tmp_path / "old", renamed, "NCHW")
+    np.testing.assert_allclose(q_of(of_images, told), q, atol=1e-4)
+
+
+def test_rows_of_numbers_and_of_whole_boards_have_no_order_of_images(
+    run: Run, tictactoe: Callable[..., Settings], trained: Callable[[Settings], Run], tmp_path: Path
+) -> None:
+    boards = trained(tictactoe(network="mlp", train__steps=400, evaluate__episodes=0))
+    for i, of in enumerate((run, boards)):
+        old = tmp_path / f"old{i}"
+        export(of, of.store().newest, "tf1", old)
+        Path(f"{old}.meta").unlink()
+        assert not import_checkpoint(of, old, {}).assumed
+        with pytest.raises(
+            UsageError, match=r"^--data-format NCHW: this network flattens no output of convolutions; l"
+        ):
+            import_checkpoint(of, old, {}, "NCHW")
+
+
+@pytest.mark.parametrize("network", ["minatar", "board", "blob", "dopamine", "pooled80"])
+def test_what_each_network_flattens_is_found(network: str) -> None:
+    """By a CPU's layers and by plain ones, with two streams and with one."""
+    frames = network in ("dopamine", "pooled80")
+    env = envs.EnvSpec((4, 80, 80) if frames else (10, 10, 4), 3, "uint8", 4 if frames else 1)
+    first, image = {
+        "minatar": ("fc1", (8, 8, 16)),
+        "board": ("fc1", (7, 7, 64)),
+        "blob": ("fc1", (1, 1, 256)),
+        "dopamine": ("fc1", (6, 6, 64)),
+        "pooled80": ("q", (10, 10, 32)),
+    }[network]
+    for plain in (False, True):
+        for dueling in (False, True):
+            if dueling and network in ("blob", "pooled80"):
+                continue
+            settings = load("pong", [("network", network), ("model.dueling", dueling)])
+            spec = ModelSpec(env, network, "huber", settings.model, settings.train, plain=plain)
+            with Twin("ours", spec, learns=False) as twin:
+                found = flattened(twin.graph.as_graph_def(add_shapes=True), twin.weights())
+            streams = ("value_", "advantage_") if dueling and network != "dopamine" else ("",)
+            wanted = {f"{stream}{first}/weights": image for stream in streams}
+            assert found == ({} if network == "blob" else wanted)  # one pixel has no order
+
+
+def test_a_graph_that_cannot_be_read_is_named(of_images: Run, tmp_path: Path) -> None:
+    saved(of_images, Classic("NCHW", "CHW"), tmp_path / "old")
+    meta = tmp_path / "old.meta"
+    meta.write_bytes(meta.read_bytes()[:-10])
+    with pytest.raises(DamagedError, match=r"old\.meta cannot be read; without it, import with --data-format"):
+        import_checkpoint(of_images, tmp_path / "old", {})
 
 
 def test_what_is_no_checkpoint_is_refused(run: Run, tmp_path: Path) -> None:

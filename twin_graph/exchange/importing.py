@@ -12,6 +12,7 @@ import numpy as np
 from twin_graph.base.text import nearest
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.player import spec_of
+from twin_graph.exchange.row_order import DataFormat, flattened, in_our_order
 from twin_graph.exchange.slots import averages, moments
 from twin_graph.snapshots.files import check_no_pattern
 from twin_graph.snapshots.ledger import IMPORT, Commit, Counters
@@ -30,22 +31,29 @@ class Imported(NamedTuple):
     Attributes:
       snapshot: of lineage `import`.
       ignored: variables of the checkpoint that this network has no place for.
+      reordered: weights of dense layers whose rows were channels first, and are put in the order of this network.
+      assumed: those whose rows were taken for channels last, since nothing said in which order they are.
     """
 
     snapshot: Commit
     ignored: list[str]
+    reordered: list[str]
+    assumed: list[str]
 
 
-def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imported:
+def import_checkpoint(
+    run: Run, prefix: Path, renamed: Mapping[str, str], data_format: DataFormat | None = None
+) -> Imported:
     """Imports an outside Saver checkpoint as a snapshot of a run that is not training.
 
     Args:
       run: whose network it has to fit.
       prefix: what was passed to `Saver.save`, or one of the files that it wrote, or their folder for the newest there.
       renamed: names in the checkpoint to names in the network; they win over variables that have these names already.
+      data_format: of what was flattened before a dense layer there; None for what `prefix.meta` says.
 
     Raises:
-      UsageError: names, shapes or types do not fit; the message says how they could.
+      UsageError: names, shapes or types do not fit, or the order of rows is unknown; the message says what to do.
       InUseError: the run trains.
     """
     prefix = _prefix(prefix)
@@ -63,9 +71,12 @@ def import_checkpoint(run: Run, prefix: Path, renamed: Mapping[str, str]) -> Imp
         spoken_for = {*renamed, *ours, *slots, *averages(outside)}
         free = {old: value for old, value in outside.items() if old not in spoken_for}
         weights = dict(_fitting(ours, found, free, prefix))
-        snapshot = _commit(run, run.store(), twin, weights, origin=str(prefix.absolute()))
-    used = {old for old, new in names.items() if new in weights}
-    return Imported(snapshot, sorted(set(outside) - used, key=_as_people_count))
+        there = {new: old for old, new in names.items()}
+        images = flattened(twin.graph.as_graph_def(add_shapes=True), weights)
+        rows = in_our_order(weights, images, there, prefix, data_format)
+        snapshot = _commit(run, run.store(), twin, rows.weights, origin=str(prefix.absolute()))
+    used = {there[name] for name in weights}
+    return Imported(snapshot, sorted(set(outside) - used, key=_as_people_count), rows.reordered, rows.assumed)
 
 
 def _prefix(path: Path) -> Path:
