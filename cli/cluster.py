@@ -7,7 +7,7 @@ import click
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.errors import UsageError
 
-from .params import say
+from .params import PATH, say
 
 WARNING = (
     "TensorFlow's servers obey everyone who can reach them: there is no password and no encryption, and whoever sends "
@@ -16,7 +16,7 @@ WARNING = (
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @click.option("--task", required=True, metavar="JOB:N", help="Which task: ps:0, worker:0, worker:1 ...")
 @click.option("--listen", metavar="ADDRESS", help="This server's address in FILE, to let other machines reach it.")
 @click.option("--insecure-network", is_flag=True, help="Confirm that you trust everyone who can reach that address.")

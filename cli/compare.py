@@ -13,7 +13,7 @@ from twin_graph.base import new_files
 from twin_graph.snapshots.ledger import ONLY_LEARNER
 from twin_graph.snapshots.run import find
 
-from .params import complete_run, json_option, print_json, say, stdout
+from .params import PATH, complete_run, json_option, print_json, say, stdout
 
 if TYPE_CHECKING:  # imports TensorFlow
     from twin_graph.analysis.compare import Comparison
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # imports TensorFlow
 @click.command()
 @click.argument("first", shell_complete=complete_run)
 @click.argument("second", shell_complete=complete_run)
-@click.option("--plot", type=click.Path(path_type=Path), help="Also write a picture to this PNG, SVG or PDF file.")
+@click.option("--plot", type=PATH, help="Also write a picture to this PNG, SVG or PDF file.")
 @json_option
 def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
     """Show where runs FIRST and SECOND diverge, and by how much.

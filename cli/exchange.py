@@ -11,7 +11,18 @@ from twin_graph.errors import UsageError
 from twin_graph.snapshots.control import swap_command
 from twin_graph.snapshots.run import find, locate
 
-from .params import ANY_REF_HELP, REF_HELP, Count, json_option, print_json, ref_argument, run_argument, say, stdout
+from .params import (
+    ANY_REF_HELP,
+    PATH,
+    REF_HELP,
+    Count,
+    json_option,
+    print_json,
+    ref_argument,
+    run_argument,
+    say,
+    stdout,
+)
 
 _MEAN_OF = 16  # snapshots, unless they are named
 #: Endings by which people mean another format than tf1, and which it is likely to be.
@@ -51,7 +62,7 @@ def diff(run: str, first: str, second: str, as_json: bool) -> None:
 @click.command(epilog=ANY_REF_HELP)
 @run_argument
 @ref_argument()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PATH)
 @click.option(
     "--format",
     "form",
@@ -95,7 +106,7 @@ def export(run: str, ref: str, path: Path, form: str | None, as_json: bool) -> N
 
 @click.command(name="import")
 @run_argument
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PATH)
 @click.option(
     "--map",
     "renames",

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from twin_graph.base import machine, new_files
+from twin_graph.base.here import shortened
 from twin_graph.base.text import command, counted, size
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, TwinGraphError, UsageError
 from twin_graph.experiments import plan as plans
@@ -24,7 +25,7 @@ from twin_graph.experiments.experiment import EXPERIMENTS, Experiment, State, lo
 from twin_graph.experiments.runner import Begin, Runner, begin_here
 
 from .display import LINE_SECONDS, RATE_SECONDS, Meter, clock
-from .params import Count, extra_is_missing, json_option, print_json, say, stderr, stdout
+from .params import PATH, Count, extra_is_missing, json_option, print_json, say, stderr, stdout
 
 _RETRIES = 1  # of a run that fails
 
@@ -42,8 +43,8 @@ def experiment() -> None:
 
 
 @experiment.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help=f"The experiment's folder.  [default: {EXPERIMENTS}/NAME]")
+@click.argument("file", type=PATH)
+@click.option("--out", type=PATH, help=f"The experiment's folder.  [default: {EXPERIMENTS}/NAME]")
 @click.option("--jobs", type=Count(min=1), default=1, show_default=True, help="How many runs train at once.")
 @click.option(
     "--retries",
@@ -134,7 +135,7 @@ def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, int
 
 
 @experiment.command()
-@click.argument("folders", metavar="FOLDER [MORE]...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("folders", metavar="FOLDER [MORE]...", nargs=-1, required=True, type=PATH)
 @click.option(
     "--last",
     type=Count(min=1),
@@ -178,11 +179,11 @@ def report(folders: tuple[Path, ...], last: int | None, also: str | None, as_jso
         print_json(numbers)
         return
     for path in written:
-        stdout.print(str(path), soft_wrap=True)
+        stdout.print(shortened(str(path)), soft_wrap=True)
 
 
 @experiment.command("clock")
-@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("folders", nargs=-1, required=True, type=PATH)
 @click.option(
     "--served",
     type=Count(min=1),
@@ -190,7 +191,7 @@ def report(folders: tuple[Path, ...], last: int | None, also: str | None, as_jso
     show_default=True,
     help="Only runs whose targets served a median of at least this many updates; networks need time to fit them.",
 )
-@click.option("--plot", type=click.Path(path_type=Path), help="Also write a picture to this PNG, SVG or PDF file.")
+@click.option("--plot", type=PATH, help="Also write a picture to this PNG, SVG or PDF file.")
 @json_option
 def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_json: bool) -> None:
     """Compare what snapshots expect with what the ledger predicts, from the tables in FOLDERS.

@@ -16,7 +16,7 @@ from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import Run, find, make_in
 
-from .params import json_option, print_json, run_argument, say, set_option
+from .params import PATH, json_option, print_json, run_argument, say, set_option
 from .swap import tell
 
 
@@ -31,7 +31,7 @@ from .swap import tell
 @click.option("--seed", type=int, help="Another seed from there on.  [default: the same]")
 @click.option(
     "--run-dir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Folder of the new run, which must not exist yet.  [default: checkpoints/RUN-forkN]",
 )
 @click.option(

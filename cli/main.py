@@ -10,6 +10,7 @@ import sys
 
 import click
 
+from twin_graph.base.here import began_here, shortened
 from twin_graph.config.lookup import find_modules_here
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, TwinGraphError, place
 
@@ -81,7 +82,8 @@ class Commands(click.Group):
 @click.group(cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
 @click.version_option(package_name="twin-graph", prog_name="twin-graph")
-def cli(debug: bool) -> None:
+@click.pass_context
+def cli(ctx: click.Context, debug: bool) -> None:  # noqa: ARG001
     """Deep Q-learning on twin TensorFlow graphs; the target network is a snapshot on disk.
 
     \b
@@ -90,6 +92,7 @@ def cli(debug: bool) -> None:
       twin-graph runs
       twin-graph log cartpole-seed1-1
     """
+    ctx.with_resource(began_here())
 
 
 def _flush() -> None:
@@ -99,21 +102,12 @@ def _flush() -> None:
         raise ReaderGoneError from None
 
 
-def main() -> None:
-    """Runs the command line and exits: 0 done, 1 failed, 2 usage, 3 damaged data, 4 in use, 5 diverged,
-    130 interrupted."""
-    debug, given = "--debug" in sys.argv, sys.stdout
-    if sys.stdout.errors == "strict":  # not every terminal has all letters; stderr is so already
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    find_modules_here()  # env.id and target.policy may name a user's own
-    command = next((argument for argument in sys.argv if argument in COMMANDS), "")
-    if command in ("train", "resume", "reproduce"):
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until the run answers both by itself
-    if command and COMMANDS[command][0] in ("records", "care"):
-        gc.disable()  # they end before there is garbage, and Python would look for it among all records that they read
+def _run(debug: bool) -> object:
+    """Runs the command; returns its exit code, or what it returns instead."""
+    given = sys.stdout
     try:
         # Before the command or after it, as messages that propose it do not say where.
-        code = cli.main([argument for argument in sys.argv[1:] if argument != "--debug"], standalone_mode=False)
+        code: object = cli.main([argument for argument in sys.argv[1:] if argument != "--debug"], standalone_mode=False)
         _flush()
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
@@ -130,18 +124,36 @@ def main() -> None:
     except TwinGraphError as error:
         if debug:
             raise
-        click.echo(f"Error: {error}", err=True)
+        click.echo(shortened(f"Error: {error}"), err=True)
         code = error.exit_code
     except OSError as error:
         if debug:
             raise
         where = f" ({error.filename})" if error.filename else ""
         hint = "" if error.errno in _SAYS_ENOUGH else "; --debug shows where it came from"
-        click.echo(f"Error: {error.strerror or error}{where}{hint}", err=True)
+        click.echo(shortened(f"Error: {error.strerror or error}{where}{hint}"), err=True)
         code = 1
     except Exception as error:
         if debug:
             raise
-        click.echo(f"Error: {type(error).__name__}: {error} ({place(error)}); --debug shows a traceback", err=True)
+        what = f"{type(error).__name__}: {error} ({place(error)})"
+        click.echo(shortened(f"Error: {what}; --debug shows a traceback"), err=True)
         code = 1
+    return code
+
+
+def main() -> None:
+    """Runs the command line and exits: 0 done, 1 failed, 2 usage, 3 damaged data, 4 in use, 5 diverged,
+    130 interrupted."""
+    debug = "--debug" in sys.argv
+    if sys.stdout.errors == "strict":  # not every terminal has all letters; stderr is so already
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    find_modules_here()  # env.id and target.policy may name a user's own
+    command = next((argument for argument in sys.argv if argument in COMMANDS), "")
+    if command in ("train", "resume", "reproduce"):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until the run answers both by itself
+    if command and COMMANDS[command][0] in ("records", "care"):
+        gc.disable()  # they end before there is garbage, and Python would look for it among all records that they read
+    with began_here():  # also where an error is told, after the command has ended
+        code = _run(debug)
     sys.exit(code if isinstance(code, int) else 0)

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twin_graph import config
+from twin_graph.base.here import absolute, shortened
 from twin_graph.config.loading import ungrouped
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots.files import finite
@@ -50,6 +52,16 @@ _COMPLETIONS = 30  # of a run with thousands of snapshots the newest are enough 
 
 class ReaderGoneError(Exception):
     """The reader of stdout has gone away: `twin-graph log RUN | head -1`."""
+
+
+class AbsolutePath(click.Path):
+    """A path that stays what it is, whatever folder an environment changes to."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return absolute(Path(os.fsdecode(super().convert(value, param, ctx))))
+
+
+PATH = AbsolutePath()
 
 
 class Count(click.IntRange):
@@ -100,7 +112,7 @@ def overrides_of(assignments: Iterable[str], named: Mapping[str, Any]) -> list[t
 
 def say(text: str, console: Console = stderr) -> None:
     """Prints one line for people, on stderr; never wrapped by us, so that paths and hashes can be copied."""
-    console.print(text, soft_wrap=True)
+    console.print(shortened(text), soft_wrap=True)
 
 
 def extra_is_missing(what: str, extra: str, error: ImportError) -> TwinGraphError:

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import click
 
+from twin_graph.base.here import absolute, shortened
 from twin_graph.evaluation import film
 from twin_graph.snapshots.files import make_folder
 from twin_graph.snapshots.run import find, locate
 
 from .display import Meter
-from .params import ANY_REF_HELP, Count, Number, json_option, print_json, ref_argument, run_argument, say, stdout
+from .params import ANY_REF_HELP, PATH, Count, Number, json_option, print_json, ref_argument, run_argument, say, stdout
 
 #: Scale and pictures per second.
 _SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
@@ -20,9 +21,7 @@ _SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
 @ref_argument(default="latest")
 @click.option("--episodes", type=Count(min=1), default=1, show_default=True, help="Games to film.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="File to write, .mp4 or .gif.  [default: RUN-SNAPSHOT.mp4]"
-)
+@click.option("-o", "--output", type=PATH, help="File to write, .mp4 or .gif.  [default: RUN-SNAPSHOT.mp4]")
 @click.option("--speed", type=Number(0.01, 100), default=1.0, show_default=True, help="2 is twice as fast.")
 @click.option(
     "--scale",
@@ -55,7 +54,7 @@ def record(
       twin-graph record cartpole-seed1-1 latest --episodes 3 --speed 2 --scale 2
     """
     owner, snapshot = locate(find(run), ref)
-    path = output or Path(f"{owner.name}-{snapshot.id}.mp4")
+    path = output or absolute(Path(f"{owner.name}-{snapshot.id}.mp4"))
     if path.absolute().parent == owner.videos.absolute():  # where the page of `view` looks for films
         make_folder(owner.videos)
     film.check_path(path)
@@ -86,7 +85,7 @@ def record(
     if as_json:
         print_json({"film": str(path), "snapshot": snapshot.id, "scores": made.scores, "score_so_far": made.score})
         return
-    stdout.print(str(path), soft_wrap=True)
+    stdout.print(shortened(str(path)), soft_wrap=True)
     if made.scores:
         say(f"score: {', '.join(f'{score:g}' for score in made.scores)}")
     else:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from twin_graph.base.here import absolute, shortened
 from twin_graph.base.text import counted, interval_before
 from twin_graph.errors import UsageError
 from twin_graph.records import report
@@ -16,7 +17,7 @@ from twin_graph.snapshots.run import RUNS, find
 from twin_graph.snapshots.store import Variable
 from twin_graph.snapshots.workers import SILENT_SECONDS, WorkerStatus
 
-from .params import REF_HELP, Count, json_option, print_json, ref_argument, run_argument, stdout
+from .params import PATH, REF_HELP, Count, json_option, print_json, ref_argument, run_argument, stdout
 
 
 @click.command()
@@ -84,7 +85,7 @@ def status(run: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("folder", default=str(RUNS), type=click.Path(path_type=Path))
+@click.argument("folder", default=str(RUNS), type=PATH)
 @json_option
 def runs(folder: Path, as_json: bool) -> None:
     """List the runs in FOLDER (default: checkpoints/).
@@ -93,14 +94,14 @@ def runs(folder: Path, as_json: bool) -> None:
     Example:
       twin-graph runs
     """
-    if folder != RUNS and not folder.is_dir():
+    if folder != absolute(RUNS) and not folder.is_dir():
         raise UsageError(f"{folder} is not a folder")
     summaries = report.runs(folder)
     if as_json:
         print_json(plain(summaries))
         return
     if not summaries:
-        stdout.print(f"no runs in {folder}/ yet; start one with: twin-graph train cartpole")
+        stdout.print(shortened(f"no runs in {folder}/ yet; start one with: twin-graph train cartpole"))
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("run", "state", "environment", "agent steps", "snapshots", "latest score", "best score"):

@@ -13,7 +13,7 @@ from twin_graph.snapshots.run import Run, find
 from twin_graph.snapshots.store import update_of
 
 from .display import TrainingDisplay
-from .params import json_option, print_json, run_argument, say, stderr
+from .params import PATH, json_option, print_json, run_argument, say, stderr
 from .train import starting_up
 
 _START = "start"
@@ -33,7 +33,7 @@ _START = "start"
 )
 @click.option(
     "--run-dir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Folder to train in, which must not exist yet and is kept.  [default: one that is removed afterwards]",
 )
 @json_option

@@ -20,6 +20,7 @@ from twin_graph.snapshots.run import find, locate
 from .display import Meter
 from .params import (
     ANY_REF_HELP,
+    PATH,
     Count,
     Number,
     complete_run,
@@ -66,7 +67,7 @@ if TYPE_CHECKING:  # needs the extra `selfplay`
     "--epsilon", type=Number(0, 1), default=0.0, show_default=True, help="Share of snapshots' moves that are random."
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Also draw who beat whom, to this PNG, SVG or PDF file.")
+@click.option("--plot", type=PATH, help="Also draw who beat whom, to this PNG, SVG or PDF file.")
 @json_option
 def tournament(
     runs: tuple[str, ...],

@@ -26,6 +26,7 @@ from twin_graph.snapshots.workers import GIVEN_UP
 
 from .display import TrainingDisplay
 from .params import (
+    PATH,
     Count,
     complete_preset,
     json_option,
@@ -51,7 +52,7 @@ def cluster_options(command: Any) -> Any:
     """Options of the two commands that can use machines beyond this one."""
     file = click.option(
         "--cluster",
-        type=click.Path(path_type=Path),
+        type=PATH,
         help="Train on the workers and servers described in this file; see `twin-graph cluster --help`.",
     )
     insecure = click.option(
@@ -76,7 +77,7 @@ def cluster_options(command: Any) -> Any:
 @cluster_options
 @click.option(
     "--run-dir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Folder of the run, which must not exist yet.  [default: checkpoints/PRESET-seedS-N]",
 )
 @set_option

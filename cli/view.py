@@ -13,7 +13,7 @@ import click
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots.run import RUNS, find
 
-from .params import complete_run, say
+from .params import AbsolutePath, complete_run, say
 
 
 @click.command()
@@ -22,7 +22,7 @@ from .params import complete_run, say
     "--folder",
     default=str(RUNS),
     show_default=True,
-    type=click.Path(path_type=Path, file_okay=False),
+    type=AbsolutePath(file_okay=False),
     help="Where to look for runs, if no RUN is named.",
 )
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port of this machine.  [default: any free one]")

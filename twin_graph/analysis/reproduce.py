@@ -17,6 +17,7 @@ from twin_graph import config, envs
 from twin_graph.base import machine
 from twin_graph.config import lookup
 from twin_graph.errors import UsageError
+from twin_graph.evaluation.player import check_declared
 from twin_graph.snapshots.files import checked, make_folder, write_new
 from twin_graph.snapshots.fork import copy_past, describe, reading_past, share_snapshot
 from twin_graph.snapshots.ledger import (
@@ -155,6 +156,7 @@ def reproduce(
     if not any(first <= commit.updates and (last is None or commit.updates <= last) for commit in ours.commits):
         raise UsageError(f"{run.folder} has recorded no snapshot in that stretch: there is nothing to compare")
     with contextlib.closing(envs.make(run.settings.env, count=run.settings.env.count)) as env:
+        check_declared(run, env)
         requirements.check_enough(requirements.measure(parts[0].settings, env, folder))
         scratch = _scratch(run, point, folder, parts[0].settings)
         before = _Recorded.of(scratch)

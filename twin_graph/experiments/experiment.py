@@ -22,6 +22,7 @@ import filelock
 
 from twin_graph import config
 from twin_graph.base import machine
+from twin_graph.base.here import absolute
 from twin_graph.base.text import counted
 from twin_graph.errors import DamagedError, InUseError, TwinGraphError, UsageError
 from twin_graph.experiments import plan as plans
@@ -62,7 +63,7 @@ class Experiment:
     """
 
     def __init__(self, folder: Path, plan: Plan, fixed: Pairs, trial: Trial) -> None:
-        self.folder = folder
+        self.folder = folder = absolute(folder)
         self.plan = plan
         self.fixed = fixed
         self.trial = trial

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import filelock
 
 from twin_graph.base import machine
+from twin_graph.base.here import absolute
 from twin_graph.config import lookup
 from twin_graph.config.loading import replace, validate
 from twin_graph.errors import DamagedError, InUseError, UsageError
@@ -87,6 +88,7 @@ class Run:
     """Paths and records of one run. Opening it reads `run.json` alone.
 
     Attributes:
+      folder: absolute.
       events, store_folder, control: the folders of TensorBoard, of snapshots, and of people's requests.
       videos: the folder of films.
       attempt: the process life of the run that this object writes for, from 1.
@@ -98,7 +100,7 @@ class Run:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder = absolute(folder)
         self.events, self.store_folder, self.control = folder / "events", folder / SNAPSHOTS, folder / CONTROL
         self.videos = folder / VIDEOS
         self.evaluations_file, self.metrics_file = folder / EVALUATIONS, folder / METRICS
@@ -392,6 +394,7 @@ def make_run(folder: Path, fill: Callable[[Path], None]) -> Run:
       UsageError: it exists already, or cannot be made.
       OSError: the disk is full or failed.
     """
+    folder = absolute(folder)
     check_new_folder(folder)
     try:
         make_folder(folder.parent)
@@ -407,7 +410,7 @@ def make_run(folder: Path, fill: Callable[[Path], None]) -> Run:
 def free_folder(stem: str) -> Path:
     """The first of `checkpoints/<stem>1`, `checkpoints/<stem>2`, ... that does not exist."""
     number = 1
-    while (folder := RUNS / f"{stem}{number}").exists():
+    while (folder := absolute(RUNS / f"{stem}{number}")).exists():
         number += 1
     return folder
 
@@ -428,7 +431,7 @@ def make_in(folder: Path | None, stem: str, make: Callable[[Path], Run]) -> Run:
 
 def find(name: str) -> Run:
     """The run in a folder, or of that name under `checkpoints/`."""
-    here, there = Path(name), RUNS / name
+    here, there = absolute(Path(name)), absolute(RUNS / name)
     return Run(here if (here / DESCRIPTION).exists() or not (there / DESCRIPTION).exists() else there)
 
 
