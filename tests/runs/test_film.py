@@ -2,15 +2,17 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
-from attempts import attempt
+from attempts import attempt, progress_of
 from commands import twin_graph
 from imageio_ffmpeg import count_frames_and_secs, get_ffmpeg_exe, read_frames
 
@@ -162,6 +164,154 @@ def test_of_thousands_of_actions_the_best_are_shown_and_the_one_taken() -> None:
     rising = moment._replace(q=np.arange(len(q), dtype=np.float32))
     assert panel._shown(rising)[:2] == [4_671, 4_670]
     assert panel._shown(rising._replace(action=2))[-2:] == [4_649, 2]
+
+
+def test_a_screen_of_another_size_is_shown_whole_where_the_first_was() -> None:
+    panel = film._Panel(("run", "snapshot"), ("left", "right"), 1, 1.0)
+    panel.add(film.Moment(np.zeros(2, np.float32), action=1, score=3.0, step=4, game=1, last=False), 1.0)
+
+    def shown(height: int, width: int) -> tuple[int, int, int, int]:
+        """Height and width in which a white screen is shown in the first's place, and where its top left corner is."""
+        picture = panel.frame(np.full((height, width, 3), 255, np.uint8)).copy()
+        assert picture.shape == (420, 420 + 320, 3)
+        place = picture[:, :420]
+        white = (place == 255).all(axis=2)
+        assert (place[~white] == film._BACKGROUND).all()  # of the screen before, nothing is left
+        rows, columns = np.flatnonzero(white.any(axis=1)), np.flatnonzero(white.any(axis=0))
+        assert white.sum() == len(rows) * len(columns)
+        return len(rows), len(columns), int(rows[0]), int(columns[0])
+
+    assert shown(40, 40) == (420, 420, 0, 0)
+    assert shown(40, 60) == (280, 420, 70, 0)
+    assert shown(40, 80) == (210, 420, 105, 0)
+    assert shown(80, 40) == (420, 210, 0, 105)
+    assert shown(1000, 2000) == (210, 420, 105, 0)
+    assert shown(1, 5000)[1] == 420
+    assert shown(5000, 1)[0] == 420
+    assert shown(40, 40) == (420, 420, 0, 0)
+
+
+CHANGING = """
+import gymnasium
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+
+class Changing(CartPoleEnv):
+    def __init__(self, then, **options):
+        super().__init__(**options)
+        self.then, self.drawn = then, 0
+        if then == "is not made" and self.render_mode:
+            raise RuntimeError("there is no display")
+
+    def render(self):
+        self.drawn += 1
+        if self.drawn <= 3:
+            return np.full((40, 40, 3), 255, np.uint8)
+        if self.then == "fails":
+            raise RuntimeError("the display is gone")
+        return np.full({"grows": (40, 80, 3), "is empty": (0, 80, 3)}[self.then], 255, np.uint8)
+
+
+gymnasium.register("Changing-v0", Changing, max_episode_steps=50)
+"""
+
+
+@pytest.fixture
+def changing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """Settings of an environment whose `render()` does something else from the fourth time on."""
+    (tmp_path / "changing.py").write_text(CHANGING)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield lambda then: {"env__id": "changing:Changing-v0", "env__kwargs": {"then": then}}
+    gymnasium.registry.pop("Changing-v0", None)
+    sys.modules.pop("changing", None)
+
+
+Changing = Callable[[str], dict[str, Any]]
+
+
+def test_a_game_whose_screens_change_their_size_is_filmed(
+    train: Callable[[config.Settings], Run], cartpole: Callable[..., config.Settings], changing: Changing
+) -> None:
+    run = train(cartpole(**changing("grows"), evaluate__video=True))
+    assert sorted(path.stem for path in run.videos.iterdir()) == [line["snapshot"] for line in run.evaluation_lines()]
+    for path in run.videos.iterdir():
+        frames = read_frames(path)
+        assert next(frames)["size"] == (420 + 320, 420)
+        *_, newest = (np.frombuffer(frame, np.uint8).reshape(420, 740, 3) for frame in frames)
+        assert newest[210, :420].min() > 250
+        assert newest[:100, :420].max() < 50
+
+
+def _ends_in_ffmpeg(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = run.folder.parent / "ffmpeg"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(broken))
+
+
+def _has_no_place(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.videos.write_text("a file where the folder should be")
+
+
+def _ends_in_the_panel(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("cannot draw it")
+
+    monkeypatch.setattr(film._Panel, "frame", fail)
+
+
+@pytest.mark.parametrize(
+    ("then", "breaks", "reason"),
+    [
+        ("fails", None, r"changing:Changing-v0, render: RuntimeError: the display is gone \(.*, in render\)"),
+        ("is not made", None, r"changing:Changing-v0, environment 0: RuntimeError: there is no display .*"),
+        ("is empty", None, r"changing:Changing-v0, render: it gave uint8\[0, 80, 3\], not uint8 \[H, W, 3\]"),
+        ("grows", _ends_in_ffmpeg, r"ffmpeg cannot write the film; the disk has [\d,]+ MB free"),
+        ("grows", _has_no_place, "there is no folder .*videos"),
+        ("grows", _ends_in_the_panel, "cannot draw it"),
+    ],
+)
+def test_a_film_that_fails_is_a_notice_and_training_goes_on(
+    cartpole: Callable[..., config.Settings],
+    trained: Callable[[config.Settings], Run],
+    changing: Changing,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    then: str,
+    breaks: Callable[[Run, pytest.MonkeyPatch], None] | None,
+    reason: str,
+) -> None:
+    settings = cartpole(**changing(then), evaluate__video=True)
+    unseen = trained(config.replace(settings, [("evaluate.video", False)]))
+    run = create(tmp_path / "run", settings)
+    if breaks:
+        breaks(run, monkeypatch)
+    *_, progress = progress_of(run)
+    assert run.outcome() == ("finished", "")
+    played = [(line["snapshot"], line["returns"]) for line in run.evaluation_lines()]
+    assert played == [(line["snapshot"], line["returns"]) for line in unseen.evaluation_lines()]
+    expected = [f"no film of {snapshot}: " for snapshot, _ in played]
+    assert len(expected) == 2
+    for notice, begin in zip(progress.notices, expected, strict=True):
+        assert re.fullmatch(f"{begin}(\\[Errno 5\\] )?{reason}.*", notice), notice
+    assert not run.videos.is_dir() or not list(run.videos.iterdir())
+
+
+@pytest.mark.parametrize("then", ["fails", "is empty", "is not made"])
+def test_record_says_in_one_line_why_a_game_cannot_be_drawn(
+    trained: Callable[[config.Settings], Run],
+    cartpole: Callable[..., config.Settings],
+    changing: Changing,
+    tmp_path: Path,
+    then: str,
+) -> None:
+    run = trained(cartpole(**changing(then)))
+    told = twin_graph("record", str(run.folder), "-o", "a.mp4", cwd=tmp_path)
+    assert told.returncode == 1
+    assert told.stderr.splitlines()[-1].startswith("Error: changing:Changing-v0, ")
+    assert "Traceback" not in told.stderr
+    assert not (tmp_path / "a.mp4").exists()
 
 
 def test_record_plays_the_game_that_evaluate_scores(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from twin_graph.base.text import first_line
 from twin_graph.config.loading import describe
 from twin_graph.errors import UsageError
 
@@ -90,7 +91,7 @@ class Tracker:
         if error := self._outage():
             if not self._again:
                 later = "what it misses is in metrics.jsonl, and is sent to it later"
-                self._notices.append(f"log.to={self._name} does not answer: {_reason(error)}; {later}")
+                self._notices.append(f"log.to={self._name} does not answer: {first_line(error)}; {later}")
             self._again = time.monotonic() + _AGAIN_SECONDS
         else:
             if self._again:
@@ -108,7 +109,7 @@ class Tracker:
                     return error
                 del self._unsent[1]
                 if error := _error_of(self._unsent[0]):
-                    left_out = f"refuses an entry, which is left out: {_reason(error)}"
+                    left_out = f"refuses an entry, which is left out: {first_line(error)}"
                     self._notices.append(f"log.to={self._name} {left_out}")
             self._unsent.popleft()
         return None
@@ -208,10 +209,6 @@ def check_tracker(settings: Settings) -> None:
 def of(run: Run, notices: list[str]) -> Tracker | None:
     """The tracker that `log.to` asks for; None for TensorBoard alone. Raises as `Tracker` does."""
     return Tracker(run, notices) if run.settings.log.to in CLIENTS else None
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _settings(run: Run) -> dict[str, Any]:

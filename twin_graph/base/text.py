@@ -67,6 +67,11 @@ def what_is_wrong(error: Any) -> str:
     return message[0].lower() + message[1:]
 
 
+def first_line(error: Exception) -> str:
+    """Of what an error says; its type's name if it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for the name most like this one, or nothing."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

@@ -141,7 +141,11 @@ class VectorEnv(Protocol):
     def screens(self) -> list[np.ndarray]:
         """What the first environment showed in the newest step, if it was made with `screens`; uint8 `[H, W, 3]` each.
 
-        The first is what the action was chosen from, the last what came of it.
+        The first is what the action was chosen from, the last what came of it. Sizes may differ.
+
+        Raises:
+          ForeignError: it could not be drawn in this step, or one before.
+          UsageError: it cannot be drawn at all.
         """
         ...
 

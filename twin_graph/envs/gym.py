@@ -71,7 +71,7 @@ class Gym(VectorEnv):
         each: list[Callable[[], Any]] = [functools.partial(one, index) for index in range(count)]
         if screens:
             _prepare_drawing(settings.id, declared)
-            self._drawn = Drawn(one(0, render_mode="rgb_array"), settings.id)
+            self._drawn = Drawn(functools.partial(one, 0), settings.id)
             each[0] = lambda: self._drawn
         names = declared.action_names  # of an inner environment, perhaps, which has other actions than its wrapper
         self.action_names = names if len(names) == n_actions else ()
@@ -170,7 +170,7 @@ class Gym(VectorEnv):
         return changed
 
     def screens(self) -> list[np.ndarray]:
-        return self._drawn.shown
+        return self._drawn.shown()
 
     def close(self) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -101,37 +101,52 @@ class One(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class Drawn(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """One environment that is drawn for people.
+    """One environment that is drawn for people. If that fails, the game continues without pictures."""
 
-    Attributes:
-      shown: see `VectorEnv.screens`.
-    """
-
-    def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
+    def __init__(self, make: Callable[..., gymnasium.Env[Any, Any]], name: str) -> None:
+        self._failed: ForeignError | UsageError | None = None
+        try:
+            env = make(render_mode="rgb_array")
+        except ForeignError as error:
+            self._failed, env = error, make()
         super().__init__(env)
         self._name = name
         self._now = np.empty(0)
-        self.shown: list[np.ndarray] = []
+        self._shown: list[np.ndarray] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         answer = self.env.reset(seed=seed, options=options)
-        self._now = self._draw()
+        self._draw()
         return answer
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         answer = self.env.step(action)
-        before, self._now = self._now, self._draw()
-        self.shown = [before, self._now]
+        before = self._now
+        self._draw()
+        self._shown = [before, self._now]
         return answer
 
-    def _draw(self) -> np.ndarray:
+    def shown(self) -> list[np.ndarray]:
+        """See `VectorEnv.screens`."""
+        if self._failed:
+            raise self._failed
+        return self._shown
+
+    def _draw(self) -> None:
+        if self._failed is None:
+            try:
+                self._now = self._rendered()
+            except (ForeignError, UsageError) as error:
+                self._failed = error
+
+    def _rendered(self) -> np.ndarray:
         try:
             screen = np.array(self.env.render())  # some draw the next one into the same array
         except gymnasium.error.DependencyNotInstalled as error:
             raise UsageError(f"{self._name} cannot be drawn: {first_sentence(error)}") from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise foreign_error(f"{self._name}, render", error) from error
-        if screen.ndim != 3 or screen.shape[2] != 3 or screen.dtype != np.uint8:
+        if screen.ndim != 3 or screen.shape[2] != 3 or screen.dtype != np.uint8 or not screen.size:
             raise ForeignError(f"{self._name}, render: it gave {screen.dtype}{list(screen.shape)}, not uint8 [H, W, 3]")
         return screen
 

@@ -61,6 +61,7 @@ def check_filming(settings: Settings) -> None:
         check_installed()
         with contextlib.closing(envs.make(settings.env, count=1, evaluation=True, screens=True)) as env:
             env.reset(np.zeros(1, np.int64))
+            env.screens()
 
 
 class Moment(NamedTuple):
@@ -133,6 +134,10 @@ class Film:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Removes what was not finished."""
         if self._writer:
             self._writer.close()
 
@@ -141,6 +146,7 @@ class Film:
 
         Raises:
           OSError: the disk is full or cannot be written.
+          ForeignError: the environment could not be drawn.
         """
         if self.full:
             return
@@ -217,27 +223,34 @@ class _Panel:
         self._reward: float | None = None
 
     def frame_size(self, screen: np.ndarray) -> tuple[int, int]:
-        """Width and height of a picture with this screen, in pixels."""
-        return self._screen_size(screen)[0] + self._width, self._height
+        """Width and height of a film that begins with this screen, in pixels."""
+        return self._screen_size(screen, _WIDEST * self._height)[0] + self._width, self._height
 
     def frame(self, screen: np.ndarray) -> np.ndarray:
-        """The picture, uint8 `[height, width, 3]`, with a screen `[H, W, 3]`; the next one overwrites it."""
+        """The picture, uint8 `[height, width, 3]`, with a screen `[H, W, 3]`; the next one overwrites it.
+
+        The first screen's place is that of all: one of another shape is shown whole in its middle.
+        """
         from PIL import Image
 
-        width, height = self._screen_size(screen)
+        if not self._frame.size:
+            self._frame = np.empty((*self.frame_size(screen)[::-1], 3), np.uint8)
+        place = self._frame[:, : -self._width]
+        place[:] = _BACKGROUND
+        width, height = self._screen_size(screen, place.shape[1])
         # Pixels of old games stay squares; what was drawn finer is scaled smoothly.
         way = Image.Resampling.NEAREST if height % screen.shape[0] == 0 else Image.Resampling.LANCZOS
-        top = (self._height - height) // 2
-        if not self._frame.size:
-            self._frame = np.full((self._height, width + self._width, 3), _BACKGROUND, np.uint8)
-        self._frame[top : top + height, :width] = np.asarray(Image.fromarray(screen).resize((width, height), way))
-        self._frame[:, width:] = self._picture
+        top, left = (self._height - height) // 2, (place.shape[1] - width) // 2
+        shown = Image.fromarray(screen).resize((width, height), way)
+        place[top : top + height, left : left + width] = np.asarray(shown)
+        self._frame[:, -self._width :] = self._picture
         return self._frame
 
-    def _screen_size(self, screen: np.ndarray) -> tuple[int, int]:
+    def _screen_size(self, screen: np.ndarray, widest: float) -> tuple[int, int]:
+        """Width and height in which a screen is shown, in pixels."""
         height, width = screen.shape[:2]
-        factor = min(self._height / height, _WIDEST * self._height / width)
-        return 2 * round(width * factor / 2), round(height * factor)
+        factor = min(self._height / height, widest / width)
+        return 2 * max(1, round(width * factor / 2)), max(1, round(height * factor))
 
     def add(self, moment: Moment, reward: float) -> None:
         """Shows another moment, which brought this reward."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from twin_graph.base.text import first_line
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.film import Film
 from twin_graph.evaluation.games import Contender, Evaluation, play
@@ -15,10 +16,12 @@ from twin_graph.training.progress import Happened
 from twin_graph.twin.twin import Compute, Twin
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from twin_graph.agent.live_run import LiveRun
+    from twin_graph.envs import VectorEnv, VectorStep
     from twin_graph.records.depth import Depths
     from twin_graph.snapshots.ledger import Commit
-    from twin_graph.snapshots.run import Run
 
 
 class _Played(NamedTuple):
@@ -114,16 +117,13 @@ class Evaluator:
         self._depths.catch_up()
         who = Contender(twin.q_values, live.store.lasting(snapshot.id), self._depths.of(snapshot.id))
         evaluation = None
-        with _filmed(live.run, snapshot if is_newest else None) as film:
-            watch = film.watch if film else None
+        with contextlib.closing(_Filming(live, snapshot if is_newest else None)) as filming:
+            watch = filming.watch if filming.begun else None
             for evaluation in play(who, live.settings, episodes=episodes, at=at, watch=watch):
                 yield Happened(note=f"evaluating {snapshot.id}: {len(evaluation.returns)} of {episodes} games")
                 if self._stop.is_set():
                     return None
-            if film:
-                with contextlib.suppress(UsageError):  # someone has recorded one in the meantime
-                    film.finish()
-                live.log_film(film.path)
+            filming.finish()
         return evaluation
 
 
@@ -133,12 +133,52 @@ def _instead(without: Sequence[str]) -> str:
     return f", or resume with {options}" if options else "; this evaluation alone is left to do"
 
 
-def _filmed(run: Run, snapshot: Commit | None) -> contextlib.AbstractContextManager[Film | None]:
-    """The film of a snapshot's evaluation, where `evaluate.video` asks for one and there is none yet."""
-    if snapshot is None or not run.settings.evaluate.video:
-        return contextlib.nullcontext()
-    path = run.videos / f"{snapshot.id}.mp4"
-    if path.exists():  # from an attempt that was killed before it recorded the score
-        return contextlib.nullcontext()
-    make_folder(run.videos)
-    return Film(path, (run.name, snapshot.id))
+class _Filming:
+    """Films a snapshot's evaluation, if `evaluate.video` asks for it. What fails in that is a notice, and no error."""
+
+    def __init__(self, live: LiveRun, snapshot: Commit | None) -> None:
+        self._live, self._snapshot = live, snapshot
+        self._film: Film | None = None
+        if snapshot is None or not live.settings.evaluate.video:
+            return
+        path = live.run.videos / f"{snapshot.id}.mp4"
+        if not path.exists():  # else from an attempt that was killed before it recorded the score
+            with self._noticed():
+                make_folder(path.parent)
+                self._film = Film(path, (live.run.name, snapshot.id))
+
+    @property
+    def begun(self) -> bool:
+        """Whether it films."""
+        return self._film is not None
+
+    def watch(self, env: VectorEnv, q: np.ndarray, actions: np.ndarray, step: VectorStep) -> None:
+        """See `Film.watch`."""
+        if self._film:
+            with self._noticed():
+                self._film.watch(env, q, actions, step)
+
+    def finish(self) -> None:
+        """See `Film.finish`."""
+        if self._film:
+            with self._noticed(), contextlib.suppress(UsageError):  # someone has recorded one in the meantime
+                self._film.finish()
+                self._live.log_film(self._film.path)
+
+    def close(self) -> None:
+        """Removes what was not finished."""
+        if self._film:
+            with self._noticed():
+                self._film.close()
+
+    @contextlib.contextmanager
+    def _noticed(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of the environment, of ffmpeg, of the disk: training does not end for a film
+            assert self._snapshot
+            film, self._film = self._film, None
+            self._live.notices.append(f"no film of {self._snapshot.id}: {first_line(error)}")
+            if film:
+                with contextlib.suppress(Exception):
+                    film.close()
