@@ -4,21 +4,25 @@ import contextlib
 import dataclasses
 import errno
 import itertools
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import attempts
 import numpy as np
 import pytest
+from tensorboard import context
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.util import tensor_util
+from tensorboard.data import server_ingester
+from tensorboard.util import grpc_util, tensor_util
 
 from twin_graph import envs
 from twin_graph.agent.tensorboard import EventFile
 from twin_graph.config.settings import Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.evaluation.player import spec_of
-from twin_graph.snapshots.run import Run
+from twin_graph.snapshots.run import Run, create
 from twin_graph.training import requirements
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.tf import tf
@@ -66,6 +70,54 @@ def test_attempts_of_the_same_second_write_files_of_their_own(tmp_path: Path, mo
     read = EventAccumulator(str(tmp_path))
     read.Reload()
     assert [event.step for event in read.Scalars("x")] == [1, 2]
+
+
+def steps_of_the_python_reader(events: Path) -> list[int]:
+    """Those of the losses, as TensorBoard's own reader in Python has them."""
+    read = EventAccumulator(str(events))
+    read.Reload()
+    return [event.step for event in read.Scalars("loss")]
+
+
+def steps_of_the_fast_reader(events: Path) -> list[int]:
+    """Those of the losses, as TensorBoard shows them."""
+    ingester = server_ingester.SubprocessServerDataIngester(
+        server_ingester.get_server_binary(),
+        str(events),
+        reload_interval=0,
+        channel_creds_type=grpc_util.ChannelCredsType.LOCAL,
+    )
+    ingester.start()
+    with contextlib.closing(ingester._stdin_handle):  # it ends with its input
+        shown = ingester.data_provider.read_scalars(
+            context.RequestContext(), experiment_id="", plugin_name="scalars", downsample=1000
+        )
+        return [point.step for point in shown["."]["loss"]]
+
+
+@pytest.mark.parametrize("steps_shown", [steps_of_the_python_reader, steps_of_the_fast_reader])
+def test_a_run_resumed_where_the_clock_is_behind_is_shown_whole_and_in_order(
+    cartpole: Callable[..., Settings], tmp_path: Path, steps_shown: Callable[[Path], list[int]]
+) -> None:
+    run, now = create(tmp_path / "run", cartpole(evaluate__episodes=0)), time.time
+    attempts.attempt(run, cut_off=900)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("time.time", lambda: now() - 86_400)
+        attempts.attempt(run)
+    assert steps_shown(run.events) == [200, 400, 600, 800, 1000, 1200]
+
+
+@pytest.mark.parametrize("earlier", ["1900000000.123456.host", "1900000000.host.17.0.v2", "1900000000.123456.1.2.host"])
+def test_event_files_are_named_later_than_those_of_any_version(tmp_path: Path, earlier: str) -> None:
+    first = tmp_path / f"events.out.tfevents.{earlier}"
+    first.touch()
+    (tmp_path / "notes.txt").touch()
+    for _ in range(2):
+        with EventFile(tmp_path, tf.Graph()):
+            pass
+    made = sorted(path.name for path in tmp_path.glob("events.out.tfevents.*"))
+    assert len(made) == 3
+    assert made[0] == first.name
 
 
 def test_a_folder_that_takes_no_file_is_an_error_of_the_system_with_its_reason() -> None:

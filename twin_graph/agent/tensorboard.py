@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ import numpy as np
 from twin_graph.twin.tf import tf
 
 _HISTOGRAM_BUCKETS = 30
+_STEM = "events.out.tfevents"
 
 
 class EventFile:
@@ -30,8 +32,7 @@ class EventFile:
 
     def __init__(self, folder: Path, graph: Any, *, resumed_at: int | None = None) -> None:
         folder.mkdir(exist_ok=True)
-        # Microseconds, since an attempt that fails at once may be followed by another within the second.
-        self._path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
+        self._path = folder / f"{_STEM}.{_seconds(folder):010d}.{socket.gethostname()}"
         try:
             self._file = tf.io.TFRecordWriter(str(self._path))
         except tf.errors.OpError as error:
@@ -83,6 +84,16 @@ class EventFile:
         if isinstance(error, tf.errors.ResourceExhaustedError):
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         return OSError(errno.EIO, error.message, str(self._path))
+
+
+def _seconds(folder: Path) -> int:
+    """The present time for the name of a file, later than those that are there.
+
+    TensorBoard reads files in the order of their names. The clock may have been set back, or be another machine's, and
+    an attempt that fails at once may be followed by another within the second.
+    """
+    found = (re.match(rf"{re.escape(_STEM)}\.(\d+)", path.name) for path in folder.iterdir())
+    return max([int(time.time()), *(int(match[1]) + 1 for match in found if match)])
 
 
 def _histogram(values: np.ndarray) -> Any:
