@@ -1,22 +1,27 @@
 """Weights & Biases and MLflow, by their own clients, offline."""
 
-import math
 import os
 import re
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 
 import mlflow
 import pytest
-from attempts import progress_of
+from attempts import attempt, progress_of
 from commands import twin_graph
 
+from twin_graph import config
 from twin_graph.agent import trackers
+from twin_graph.agent.agent import Agent
 from twin_graph.config.settings import Settings
+from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
+from twin_graph.records.verify import verify
+from twin_graph.snapshots.lines import record_metrics
 from twin_graph.snapshots.run import Run, create
 
 Make = Callable[..., Settings]
@@ -59,16 +64,134 @@ def test_mlflow_has_settings_and_metrics_and_a_resumed_run_continues_its_record(
     assert films == {path.name for path in run.videos.iterdir()}
 
 
-def sent_losses() -> dict[int, float]:
-    """By agent step."""
-    history = mlflow.MlflowClient().get_metric_history(recorded_by_mlflow().info.run_id, "loss")
-    return {metric.step: metric.value for metric in history if not math.isnan(metric.value)}
+def sent_losses() -> list[tuple[int, float]]:
+    """Agent steps and losses, as they were sent."""
+    return history_of("loss", recorded_by_mlflow())
 
 
-def losses_of(run: Run) -> dict[int, float]:
-    """By agent step, as the run's own log has them."""
-    lines = [line for line in run.metric_lines() if line.get("loss") is not None]
-    return {line["agent_steps"]: line["loss"] for line in lines if not math.isnan(line["loss"])}
+def history_of(metric: str, recorded: mlflow.entities.Run) -> list[tuple[int, float]]:
+    history = mlflow.MlflowClient().get_metric_history(recorded.info.run_id, metric)
+    return [(metric.step, metric.value) for metric in history]
+
+
+def losses_of(run: Run) -> list[tuple[int, float]]:
+    """Agent steps and losses, as the run's own log has them."""
+    return [(line["agent_steps"], line["loss"]) for line in run.metric_lines() if line.get("loss") is not None]
+
+
+def change(run: Run, **changes: object) -> None:
+    """As `resume --set` does."""
+    settings = {name.replace("__", "."): value for name, value in changes.items()}
+    Run(run.folder).change_settings(config.replace(Run(run.folder).settings, list(settings.items())))
+
+
+@pytest.mark.usefixtures("mlruns")
+def test_nothing_that_a_resume_abandons_is_sent(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(log__to="mlflow", log__every_steps=40))
+    attempt(run, cut_off=760)
+    logged = [line["agent_steps"] for line in run.metric_lines()]
+    assert max(logged) > 700
+    assert [step for step, _ in sent_losses()][-1] < 540  # the resume point is at 504
+    change(run, train__learning_rate=0.01)
+    attempt(run, cut_off=900)
+    attempt(run)
+    assert sent_losses() == losses_of(run)
+    before = [step for step in logged if 504 < step <= 760]
+    assert set(before) <= {step for step, _ in sent_losses()}
+    assert recorded_by_mlflow().info.status == "FINISHED"
+
+
+@pytest.mark.usefixtures("mlruns")
+def test_what_a_killed_attempt_had_secured_but_not_sent_is_sent_by_the_next(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create(tmp_path / "run", cartpole(log__to="mlflow"))
+    with monkeypatch.context() as patched:
+        patched.setattr(trackers.Tracker, "_send", lambda _: True)
+        attempt(run, cut_off=760)
+    attempt(run)
+    assert sent_losses() == losses_of(run)
+    assert len(sent_losses()) > 3
+
+
+@pytest.mark.usefixtures("mlruns")
+def test_a_film_of_an_attempt_that_was_killed_before_it_recorded_the_score_is_sent(
+    cartpole: Make, train: Callable[[Settings], Run], tmp_path: Path
+) -> None:
+    settings = cartpole(evaluate__video=True, evaluate__max_steps=20)
+    films = train(settings).videos
+    run = create(tmp_path / "killed", config.replace(settings, [("log.to", "mlflow")]))
+    shutil.copytree(films, run.videos)
+    attempt(run)
+    sent = mlflow.MlflowClient().list_artifacts(recorded_by_mlflow().info.run_id, "films")
+    assert {Path(film.path).name for film in sent} == {path.name for path in films.iterdir()}
+    assert len(sent) == 2
+
+
+@pytest.mark.usefixtures("mlruns")
+def test_points_are_at_the_time_at_which_they_were_logged(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(log__to="mlflow"))
+    attempt(run)
+    history = mlflow.MlflowClient().get_metric_history(recorded_by_mlflow().info.run_id, "epsilon")
+    times = [datetime.fromisoformat(line["time"]) for line in run.metric_lines() if "epsilon" in line]
+    assert [metric.timestamp for metric in history] == [round(1000 * time.timestamp()) for time in times]
+
+
+@pytest.mark.usefixtures("mlruns")
+def test_mlflow_shows_the_settings_that_a_resume_has_changed(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(log__to="mlflow"))
+    attempt(run, cut_off=560)
+    first = recorded_by_mlflow().data
+    assert (first.params["target.policy"], first.params["train.learning_rate"]) == ("latest", "0.0003")
+    assert "mlflow.note.content" not in first.tags
+    change(run, target__policy="window(3)", train__learning_rate=0.001)
+    attempt(run, cut_off=660)
+    changed = recorded_by_mlflow().data
+    assert changed.params == first.params  # MLflow takes no others
+    assert {"target.policy": "window(3)", "train.learning_rate": "0.001"}.items() <= changed.tags.items()
+    note = "A resume has changed these parameters: train.learning_rate=0.001, target.policy=window(3)"
+    assert changed.tags["mlflow.note.content"] == note
+    change(run, target__policy="latest")
+    attempt(run)
+    last = recorded_by_mlflow().data
+    assert "target.policy" not in last.tags
+    assert last.tags["train.learning_rate"] == "0.001"
+    assert last.tags["mlflow.note.content"].endswith("parameters: train.learning_rate=0.001")
+
+
+@pytest.mark.usefixtures("mlruns")
+def test_a_run_that_continues_from_before_what_was_sent_begins_a_new_record_with_all_that_holds(
+    cartpole: Make, tmp_path: Path
+) -> None:
+    run = create(tmp_path / "run", cartpole(log__to="mlflow"))
+    attempt(run)
+    abandoned = losses_of(run)
+    (run.points().path(run.points().next_number() - 1) / "state.json").write_bytes(b"damaged")
+    change(run, train__steps=1_600, train__learning_rate=0.01)
+    *_, progress = progress_of(run)
+    known = "log.to=mlflow has more than the resume point, which is an older one; it gets a new record, run (2)"
+    assert progress.notices == [known]
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name(trackers.PROJECT)
+    by_name = {found.info.run_name: found for found in client.search_runs([experiment.experiment_id])}
+    assert sorted(by_name) == ["run", "run (2)"]
+    assert history_of("loss", by_name["run"]) == abandoned
+    assert history_of("loss", by_name["run (2)"]) == losses_of(run)
+    assert by_name["run (2)"].data.params["train.learning_rate"] == "0.01"
+    change(run, train__steps=2_000)
+    *_, progress = progress_of(run)
+    assert progress.notices == []
+    assert history_of("loss", by_name["run (2)"]) == losses_of(run)
+
+
+@pytest.mark.usefixtures("mlruns")
+def test_a_loop_of_ones_own_that_ends_without_a_resume_point_sends_what_it_logged(
+    cartpole: Make, tmp_path: Path
+) -> None:
+    run = create(tmp_path / "run", cartpole(log__to="mlflow"))
+    with Agent(run, EnvSpec((4,), 2)) as agent:
+        agent.log({"loss": 0.5})
+    assert sent_losses() == [(0, 0.5)]
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -77,7 +200,7 @@ def test_a_run_goes_on_through_an_outage_and_sends_later_what_it_logged(
 ) -> None:
     monkeypatch.setattr(trackers, "_AGAIN_SECONDS", 0.05)
     away = tmp_path / "away"
-    run = create(tmp_path / "run", cartpole(log__to="mlflow"))
+    run = create(tmp_path / "run", cartpole(log__to="mlflow", resume__every_steps=100))
     for progress in progress_of(run):
         if progress.agent_steps == 504:
             mlruns.rename(away)
@@ -96,37 +219,44 @@ def test_a_run_goes_on_through_an_outage_and_sends_later_what_it_logged(
         away.rename(mlruns)
     assert recorded_by_mlflow().info.status == ("FINISHED" if ends else "RUNNING")
     ours = losses_of(run)
-    assert sent_losses() == (ours if ends else {step: loss for step, loss in ours.items() if step <= 500})
+    assert sent_losses() == (ours if ends else [(step, loss) for step, loss in ours if step <= 500])
+    change(run, train__steps=1_600)
+    attempt(run)
+    assert sent_losses() == losses_of(run)
+
+
+def logged(run: Run, *agent_steps: int, **values: object) -> int:
+    """Logs for so many agent steps; returns the length of the log."""
+    for steps in agent_steps:
+        record_metrics(run, {"loss": 1.0, "agent_steps": steps, **values})
+    return run.metrics_file.stat().st_size
 
 
 @pytest.mark.usefixtures("mlruns")
-def test_what_is_refused_keeps_nothing_else_from_being_sent(
-    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trackers, "_AGAIN_SECONDS", 0.0)
+def test_a_film_that_is_refused_keeps_nothing_else_from_being_sent(cartpole: Make, tmp_path: Path) -> None:
     notices: list[str] = []
-    tracker = trackers.Tracker(create(tmp_path / "run", cartpole(log__to="mlflow")), notices)
-    tracker.film(100, tmp_path / "removed.gif")
-    for agent_steps in (200, 300, 400):
-        tracker.log(agent_steps, {"loss": 1.0})
+    run = create(tmp_path / "run", cartpole(log__to="mlflow"))
+    run.control.mkdir()
+    tracker = trackers.Tracker(run, notices, 0)
+    logged(run, 100, **{"evaluation/film": "removed.mp4"})
+    tracker.send(logged(run, 200, 300, 400))
     tracker.close("finished")
-    assert sorted(sent_losses()) == [200, 300, 400]
+    assert sent_losses() == [(100, 1.0), (200, 1.0), (300, 1.0), (400, 1.0)]
     assert recorded_by_mlflow().info.status == "FINISHED"
-    refusal = r"log.to=mlflow refuses an entry, which is left out: .*removed\.gif"
-    assert [re.match(refusal, notice) is not None for notice in notices] == [False, True, False]
+    [notice] = notices
+    assert re.match(r"log.to=mlflow refuses a film, which is left out: .*removed\.mp4", notice)
 
 
 class EndsLikeWeightsAndBiases(trackers.MLflow):
     """Takes nothing after its end, and fails when it is told to."""
 
     ended = False
-    fails = 0
+    fails_at = 0
 
     def log(self, at: float, agent_steps: int, values: Mapping[str, float]) -> None:
         if self.ended:
             raise RuntimeError("the run is finished")
-        if self.fails:
-            self.fails -= 1
+        if agent_steps == self.fails_at:
             raise TimeoutError
         super().log(at, agent_steps, values)
 
@@ -141,23 +271,35 @@ def test_what_waits_at_the_end_is_sent_in_order_before_it(
 ) -> None:
     monkeypatch.setitem(trackers.CLIENTS, "mlflow", EndsLikeWeightsAndBiases)
     notices: list[str] = []
-    tracker = trackers.Tracker(create(tmp_path / "run", cartpole(log__to="mlflow")), notices)
+    run = create(tmp_path / "run", cartpole(log__to="mlflow"))
+    run.control.mkdir()
+    tracker = trackers.Tracker(run, notices, 0)
     client = tracker._client
-    client.fails = 1  # type: ignore[attr-defined]
-    for agent_steps in range(100, 1100, 100):  # an outage until the end
-        tracker.log(agent_steps, {"loss": 1.0})
-    assert sent_losses() == {}
-    tracker.film(1000, tmp_path / "removed.gif")
-    client.fails = 1  # type: ignore[attr-defined]
-    tracker.log(1100, {"loss": 1.0})
+    client.fails_at = 300  # type: ignore[attr-defined]
+    tracker.send(logged(run, 100, 200, 300, 400))
+    client.fails_at = 0  # type: ignore[attr-defined]
+    tracker.send(logged(run, 500))  # the outage has just begun
+    assert sent_losses() == [(100, 1.0), (200, 1.0)]
     tracker.close("finished")
-    assert list(sent_losses()) == [200, 100, *range(300, 1200, 100)]
+    assert sent_losses() == [(steps, 1.0) for steps in range(100, 600, 100)]
     assert recorded_by_mlflow().info.status == "FINISHED"
     assert [notice.split(":")[0] for notice in notices] == [
         "log.to=mlflow does not answer",
-        "log.to=mlflow refuses an entry, which is left out",
         "log.to=mlflow answers again; nothing is left to send",
     ]
+
+
+@pytest.mark.usefixtures("mlruns")
+def test_a_run_of_an_older_version_is_not_sent_again(cartpole: Make, tmp_path: Path) -> None:
+    """It sent what it logged at once, and kept no record of that."""
+    run = create(tmp_path / "run", cartpole(log__to="mlflow"))
+    attempt(run, cut_off=760)
+    (run.control / "tracker-mlflow.json").unlink()
+    sent = sent_losses()
+    attempt(run)
+    assert sent_losses() == losses_of(run)
+    assert sent
+    assert verify(run).unknown == []
 
 
 @pytest.mark.usefixtures("mlruns")

@@ -179,7 +179,10 @@ class Agent:
         return self.learners.prepare(updates, batch)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Writes values, with counters, to `metrics.jsonl`, and those that are numbers to TensorBoard and `log.to`."""
+        """Writes values, with counters, to `metrics.jsonl`, and those that are numbers to TensorBoard.
+
+        What `log.to` asks for gets them with the next resume point, or when the run finishes.
+        """
         self.live.log(values)
 
     def commit(self) -> list[Commit]:

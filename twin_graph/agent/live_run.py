@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -23,6 +22,7 @@ from twin_graph.envs.lasting import pooled
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Cause, Commit, Counters, End, Restore, utc_now
 from twin_graph.snapshots.lines import record_metrics
+from twin_graph.snapshots.run import METRICS
 from twin_graph.targets import retention
 from twin_graph.targets.evaluations import Matches
 
@@ -86,7 +86,8 @@ class LiveRun:
             self.store.remove_leftovers()
             self.held_out = HeldOut(run.settings.train, tally)
             self.resume_points = ResumePoints(run, tally, self.learners, self.held_out, actor)
-            self._tracker = tracker = trackers.of(run, self.notices)
+            secured = point.known_bytes[METRICS] if point else 0
+            self._tracker = tracker = trackers.of(run, self.notices, secured)
             if tracker:
                 building.callback(lambda: tracker.close(self._end.state if self._end else "failed"))
             run.record_start(point, spec.env.declared)
@@ -213,7 +214,9 @@ class LiveRun:
             return self.learners[learner].roles[into].swap(snapshots, self.tally.counters, why)
 
     def log(self, values: Mapping[str, Any], counters: Counters | None = None) -> None:
-        """Writes values, with counters, to `metrics.jsonl`, and those that are numbers to TensorBoard and `log.to`.
+        """Writes values, with counters, to `metrics.jsonl`, and those that are numbers to TensorBoard.
+
+        What `log.to` asks for gets them with the next resume point.
 
         Args:
           values: by name; a name with a slash is in TensorBoard's section before it.
@@ -227,13 +230,6 @@ class LiveRun:
         record_metrics(self.run, {**plain, **counters.model_dump()})
         numbers = {name: float(value) for name, value in plain.items() if isinstance(value, int | float)}
         self._events.write(counters.agent_steps, numbers)
-        if self._tracker:
-            self._tracker.log(counters.agent_steps, numbers)
-
-    def log_film(self, film: Path) -> None:
-        """Passes the film of an evaluation to `log.to`."""
-        if self._tracker:
-            self._tracker.film(self.tally.agent_steps, film)
 
     def log_variables(self) -> None:
         """Writes statistics and histograms to TensorBoard: of trainable variables, and of activations."""
@@ -253,9 +249,13 @@ class LiveRun:
         return measured
 
     def commit_point(self, returns: Sequence[float] = (), request: str | None = None) -> PointState:
-        """Makes a resume point, and removes weights that are no longer needed; see `ResumePoints.commit`."""
+        """Makes a resume point, sends what it has secured to what `log.to` asks for, and removes weights that are no
+        longer needed; see `ResumePoints.commit`."""
         with self.stopwatch.phase("resume point"):
             point, oldest = self.resume_points.commit(self._saved, returns, request)
+        if self._tracker:
+            with self.stopwatch.phase("telemetry"):
+                self._tracker.send(point.known_bytes[METRICS])
         policies = {name: role.policy for name, role in self.learners.first.roles.items()}
         # If readers hold the lock, the next point removes them.
         with self.stopwatch.phase("prune"), contextlib.suppress(BlockingIOError):

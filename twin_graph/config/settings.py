@@ -480,7 +480,7 @@ class TwinSettings(_Section):
 class LogSettings(_Section):
     every_steps: int = _setting(2_000, "log metrics every n agent steps", unit="agent steps", ge=1)
     to: Literal["tensorboard", "wandb", "mlflow"] = _setting(
-        "tensorboard", "wandb, mlflow: settings, metrics and films go there too"
+        "tensorboard", "wandb, mlflow: settings, metrics and films go there too, at each resume point"
     )
     variables: bool = _setting(
         False,

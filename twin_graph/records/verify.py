@@ -172,9 +172,9 @@ class _Verifier:
         self.unchecked |= {*run.videos.glob("*.mp4"), *(run.folder / "wandb").rglob("*")}
         self.unchecked.update(run.events.glob("events.out.tfevents.*"))
         self.known.update(run.control.glob("request-*.json"))  # some may have come since `records` looked
-        if (holder := run.control / "holder.json").exists():
-            self.known.add(holder)
-            self._try(read_file, holder)
+        for path in (*run.control.glob("holder.json"), *run.control.glob("tracker-*.json")):
+            self.known.add(path)
+            self._try(read_file, path)
         ours = {*self.known, *self.unchecked, run.control / "lock"}
         self.unknown += sorted(
             str(p) for p in self._there if p.is_file() and p not in ours and not {p, *p.parents} & {*unfinished}

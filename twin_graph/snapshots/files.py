@@ -388,6 +388,11 @@ class Line(NamedTuple):
     content: bytes
 
     @property
+    def stop(self) -> int:
+        """Where the next line begins."""
+        return self.start + len(self.content) + 1
+
+    @property
     def is_whole(self) -> bool:
         """Whether its checksum is right."""
         end = len(self.content) - _TAIL
@@ -407,16 +412,16 @@ def damaged_line(path: Path, number: int) -> str:
     return f"{path} is damaged: line {number} is not what was written"
 
 
-def read_lines(path: Path, *, newest_bytes: int | None = None) -> Iterator[Line]:
+def read_lines(path: Path, *, start: int = 0, newest_bytes: int | None = None) -> Iterator[Line]:
     """The lines of a file; none where there is no file. A last line without an end is one that is being written.
 
     Args:
       path: of the file.
-      newest_bytes: only the lines that begin in the last `newest_bytes`.
+      start: where the first of them begins; they are numbered from there.
+      newest_bytes: only the lines that begin in the last `newest_bytes`; they are numbered from there.
     """
     try:
         with path.open("rb") as file:
-            start = 0
             if newest_bytes is not None and file.seek(0, os.SEEK_END) > newest_bytes:
                 file.seek(-newest_bytes - 1, os.SEEK_END)
                 file.readline()  # the rest of a line that began earlier
@@ -466,7 +471,7 @@ class GrowingLines:
         self._file = status.st_dev, status.st_ino
         if lines:
             self._last = lines[-1].content + b"\n"
-            self._stop = lines[-1].start + len(self._last)
+            self._stop = lines[-1].stop
             self._count += len(lines)
         return not is_same, lines
 

@@ -46,7 +46,7 @@ def record_evaluation(
 
 def record_metrics(run: Run, metrics: Mapping[str, Any]) -> None:
     """Appends a line to `metrics.jsonl`; not fsynced before the next resume point, see `Run.settle_records`."""
-    append_line(run.metrics_file, {"attempt": run.attempt, **metrics}, durable=False)
+    append_line(run.metrics_file, {"attempt": run.attempt, "time": utc_now(), **metrics}, durable=False)
 
 
 def learning_curve(run: Run) -> Iterator[dict[str, Any]]:

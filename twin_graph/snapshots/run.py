@@ -9,7 +9,8 @@ checkpoints/<run>/
   metrics.jsonl       what TensorBoard shows, as lines
   events/             TensorBoard's own file, one for each attempt
   videos/             films of scheduled evaluations, by snapshot id
-  control/            people's requests to the trainer, and the lock of the one process that may write
+  control/            people's requests to the trainer, the lock of the one process that may write, and how much of the
+                      metrics an outside tracker has
 """
 
 from __future__ import annotations

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from twin_graph.agent.trackers import FILM
 from twin_graph.base.text import first_line
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.film import Film
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from twin_graph.envs import VectorEnv, VectorStep
     from twin_graph.records.depth import Depths
     from twin_graph.snapshots.ledger import Commit
+    from twin_graph.snapshots.run import Run
 
 
 class _Played(NamedTuple):
@@ -89,9 +92,11 @@ class Evaluator:
         newest_alone = [(one.snapshot, one.evaluation) for one in played if one.snapshot is one.challenger]
         for snapshot, evaluation in newest_alone:
             whose = "" if len(newest_alone) == 1 else f"/{snapshot.learner}"
-            values = {f"evaluation/mean_return{whose}": evaluation.mean}
+            values: dict[str, float | str] = {f"evaluation/mean_return{whose}": evaluation.mean}
             if interval := evaluation.interval:
                 values |= {f"evaluation/interval_{end}{whose}": interval[i] for i, end in enumerate(("low", "high"))}
+            if (film := _film_of(live.run, snapshot)).exists():
+                values[FILM] = film.name
             live.log(values, snapshot.counters)
         for told in newest_alone:
             yield Happened(evaluations=[told])
@@ -133,6 +138,10 @@ def _instead(without: Sequence[str]) -> str:
     return f", or resume with {options}" if options else "; this evaluation alone is left to do"
 
 
+def _film_of(run: Run, snapshot: Commit) -> Path:
+    return run.videos / f"{snapshot.id}.mp4"
+
+
 class _Filming:
     """Films a snapshot's evaluation, if `evaluate.video` asks for it. What fails in that is a notice, and no error."""
 
@@ -141,7 +150,7 @@ class _Filming:
         self._film: Film | None = None
         if snapshot is None or not live.settings.evaluate.video:
             return
-        path = live.run.videos / f"{snapshot.id}.mp4"
+        path = _film_of(live.run, snapshot)
         if not path.exists():  # else from an attempt that was killed before it recorded the score
             with self._noticed():
                 make_folder(path.parent)
@@ -163,7 +172,6 @@ class _Filming:
         if self._film:
             with self._noticed(), contextlib.suppress(UsageError):  # someone has recorded one in the meantime
                 self._film.finish()
-                self._live.log_film(self._film.path)
 
     def close(self) -> None:
         """Removes what was not finished."""
