@@ -1,5 +1,8 @@
 """`twin-graph swap`."""
 
+import functools
+import sys
+
 import click
 
 from twin_graph.errors import TwinGraphError, UsageError
@@ -30,9 +33,10 @@ from .params import REF_HELP, json_option, print_json, ref_argument, run_argumen
 @click.option(
     "--undo",
     is_flag=True,
-    help="Undo the last manual swap, and end its --hold; while it trains, again for the one before.",
+    help="Undo the last manual swap into this twin, and its --hold, if RUN was not resumed since. Again: redo.",
 )
-@click.option("--dry-run", is_flag=True, help="Only check whether it is possible.")
+@click.option("--yes", is_flag=True, help="Agree to what the online twin loses, without being asked.")
+@click.option("--dry-run", is_flag=True, help="Only check whether it is possible, and what the online twin would lose.")
 @json_option
 def swap(
     run: str,
@@ -41,6 +45,7 @@ def swap(
     learner: str | None,
     hold: bool,
     undo: bool,
+    yes: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -48,23 +53,27 @@ def swap(
 
     While RUN trains, the swap happens after the current step, or chunk of steps, and the answer names the first update
     that used it. Otherwise it is recorded, and takes effect when RUN is resumed. Before a swap into the online twin,
-    its weights and a resume point are committed; after it, the optimizer is reset.
+    its weights and a resume point are committed; after it, the optimizer is reset. What the twin loses is said first,
+    and you are asked; where nobody can answer, --yes is needed.
 
     \b
     Examples:
       twin-graph swap pong-seed1-1 latest~5 --hold
       twin-graph swap pong-seed1-1 --undo
+      twin-graph swap pong-seed1-1 best --into online --yes
     """
     found = find(run)
     if undo == (ref is not None):
         raise UsageError("give REF or --undo, not both" if undo else "give REF, or --undo to undo the last swap")
-    if undo and (hold or learner or into != "target"):
-        raise UsageError("--undo takes back the last manual swap, into any twin; leave out --into, --learner, --hold")
+    if undo and hold:
+        raise UsageError("--undo returns to the hold of before; leave out --hold")
     if undo:
-        outcome = swaps.undo(found, dry_run=dry_run)
+        act = functools.partial(swaps.undo, found, into, learner=learner or "")
     else:
-        assert ref is not None
-        outcome = swaps.swap(found, ref, into, learner=learner or "", hold=hold, dry_run=dry_run)
+        act = functools.partial(swaps.swap, found, ref or "", into, learner=learner or "", hold=hold)
+    outcome = act(dry_run=True)
+    if not dry_run:
+        outcome = act(yes=_agreed(outcome.loss, yes=yes))
     if outcome.request and outcome.answer:
         tell(outcome.request, outcome.answer, as_json)
         return
@@ -72,6 +81,20 @@ def swap(
     if as_json:
         request = outcome.request.id if outcome.request else None
         print_json({"request": request, "done": outcome.done, "message": outcome.message})
+
+
+def _agreed(loss: str, *, yes: bool) -> bool:
+    """Says what would be lost, and asks whether to go on unless that is agreed to; ends the command if not.
+
+    Where nobody can answer it asks nothing, and the swap is refused.
+    """
+    if not loss or not (yes or sys.stdin.isatty()):
+        return False
+    say(loss)
+    if not (yes or click.confirm("Go on?", err=True)):
+        say("nothing was changed")
+        raise click.exceptions.Exit(1)
+    return True
 
 
 def tell(request: Request, answer: Answer, as_json: bool) -> None:

@@ -233,7 +233,7 @@ def train_branch(branch: Branch) -> list[Row]:
         shutil.rmtree(begun, ignore_errors=True)
         command("fork", branch.parent, *at, "--run-dir", begun, *options)
         if arm.back:
-            command("swap", begun, branch.past, "--into", "online")
+            command("swap", begun, branch.past, "--into", "online", "--yes")
         begun.rename(folder)
     if Run(folder).state() != "finished":
         command("resume", folder, "--steps", str(end))

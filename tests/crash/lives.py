@@ -204,8 +204,10 @@ class Life:
         into: Any = "online" if kind == "online" else "target"
         if run.settings.opponent.policy and into == "target" and self._random.random() < 0.5:
             into = "opponent"
+        if kind == "undo" and self._is_swapped:
+            into = "online"
         if kind in ("undo", "point"):
-            control.ask(run.control, kind)
+            control.ask(run.control, kind, into=into, learner=learner)
         elif store.available:
             snapshot = self._random.choice(store.available).id
             control.ask(run.control, "swap", snapshot, into, learner=learner, hold=kind == "hold")

@@ -30,6 +30,7 @@ from twin_graph import config
 from twin_graph.agent.agent import Agent
 from twin_graph.base import text
 from twin_graph.envs import EnvSpec
+from twin_graph.snapshots.ledger import Restore
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.run import Run, create
 
@@ -483,10 +484,24 @@ def test_a_swap_by_hand_while_it_trains_names_the_update_and_explain_agrees(tmp_
         assert status["targets"][0]["snapshot"].startswith("000001-")
         undone = json.loads(twin_graph("swap", "run", "--undo", "--json", cwd=tmp_path).stdout)
         assert undone["first_update"] > answer["first_update"]
-        again = twin_graph("swap", "run", "--undo", cwd=tmp_path)
-        assert (again.returncode, again.stderr) == (2, "Error: there is no manual swap to undo in run\n")
-        into = json.loads(twin_graph("swap", "run", "latest~1", "--into=online", "--json", cwd=tmp_path).stdout)
+        other = twin_graph("swap", "run", "--undo", "--into=online", "--yes", cwd=tmp_path)
+        none = "Error: there is no manual swap to undo in run: none was made into the online twin"
+        undoes = "; `twin-graph swap run --undo` undoes the newest, swap 000"
+        assert (other.returncode, other.stderr.startswith(none + undoes)) == (2, True), other.stderr
+        asked = twin_graph("swap", "run", "latest~1", "--into=online", "--json", cwd=tmp_path)
+        assert (asked.returncode, asked.stdout) == (2, "")
+        assert re.search(r"loses what it learned in at least \d+ update.*agree with --yes\n$", asked.stderr)
+        agreed = ("--into=online", "--yes", "--json")
+        into = json.loads(twin_graph("swap", "run", "latest~1", *agreed, cwd=tmp_path).stdout)
         assert into["done"], into
+        back = twin_graph("swap", "run", "--undo", *agreed, cwd=tmp_path)
+        assert "loses what it learned in at least" in back.stderr.splitlines()[0]
+        assert json.loads(back.stdout)["done"]
+        there = twin_graph("swap", "run", "--undo", *agreed, cwd=tmp_path)
+        assert json.loads(there.stdout)["done"]
+        *_, into_online, undo, redo = Run(tmp_path / "run").ledger.events(Restore, text='"request": "')
+        assert {event.into for event in (into_online, undo, redo)} == {"online"}
+        assert (undo.snapshots, redo.snapshots) == (into_online.previous, undo.previous)
     finally:
         trainer.kill()
         trainer.wait()

@@ -28,7 +28,7 @@ from twin_graph.records.verify import verify
 from twin_graph.replay.ring import Replay, Transition
 from twin_graph.replay.sampling import Prioritized
 from twin_graph.snapshots import control, swaps
-from twin_graph.snapshots.ledger import Restore
+from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Restore
 from twin_graph.snapshots.run import Run, create
 from twin_graph.targets.retention import prune
 from twin_graph.twin.model import ModelSpec
@@ -354,6 +354,28 @@ def test_references_name_a_lineage(cartpole: Make, train: Train) -> None:
 def test_what_makes_no_sense_is_refused(cartpole: Make, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         cartpole(**settings)
+
+
+def test_an_undo_is_of_the_learner_that_is_named(cartpole: Make, tmp_path: Path) -> None:
+    often = {"resume__every_steps": 100, "save__every_updates": 20, "evaluate__episodes": 0}
+    run = create(tmp_path / "run", cartpole(mode="mutual", train__steps=1_000, **often))
+    attempt(run, 500)
+    with pytest.raises(UsageError, match=r"a's online twin loses what .* --into online --learner a` brings.*--yes"):
+        swaps.swap(run, "a/latest~1", "online", learner="a")
+    swaps.swap(run, "a/latest~1", "online", learner="a", yes=True)
+    attempt(run, 700)
+    with pytest.raises(UsageError, match="two learners; choose one with --learner"):
+        swaps.undo(run, "online", yes=True)
+    with pytest.raises(
+        UsageError, match=r"into b's online twin; `\S+ swap \S+ --undo --into online --learner a` undoes"
+    ):
+        swaps.undo(run, "online", learner="b", yes=True)
+    swaps.undo(run, "online", learner="a", yes=True)
+    attempt(run, 900)
+    swapped, undone = run.ledger.events(Restore, text=BY_REQUEST)
+    assert (undone.learner, undone.into, undone.snapshots) == ("a", "online", swapped.previous)
+    [present] = [commit for commit in run.ledger.events(Commit) if (commit.id,) == undone.previous]
+    assert (present.learner, present.counters) == ("a", undone.counters)
 
 
 def test_proposed_swaps_say_into_whose_twin(cartpole: Make, tmp_path: Path) -> None:

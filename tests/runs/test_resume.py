@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import json
 import os
+import pty
 import re
 import shutil
 import signal
@@ -14,12 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from attempts import attempt, end, progress_of, stop_while_playing, whole_and_killed
 from click.testing import CliRunner
+from commands import twin_graph
 from gymnasium.envs.classic_control import CartPoleEnv
 from twin_graph_cli.main import cli
 
@@ -412,36 +414,139 @@ def test_a_swap_can_be_undone_while_the_run_that_is_to_make_it_still_starts(
     assert control.pending(run.control) == []
 
 
-def test_swaps_are_undone_one_after_the_other(cartpole: Make, tmp_path: Path) -> None:
-    """The hold of the first ends with its undo, though another swap came between."""
+def test_a_second_undo_brings_back_what_the_first_undid(cartpole: Make, tmp_path: Path) -> None:
+    """Of two swaps into twins of their own, each is undone by its own name; a hold ends with its undo, and returns."""
+    rarely = {"target__refresh_every_updates": 1_000, "save__every_updates": 20, "resume__every_steps": 100}
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0, train__steps=2_000, **rarely))
+    attempt(run, 560)
+    swaps.swap(run, "000001", hold=True)
+    swaps.swap(run, "000000", "online", yes=True)
+    attempt(run, 760)
+    for steps, into in ((900, "target"), (1_000, "target"), (1_100, "target")):
+        assert swaps.undo(run, into).request
+        attempt(run, steps)
+    into_target = [swap for swap in run.ledger.events(Restore, text=BY_REQUEST) if swap.into == "target"]
+    assert [(swap.policy, swap.hold) for swap in into_target] == [
+        ("by hand", True),
+        ("undo", False),
+        ("undo", True),
+        ("undo", False),
+    ]
+    assert into_target[0].snapshots == into_target[2].snapshots
+    assert into_target[1].snapshots == into_target[3].snapshots == into_target[0].previous
+
+
+def test_an_undo_returns_to_the_hold_of_before(cartpole: Make, tmp_path: Path) -> None:
     run = create(tmp_path / "run", cartpole(evaluate__episodes=0, resume__every_steps=100, train__steps=2_000))
     attempt(run, 560)
     swaps.swap(run, "000001", hold=True)
-    attempt(run, 760)
-    swaps.swap(run, "000000", "online")
-    attempt(run, 900)
-    for steps in (1_100, 1_300):
-        swaps.undo(run)
-        attempt(run, steps)
-    made = run.ledger.events(Restore, text=BY_REQUEST)
-    assert [(swap.into, swap.policy) for swap in made] == [
-        ("target", "by hand"),
-        ("online", "by hand"),
-        ("online", "undo"),
-        ("target", "undo"),
-    ]
-    assert not made[-1].hold
-    swaps.swap(run, "000001", hold=True)
-    attempt(run, 1_400)
     swaps.swap(run, "000000", hold=True)  # into the same twin
-    attempt(run, 1_500)
-    for steps in (1_600, 1_700):
-        swaps.undo(run)
-        attempt(run, steps)
-    by_hand = run.ledger.events(Restore, text=BY_REQUEST)
-    assert by_hand[-2].snapshots == by_hand[-4].snapshots
-    with pytest.raises(UsageError, match="there is no manual swap to undo"):
-        swaps.undo(run)
+    attempt(run, 660)
+    swaps.undo(run)
+    attempt(run, 760)
+    first, _, undone = run.ledger.events(Restore, text=BY_REQUEST)
+    assert (undone.snapshots, undone.hold) == (first.snapshots, True)
+
+
+ASKS = r"loses what it learned in \d+ updates? and \d+ agent steps? since .*, and the optimizer's state; "
+
+
+def swap_by_command(run: Run, *arguments: str) -> tuple[int, list[str]]:
+    """Exit code and lines for people of a `swap` that nobody can answer."""
+    done = twin_graph("swap", str(run.folder), *arguments, cwd=run.folder.parent)
+    return done.returncode, done.stderr.splitlines()
+
+
+def test_an_undo_into_the_online_twin_says_first_what_it_loses_and_is_agreed_to(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0, resume__every_steps=100, train__steps=2_000))
+    attempt(run, 560)
+    code, [asked] = swap_by_command(run, "000001", "--into", "online")
+    assert code == 2
+    assert re.search(ASKS, asked)
+    assert asked.endswith("agree with --yes")
+    assert control.pending(run.control) == []
+    code, [told, recorded] = swap_by_command(run, "000001", "--into", "online", "--yes")
+    assert (code, bool(re.search(ASKS, told)), recorded.startswith("recorded: ")) == (0, True, True)
+    attempt(run, 900)
+    [swapped] = run.ledger.events(Restore, text=BY_REQUEST)
+
+    made = newest_point(run).point.counters.updates - swapped.counters.updates
+    assert made > 0
+    code, [tried] = swap_by_command(run, "--undo", "--into", "online", "--dry-run")
+    assert (code, f"learned in {made} updates and" in tried) == (0, True)
+    code, [asked] = swap_by_command(run, "--undo", "--into", "online")
+    assert (code, bool(re.search(ASKS, asked)), f"in {made} updates" in asked) == (2, True, True)
+    with pytest.raises(UsageError, match="agree with --yes"):
+        swaps.undo(run, "online")
+    assert control.pending(run.control) == []
+    code, [refused] = swap_by_command(run, "--undo", "--yes")
+    assert (code, "none was made into the target twin" in refused, "--undo --into online" in refused) == (2, True, True)
+    code, [told, recorded] = swap_by_command(run, "--undo", "--into", "online", "--yes")
+    assert (code, f"in {made} updates" in told, recorded.startswith("recorded: ")) == (0, True, True)
+    attempt(run, 1_100)
+    assert swaps.undo(run, "online", yes=True).request
+    attempt(run, 1_300)
+    _, undone, redone = run.ledger.events(Restore, text=BY_REQUEST)
+    assert undone.snapshots == swapped.previous
+    [present] = [one for one in run.ledger.events(Commit) if (one.id,) == undone.previous]
+    assert present.counters == undone.counters  # the weights that it replaced: nothing is lost
+    assert redone.snapshots == undone.previous
+
+
+@pytest.mark.parametrize("into", ["target", "online"])
+def test_an_undo_is_of_the_present_attempt(cartpole: Make, tmp_path: Path, into: Literal["target", "online"]) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0, resume__every_steps=100, train__steps=2_000))
+    attempt(run, 560)
+    assert swaps.swap(run, "000001", into, hold=into == "target", yes=True).request
+    attempt(run, 760)
+    attempt(run, 960)
+    [swapped] = run.ledger.events(Restore, text=BY_REQUEST)
+    for agreed in ([], ["--yes"]):
+        code, [refused] = swap_by_command(run, "--undo", "--into", into, *agreed)
+        assert code == 2
+        assert f": the newest, swap {swapped.snapshots[0]} into the {into} twin" in refused
+        assert "was made by attempt 2, and the run has been resumed since" in refused
+        assert f"swap {run.folder} {swapped.previous[0]}" in refused
+        assert "twin-graph fork" in refused
+    assert control.pending(run.control) == []
+
+
+@pytest.mark.parametrize("says", ["n", "y"])
+def test_who_is_at_a_terminal_is_asked(cartpole: Make, tmp_path: Path, says: str) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0))
+    attempt(run, 560)
+    terminal, inside = pty.openpty()
+    command = [sys.executable, "-m", "twin_graph_cli", "swap", str(run.folder), "000001", "--into", "online"]
+    with subprocess.Popen(command, stdin=inside, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asking:
+        os.write(terminal, f"{says}\n".encode())
+        _, told = asking.communicate(timeout=60)
+    os.close(terminal)
+    os.close(inside)
+    assert re.search(ASKS, told)
+    assert ("nothing was changed" in told, asking.returncode) == ((True, 1) if says == "n" else (False, 0))
+    assert len(control.pending(run.control)) == (says == "y")
+
+
+def test_an_undo_takes_back_the_swap_that_was_meant(cartpole: Make, tmp_path: Path) -> None:
+    """Not one that somebody else asked for in between."""
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0, resume__every_steps=100, train__steps=2_000))
+    attempt(run, 560)
+    swaps.swap(run, "000001", "online", yes=True)
+    attempt(run, 760)
+    swaps.undo(run, "online", yes=True)
+    [meant] = control.pending(run.control)
+    control.answer(run.control, meant, Answer(done=False, message="not yet"))
+    control.ask(run.control, "swap", run.resolve("000002").id, "online")
+    control.ask(run.control, "undo", into="online", undoes=meant.undoes)
+    attempt(run, 960)
+    assert [swap.policy for swap in run.ledger.events(Restore, text=BY_REQUEST)] == ["by hand", "by hand"]
+
+
+def test_a_run_that_has_learned_nothing_has_nothing_to_lose(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(evaluate__episodes=0, resume__every_steps=50))
+    attempt(run, 60)
+    assert newest_point(run).point.counters.updates == 0
+    assert swaps.swap(run, "000000", "online").request
 
 
 def test_a_damaged_evaluation_that_resuming_abandons_is_no_matter(cartpole: Make, tmp_path: Path) -> None:
@@ -474,12 +579,16 @@ def test_an_undo_that_cannot_be_is_refused(cartpole: Make, tmp_path: Path) -> No
         with pytest.raises(UsageError, match="there is no manual swap to undo in"):
             swaps.undo(run, dry_run=dry_run)
     refused = CliRunner().invoke(cli, ["swap", str(run.folder), "--undo", "--into", "opponent"])
-    assert "leave out --into, --learner, --hold" in str(refused.exception)
+    assert "has no opponent" in str(refused.exception)
+    refused = CliRunner().invoke(cli, ["swap", str(run.folder), "--undo", "--hold"])
+    assert "leave out --hold" in str(refused.exception)
     control.ask(run.control, "undo")  # as somebody at the same moment might
     with contextlib.closing(envs.make(run.settings.env, count=8)) as env:
         *_, progress = training.train(Run(run.folder), env, newest_point(run).point)
     [notice] = progress.notices
-    assert notice.startswith(f"undo of the last swap is refused: there is no manual swap to undo in {run.folder}")
+    assert notice.startswith(
+        f"undo of the last swap into the target twin is refused: there is no manual swap to undo in {run.folder}"
+    )
 
 
 @pytest.mark.parametrize("into", ["target", "online"])

@@ -452,7 +452,7 @@ def test_a_person_chooses_the_opponent_while_it_trains(tictactoe: Make, tmp_path
         _wait(lambda: report.status(Run(run.folder)).agent_steps > 4_000)
         now = report.status(Run(run.folder)).opponent
         assert (now.snapshots, now.policy, now.held) == ([chosen], "by hand", True)
-        assert twin_graph("swap", "run", "--undo", cwd=tmp_path).returncode == 0
+        assert twin_graph("swap", "run", "--undo", "--into", "opponent", cwd=tmp_path).returncode == 0
         after = report.status(Run(run.folder)).opponent.snapshots
         assert after == [] if policy == "self" else after not in ([], [chosen])
     finally:
@@ -470,7 +470,7 @@ def test_a_player_without_snapshots_is_none_of_a_policy_that_needs_some(tictacto
     attempt(run, 320)
     swaps.swap(run, "000000", "opponent", hold=True)
     attempt(run, 440)
-    swaps.undo(run)
+    swaps.undo(run, "opponent")
     attempt(run, 560)
     run = Run(run.folder)
     point = run.points().newest()
@@ -493,10 +493,24 @@ def test_the_undo_of_an_opponent_follows_the_policy_where_there_was_no_snapshot_
     attempt(run, 640)
     run = Run(run.folder)
     run.change_settings(change(run.settings, [("opponent.policy", "average(2)")]))
-    swaps.undo(run)
+    swaps.undo(run, "opponent")
     attempt(run, 960)
     undone = next(swap for swap in _into_opponent(run) if swap.policy == "undo")
     assert (undone.previous == (), len(undone.snapshots)) == (False, 2)
+
+
+def test_the_undo_of_an_opponent_is_of_the_present_attempt(tictactoe: Make, tmp_path: Path) -> None:
+    often = {"resume__every_steps": 100, "opponent__refresh_every_updates": 1_000}
+    run = create(tmp_path / "run", tictactoe(opponent__policy="latest", evaluate__episodes=0, **often))
+    attempt(run, 320)
+    swaps.swap(run, "000000", "opponent", hold=True)
+    attempt(run, 440)
+    assert swaps.undo(run, "opponent", dry_run=True).loss == ""
+    attempt(run, 640)
+    none = "no manual swap to undo in .*: the newest, swap 000000-.* into the opponent, held, was made by attempt 2, "
+    for yes in (False, True):
+        with pytest.raises(UsageError, match=none):
+            swaps.undo(run, "opponent", yes=yes)
 
 
 def test_a_game_without_a_first_move_of_the_agent_is_refused() -> None:

@@ -50,6 +50,16 @@ TINY = [
     "--set=train.chunk_steps=0",
     "--set=twin.compiled=false",
 ]
+#: What the page asks of `swap`, in all its words.
+SWAP = {
+    "reference": "latest",
+    "into": "target",
+    "learner": "",
+    "hold": False,
+    "undo": False,
+    "dry_run": True,
+    "yes": False,
+}
 HURT = "<img src=x onerror=hurt=1><script>hurt=1<"
 HURT_REASON = "</td><script>window.hurt = 1</script>"
 WIDTHS = (1280, 400)
@@ -513,9 +523,7 @@ def test_it_changes_nothing_unless_it_may(server: Server, work: Path) -> None:
         return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in paths}
 
     before, number = everything(), server.number("cartpole-seed1-1")
-    body = json.dumps(
-        {"reference": "latest", "into": "target", "learner": "", "hold": False, "undo": False, "dry_run": False}
-    )
+    body = json.dumps({**SWAP, "dry_run": False})
     assert (
         server.ask(f"api/runs/{number}/swap", method="POST", body=body, Content_Type="application/json").status == 405
     )
@@ -720,7 +728,7 @@ def test_the_address_is_not_among_the_arguments_of_the_browser(
 
 def test_a_swap_is_asked_for_in_all_its_words(work: Path) -> None:
     with serving("--allow-swaps", "what-if", cwd=work) as server:
-        wanted = {"reference": "latest", "into": "target", "learner": "", "hold": False, "undo": False, "dry_run": True}
+        wanted = SWAP
 
         def post(body: Any, kind: str = "application/json") -> tuple[int, Any]:
             answer = server.ask("api/runs/0/swap", method="POST", body=json.dumps(body), Content_Type=kind)
@@ -734,6 +742,7 @@ def test_a_swap_is_asked_for_in_all_its_words(work: Path) -> None:
             {"reference": None},
             {"more": ""},
             {"reference": "x" * 20_000},
+            {"yes": "true"},
         ):
             assert post({**wanted, **change})[0] == 400
         assert post({**wanted, "hold": True, "into": "online"}) == (
@@ -748,6 +757,94 @@ def test_a_swap_is_asked_for_in_all_its_words(work: Path) -> None:
         assert len(report.status(run).requests) == len(before) + 1
         assert post({**wanted, "undo": True, "dry_run": False})[1]["message"].startswith("undone: ")
         assert report.status(run).requests == before
+
+
+def test_the_page_loses_nothing_unasked(tmp_path: Path) -> None:
+    often = ["--set=resume.every_steps=100", "--set=target.refresh_every_updates=1000"]
+    done = twin_graph(
+        "train", "cartpole", "--steps", "600", *TINY, *often, "--run-dir", "checkpoints/run", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+
+    def resume(steps: int) -> Run:
+        done = twin_graph("resume", "run", "--steps", str(steps), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return Run(run_folder(tmp_path, "run"))
+
+    with serving("--allow-swaps", "run", cwd=tmp_path) as server:
+
+        def post(**wanted: Any) -> tuple[int, dict[str, Any]]:
+            body = json.dumps({**SWAP, "into": "online", "dry_run": False, **wanted})
+            answer = server.ask("api/runs/0/swap", method="POST", body=body, Content_Type="application/json")
+            return answer.status, json.loads(answer.read())
+
+        first = {"reference": "000001"}
+        loss = post(**first, dry_run=True)[1]["loss"]
+        assert re.search(
+            r"loses what it learned in \d+ updates and \d+ agent steps since 000001-\w+, and the opt", loss
+        )
+        assert post(**first) == (400, {"error": f"{loss}; agree with --yes"})
+        assert post(reference="latest", into="target", dry_run=True)[1]["loss"] == ""
+        assert post(**first, yes=True)[0] == 200
+        run = resume(800)
+        status, told = post(undo=True, dry_run=True)
+        assert (status, "since swap 000001-" in told["loss"], "would undo" in told["message"]) == (200, True, True)
+        assert post(undo=True) == (400, {"error": f"{told['loss']}; agree with --yes"})
+        refused = post(undo=True, into="target", yes=True)[1]["error"]
+        assert "none was made into the target twin; `twin-graph swap" in refused
+        assert "--undo --into online` undoes the newest" in refused
+        assert report.status(run).requests == []
+        run = resume(1000)
+        for yes in (False, True):
+            status, told = post(undo=True, yes=yes)
+            assert (status, "by attempt 2, and the run has been resumed since" in told["error"]) == (400, True)
+        assert report.status(run).requests == []
+
+        assert post(**first, yes=True)[0] == 200
+        resume(1200)
+        assert post(undo=True, yes=True)[0] == 200
+        run = resume(1400)
+        *_, swapped, undone = run.ledger.events(Restore, text='"request": "')
+        assert (undone.policy, undone.into, undone.snapshots) == ("undo", "online", swapped.previous)
+
+
+@needs_browser
+def test_the_page_asks_before_the_online_twin_loses_anything(work: Path, tmp_path: Path, browser: Any) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    run = Run(shutil.copytree(run_folder(work, "what-if"), checkpoints / "run"))
+    with serving("--allow-swaps", cwd=tmp_path) as server:
+        look(browser, server.address)
+        wait(browser, "document.querySelector('main td a')")
+        browser.find_element("link text", "run").click()
+        wait(browser, READY["run"])
+        browser.find_element("id", "swap-reference").send_keys("000001")
+        browser.execute_script(
+            "const into = document.getElementById('swap-into'); into.value = 'online';"
+            "into.dispatchEvent(new Event('input', {bubbles: true}))"
+        )
+        try_it, swap, _ = browser.find_elements("css selector", "form.swapping button")
+        for agrees in (False, True):
+            browser.execute_script("arguments[0].click()", try_it)
+            wait(browser, "document.querySelector('output.good')?.textContent.includes('fits; nothing was changed')")
+            browser.execute_script("setTimeout(() => arguments[0].click())", swap)
+            question = wait_for_alert(browser)
+            assert "loses what it learned in" in question.text
+            assert report.status(run).requests == []
+            if agrees:
+                question.accept()
+                wait(browser, "document.querySelector('output.good')?.textContent.includes('recorded')")
+            else:
+                question.dismiss()
+                wait(browser, "document.querySelector('output.bad')?.textContent.includes('Nothing was changed')")
+        assert len(report.status(run).requests) == 1
+
+
+def wait_for_alert(browser: Any) -> Any:
+    from selenium.webdriver.support.expected_conditions import alert_is_present
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    return WebDriverWait(browser, 10).until(alert_is_present())
 
 
 @pytest.fixture

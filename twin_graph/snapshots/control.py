@@ -39,11 +39,12 @@ class Request(Record):
 
     Attributes:
       id: its file's name without the ending; ids sort by time.
-      kind: `swap`, `undo` of the last swap by hand, or `point` for a resume point.
+      kind: `swap`, `undo` of the last swap by hand into a twin, or `point` for a resume point.
       snapshot: what to restore, for `swap`.
-      into: which twin, for `swap`.
-      learner: whose, for `swap`.
+      into: which twin, for `swap` and `undo`.
+      learner: whose, for `swap` and `undo`.
       hold: suspend refreshes by the schedule.
+      undoes: the request whose swap an `undo` reverts; empty for whichever is the newest then, as earlier versions ask.
       answer: None until there is one.
     """
 
@@ -54,12 +55,15 @@ class Request(Record):
     into: Into = "target"
     learner: str = ONLY_LEARNER
     hold: bool = False
+    undoes: str = ""
     answer: Answer | None = None
 
     def words(self) -> str:
         """For people; see `words_of_swap`."""
-        if self.kind != "swap":
-            return {"undo": "undo of the last swap", "point": "a resume point"}[self.kind]
+        if self.kind == "point":
+            return "a resume point"
+        if self.kind == "undo":
+            return f"undo of the last swap into {words_of_twin(self.into, self.learner)}"
         return words_of_swap(self.snapshot, self.into, self.learner, hold=self.hold)
 
 
@@ -72,9 +76,13 @@ def swap_command(run: object, *words: object, into: str = "target", learner: str
 
 def words_of_swap(snapshot: str, into: str, learner: str, *, hold: bool) -> str:
     """For people: `swap 000042-3fa9c1d2 into the target twin`."""
+    return f"swap {snapshot} into {words_of_twin(into, learner)}{', held' if hold else ''}"
+
+
+def words_of_twin(into: str, learner: str) -> str:
+    """For people: `the target twin`, `a's online twin`, `the opponent`."""
     whose = "the" if learner == ONLY_LEARNER else f"{learner}'s"
-    twin = into if into == "opponent" else f"{into} twin"
-    return f"swap {snapshot} into {whose} {twin}{', held' if hold else ''}"
+    return f"{whose} {into if into == 'opponent' else f'{into} twin'}"
 
 
 def ask(
@@ -85,6 +93,7 @@ def ask(
     *,
     learner: str = ONLY_LEARNER,
     hold: bool = False,
+    undoes: str = "",
 ) -> Request:
     """Writes a request, durably."""
     make_folder(folder)
@@ -92,9 +101,8 @@ def ask(
     newest = max((int(digits) for digits in earlier if digits.isdecimal()), default=0)
     now = max(time.time_ns(), newest + 1)  # later than that, though the clock may have been set back
     request_id = f"request-{now:020d}-{uuid.uuid4().hex[:8]}"
-    request = Request(
-        id=request_id, time=utc_now(), kind=kind, snapshot=snapshot, into=into, learner=learner, hold=hold
-    )
+    what = {"kind": kind, "snapshot": snapshot, "into": into, "learner": learner, "hold": hold, "undoes": undoes}
+    request = Request(id=request_id, time=utc_now(), **what)
     _write(folder, request)
     return request
 

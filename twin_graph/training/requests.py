@@ -74,7 +74,7 @@ class Requests:
         if request.kind == "point" or isinstance(event, Point):
             return False
         same = (request.learner, request.into) == (event.learner, event.into)
-        return request.kind == "undo" or (same and request.id in self._at_rest)
+        return same and (request.kind == "undo" or request.id in self._at_rest)
 
     def _repeat(self, swap: Restore, request: str) -> None:
         """Repeats a swap of an earlier attempt; adds a notice if its snapshot was not made again, or no longer fits."""
@@ -98,27 +98,34 @@ class Requests:
             control.answer(self._run.control, request, Answer(done=True, message=message))
         elif ("swap", request.id) not in self._done:
             try:
-                snapshots, learner, into = self._wanted(request)
+                snapshots, hold = self._wanted(request)
             except TwinGraphError as error:
                 control.answer(self._run.control, request, Answer(done=False, message=str(error)))
                 self._live.notices.append(f"{request.words()} is refused: {error}")
                 return None
+            learner, into = request.learner, request.into
             if into == "online" and not self._live.at_point:
                 return request.id
-            self._swap(snapshots, learner, into, hold=request.hold, request=request.id, undo=request.kind == "undo")
+            self._swap(snapshots, learner, into, hold=hold, request=request.id, undo=request.kind == "undo")
         return None
 
-    def _wanted(self, request: Request) -> tuple[list[Commit], str, str]:
-        """What to restore, into whose twin, and into which."""
+    def _wanted(self, request: Request) -> tuple[list[Commit], bool]:
+        """What to restore, and whether it is held."""
         self._live.store.reload()
-        last = last_by_hand(self._run) if request.kind == "undo" else None
-        learner, into = (last.learner, last.into) if last else (request.learner, request.into)
-        wanted = last.previous if last else (request.snapshot,)
-        role = self._live.learners[learner].roles.get(into)
-        if not wanted and role:  # it was a player without snapshots
-            chosen = role.choose(self._live.tally.updates, self._live.matches.played)
-            wanted = tuple(snapshot.id for snapshot in chosen.snapshots)
-        return self._usable(wanted, learner, into), learner, into
+        undo = request.kind == "undo"
+        wanted, hold = self._before(request) if undo else ([request.snapshot], request.hold)
+        return self._usable(wanted, request.learner, request.into), hold
+
+    def _before(self, undo: Request) -> tuple[Sequence[str], bool]:
+        """What the twin held before the swap that is undone, and whether that was held."""
+        last, was_held = last_by_hand(self._run, undo.into, undo.learner)
+        if undo.undoes not in ("", last.request):
+            raise UsageError(f"it was asked of another swap than the newest, which is now {', '.join(last.snapshots)}")
+        role = self._live.learners[undo.learner].roles.get(undo.into)
+        if last.previous or not role:
+            return last.previous, was_held
+        chosen = role.choose(self._live.tally.updates, self._live.matches.played)  # it was a player without snapshots
+        return [snapshot.id for snapshot in chosen.snapshots], was_held
 
     def _usable(self, ids: Sequence[str], learner: str, into: str) -> list[Commit]:
         """These snapshots. Raises `TwinGraphError` unless they can be restored into that twin."""

@@ -216,14 +216,14 @@ class _Api:
         def answer() -> Response:
             with self._library.lock:
                 run = Run(self._library.find(request.path_params["index"]).run.folder)
-            dry_run = wanted["dry_run"]
+            how = {name: wanted[name] for name in ("into", "learner", "dry_run", "yes")}
             if wanted["undo"]:
-                outcome = swaps.undo(run, dry_run=dry_run)
+                outcome = swaps.undo(run, **how)
             else:
-                how = {"learner": wanted["learner"], "hold": wanted["hold"], "dry_run": dry_run}
-                outcome = swaps.swap(run, wanted["reference"], wanted["into"], **how)
+                outcome = swaps.swap(run, wanted["reference"], hold=wanted["hold"], **how)
             done = outcome.answer.done if outcome.answer else True
-            return _json({"done": done, "message": outcome.message, "snapshot": outcome.snapshot})
+            told = {"message": outcome.message, "snapshot": outcome.snapshot, "loss": outcome.loss}
+            return _json({"done": done, **told})
 
         return await run_in_threadpool(answer)
 
@@ -270,7 +270,8 @@ def _whole(text: str, name: str) -> int:
 
 async def _body(request: Request) -> dict[str, Any]:
     """What somebody wants of `swap`. Raises `UsageError`."""
-    kinds = {"reference": str, "into": str, "learner": str, "hold": bool, "undo": bool, "dry_run": bool}
+    names = "reference", "into", "learner", "hold", "undo", "dry_run", "yes"
+    kinds = {name: str if name in ("reference", "into", "learner") else bool for name in names}
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise UsageError("a swap must be asked for as application/json")
     content = b""

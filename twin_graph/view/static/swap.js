@@ -45,7 +45,7 @@ export function swapPart(run) {
       oninput: changed,
       onsubmit: (event) => {
         event.preventDefault();
-        ask(event.submitter === go ? { ...tried, dry_run: false } : { ...wanted(), dry_run: true }); // Enter tries
+        ask(event.submitter === go ? agreed(tried) : tryOut); // Enter tries
       },
     },
     h("label", { for: "swap-reference" }, "Snapshot"),
@@ -67,7 +67,7 @@ export function swapPart(run) {
       go,
       h(
         "button",
-        { type: "button", onclick: () => ask({ ...wanted(), undo: true, dry_run: false }) },
+        { type: "button", onclick: () => ask(agreed({ ...wanted(), undo: true })) },
         "Undo the last swap",
       ),
     ),
@@ -81,7 +81,25 @@ export function swapPart(run) {
     hold: hold.checked && into.value !== "online",
     undo: false,
     dry_run: true,
+    yes: false,
   });
+
+  const send = (what) => post(`runs/${run.index}/swap`, what);
+
+  /** Tries what is wanted now, and remembers it if it can be done and nobody has typed since. */
+  async function tryOut() {
+    const what = wanted();
+    const { done, message, snapshot } = await send(what);
+    if (done && JSON.stringify(wanted()) === JSON.stringify(what)) tried = { ...what, reference: snapshot };
+    return { done, message };
+  }
+
+  /** Does what is wanted, once somebody has agreed to what the online twin loses by it. */
+  const agreed = (what) => async () => {
+    const { loss } = await send({ ...what, dry_run: true });
+    if (loss && !window.confirm(`${loss}.\n\nGo on?`)) return { done: false, message: "Nothing was changed." };
+    return send({ ...what, dry_run: false, yes: loss !== "" });
+  };
 
   /** What was tried is no longer what would be done. */
   function changed() {
@@ -91,7 +109,7 @@ export function swapPart(run) {
     put(answer);
   }
 
-  async function ask(what) {
+  async function ask(act) {
     const buttons = [...form.querySelectorAll("button")];
     const focused = document.activeElement; // a button that is disabled loses the focus
     buttons.forEach((button) => {
@@ -100,9 +118,7 @@ export function swapPart(run) {
     put(answer, "Waiting for the answer ...");
     tried = null;
     try {
-      const { done, message, snapshot } = await post(`runs/${run.index}/swap`, what);
-      const isAsItWas = JSON.stringify(wanted()) === JSON.stringify(what); // nobody has typed since
-      if (what.dry_run && done && isAsItWas) tried = { ...what, reference: snapshot };
+      const { done, message } = await act();
       answer.className = done ? "answer good" : "answer bad";
       put(answer, message);
     } catch (error) {
