@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
@@ -27,8 +27,9 @@ if TYPE_CHECKING:  # imports TensorFlow
 def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
     """Show where runs FIRST and SECOND diverge, and by how much.
 
-    Lists the settings that differ, the first thing that the runs did differently, and, for each pair of snapshots made
-    after the same number of updates, how far apart they are in weights and in Q values on a fixed set of observations.
+    Lists the settings, processors and versions that differ, the first thing that the runs did differently, and, for
+    each pair of snapshots made after the same number of updates, how far apart they are in weights and in Q values on a
+    fixed set of observations.
 
     \b
     Example:
@@ -50,7 +51,8 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
         parted = found.parted and found.parted._asdict()
         document = {
             "runs": names,
-            "settings": [{"name": name, "first": ours, "second": theirs} for name, ours, theirs in found.settings],
+            "settings": _named(found.settings),
+            "machines": _named(found.machines),
             "equal_updates": found.equal,
             "parted": parted,
             "pairs": [pair._asdict() for pair in found.pairs],
@@ -58,7 +60,7 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
         }
         print_json(document)
         return
-    for name, ours, theirs in found.settings:
+    for name, ours, theirs in (*found.settings, *found.machines):
         stdout.print(f"{name}: {ours} in {names[0]}, {theirs} in {names[1]}")
     if not found.settings:
         stdout.print("equal settings")
@@ -69,10 +71,16 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
     words = f"first difference, after update {found.parted.updates:,}: {found.parted.what} is"
     ours, theirs = (f"{what or 'missing'} in {name}" for what, name in zip(found.parted[2:], names, strict=True))
     stdout.print(f"{words} {ours}, {theirs}")
+    if not found.settings and not found.machines:
+        stdout.print(f"nothing else that is recorded differs: {found.recorded}")
     if not found.pairs:
         stdout.print("no pair of snapshots made after the same number of updates still has weights")
         return
     stdout.print(_table(found, names))
+
+
+def _named(differences: Sequence[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
+    return [{"name": name, "first": ours, "second": theirs} for name, ours, theirs in differences]
 
 
 def _table(found: Comparison, names: Sequence[str]) -> Table:

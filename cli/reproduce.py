@@ -88,7 +88,7 @@ def reproduce(run: str, begin: str | None, end: str | None, run_dir: Path | None
     for line in different:
         say(f"  different about this machine: {line}")
     if not different:
-        say("  nothing is different about this machine")
+        say(f"  nothing that is recorded differs: {reproducing.known_of_machine(found, result.first)}")
     raise click.exceptions.Exit(1)
 
 

@@ -197,7 +197,7 @@ def main(kills: int, seed: int, path: Path | None) -> None:
         "forks_ended_with_the_known_weights": harness.ended,
         "problems": harness.problems,
         "seconds": round(time.monotonic() - began),
-        "cpu": machine.describe().model,
+        "cpu": machine.describe()._asdict(),
     }
     console.print(found)
     if path:

@@ -401,7 +401,7 @@ def main(lives: int, seed: int, keep: Path | None, path: Path | None) -> None:
         "seen": dict(sorted(seen.items())),
         "problems": problems,
         "seconds": round(time.monotonic() - began),
-        "cpu": machine.describe().model,
+        "cpu": machine.describe()._asdict(),
     }
     console.print_json(data=found)
     if path:

@@ -12,8 +12,10 @@ from commands import twin_graph
 from test_fork import forked
 
 from twin_graph.analysis.compare import compare
+from twin_graph.base import machine
 from twin_graph.config.settings import Settings
 from twin_graph.errors import DamagedError, UsageError
+from twin_graph.snapshots.files import append_line, read_lines
 from twin_graph.snapshots.run import Run, create
 from twin_graph.twin import weights
 
@@ -40,6 +42,28 @@ def test_a_fork_parts_where_it_was_forked(cartpole: Make, trained: Train, tmp_pa
     assert found.pairs[0].q_distance is not None
     assert 0 < found.pairs[0].q_distance < last.q_distance
     assert [score.agent_steps for score in found.scores[0]] == [600, 1_200]
+
+
+def test_other_processors_of_one_name_are_named(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = cartpole(evaluate__episodes=0, train__steps=600)
+    here = machine.describe()
+    for name, stepping, steps in (("first", 98, 500), ("second", 99, 500), ("third", 99, 500)):
+        monkeypatch.setattr(machine, "describe", lambda stepping=stepping: here._replace(stepping=stepping))
+        attempt(create(tmp_path / name, settings), steps)
+    compared = twin_graph("compare", "first", "second", cwd=tmp_path).stdout
+    assert re.search(r"^processor: .* stepping 98 in first, .* stepping 99 in second$", compared, re.MULTILINE)
+    assert f"({here.instruction_set})" in compared
+    same = twin_graph("compare", "second", "third", cwd=tmp_path).stdout
+    assert "processor" not in same  # no difference is to be explained
+    metrics = tmp_path / "third" / "metrics.jsonl"  # another loss, and no reason for it on record
+    lines = [{**line.record, "loss": line.record.get("loss") and 1.0} for line in read_lines(metrics) if line.record]
+    metrics.write_bytes(b"")
+    for line in lines:
+        append_line(metrics, {name: value for name, value in line.items() if name != "crc"})
+    apart = twin_graph("compare", "second", "third", cwd=tmp_path).stdout
+    assert "nothing else that is recorded differs: the processor's name, family, model, stepping and flags; " in apart
 
 
 def test_settings_that_differed_where_runs_part_are_named_though_they_are_equal_now(

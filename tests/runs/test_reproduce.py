@@ -19,10 +19,13 @@ from test_fork import VARIANTS, contents, forked
 from twin_graph import config, envs, training
 from twin_graph.agent.live_run import LiveRun
 from twin_graph.analysis import nudge
+from twin_graph.analysis import reproduce as reproducing
 from twin_graph.analysis.reproduce import Reproduction, _check_recurs, reproduce
+from twin_graph.base import machine
 from twin_graph.config.settings import Settings
 from twin_graph.errors import ForeignError, TwinGraphError, UsageError
 from twin_graph.exchange.importing import import_checkpoint
+from twin_graph.records import report
 from twin_graph.records.verify import verify
 from twin_graph.snapshots import control
 from twin_graph.snapshots.files import append_line, checked, read_file, read_lines
@@ -367,6 +370,34 @@ def test_a_boundary_that_an_error_made_does_not_recur(
     assert again(run, tmp_path / "before", last=100).difference is None
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_another_stepping_is_named_where_it_is_recorded(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_known: bool
+) -> None:
+    """The marketing name and the instruction set are the same."""
+    here = machine.describe()
+    there = here._replace(stepping=99) if is_known else here._replace(**dict.fromkeys(machine.EXACT))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(machine, "describe", lambda: there)
+        run = create(tmp_path / "run", cartpole(evaluate__episodes=0, train__steps=1_000))
+        attempt(run, 600)
+    differences = list(reproducing.differences_of_machine(run, 1))
+    assert len(differences) == is_known
+    assert all("stepping 99, here " in line and f"({here.instruction_set})" in line for line in differences)
+    restored = [line for line in report.restored(run, newest_point(run).point) if "not guaranteed" in line]
+    assert len(restored) == is_known
+    assert all("stepping 99, here " in line for line in restored)
+    known = reproducing.known_of_machine(run, 1)
+    assert known.startswith(
+        "the processor's name, family, model, stepping and flags; "
+        if is_known
+        else "the processor's name and instruction set, but not its family, model, stepping and flags; "
+    )
+    attempt(run)
+    assert len(list(reproducing.differences_of_machine(run, 1))) == is_known
+    assert list(reproducing.differences_of_machine(run, 150)) == []  # by then it trained here
+
+
 def test_the_command_reports_what_recurred_and_leaves_nothing(
     cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path
 ) -> None:
@@ -384,7 +415,8 @@ def test_the_command_reports_what_recurred_and_leaves_nothing(
     different = twin_graph("reproduce", "run", cwd=folder)
     assert different.returncode == 1
     assert f"not reproduced: after update 150, the weights in the files of {forged} differ" in different.stderr
-    assert "nothing is different about this machine" in different.stderr
+    [same] = [line for line in different.stderr.splitlines() if "nothing that is recorded differs" in line]
+    assert "the processor's name, family, model, stepping and flags; versions of twin-graph, tensorflow, " in same
     assert [path.name for path in folder.iterdir()] == ["run"]
     kept = twin_graph("reproduce", "run", "--from", "@update:100", "--to", "@update:140", "--run-dir", "it", cwd=folder)
     assert kept.returncode == 0

@@ -459,6 +459,82 @@ def test_all_cores_are_recorded_as_their_number(tmp_path: Path) -> None:
     assert run.settings.twin.threads == Run(run.folder).settings.twin.threads == machine.describe().cores
 
 
+def cpuinfo(path: Path, *flags: str, model: int = 1, stepping: int = 1) -> Path:
+    """What Linux says of a processor; several generations have this name."""
+    facts = {"vendor_id": "AuthenticAMD", "cpu family": 25, "model": model, "model name": "AMD EPYC"}
+    facts |= {"stepping": stepping, "flags": " ".join(("fpu", "fma", "avx2", *flags))}
+    path.write_text("".join(f"{name}\t: {value}\n" for name, value in facts.items()))
+    return path
+
+
+def test_a_run_records_which_processor_trains_it_in_each_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "CPUINFO", cpuinfo(tmp_path / "first", "avx512f", "avx512_bf16"))
+    run = create(tmp_path / "run", config.load("cartpole"))
+    run.record_start()
+    recorded = run.description["cpu"]
+    assert (recorded["family"], recorded["model_number"], recorded["stepping"]) == (25, 1, 1)
+    assert recorded["flags"] == ["fpu", "fma", "avx2", "avx512f", "avx512_bf16"]
+    monkeypatch.setattr(machine, "CPUINFO", cpuinfo(tmp_path / "second", model=17))
+    run.record_start()
+    starts = [machine.Cpu.of(start.processor) for start, _ in run.ledger.with_abandoned(Start)]
+    assert [processor.words() for processor in starts] == ["AMD EPYC (AVX512-BF16)", "AMD EPYC (AVX2)"]
+    assert Run(run.folder).processors() == starts[1:] == [machine.describe()]  # the first is abandoned
+
+
+def test_processors_of_one_name_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def described(*flags: str, **numbers: int) -> machine.Cpu:
+        monkeypatch.setattr(machine, "CPUINFO", cpuinfo(tmp_path / "cpuinfo", *flags, **numbers))
+        return machine.describe()
+
+    usual = described()
+    assert list(machine.differences(usual, described(stepping=2))) == [
+        (
+            "processor",
+            "AMD EPYC (AVX2), family 25, model 1, stepping 1",
+            "AMD EPYC (AVX2), family 25, model 1, stepping 2",
+        )
+    ]
+    assert list(machine.differences(usual, described("vaes"))) == [("processor's flags", "without vaes", "with vaes")]
+    assert machine.known(usual, described()) == ["name", "family", "model", "stepping", "flags"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ((), "AVX2"),
+        (("avx512f",), "AVX512"),
+        (("avx512f", "avx512_vnni", "avx512_bf16"), "AVX512-BF16"),
+        (("avx512f", "avx512_bf16", "amx_bf16"), "AMX-BF16"),
+    ],
+)
+def test_a_processor_is_named_with_its_instruction_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], name: str
+) -> None:
+    monkeypatch.setattr(machine, "CPUINFO", cpuinfo(tmp_path / "cpuinfo", *flags))
+    assert machine.describe().words() == f"AMD EPYC ({name})"
+
+
+def test_of_what_was_not_recorded_neither_equality_nor_difference_is_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "CPUINFO", cpuinfo(tmp_path / "cpuinfo", model=17))
+    now = machine.describe()
+    earlier = machine.Cpu.of({"model": "AMD EPYC", "cores": 2, "features": ["avx2"]})
+    assert list(machine.differences(earlier, now)) == []
+    assert machine.known(earlier, now) == ["name", "instruction set"]
+    other = machine.Cpu.of({"model": "AMD EPYC", "cores": 2, "features": ["avx2", "avx512f"]})
+    assert list(machine.differences(other, now)) == [
+        ("processor", "AMD EPYC (AVX512)", "AMD EPYC (AVX2), family 25, model 17, stepping 1")
+    ]
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "none")
+    elsewhere = machine.describe()
+    assert (elsewhere.family, elsewhere.model_number, elsewhere.stepping, elsewhere.flags) == (None,) * 4
+    assert elsewhere.words().endswith(" (instruction set not recorded)")
+    assert machine.known(earlier, elsewhere) == ["name"]
+
+
 def test_a_run_knows_its_settings_and_versions(tmp_path: Path) -> None:
     settings = config.load("cartpole", [("seed", 9)])
     create(tmp_path / "run", settings, {"frame skip": 4})

@@ -60,6 +60,31 @@ def test_runs_with_workers_have_the_steps_in_common_at_which_they_were_due(tmp_p
     assert read(alone, "alone", [209, 601], [101, 601]).scores == {209: 209, 601: 601}
 
 
+@pytest.mark.parametrize(
+    ("processors", "named"),
+    [
+        (("AMD EPYC (AVX2)", "AMD EPYC (AVX512-BF16)"), "AMD EPYC (AVX2), AMD EPYC (AVX512-BF16)"),
+        (("AMD EPYC", "AMD EPYC (AVX2)"), ""),  # an older table's: it may be the same
+        (("AMD EPYC", "Xeon (AVX512)"), "AMD EPYC (instruction set not recorded), Xeon (AVX512)"),
+        (("AMD EPYC (AVX2)", "AMD EPYC (AVX2)"), ""),
+    ],
+)
+def test_runs_on_different_processors_are_named_with_their_instructions(
+    processors: tuple[str, str], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "RESAMPLES", 20)
+    planned = plan.parse(FILE)
+    done = [
+        results._nothing(results.State(run, "done", 600))._replace(scores={600: 100.0}, games=20, processor=processor)
+        for run, processor in zip(planned.runs, processors * 2, strict=True)
+    ]
+    norms = {"CartPole-v1": statistics.Norm(0, 500, 475, "")}
+    conditions = statistics.analyse(planned, done, norms, lambda *_: None)
+    warnings = " ".join(pages._warnings(pages._Data(planned, done, norms, conditions)))
+    assert (f"Runs on different processors: {named}. Times" if named else "") in warnings
+    assert ("different processors" in warnings) == bool(named)
+
+
 @pytest.mark.parametrize(("seeds", "warning"), rows("statistics", "few_seeds", "seeds", "warning"))
 def test_a_report_says_how_far_its_seeds_carry(seeds: int, warning: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "RESAMPLES", 20)

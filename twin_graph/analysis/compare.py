@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,11 +11,13 @@ import numpy as np
 
 from twin_graph import config
 from twin_graph.agent.held_out import greedy_agreement, q_distance
+from twin_graph.base import machine
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Fork, Point, Restore
 from twin_graph.snapshots.lines import learning_curve
 from twin_graph.snapshots.points import HELD_OUT
+from twin_graph.snapshots.run import VERSIONED
 from twin_graph.twin.twin import Compute, Twin
 from twin_graph.twin.weights import distance, flat
 
@@ -80,6 +83,8 @@ class Comparison(NamedTuple):
 
     Attributes:
       settings: name and both values of each setting that differs, where the runs part or now.
+      machines: what differs, and both in words, of processors and versions, as far as that is recorded.
+      recorded: what was compared of these, for people.
       equal: updates up to which everything that both have recorded is equal.
       parted: the first thing that is not; None where there is none.
       pairs: snapshots since, oldest first.
@@ -87,6 +92,8 @@ class Comparison(NamedTuple):
     """
 
     settings: list[tuple[str, Any, Any]]
+    machines: list[tuple[str, str, str]]
+    recorded: str
     equal: int
     parted: Parting | None
     pairs: list[Pair]
@@ -113,7 +120,21 @@ def compare(first: Run, second: Run) -> Comparison:
     if parted:  # either run may have been resumed with others since
         then = (run.settings_of(run.ledger.attempt_of(max(0, parted.updates - 1))) for run in (first, second))
         settings |= {name: (name, *values) for name, *values in config.differences(*then)}
-    return Comparison(list(settings.values()), equal, parted, list(_pairs(first, second, since)), scores)
+    machines = list(dict.fromkeys(_machines(first, second)))
+    recorded = f"{machine.known_words(*first.processors(), *second.processors())}; versions of {', '.join(VERSIONED)}"
+    pairs = list(_pairs(first, second, since))
+    return Comparison(list(settings.values()), machines, recorded, equal, parted, pairs, scores)
+
+
+def _machines(first: Run, second: Run) -> Iterator[tuple[str, str, str]]:
+    """How the processors of two runs differ, and the versions of packages with which they began."""
+    for ours, theirs in itertools.product(first.processors(), second.processors()):
+        yield from machine.differences(ours, theirs)
+    versions = [run.description["versions"] for run in (first, second)]
+    for name in VERSIONED:
+        before, after = (str(version.get(name, "absent")) for version in versions)
+        if before != after:
+            yield name, before, after
 
 
 #: What a run did, by place: (updates, order, which) -> (how people call it, what it was). Order 0 may be missing.

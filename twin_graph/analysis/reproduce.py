@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -199,24 +198,34 @@ def _train(
 
 
 def differences_of_machine(run: Run, first_update: int) -> Iterator[str]:
-    """How this machine differs from the one where a run began, and its code from that since an update, a line each."""
+    """How this machine and its code differ from those of the attempts since an update, a line each, as far as recorded.
+
+    Versions of packages are recorded only of a run's beginning.
+    """
     from importlib.metadata import version
 
-    then, now = run.description["cpu"], machine.describe()
-    if (then["model"], list(then["features"])) != (now.model, list(now.features)):
-        here = f"{now.model} ({', '.join(now.features)})"
-        yield f"processor: {then['model']} ({', '.join(then['features'])}), here {here}"
+    now = machine.describe()
+    others = dict.fromkeys(other for then in run.processors(first_update) for other in machine.differences(then, now))
+    for what, there, here in others:
+        yield f"{what}: {there}, here {here}"
     for name, before in run.description["versions"].items():
         if (here := version(name)) != before:
             yield f"{name}: {before}, here {here}"
-    ended = math.inf  # at which update the attempt did
     edited: dict[str, int] = {}
-    for start in run.ledger.newest_first(Start):
-        if ended >= first_update:
-            edited |= dict.fromkeys(lookup.edited(start.modules), start.attempt)
-        ended = start.counters.updates if start.counters else 0
+    for start in run.starts_since(first_update):
+        edited |= dict.fromkeys(lookup.edited(start.modules), start.attempt)
     for module, attempt in edited.items():
         yield f"{module}: its file has changed since attempt {attempt}"
+
+
+def known_of_machine(run: Run, first_update: int) -> str:
+    """What `differences_of_machine` compares, for people."""
+    modules = {module for start in run.starts_since(first_update) for module in start.modules}
+    known = [
+        machine.known_words(*run.processors(first_update), machine.describe()),
+        f"versions of {', '.join(run.description['versions'])}",
+    ]
+    return "; ".join([*known, *([f"the file of {', '.join(sorted(modules))}"] if modules else [])])
 
 
 def _check(run: Run, point: PointState | None) -> None:

@@ -39,6 +39,11 @@ def interval_before(interval: Sequence[float] | None) -> str:
     return "" if interval is None else f"95% interval {interval[0]:.2f} to {interval[1]:.2f}, "
 
 
+def listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
 def size(count: int) -> str:
     """So many bytes: `3.4 MB`, `1.3 GB`."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

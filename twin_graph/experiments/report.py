@@ -304,8 +304,16 @@ def _warnings(data: _Data) -> Iterator[str]:
             elsewhere.setdefault(run.taken_from, []).append(run.planned.name)
     for where, names in elsewhere.items():
         yield f"Not done in this folder, and taken from {where}: {_listed(names)}."
-    if len(processors := sorted({run.processor for run in data.results if run.processor})) > 1:
+    if len(processors := _processors(data.results)) > 1:
         yield f"Runs on different processors: {', '.join(processors)}. Times do not compare."
+
+
+def _processors(results: Sequence[Result]) -> list[str]:
+    """Those that are known to differ; an older table's name alone may be that of one whose instructions are known."""
+    names = {run.processor for run in results if run.processor}
+    older = {name for name in names if not name.endswith(")")}
+    distinct = names - {name for name in older if any(other.startswith(f"{name} (") for other in names)}
+    return sorted(f"{name} (instruction set not recorded)" if name in older else name for name in distinct)
 
 
 def _comparison(data: _Data) -> Table:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from twin_graph.base.machine import Cpu
 from twin_graph.config import turns
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.experiments.experiment import Experiment, State, look
@@ -87,7 +88,7 @@ class Result(NamedTuple):
       services: of the targets, in order, but for those that were imported.
       attempts: processes that trained it.
       stops: how often a person or an error ended it at a resume point of its own, which adds an episode boundary.
-      processor: on which it began.
+      processor: on which it was trained, with its instruction set; its name alone in earlier tables.
       error: why it failed.
       taken_from: of a run that was not done here, the folder where it is, or its tables; else empty.
     """
@@ -221,9 +222,15 @@ def _result(state: State, run: Run) -> Result:
         services=list(_services(run, events, newest["updates"])),
         attempts=max(1, sum(isinstance(event, Start) for event, _ in own)),
         stops=_stops(own, state.planned.settings.train.steps),
-        processor=run.description["cpu"]["model"],
+        processor=_processors(run, [event for event, _ in own if isinstance(event, Start)]),
         error=state.error,
     )
+
+
+def _processors(run: Run, starts: Sequence[Start]) -> str:
+    began = run.description["cpu"]
+    recorded = [start.processor or began for start in starts] or [began]
+    return " and ".join(dict.fromkeys(Cpu.of(one).words() for one in recorded))
 
 
 def _when_due(

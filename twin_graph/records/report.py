@@ -300,9 +300,10 @@ def restored(run: Run, point: PointState) -> Iterator[str]:
     ]
     if counts:
         yield f"abandoned: {', '.join(counts)} recorded beyond this point (`twin-graph log --all` shows them)"
-    then, now = run.description["cpu"], machine.describe()
-    if then["model"] != now.model or list(then["features"]) != list(now.features):
-        yield f"not guaranteed: equal weights; the run began on another processor ({then['model']}, here {now.model})"
+    now = machine.describe()
+    others = dict.fromkeys(other for then in run.processors() for other in machine.differences(then, now))
+    for what, there, here in others:
+        yield f"not guaranteed: equal weights; the run was trained with another {what}: {there}, here {here}"
     sources = lookup.sources(run.settings)
     for module, digest in run.ledger.events(Start)[-1].modules.items():
         if sources.get(module, digest) != digest:

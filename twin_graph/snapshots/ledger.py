@@ -71,6 +71,7 @@ class Start(_Event):
       found_bytes: how much of it there was at this start; what lies between is abandoned.
       modules: SHA-256 of the file of each module that the settings name, by the module's name.
       declared: what the environment observed and did; see `twin_graph.envs.EnvSpec`.
+      processor: on which, as `twin_graph.base.machine.Cpu`; empty in runs of earlier versions.
     """
 
     event: Literal["start"] = "start"
@@ -83,6 +84,7 @@ class Start(_Event):
     found_bytes: dict[str, int] = {}
     modules: dict[str, str] = {}
     declared: tuple[str, ...] = ()
+    processor: dict[str, Any] = {}
 
 
 #: Why a training ended: it made all its steps; its score was reached; a callback ended it; a person interrupted it; its

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import re
 import socket
@@ -230,8 +231,26 @@ class Run:
                 found_bytes=self.settle_records(),
                 modules=lookup.sources(self.settings),
                 declared=declared,
+                processor=machine.describe()._asdict(),
             )
         )
+
+    def starts_since(self, update: int) -> Iterator[Start]:
+        """The starts of the attempts that made the updates from this one on, newest first."""
+        ended = math.inf  # at which update the attempt did
+        for start in self.ledger.newest_first(Start):
+            if ended >= update:
+                yield start
+            ended = start.counters.updates if start.counters else 0
+
+    def processors(self, since: int = 0) -> list[machine.Cpu]:
+        """On which the attempts trained that made the updates from this one on: each once, newest first.
+
+        Of a run of an earlier version only that is known on which it began.
+        """
+        began = self.description["cpu"]
+        found = [machine.Cpu.of(start.processor or began) for start in self.starts_since(since)]
+        return list(dict.fromkeys(found)) or [machine.Cpu.of(began)]
 
     def change_settings(self, settings: Settings) -> None:
         """Records other settings for the next attempt; `run.json` keeps those before, with their last attempt."""

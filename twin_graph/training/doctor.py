@@ -41,7 +41,7 @@ def examine() -> list[Finding]:
 def _findings() -> Iterator[Finding]:
     processor = machine.describe()
     busy = psutil.cpu_percent(_LOOKED_SECONDS) / 100 * (psutil.cpu_count() or 1)
-    yield Finding("processor", True, f"{processor.model}, {processor.cores} cores, {' '.join(processor.features)}")
+    yield Finding("processor", True, f"{processor.exactly()}, {processor.cores} cores")
     yield Finding(
         "GPU", True, ", ".join(d.name for d in tf.config.list_physical_devices("GPU")) or "none; the CPU computes"
     )
