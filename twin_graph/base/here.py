@@ -7,26 +7,43 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-_began: list[Path] = []
+
+class _Begun:
+    """A command: the folder in which it began, and the relative paths that it was given."""
+
+    def __init__(self) -> None:
+        self.folder = Path.cwd()
+        self.given: dict[str, str] = {}
+
+
+_commands: list[_Begun] = []
 
 
 @contextlib.contextmanager
 def began_here() -> Iterator[None]:
     """While it lasts, relative paths mean what they mean now, whatever an environment does."""
-    _began.append(Path.cwd())
+    _commands.append(_Begun())
     try:
         yield
     finally:
-        _began.pop()
+        ended = _commands.pop()
+        if _commands:  # which tells of its errors
+            _commands[-1].given |= ended.given
 
 
 def absolute(path: Path) -> Path:
     """A path from the folder in which the command began; outside of commands, from the present one."""
-    return (_began[-1] if _began else Path.cwd()) / path
+    if not _commands:
+        return path.absolute()
+    found = _commands[-1].folder / path
+    if not path.is_absolute():
+        _commands[-1].given[str(found)] = str(path)
+    return found
 
 
 def shortened(text: str) -> str:
-    """A text for people, with the paths below that folder as one would write them there."""
-    if not _began or _began[-1].parent == _began[-1]:
-        return text
-    return re.sub(rf"(?<![\w./~-]){re.escape(str(_began[-1]))}/(?=[^\s/])", "", text)
+    """A text for people, with relative paths as they were given."""
+    given = _commands[-1].given if _commands else {}
+    for found in sorted(given, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w./~-]){re.escape(found)}", given[found].replace("\\", r"\\"), text)
+    return text

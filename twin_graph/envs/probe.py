@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SEED = 2_147_483_629  # of no training environment, and of no evaluation
 _LOOKED_AT = 64  # agent steps after a reset
-_BETWEEN = 1_000  # agent steps of other games
+_BETWEEN = 300  # agent steps of other games
 _SECONDS = 0.5  # after which no more of these are made
 
 _Game = list[tuple[Any, ...]]
