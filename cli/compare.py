@@ -10,6 +10,7 @@ import click
 from rich.table import Table
 
 from twin_graph.base import new_files
+from twin_graph.records import code
 from twin_graph.snapshots.ledger import ONLY_LEARNER
 from twin_graph.snapshots.run import find
 
@@ -47,12 +48,14 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
 
         figures.compared(found, names).savefig(plot, dpi=160)
         say(f"picture: {plot}")
+    mixed = list(code.mixed(dict(zip(names, found.code, strict=True))))
     if as_json:
         parted = found.parted and found.parted._asdict()
         document = {
             "runs": names,
             "settings": _named(found.settings),
             "machines": _named(found.machines),
+            "different_code": mixed,
             "equal_updates": found.equal,
             "parted": parted,
             "pairs": [pair._asdict() for pair in found.pairs],
@@ -62,8 +65,10 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
         return
     for name, ours, theirs in (*found.settings, *found.machines):
         stdout.print(f"{name}: {ours} in {names[0]}, {theirs} in {names[1]}")
+    for sentence in mixed:
+        stdout.print(sentence, soft_wrap=True)
     if not found.settings:
-        stdout.print("equal settings")
+        stdout.print("equal settings" if not mixed else "equal settings, but different code")
     stdout.print(f"equal up to update {found.equal:,}")
     if found.parted is None:
         stdout.print("no difference in what both runs recorded")
@@ -71,7 +76,7 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
     words = f"first difference, after update {found.parted.updates:,}: {found.parted.what} is"
     ours, theirs = (f"{what or 'missing'} in {name}" for what, name in zip(found.parted[2:], names, strict=True))
     stdout.print(f"{words} {ours}, {theirs}")
-    if not found.settings and not found.machines:
+    if not found.settings and not found.machines and not mixed:
         stdout.print(f"nothing else that is recorded differs: {found.recorded}")
     if not found.pairs:
         stdout.print("no pair of snapshots made after the same number of updates still has weights")

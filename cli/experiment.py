@@ -1,14 +1,17 @@
 """`twin-graph experiment run` and `experiment report`."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import itertools
 import shutil
 import time
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 from rich.console import Console
@@ -23,9 +26,13 @@ from twin_graph.experiments import plan as plans
 from twin_graph.experiments import trial
 from twin_graph.experiments.experiment import EXPERIMENTS, Experiment, State, look
 from twin_graph.experiments.runner import Begin, Runner, begin_here
+from twin_graph.records import code
 
 from .display import LINE_SECONDS, RATE_SECONDS, Meter, clock
 from .params import PATH, Count, extra_is_missing, json_option, print_json, say, stderr, stdout
+
+if TYPE_CHECKING:
+    from twin_graph.experiments.results import Result
 
 _RETRIES = 1  # of a run that fails
 
@@ -60,9 +67,23 @@ def experiment() -> None:
     show_default=True,
     help="Where to train: on this machine, or where Ray schedules it.",
 )
+@click.option(
+    "--allow-edited",
+    is_flag=True,
+    help="Continue though a module of your own was edited after runs began. Reports then name their different code.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan, with time and disk; begin no run, write nothing.")
 @json_option
-def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dry_run: bool, as_json: bool) -> None:
+def run(
+    file: Path,
+    out: Path | None,
+    jobs: int,
+    retries: int,
+    executor: str,
+    allow_edited: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     """Train all runs of the experiment in FILE. Run it again to continue where it stopped.
 
     FILE is TOML: name, preset, steps, seeds, [factors] and, optionally, [settings] and [scores]; see
@@ -93,6 +114,8 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
         Experiment.check_free(folder)
     with stderr.status("checking the runs, then training for a few seconds to measure the rate"):
         found = Experiment.prepare(plan, folder, jobs, trial.run)
+    if not allow_edited:
+        found.check_code()
     states = look(found)
     _check_room(found, states, jobs if executor == "local" else 1)
     _show_plan(found, states, jobs, stdout if dry_run and not as_json else stderr)
@@ -103,7 +126,9 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
             place = on_ray.cluster(found.lock_file, threads, found.trial.memory)
         with place as begin, found.lock(), ExperimentDisplay(found) as display:
             found.write()
-            training = Runner(found, jobs=jobs, retries=retries, show=display.show, begin=begin)
+            training = Runner(
+                found, jobs=jobs, retries=retries, show=display.show, begin=begin, allow_edited=allow_edited
+            )
             states = training.run()
     if as_json:
         print_json(_summary(found, states, jobs))
@@ -115,7 +140,7 @@ def run(file: Path, out: Path | None, jobs: int, retries: int, executor: str, dr
             "--executor": executor if executor != "local" else None,
         }
         given = [word for option, value in options.items() if value is not None for word in (option, value)]
-        again = command("experiment", "run", file, *given)
+        again = command("experiment", "run", file, *given, *(["--allow-edited"] if allow_edited else []))
         _say_how_it_ended(found, states, again, interrupted=training.stop.is_set())
 
 
@@ -124,6 +149,8 @@ def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, int
     if interrupted:
         say(f"interrupted; continue with: {again}")
         raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE)
+    for sentence in code.mixed(found.codes()):
+        say(sentence)
     failed = [state for state in states if state.state in ("failed", "damaged")]
     for state in failed:
         more = f"  (more in {found.log(state.planned)})" if state.state == "failed" else ""
@@ -174,6 +201,7 @@ def report(folders: tuple[Path, ...], last: int | None, also: str | None, as_jso
         if last is not None:
             plan = plan.scored_by(last)
             read = [result.scored_by(last) for result in read]
+        _say_mixed(read)
         written, numbers = library.write(plan, fixed, read, folder / tables.REPORT, meter.show, also=also)
     if as_json:
         print_json(numbers)
@@ -216,6 +244,7 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
     environments: dict[str, list[list[tuple[float, float]]]] = {}
     for folder in map(_named, folders):
         plan, _, runs = tables.found(folder)
+        _say_mixed(runs)
         for run in runs:
             pairs, task = library.pairs(run), run.planned.task
             if pairs and library.served(run) < served:
@@ -246,6 +275,12 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
         numbers = (f"{fit.correlation:.4f}", f"{fit.error:.2f}", f"{fit.bias:.2f}")
         table.add_row(name, str(count), f"{fit.evaluations:,}", *numbers)
     stdout.print(table)
+
+
+def _say_mixed(runs: Iterable[Result]) -> None:
+    """Names different code of runs that are about to be averaged."""
+    for sentence in code.mixed({run.planned.name: run.code for run in runs}):
+        say(sentence)
 
 
 def _named(folder: Path) -> Path:

@@ -10,8 +10,8 @@ from rich.table import Table
 from twin_graph.base.here import absolute, shortened
 from twin_graph.base.text import counted, interval_before
 from twin_graph.errors import UsageError
-from twin_graph.records import report
-from twin_graph.records.told import Damaged, Opponent, OpponentThen, plain
+from twin_graph.records import code, report
+from twin_graph.records.told import Damaged, Opponent, OpponentThen, Status, plain
 from twin_graph.snapshots.ledger import ONLY_LEARNER
 from twin_graph.snapshots.run import RUNS, find
 from twin_graph.snapshots.store import Variable
@@ -122,6 +122,8 @@ def runs(folder: Path, as_json: bool) -> None:
             *(f"{score.mean:.2f}" if score else "-" for score in scores),
         )
     stdout.print(table)
+    for sentence in code.mixed({one.run: one.code for one in summaries if isinstance(one, Status)}):
+        stdout.print(sentence, soft_wrap=True)
 
 
 @click.command()

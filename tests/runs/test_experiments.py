@@ -396,6 +396,101 @@ def pretend(
     return {state.planned.name: (state.state, state.error) for state in training.run()}
 
 
+# Edited code
+
+MINE = """
+from twin_graph.targets import latest
+
+def mine(history, random):
+    return latest(history, random)
+"""
+EDITED = MINE + "# edited\n"
+
+
+def test_runs_of_an_edited_module_are_not_mixed_without_a_word(tmp_path: Path) -> None:
+    module, file = tmp_path / "own.py", tmp_path / "tiny.toml"
+    module.write_text(MINE)
+    file.write_text(changed("[1, 2]", "[1]").replace('"latest", "lag(40)"', '"own:mine"'))
+    run = ("experiment", "run", "tiny.toml")
+    assert twin_graph(*run, cwd=tmp_path).returncode == 0
+    folder = tmp_path / "checkpoints" / "experiments" / "tiny"
+    assert twin_graph("experiment", "report", "tiny", cwd=tmp_path).stderr.count("Different code") == 0
+    before = records(folder)
+
+    module.write_text(EDITED)
+    file.write_text(file.read_text().replace("[1]", "[1, 2]", 1))
+    for more in ((), ("--dry-run",)):
+        refused = twin_graph(*run, *more, cwd=tmp_path)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert len(refused.stderr.splitlines()) == 1
+        assert "own was edited after own-mine,seed=1 began" in refused.stderr
+        assert "--out" in refused.stderr
+        assert "--allow-edited" in refused.stderr
+    assert records(folder) == before
+
+    allowed = twin_graph(*run, "--allow-edited", cwd=tmp_path)
+    assert allowed.returncode == 0, allowed.stderr
+    told = "Different code of own: own-mine,seed=1 with "
+    assert told in allowed.stderr
+    reported = twin_graph("experiment", "report", "tiny", cwd=tmp_path)
+    assert told in reported.stderr
+    words = (folder / "report" / "report.md").read_text()
+    assert words.index("Different code of own") < words.index("Too few seeds") < words.index("at the end:")
+    runs = {row["run"]: row["code"] for row in table(folder, "runs.csv")}
+    assert all(re.search(r"\bown=[0-9a-f]{64}\b", code) for code in runs.values())
+    assert len(set(runs.values())) == 2
+    compared = twin_graph("compare", str(folder / "own-mine,seed=1"), str(folder / "own-mine,seed=2"), cwd=tmp_path)
+    assert "Different code of own: own-mine,seed=1 with " in compared.stdout
+    listed = twin_graph("runs", str(folder), cwd=tmp_path)
+    assert told in listed.stdout
+
+
+def test_a_module_that_is_edited_while_runs_train_begins_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "own_edited.py"
+    module.write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    planned = plan.parse(FILE.replace("lag(40)", "own_edited:mine"))
+    made = Experiment(tmp_path / "tiny", planned, (), trial.Trial(1.0, 1.0, [0, 0], 0))
+    begun = []
+
+    def leave() -> None:
+        one = planned.runs[len(begun) - 1]
+        create(made.run_folder(one), one.settings).record_start()
+        if "own_edited" in one.name:
+            module.write_text(EDITED)
+
+    def begin(arguments: list[str], log: Path, threads: int) -> Pretended:
+        begun.append(arguments)
+        return Pretended(code=5, leave=leave)
+
+    with made.lock():
+        made.write()
+        training = runner.Runner(made, jobs=1, retries=0, show=lambda _: None, begin=begin)
+        states = training.run()
+    assert len(begun) == 3  # all of "latest", which does not use it, and the first that does
+    assert "own_edited was edited after " in states[3].error
+    assert states[3].state == "failed"
+
+
+def test_reports_over_several_folders_name_other_code(finished: Path, tmp_path: Path) -> None:
+    """Which another machine had, where the same file was trained."""
+    _, _, read = tables.found(finished)
+    codes = {"own": ("a" * 64,)}, {"own": ("a" * 64, "b" * 64)}
+    here = [result._replace(code=codes[i % 2], taken_from="") for i, result in enumerate(read)]
+    there, fixed, _ = tables.found(finished)
+    folder = tmp_path / "tables"
+    pages.write(there, fixed, here, folder, lambda *_: None)
+    _, _, again = tables.read(folder)
+    assert [result.code for result in again] == [result.code for result in here]
+    warning = json.loads(twin_graph("experiment", "report", str(folder), "--json", cwd=tmp_path).stdout)["warnings"][0]
+    assert warning.startswith(
+        f"Different code of own: {RUNS[0]} and 1 more run with aaaaaaaaaaaa...; "
+        f"{RUNS[1]} and 1 more run with aaaaaaaaaaaa... and then bbbbbbbbbbbb..."
+    )
+
+
 def test_a_folder_that_holds_something_else_stops_no_other_run(finished: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(finished, tmp_path / "tiny", ignore=shutil.ignore_patterns("report", *RUNS[:2]))
     (folder / RUNS[1]).mkdir()

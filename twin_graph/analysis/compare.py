@@ -14,6 +14,7 @@ from twin_graph.agent.held_out import greedy_agreement, q_distance
 from twin_graph.base import machine
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.player import spec_of
+from twin_graph.records import code
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Fork, Point, Restore
 from twin_graph.snapshots.lines import learning_curve
 from twin_graph.snapshots.points import HELD_OUT
@@ -22,6 +23,7 @@ from twin_graph.twin.twin import Compute, Twin
 from twin_graph.twin.weights import distance, flat
 
 if TYPE_CHECKING:
+    from twin_graph.records.code import Code
     from twin_graph.snapshots.run import Run
 
 _PAIRS = 50
@@ -85,6 +87,7 @@ class Comparison(NamedTuple):
       settings: name and both values of each setting that differs, where the runs part or now.
       machines: what differs, and both in words, of processors and versions, as far as that is recorded.
       recorded: what was compared of these, for people.
+      code: users' modules of either run; see `twin_graph.records.code`.
       equal: updates up to which everything that both have recorded is equal.
       parted: the first thing that is not; None where there is none.
       pairs: snapshots since, oldest first.
@@ -94,6 +97,7 @@ class Comparison(NamedTuple):
     settings: list[tuple[str, Any, Any]]
     machines: list[tuple[str, str, str]]
     recorded: str
+    code: tuple[Code, Code]
     equal: int
     parted: Parting | None
     pairs: list[Pair]
@@ -123,7 +127,8 @@ def compare(first: Run, second: Run) -> Comparison:
     machines = list(dict.fromkeys(_machines(first, second)))
     recorded = f"{machine.known_words(*first.processors(), *second.processors())}; versions of {', '.join(VERSIONED)}"
     pairs = list(_pairs(first, second, since))
-    return Comparison(list(settings.values()), machines, recorded, equal, parted, pairs, scores)
+    codes = code.of(first), code.of(second)
+    return Comparison(list(settings.values()), machines, recorded, codes, equal, parted, pairs, scores)
 
 
 def _machines(first: Run, second: Run) -> Iterator[tuple[str, str, str]]:

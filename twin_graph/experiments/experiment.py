@@ -27,6 +27,7 @@ from twin_graph.base.text import counted
 from twin_graph.errors import DamagedError, InUseError, TwinGraphError, UsageError
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments.trial import Trial
+from twin_graph.records import code
 from twin_graph.snapshots.files import (
     acquire,
     append_line,
@@ -195,6 +196,23 @@ class Experiment:
                 raise UsageError(f"{folder} does not begin with the weights of resume point {planned.point.number}")
         return run
 
+    def code_of(self, planned: PlannedRun) -> code.Code:
+        """The users' modules with which a run was trained; none if it has not begun, or is damaged."""
+        try:
+            run = self.found(planned)
+            return code.of(run, since_fork=True) if run else {}
+        except (DamagedError, UsageError):
+            return {}
+
+    def codes(self) -> dict[str, code.Code]:
+        """The users' modules with which each run was trained, by the run's name."""
+        return {planned.name: self.code_of(planned) for planned in self.plan.runs}
+
+    def check_code(self) -> None:
+        """Raises `UsageError` if a run was trained with another file of a user's module than is there now."""
+        for module, names in code.edited(self.codes()).items():
+            raise UsageError(edited_since(module, names, self.folder))
+
     def command(self, planned: PlannedRun) -> list[str]:
         """The arguments of `twin-graph` that start a run, or continue it; one that is forked begins to train after."""
         folder = str(self.run_folder(planned).absolute())  # so that `_trainer` finds it, wherever it is called
@@ -238,6 +256,15 @@ class Experiment:
 
     def _outcomes(self) -> list[dict[str, Any]]:
         return [line.record for line in read_lines(self.folder / _OUTCOMES) if line.record]
+
+
+def edited_since(module: str, names: Sequence[str], folder: Path) -> str:
+    """What to do where a user's module was edited after these runs began, in words."""
+    return (
+        f"{module} was edited after {code.some(names)} began, and runs of different code do not compare: put its file "
+        f"back, remove the folders of those runs in {folder} to train them anew, choose another --out, or mix them by "
+        "--allow-edited"
+    )
 
 
 def _changes(origin: Origin, planned: PlannedRun) -> Pairs:

@@ -63,8 +63,8 @@ def markdown(page: Page) -> str:
     parts = [
         f"# {page.title}",
         page.lead,
-        "\n".join(f"- {finding}" for finding in page.findings),
         "\n".join(f"> **Warning.** {warning}\n>" for warning in page.warnings),
+        "\n".join(f"- {finding}" for finding in page.findings),
         table(page.comparison),
         *(f"## {p.heading}\n\n{p.text}\n\n![{p.heading}]({p.name}.png)" for p in page.pictures),
         table(page.runs),

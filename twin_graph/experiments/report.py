@@ -29,6 +29,7 @@ from twin_graph.experiments.page import Page, Picture, Table
 from twin_graph.experiments.plan import NUDGED, Origin, Pairs, Plan
 from twin_graph.experiments.statistics import FEW_SEEDS, GOOD_SEEDS, RESAMPLES, Band, Condition, Estimate, Norm
 from twin_graph.experiments.tables import last
+from twin_graph.records import code
 from twin_graph.snapshots.files import make_folder, write_file
 
 if TYPE_CHECKING:
@@ -264,6 +265,8 @@ def _findings(data: _Data) -> Iterator[str]:
 
 
 def _warnings(data: _Data) -> Iterator[str]:
+    for sentence in code.mixed({run.planned.name: run.code for run in data.results}):
+        yield f"{sentence}. What follows mixes them."
     counts = [len(condition.scores) for condition in data.conditions]
     if min(counts) < FEW_SEEDS:
         yield (

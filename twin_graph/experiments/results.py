@@ -14,6 +14,7 @@ from twin_graph.base.machine import Cpu
 from twin_graph.config import turns
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.experiments.experiment import Experiment, State, look
+from twin_graph.records import code
 from twin_graph.snapshots.ledger import (
     BY_HAND,
     IMPORT,
@@ -33,6 +34,7 @@ from twin_graph.snapshots.lines import learning_curve
 
 if TYPE_CHECKING:
     from twin_graph.experiments.plan import PlannedRun
+    from twin_graph.records.code import Code
     from twin_graph.snapshots.run import Run
 
 Curve = dict[int, float]
@@ -89,6 +91,7 @@ class Result(NamedTuple):
       attempts: processes that trained it.
       stops: how often a person or an error ended it at a resume point of its own, which adds an episode boundary.
       processor: on which it was trained, with its instruction set; its name alone in earlier tables.
+      code: versions of packages and users' modules with which it was trained; see `twin_graph.records.code`.
       error: why it failed.
       taken_from: of a run that was not done here, the folder where it is, or its tables; else empty.
     """
@@ -112,6 +115,7 @@ class Result(NamedTuple):
     attempts: int
     stops: int
     processor: str
+    code: Code
     error: str
     taken_from: str = ""
 
@@ -185,7 +189,7 @@ def read(experiment: Experiment) -> Iterator[Result]:
 def _nothing(state: State) -> Result:
     nothing: dict[str, Any] = {name: {} for name in _CURVES}
     nothing |= dict.fromkeys(("agent_steps", "updates", "games", "attempts", "stops"), 0)
-    return Result(state.planned, state.state, services=[], processor="", error=state.error, **nothing)
+    return Result(state.planned, state.state, services=[], processor="", code={}, error=state.error, **nothing)
 
 
 def _result(state: State, run: Run) -> Result:
@@ -223,6 +227,7 @@ def _result(state: State, run: Run) -> Result:
         attempts=max(1, sum(isinstance(event, Start) for event, _ in own)),
         stops=_stops(own, state.planned.settings.train.steps),
         processor=_processors(run, [event for event, _ in own if isinstance(event, Start)]),
+        code={**code.packages(run), **code.of(run, since_fork=True)},
         error=state.error,
     )
 

@@ -22,8 +22,9 @@ import psutil
 
 from twin_graph.base import ended
 from twin_graph.base.signals import on_signal
+from twin_graph.config import lookup
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, DamagedError, DivergedError, InUseError, TwinGraphError, UsageError
-from twin_graph.experiments.experiment import Experiment, State, look, state_of
+from twin_graph.experiments.experiment import Experiment, State, edited_since, look, state_of
 from twin_graph.snapshots.ledger import utc_now
 from twin_graph.snapshots.resumable import has_begun
 from twin_graph.snapshots.run import DESCRIPTION, Run
@@ -102,6 +103,7 @@ class Runner:
       retries: how often a run that failed is tried again at once.
       show: called several times a second.
       begin: where the runs train.
+      allow_edited: whether to begin runs though a user's module was edited after others began.
 
     Attributes:
       states: of all runs, by name.
@@ -116,6 +118,7 @@ class Runner:
         retries: int,
         show: Callable[[Runner], None],
         begin: Begin = begin_here,
+        allow_edited: bool = False,
     ) -> None:
         self.experiment = experiment
         self.states = {state.planned.name: state for state in look(experiment)}
@@ -124,6 +127,8 @@ class Runner:
         self._tries = dict.fromkeys(self.states, 1 + retries)
         self._show = show
         self._begin = begin
+        self._allow_edited = allow_edited
+        self._codes = experiment.codes()
         self._waiting = deque(state.planned for state in self.states.values() if state.is_left)
         self._jobs: list[_Job] = []
         self._signals = 0
@@ -169,6 +174,9 @@ class Runner:
         except TwinGraphError as error:
             self.states[planned.name] = state._replace(state="failed", error=str(error))
             return
+        if why := self._edited(planned):
+            self.states[planned.name] = state._replace(state="failed", error=why)
+            return
         command = self.experiment.command(planned)
         log = self.experiment.log(planned)
         with log.open("a", encoding="utf-8") as file:
@@ -178,6 +186,16 @@ class Runner:
         self.states[planned.name] = state._replace(state="running", error="")
         self._jobs.append(_Job(planned, process, command[0], time.monotonic(), printed))
 
+    def _edited(self, planned: PlannedRun) -> str:
+        """Why a run may not begin: a module of its settings is another one than runs have been trained with."""
+        here = {module: (digest,) for module, digest in lookup.sources(planned.settings).items()}
+        for name, used in self._codes.items():
+            for module in here.keys() & used.keys():
+                if used[module] != here[module] and not self._allow_edited:
+                    return edited_since(module, [name], self.experiment.folder)
+        self._codes[planned.name] = here  # until its own records say so
+        return ""
+
     def _ended(self, job: _Job) -> bool:
         """Whether a job is over; if so, notes what to do about its run."""
         planned = job.planned
@@ -186,6 +204,7 @@ class Runner:
             state = self._note(planned)
             if not self.stop.is_set() and (state.state == "running" or _trainer(folder)):
                 return False
+            self._codes[planned.name] = self.experiment.code_of(planned)
             if state.state != "done":
                 self._waiting.appendleft(planned)
             return True
@@ -194,6 +213,7 @@ class Runner:
         if code is None:
             self.states[planned.name] = state._replace(state="running", error="")
             return False
+        self._codes[planned.name] = self.experiment.code_of(planned)  # another machine may have had another
         is_forked = job.command == "fork" and code == 0
         is_fine = state.state == "done" or is_forked or self.stop.is_set()
         error = "" if is_fine else state.error or self._why(job, code)

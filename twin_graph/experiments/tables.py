@@ -29,6 +29,7 @@ from twin_graph.snapshots.files import checked, read_file
 if TYPE_CHECKING:
     from twin_graph.experiments.plan import Plan
     from twin_graph.experiments.statistics import Norm
+    from twin_graph.records.code import Code
 
 PLAN = "plan.json"
 REPORT = "report"  # the folder of a report, in an experiment's
@@ -148,6 +149,7 @@ def _of_run(run: Result, norm: Norm) -> dict[str, Any]:
         "attempts": run.attempts,
         "stops": run.stops,
         "processor": run.processor,
+        "code": " ".join(f"{name}={version}" for name, versions in run.code.items() for version in versions),
         "error": run.error,
     }
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
@@ -217,8 +219,17 @@ def _result(
         attempts=int(row["attempts"]),
         stops=int(row["stops"]),
         processor=row["processor"],
+        code=_code(row.get("code") or ""),  # older tables lack it
         error=row["error"],
     )
+
+
+def _code(text: str) -> Code:
+    found: dict[str, tuple[str, ...]] = {}
+    for word in text.split():
+        name, _, version = word.partition("=")
+        found[name] = (*found.get(name, ()), version)
+    return found
 
 
 def _service(line: Mapping[str, str]) -> Service:

@@ -11,6 +11,7 @@ from twin_graph.base import machine
 from twin_graph.base.text import counted
 from twin_graph.config import lookup, no_effect, turns
 from twin_graph.errors import DamagedError, UsageError
+from twin_graph.records import code
 from twin_graph.records.depth import Depths
 from twin_graph.records.told import (
     Damaged,
@@ -71,6 +72,7 @@ def status(run: Run) -> Status:
         agent_steps_per_second=metrics.get("agent_steps_per_second"),
         scores=Scores(*(Score(one.id, scores[one.id]) if one else None for one in (latest, store.best(scores)))),
         weights_sha256=point.weights_sha256 if point else None,
+        code=code.of(run),
         without_effect=_without_effect(run.settings),
     )
 

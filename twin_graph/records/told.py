@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -88,6 +88,7 @@ class Status:
       agent_steps, updates, frames, episodes: so far.
       telemetry: the newest measured distances of targets from their online twins, by name.
       weights_sha256: of the newest resume point.
+      code: SHA-256 of users' modules with which it was trained, by the module's name.
       without_effect: sentences on settings that have none.
     """
 
@@ -114,6 +115,7 @@ class Status:
     agent_steps_per_second: float | None
     scores: Scores
     weights_sha256: str | None
+    code: Mapping[str, Sequence[str]]
     without_effect: Sequence[str]
 
 
