@@ -137,7 +137,7 @@ def points_of_twin_graph(where: Path) -> list[Point]:
             clock.append((line["agent_steps"], clock[-1][1] + trained))
     points = []
     for line in learning_curve(run):
-        steps = line["played_at"]["agent_steps"]
+        steps = line["agent_steps"]
         seconds = max(at for logged, at in clock if logged <= steps)
         points.append(Point(steps, seconds, line["returns"]))
     return points

@@ -68,7 +68,7 @@ class TrainingDisplay:
         self._shown = now
         for snapshot, evaluation in progress.happened.evaluations:
             self._console.print(
-                f"{progress.agent_steps:>11,} agent steps: score of {snapshot.id} is {evaluation.words()}",
+                f"{snapshot.counters.agent_steps:>11,} agent steps: score of {snapshot.id} is {evaluation.words()}",
                 soft_wrap=True,
             )
         rate = self._rate.tasks[0]

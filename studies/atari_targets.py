@@ -90,10 +90,7 @@ def main(folder: Path, plot: Path | None, power: bool) -> None:
 
 def learning(rows: dict[str, list[list[Result]]], norm: dict[str, statistics.Norm]) -> Figure:
     """Normalised scores of each policy while its runs train: the interquartile mean over games and seeds."""
-    lines = []
-    for policy, runs in rows.items():
-        curves = [[statistics.normalised(run, norm) for run in row] for row in runs]
-        lines.append(figures.Line(policy, statistics.curve(curves, statistics.iqm_by_step)))
+    lines = [figures.Line(policy, statistics.learning(runs, norm)) for policy, runs in rows.items()]
     return figures.lines(lines, "agent steps", "normalised score")
 
 

@@ -74,10 +74,10 @@ def trained(run: Run) -> Curve:
 
 
 def evaluations(run: Run) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Scheduled evaluations, and the window at whose end each was."""
+    """Scheduled evaluations, and the window at whose end, about, the snapshot of each was committed."""
     for line in run.evaluation_lines():
         if line["scheduled"]:
-            yield round(line["played_at"]["agent_steps"] / WINDOW) * WINDOW, line
+            yield round(line["agent_steps"] / WINDOW) * WINDOW, line
 
 
 def colour(source: str) -> str:

@@ -160,8 +160,9 @@ def picture_of_expected(study: str = "proposed-targets", part: str = ", 50") -> 
     plan, _, results = read(study)
     series = []
     for name in (name for name in plan.conditions if name.endswith(part)):
-        rows = [[result.expected] for result in results if result.planned.condition == name]
-        series.append(figures.Line(name.removesuffix(part), statistics.curve(rows, statistics.mean_by_step)))
+        runs = [result for result in results if result.planned.condition == name]
+        band = statistics.curve([[run.expected] for run in runs], statistics.mean_by_step)
+        series.append(figures.Line(name.removesuffix(part), statistics.placed(band, runs)))
     return figures.lines(
         series, "agent steps", "expected at the start of a game", at=POSSIBLE, at_label="the most that is possible"
     )

@@ -212,7 +212,7 @@ class NotebookRun(Run):
         learner_of = {commit.id: commit.learner for commit in self.ledger.events(Commit)}
         curves: dict[str, list[tuple[int, float]]] = {}
         for line in learning_curve(self):
-            point = line["played_at"]["agent_steps"], line["mean"]
+            point = line["agent_steps"], line["mean"]
             curves.setdefault(learner_of.get(line["snapshot"], ""), []).append(point)
         curve = "".join(map(_curve, curves.values()))
         return f"<div><b>{escape(told.run)}</b>{curve}<table>{cells}</table></div>"

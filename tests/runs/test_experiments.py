@@ -484,6 +484,7 @@ def test_reports_over_several_folders_name_other_code(finished: Path, tmp_path: 
     pages.write(there, fixed, here, folder, lambda *_: None)
     _, _, again = tables.read(folder)
     assert [result.code for result in again] == [result.code for result in here]
+    assert [(result.made, result.scores) for result in again] == [(result.made, result.scores) for result in here]
     warning = json.loads(twin_graph("experiment", "report", str(folder), "--json", cwd=tmp_path).stdout)["warnings"][0]
     assert warning.startswith(
         f"Different code of own: {RUNS[0]} and 1 more run with aaaaaaaaaaaa...; "

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import io
 import json
 import math
 import shutil
@@ -15,23 +16,28 @@ import numpy as np
 import pytest
 from attempts import progress_of
 from commands import twin_graph
+from rich.console import Console
 from tables import rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from twin_graph_cli.display import TrainingDisplay
 
-from twin_graph import envs
+from twin_graph import envs, notebook, training
 from twin_graph.agent.agent import Agent
 from twin_graph.agent.ensemble import Ensemble
 from twin_graph.agent.live_run import LiveRun
+from twin_graph.analysis.compare import compare
 from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.settings import EnvSettings, Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import DamagedError, DivergedError, ForeignError, TwinGraphError, TwinMismatchError, UsageError
 from twin_graph.evaluation.games import Contender, Evaluation, last, play
+from twin_graph.experiments import plan, results, statistics, tables
 from twin_graph.records import report, verify
 from twin_graph.records.told import Target, plain
 from twin_graph.replay.ring import Transition
 from twin_graph.snapshots import control
 from twin_graph.snapshots.ledger import End, Point, Restore
+from twin_graph.snapshots.lines import learning_curve
 from twin_graph.snapshots.points import PointState
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create
@@ -40,6 +46,7 @@ from twin_graph.training.loop import StepByStep, Stepper
 from twin_graph.training.progress import Progress
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.twin import Compute, Twin
+from twin_graph.view.records import Records
 
 Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]
@@ -208,6 +215,54 @@ def test_an_evaluation_plays_what_was_saved_at_the_same_moment(cartpole: Make, t
     played = [(line["agent_steps"], line["played_at"]["agent_steps"]) for line in run.evaluation_lines()]
     moments = [(committed, at) for committed, at in played if at % 200 == 0]
     assert moments == [(0, 200), (400, 400), (600, 600), (800, 800), (1_000, 1_000)]
+
+
+def test_a_score_stands_where_its_snapshot_was_made_wherever_it_is_shown(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snapshots are committed every 30 updates here, some before the evaluations that play them."""
+    settings = cartpole(save__every_updates=30, evaluate__every_steps=300, train__until_score=10_000)
+    run = create(tmp_path / "run", settings)
+    printed = Console(file=io.StringIO(), width=200)
+    reached = []
+    with TrainingDisplay(printed) as display, contextlib.closing(envs.make(settings.env, count=1)) as env:
+        for progress in training.train(run, env):
+            display.show(progress)
+            if progress.happened.evaluations:
+                reached.append(progress.live.matches.reached(-1.0, settings))
+    lines = list(learning_curve(run))
+    made = [run.store().find(line["snapshot"]).counters for line in lines]
+    steps, updates = [one.agent_steps for one in made], [one.updates for one in made]
+    places = list(zip(steps, updates, strict=True))
+    assert steps != [line["played_at"]["agent_steps"] for line in lines]
+    told = printed.file.getvalue()
+    for line, at, how in zip(lines, steps, reached, strict=True):
+        assert f"{at:>11,} agent steps: score of {line['snapshot']} is" in told
+        assert f"with {line['snapshot']} of {at:,} agent steps, lower bound" in how
+
+    records = Records(run)
+    [curve] = records.curves()["scores"]
+    assert (curve["agent_steps"], curve["updates"]) == (steps, updates)
+    assert [at for at, _ in records.summary()["spark"]] == steps
+    assert [(score.agent_steps, score.updates) for score in compare(run, run).scores[0]] == places
+    logged = [line for line in run.metric_lines() if "evaluation/mean_return" in line]
+    assert [(line["agent_steps"], line["updates"]) for line in logged] == places
+    drawn: list[list[float]] = []
+    monkeypatch.setattr(notebook, "_curve", lambda points: drawn.append([at for at, _ in points]) or "")
+    notebook.find(run.folder)._repr_html_()
+    assert drawn == [steps]
+
+    planned = plan.PlannedRun("run", "", "CartPole-v1", 1, (), settings)
+    result = results._result(results.State(planned, "done", 1_200), run)
+    assert [result.position(moment) for moment in result.scores] == steps
+    rows = list(tables._of_evaluations(result))
+    assert [(row["agent_steps"], row["updates"]) for row in rows] == places
+    assert [row["evaluated_at_agent_steps"] for row in rows] == [300, 600, 900, 1_200]
+    assert result.reached(min(result.scores.values())) in steps
+    band = statistics.curve([[result.scores]], statistics.mean_by_step)
+    placed = statistics.placed(band, [result])
+    assert placed is not None
+    assert placed.at == steps
 
 
 def test_check_mode_sees_a_target_that_changes_between_refreshes(

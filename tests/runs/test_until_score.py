@@ -37,7 +37,8 @@ def test_a_run_ends_at_the_first_evaluation_whose_lower_bound_reaches_the_score(
         run = create(tmp_path / f"until{score}", settings(cartpole, train__until_score=score))
         attempt(run)
         made = bounds.index(score) + 1
-        snapshot = list(whole.evaluation_lines())[made - 1]["snapshot"]
+        line = list(whole.evaluation_lines())[made - 1]
+        snapshot = f"{line['snapshot']} of {line['agent_steps']:,} agent steps"
         how = f"reached train.until_score={score:g} with {snapshot}, lower bound {score:.2f}"
         assert run.outcome() == ("finished", how)
         played = [line["returns"] for line in run.evaluation_lines()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -69,7 +69,8 @@ class Pair(NamedTuple):
 
 
 class Score(NamedTuple):
-    """A scheduled evaluation of a learner's newest snapshot: mean return and its 95% interval, NaN of one game."""
+    """A scheduled evaluation of a learner's newest snapshot: when that was committed, mean return, and its 95% interval,
+    NaN of one game."""
 
     updates: int
     agent_steps: int
@@ -245,9 +246,8 @@ def _held_out(run: Run) -> np.ndarray | None:
 def _scores(run: Run) -> Iterator[Score]:
     learners = {commit.id: commit.learner for commit in run.ledger.events(Commit)}
     for line in learning_curve(run):
-        at: Mapping[str, int] = line["played_at"]
         low, high = line["interval_95"] or (math.nan, math.nan)
         snapshot = line["snapshot"]
         if snapshot not in learners:
             raise DamagedError(f"{run.ledger.path} is damaged: it lacks the commit of {snapshot}, which was evaluated")
-        yield Score(at["updates"], at["agent_steps"], learners[snapshot], snapshot, line["mean"], low, high)
+        yield Score(line["updates"], line["agent_steps"], learners[snapshot], snapshot, line["mean"], low, high)

@@ -376,7 +376,9 @@ def _pictures(data: _Data) -> Iterator[Picture]:
 def _score_figures(data: _Data) -> Iterator[tuple[str, Figure]]:
     conditions, only = data.conditions, data.only
     names = [condition.name for condition in conditions]
-    curves = [Line(c.name, data.band(c.curve), [r.scores for r in c.runs] if only else ()) for c in conditions]
+    curves = [
+        Line(c.name, data.band(c.curve), [r.placed(r.scores) for r in c.runs] if only else ()) for c in conditions
+    ]
     highest = max((score for run in data.results for score in run.scores.values()), default=0.0)
     near = only is not None and only.normalised(highest) > only.normalised(only.threshold) / 2
     threshold = only.threshold if only and near else None  # far above all lines it would press them flat
@@ -413,9 +415,10 @@ def _target_figures(data: _Data) -> Iterator[tuple[str, Figure]]:
     if any(run.agreement for run in shown):
         yield "agreement", of_runs(lambda run: run.agreement, "agent steps", "share of equal greedy actions")
     if any(run.expected for run in shown):
-        zero = {"at": 0.0, "at_label": "neither too much nor too little"}
-        label = "expected less realised return"
-        yield "overestimation", of_runs(lambda run: run.overestimation, "agent steps", label, **zero)
+        label, zero = "expected less realised return", "neither too much nor too little"
+        by_condition = [(_mean_line(c, lambda run: run.overestimation), _shown_runs(c)) for c in conditions]
+        placed = [line._replace(band=statistics.placed(line.band, runs)) for line, runs in by_condition]
+        yield "overestimation", figures.lines(placed, "agent steps", label, at=0.0, at_label=zero)
     # Returns of several environments differ too much for conditions to be seen: each has a colour of its own then.
     alike = {c.name: c.runs for c in conditions} if data.only else _by_environment(data)
     points = {name: [pair for run in runs for pair in clock.pairs(run)] for name, runs in alike.items()}

@@ -63,9 +63,10 @@ class Service(NamedTuple):
         return (first + last) / 2 - 1 - fmean(self.committed), max(0, last - first + 1)
 
 
-#: Attributes of a `Result` by agent steps.
+#: Attributes of a `Result` by agent steps: those of evaluations by when they were played, the others by when they were
+#: logged.
 _CURVES = (
-    *("scores", "evaluated", "expected", "realised", "depths", "truncated"),
+    *("scores", "made", "evaluated", "expected", "realised", "depths", "truncated"),
     *("seconds", "train_return", "q_distance", "agreement"),
 )
 
@@ -77,8 +78,10 @@ class Result(NamedTuple):
       planned: which.
       state: see `twin_graph.experiments.experiment.State`.
       agent_steps, updates: according to its records.
-      scores: mean return of the games that the newest snapshot played, by agent steps; of two learners, their mean.
-      evaluated: after how many updates that snapshot was committed, by agent steps.
+      scores: mean return of the games that the newest snapshot played, by the agent steps at which it played them (with
+        workers, at which that was due), since runs have these in common; of two learners, their mean.
+      made, evaluated: after how many agent steps, and updates, that snapshot was committed, likewise: there a score is
+        shown.
       games: how many games such a score is the mean of, at most.
       expected: what those snapshots expected of these games: mean of the largest Q of the first observations.
       realised: what these games returned: mean discounted return, of rewards as they are learnt from.
@@ -101,6 +104,7 @@ class Result(NamedTuple):
     agent_steps: int
     updates: int
     scores: Curve
+    made: dict[int, int]
     evaluated: dict[int, int]
     games: int
     expected: Curve
@@ -143,9 +147,17 @@ class Result(NamedTuple):
         """The mean of all scores: how good it was on the way; NaN before the first."""
         return fmean(self.scores.values()) if self.scores else math.nan
 
+    def position(self, evaluated_at: int) -> int:
+        """The agent steps of the snapshot that was evaluated then."""
+        return self.made.get(evaluated_at, evaluated_at)
+
+    def placed(self, curve: Curve) -> Curve:
+        """One of its curves of evaluations, by the agent steps of the snapshots; of one snapshot the newest value."""
+        return {self.position(step): value for step, value in sorted(curve.items())}
+
     def reached(self, threshold: float) -> int | None:
-        """The agent steps at which a score first was at the threshold, or above."""
-        return next((step for step, score in sorted(self.scores.items()) if score >= threshold), None)
+        """The agent steps of the first snapshot whose score was at the threshold, or above."""
+        return next((self.position(step) for step, score in sorted(self.scores.items()) if score >= threshold), None)
 
     def seconds_at(self, agent_steps: int) -> float:
         """Seconds of training until this many agent steps, between those that were logged; NaN where none were."""
@@ -213,6 +225,7 @@ def _result(state: State, run: Run) -> Result:
         agent_steps=newest["agent_steps"],
         updates=newest["updates"],
         scores=_by_step(evaluations, lambda line: line["returns"]),
+        made={line["played_at"]["agent_steps"]: line["agent_steps"] for line in evaluations},
         evaluated={line["played_at"]["agent_steps"]: line["updates"] for line in evaluations},
         games=max((len(line["returns"]) for line in evaluations), default=0),
         expected=_by_step(evaluations, lambda line: line.get("q_start", ()) if comparable else ()),

@@ -7,10 +7,11 @@ environment.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -54,7 +55,7 @@ UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 class Band(NamedTuple):
     """A line and its 95% band, which is NaN where there is but one run."""
 
-    at: list[int]
+    at: Sequence[float]
     value: np.ndarray
     low: np.ndarray
     high: np.ndarray
@@ -190,7 +191,7 @@ def _condition(
         pairs=len(pairs),
         p=math.nan if _is_nudged(runs) else p_of(pairs),
         profile=profile(scores),
-        curve=curve([[normalised(run, norm) for run in row] for row in rows], iqm_by_step),
+        curve=learning(rows, norm),
         steps_to=[math.inf if steps is None else steps for _, steps in reached],
         seconds_to=[math.inf if steps is None else run.seconds_at(steps) for run, steps in reached],
     )
@@ -209,8 +210,14 @@ def _whole_seeds(runs: Sequence[Result], tasks: Sequence[str]) -> list[list[Resu
 
 
 def normalised(run: Result, norm: Mapping[str, Norm]) -> Curve:
-    """A run's normalised scores, by agent steps."""
+    """A run's normalised scores, by when they were played."""
     return {step: norm[run.planned.task].normalised(score) for step, score in run.scores.items()}
+
+
+def learning(rows: Sequence[Sequence[Result]], norm: Mapping[str, Norm]) -> Band | None:
+    """The learning curve of these runs: IQM of normalised scores, by the agent steps of the snapshots."""
+    curves = [[normalised(run, norm) for run in row] for row in rows]
+    return placed(curve(curves, iqm_by_step), itertools.chain(*rows))
 
 
 def estimates(scores: np.ndarray, function: Callable[[np.ndarray], np.ndarray], count: int) -> list[Estimate]:
@@ -336,6 +343,12 @@ def curve(rows: Sequence[Sequence[Curve]], function: Callable[[np.ndarray], np.n
     with _seeded():
         values, intervals = library.get_interval_estimates({"": numbers}, function, reps=RESAMPLES)
     return Band(at, values[""], *_of_several(numbers, intervals[""]))
+
+
+def placed(band: Band | None, runs: Iterable[Result]) -> Band | None:
+    """A line through evaluations, by the agent steps of the snapshots that they judge: the mean over these runs."""
+    every = list(runs)
+    return band and band._replace(at=[fmean(run.position(int(step)) for run in every) for step in band.at])
 
 
 def typical(values: Sequence[float]) -> float:

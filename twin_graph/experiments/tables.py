@@ -3,7 +3,7 @@
 plan.json        the experiment's file, its preset and what was fixed at its start, and of how many evaluations a score
                  is the mean
 runs.csv         a line for each run
-curves.csv       a line for each scheduled evaluation
+curves.csv       a line for each scheduled evaluation, with the counters of the snapshot that it judges
 targets.csv      a line for each time that a snapshot was the target
 telemetry.csv    a line for each time that a run logged its progress
 """
@@ -35,6 +35,7 @@ PLAN = "plan.json"
 REPORT = "report"  # the folder of a report, in an experiment's
 _NOT_DONE = "waiting", "cut", "running"
 _DEPTH = "depth_agent_steps"
+_EVALUATED = "evaluated_at_agent_steps"
 _TELEMETRY = ("seconds", "train_return", "q_distance", "agreement")
 
 
@@ -163,8 +164,9 @@ def _of_evaluations(run: Result) -> Iterator[dict[str, Any]]:
             "condition": run.planned.condition,
             "environment": run.planned.task,
             "seed": run.planned.seed,
-            "agent_steps": step,
+            "agent_steps": run.position(step),
             "updates": run.evaluated[step],
+            _EVALUATED: step,
             "score": score,
             "expected": run.expected.get(step),
             "realised": run.realised.get(step),
@@ -205,7 +207,8 @@ def _result(
         agent_steps=int(row["agent_steps"]),
         updates=int(row["updates"]),
         scores=_curve(curves, "score"),
-        evaluated={int(line["agent_steps"]): int(line["updates"]) for line in curves},
+        made={_moment(line): int(line["agent_steps"]) for line in curves},
+        evaluated={_moment(line): int(line["updates"]) for line in curves},
         games=int(row["games"]),
         expected=_curve(curves, "expected"),
         realised=_curve(curves, "realised"),
@@ -244,7 +247,12 @@ def _curve(lines: Iterable[Mapping[str, str]], name: str) -> Curve:
 
 def _column(lines: Iterable[Mapping[str, str]], name: str) -> Iterator[tuple[int, str]]:
     """What a column says at agent steps; older tables lack some."""
-    return ((int(line["agent_steps"]), value) for line in lines if (value := line.get(name)))
+    return ((_moment(line), value) for line in lines if (value := line.get(name)))
+
+
+def _moment(line: Mapping[str, str]) -> int:
+    """The agent steps by which a line is found. Of an evaluation, older tables have no others."""
+    return int(line.get(_EVALUATED) or line["agent_steps"])
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

@@ -27,7 +27,8 @@ def record_evaluation(
       run: whose.
       snapshot: which played.
       result: see `twin_graph.evaluation.Evaluation.summary`.
-      played_at: counters of the run, for a scheduled evaluation; None for a manual one, which influences nothing.
+      played_at: counters of the run by then, if it is a scheduled evaluation; None for a manual one, which influences
+        nothing.
       challenger: of a scheduled evaluation, the newest snapshot, which played the same games.
     """
     line = {
@@ -50,7 +51,11 @@ def record_metrics(run: Run, metrics: Mapping[str, Any]) -> None:
 
 
 def learning_curve(run: Run) -> Iterator[dict[str, Any]]:
-    """The scheduled evaluations of what was a learner's newest snapshot then, oldest first; see `played_at`."""
+    """The scheduled evaluations of what was a learner's newest snapshot then, oldest first.
+
+    A score's place is that of the snapshot which it judges, wherever it is shown: `agent_steps` and `updates` of its
+    line. That may be before its games were played, at `played_at`, from which nothing but schedules count.
+    """
     return (line for line in run.evaluation_lines() if line["scheduled"] and line["snapshot"] == line["challenger"])
 
 

@@ -75,7 +75,10 @@ class Matches:
     def reached(self, score: float, settings: Settings) -> str:
         """How the newest score by these settings reached `train.until_score`, for people; empty if it did not."""
         bound, snapshot = self.lower_bound(settings)
-        return f"train.until_score={score:g} with {snapshot}, lower bound {bound:.2f}" if bound >= score else ""
+        if bound < score:
+            return ""
+        made = next((line["agent_steps"] for line in self._records if line["snapshot"] == snapshot), 0)
+        return f"train.until_score={score:g} with {snapshot} of {made:,} agent steps, lower bound {bound:.2f}"
 
     def complete(self, agent_steps: int, settings: Settings) -> bool:
         """Whether a run has all steps of these settings, and its last snapshot was evaluated if they ask for that."""

@@ -144,7 +144,7 @@ class Records:
         """Agent steps and scores, of two learners the first one's; of a run without scores, its training returns."""
         learner_of, lines = self._learner_of(), list(learning_curve(self.run))
         first = [line for line in lines if learner_of.get(line["snapshot"]) == learner_of.get(lines[0]["snapshot"])]
-        curve = [(line["played_at"]["agent_steps"], line["mean"]) for line in first]
+        curve = [(line["agent_steps"], line["mean"]) for line in first]
         if len(curve) < 2:
             columns, _ = self._columns.read()  # what is damaged is told where the metrics are shown
             pairs = zip(columns.get("agent_steps", []), columns.get("train_return", []), strict=True)
@@ -180,7 +180,7 @@ class Records:
 
         for line in learning_curve(self.run):
             low, high = line["interval_95"] or (None, None)
-            at = {name: line["played_at"][name] for name in _COUNTERS}
+            at = {name: line[name] for name in _COUNTERS}
             add(line, **at, mean=line["mean"], low=low, high=high)
         by_hand: dict[str, list[dict[str, Any]]] = {}
         for line in self._placed_evaluations():
