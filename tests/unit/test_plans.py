@@ -1,6 +1,8 @@
 """Experiment files: what they mean, and what is refused before anything runs."""
 
 import contextlib
+import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from twin_graph.experiments.experiment import Experiment, assignment
 from twin_graph.snapshots.files import checked, read_file
 
 ROOT = Path(__file__).parents[2]
+FACTORS = '[factors]\ntarget.policy = ["latest", "lag(40)"]'
 
 
 def test_a_file_becomes_every_combination_seed_by_seed() -> None:
@@ -240,3 +243,78 @@ def test_threads_are_shared_by_all_workers_of_all_jobs(monkeypatch: pytest.Monke
 def test_a_value_that_no_legend_would_show_has_a_label_that_does() -> None:
     found = plan.parse(changed("[factors]", "[factors]\ntrain.optimizer = ['adam', '_mine:optimizer']"))
     assert 'optimizer="_mine:optimizer", latest' in found.conditions
+
+
+# Names
+
+#: What `pandas.read_csv` takes for nothing, for a number or for a truth value.
+NO_TEXT = ["null", "NA", "N/A", "n/a", "nan", "NaN", "-nan", "None", "<NA>", "#N/A", "", "1e3", "-0.5", "07", "inf"]
+
+
+@pytest.mark.parametrize("name", [*NO_TEXT, "True", "false", " 1", "1 "])
+def test_labels_survive_being_read_from_csv(name: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    variants = f"[factors.kind]\n{json.dumps(name)} = {{}}\nother = {{ train.double = true }}"
+    for text in (variants, variants.replace("other", '"2e3"')):
+        found = plan.parse(changed(FACTORS, text))
+        table = tables.as_csv([{"condition": run.condition, "score": 1.0} for run in found.runs])
+        assert list(pandas.read_csv(io.BytesIO(table))["condition"].unique()) == found.conditions
+        assert found.conditions[0] == f"kind={name or json.dumps(name)}"
+    by = 'target.policy = ["latest", "lag(40)"]'
+    both = plan.parse(changed(FACTORS, f"[factors]\n{by}\n{variants}"))
+    assert both.conditions[0] == f"latest, {name or 'kind=' + json.dumps(name)}"
+
+
+def test_a_value_that_is_null_is_a_condition_of_its_own_in_a_table() -> None:
+    pandas = pytest.importorskip("pandas")
+    found = plan.parse(changed(FACTORS, '[factors]\ntrain.gradient_clip_norm = ["null", 10.0]'))
+    assert found.conditions == ["gradient_clip_norm=null", "gradient_clip_norm=10.0"]
+    assert [run.name for run in found.runs[:2]] == ["null,seed=1", "gradient_clip_norm=10.0,seed=1"]  # as before
+    rows = tables.as_csv([{"condition": run.condition, "score": 1.0} for run in found.runs])
+    assert list(pandas.read_csv(io.BytesIO(rows)).groupby("condition").size()) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("factor", "names"),
+    [
+        ("env.kwargs.scale = [1e30, 1e-30]", ["scale=1e+30", "scale=1e-30"]),
+        ('kind."基线" = {}\nkind."双重" = { train.double = true }', ["基线", "双重"]),
+        ('kind."größer 1" = {}\nkind."groß" = { train.double = true }', ["größer-1", "groß"]),
+        ('kind."-0.5" = {}\nkind."0.5" = { train.double = true }', ["kind=-0.5", "0.5"]),
+        ('kind."" = {}\nkind."?" = { train.double = true }', ["kind=", "kind=3f"]),
+        ('kind."a + b" = {}\nkind."lag(40)" = { train.double = true }', ["a-b", "lag-40"]),  # as before
+    ],
+)
+def test_folders_are_named_by_what_their_runs_are_called(factor: str, names: list[str]) -> None:
+    runs = plan.parse(changed(FACTORS, f"[factors]\n{factor}")).runs
+    assert [run.name for run in runs[:2]] == [f"{name},seed=1" for name in names]
+
+
+def test_an_experiment_that_an_earlier_version_began_keeps_the_names_of_its_folders(tmp_path: Path) -> None:
+    for factor, names in (
+        ("env.kwargs.scale = [1e30, 0.1]", ["scale=1e-30", "scale=0.1"]),
+        ('kind."基线" = {}\nkind.b = { train.double = true }', ["", "b"]),
+        ('target.policy = ["latest", "lag(40)"]', ["latest", "lag-40"]),
+    ):
+        (folder := tmp_path / names[1]).mkdir()
+        planned = plan.parse(changed(FACTORS, f"[factors]\n{factor}"))
+        Experiment.prepare(planned, folder, 1, lambda _: trial.Trial(100.0, 1.0, [1, 1], 1)).write()
+        record = read_file(folder / "experiment.json")
+        assert [run.name for run in Experiment.open(folder).plan.runs] == [run.name for run in planned.runs]
+        del record["names"]  # which it did not write
+        (folder / "experiment.json").write_bytes(checked(record))
+        more = plan.parse(changed(FACTORS, f"[factors]\n{factor}").replace("[1, 2]", "[1, 2, 3]"))
+        for found in (Experiment.open(folder), Experiment.prepare(more, folder, 1, pytest.fail)):
+            assert [run.name for run in found.plan.runs[:2]] == [f"{name},seed=1" for name in names]
+        begun = Experiment.prepare(more, folder, 1, pytest.fail)
+        begun.write()
+        assert Experiment.open(folder).plan == begun.plan
+
+
+def test_runs_from_elsewhere_are_found_whatever_their_folders_are_called() -> None:
+    text = changed(FACTORS, "[factors]\nenv.kwargs.scale = [1e30, 0.1]")
+    here, there = plan.parse(text), plan.parse(text, names=1)
+    elsewhere = made_up(there, lambda condition, seed: 1.0)
+    waiting = [result._replace(state="waiting", scores={}) for result in made_up(here, lambda condition, seed: 1.0)]
+    filled = tables.filled_in(waiting, elsewhere, Path("there"))
+    assert [(result.state, result.planned.name) for result in filled] == [("done", run.name) for run in here.runs]

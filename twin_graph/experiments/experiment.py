@@ -118,7 +118,8 @@ class Experiment:
         """
         if cls.is_begun(folder):
             begun = cls.open(folder)
-            grown = plans.parse(plan.text, fixed=begun.fixed, origin=begun.plan.origin, preset=begun.plan.preset)
+            was = begun.plan
+            grown = plans.parse(plan.text, fixed=begun.fixed, origin=was.origin, preset=was.preset, names=was.names)
             _check_same(begun.plan, grown, folder)
             trial = begun.trial
             if list(map(_kind, _one_of_each(grown))) != list(map(_kind, _one_of_each(begun.plan))):

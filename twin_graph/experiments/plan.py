@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import tomllib
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,14 @@ KNOWN_SCORES = {"CartPole-v1": (0.0, 500.0), "ALE/Pong-v5": (-21.0, 21.0)}
 THRESHOLD = 0.95
 #: After the name of a condition that is the first one but for one weight.
 NUDGED = ", one weight moved"
+#: How the folders of runs are named: 1 in experiments that versions before 0.3.0 began, which keep the names that they
+#: have. There 1e+30 became 1e-30, and letters outside of ASCII were lost.
+NAMES = 2
+#: What readers of CSV files, such as pandas, take for a missing value or a truth value.
+_NO_LABELS = (
+    *("", "null", "none", "na", "n/a", "#na", "#n/a", "#n/a n/a", "<na>", "nan", "-nan", "true", "false"),
+    *("1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"),
+)
 _TASK = "env.id"
 _OWN_KEYS = {"seed": "seeds, or noise_seeds in [from]", "train.steps": "steps", "preset": "preset"}
 
@@ -196,6 +205,7 @@ class Plan(NamedTuple):
       last: a run's score is the mean of this many of its newest evaluations; a report may take another number.
       text: the file.
       origin: from which run its runs are forked, if they are.
+      names: see `NAMES`.
     """
 
     name: str
@@ -207,6 +217,7 @@ class Plan(NamedTuple):
     last: int
     text: str
     origin: Origin | None = None
+    names: int = NAMES
 
     def scored_by(self, last: int) -> Plan:
         """The same plan, a run's score the mean of this many of its newest evaluations, whatever the file says."""
@@ -230,6 +241,12 @@ class _Level(NamedTuple):
     label: str
     settings: Pairs
 
+    @property
+    def whole(self) -> str:
+        """The name with that of its factor before it, where it does not say enough by itself."""
+        short = self.factor.rpartition(".")[2]
+        return f"{short}={self.label if self.label and self.label.isprintable() else json.dumps(self.label)}"
+
 
 def read(path: Path, origin_of: Callable[[str], Origin | None] = lambda name: None) -> Plan:  # noqa: ARG005
     """The plan of an experiment file.
@@ -251,7 +268,14 @@ def read(path: Path, origin_of: Callable[[str], Origin | None] = lambda name: No
         raise UsageError(f"{path}: {error}") from None
 
 
-def parse(text: str, *, fixed: Pairs = (), origin: Origin | None = None, preset: Settings | None = None) -> Plan:
+def parse(
+    text: str,
+    *,
+    fixed: Pairs = (),
+    origin: Origin | None = None,
+    preset: Settings | None = None,
+    names: int = NAMES,
+) -> Plan:
     """The plan that the text of a file makes.
 
     Args:
@@ -259,6 +283,7 @@ def parse(text: str, *, fixed: Pairs = (), origin: Origin | None = None, preset:
       fixed: settings that all runs have in addition to the file's, such as threads.
       origin: points that were looked up before; others are looked for in the run that the file names.
       preset: what the file's preset said when the experiment began; what it says now if that is not known.
+      names: see `NAMES`.
 
     Raises:
       UsageError: unknown keys, values that do not fit, an empty grid, two runs that are the same.
@@ -285,7 +310,7 @@ def parse(text: str, *, fixed: Pairs = (), origin: Origin | None = None, preset:
     if file.from_ and file.from_.chaos:
         combinations.insert(1, (combinations[0][0], True))
     runs = [
-        _run(file, preset if point is None else point, (*fixed, *common), combination, seed, nudge=nudge)
+        _run(file, preset if point is None else point, (*fixed, *common), combination, seed, nudge=nudge, names=names)
         for seed in seeds
         for point in points
         for combination, nudge in combinations
@@ -302,13 +327,14 @@ def parse(text: str, *, fixed: Pairs = (), origin: Origin | None = None, preset:
                 '"env.id" = [...]'
             )
     scores, last = _scores(file.scores, tasks), file.last_evaluations
-    return Plan(file.name, file.description, preset, file.steps, tuple(runs), scores, last, text, origin)
+    return Plan(file.name, file.description, preset, file.steps, tuple(runs), scores, last, text, origin, names)
 
 
 def record(plan: Plan, fixed: Pairs) -> dict[str, Any]:
     """For the files of an experiment and of its tables; `fixed` as in `parse`."""
     origin = plan.origin.record() if plan.origin else None
-    return {"file": plan.text, "fixed": dict(fixed), "origin": origin, "preset": plan.preset.model_dump()}
+    preset = plan.preset.model_dump()
+    return {"file": plan.text, "fixed": dict(fixed), "origin": origin, "preset": preset, "names": plan.names}
 
 
 def recorded(record: Mapping[str, Any]) -> tuple[Plan, Pairs]:
@@ -316,7 +342,12 @@ def recorded(record: Mapping[str, Any]) -> tuple[Plan, Pairs]:
     fixed = tuple((str(key), value) for key, value in record["fixed"].items())
     origin = Origin.recorded(record["origin"]) if record.get("origin") else None
     preset = config.validate(record["preset"]) if "preset" in record else None  # older ones lack it
-    return parse(record["file"], fixed=fixed, origin=origin, preset=preset), fixed
+    names = record.get("names", 1)  # likewise
+    plan = parse(record["file"], fixed=fixed, origin=origin, preset=preset, names=names)
+    if names < NAMES:
+        newly = parse(record["file"], fixed=fixed, origin=origin, preset=preset)
+        plan = newly if newly.runs == plan.runs else plan  # so that what is added to the file is named well
+    return plan, fixed
 
 
 def _origin(wanted: _From, known: Origin | None) -> Origin:
@@ -504,6 +535,7 @@ def _run(
     seed: int,
     *,
     nudge: bool,
+    names: int,
 ) -> PlannedRun:
     overrides = (*common, *(pair for level in combination for pair in level.settings))
     steps = ("train.steps", file.steps)
@@ -514,17 +546,52 @@ def _run(
     else:
         point, settings = start, config.change(start.settings, [*overrides, steps], seed=seed)
     check_that_it_learns(settings)
-    condition = ", ".join(level.label for level in combination if level.factor != _TASK) or settings.preset
+    condition = _condition([level for level in combination if level.factor != _TASK]) or settings.preset
     if nudge:
         condition += NUDGED
     begin = [] if point is None else [f"point={point.number}"]
-    labels = [level.label + (NUDGED if nudge else "") for level in combination]
-    name = ",".join([*map(_slug, labels), *begin, f"seed={seed}"])
+    labels = [level._replace(label=level.label + (NUDGED if nudge else "")) for level in combination]
+    parts = [_in_ascii(level.label) if names == 1 else _part(level) for level in labels]
+    name = ",".join([*parts, *begin, f"seed={seed}"])
     return PlannedRun(name, condition, settings.env.id, seed, overrides, settings, point, nudge, file.last_evaluations)
+
+
+def _condition(levels: Sequence[_Level]) -> str:
+    """What a condition is called. In a table, that is to be read as text: no number, and not as if it were missing."""
+    if len(levels) == 1 and not _is_text(levels[0].label):
+        return levels[0].whole
+    return ", ".join(level.label if level.label.isprintable() and level.label else level.whole for level in levels)
+
+
+def _is_text(label: str) -> bool:
+    """Whether who reads a CSV file takes this for text."""
+    if label.lower() in _NO_LABELS or not label.isprintable():
+        return False
+    try:
+        float(label)
+    except ValueError:
+        return True
+    return False
+
+
+def _part(level: _Level) -> str:
+    """What a folder's name says of a value: its name, with that of its factor if letters or a sign would be lost."""
+    if re.match(r"-\.?\d", level.label):
+        return _slug(level.whole)
+    if part := _slug(level.label):
+        return part
+    return f"{_slug(level.factor.rpartition('.')[2])}={level.label.encode().hex()}"
 
 
 def _slug(label: str) -> str:
     """For a folder's name: only characters without a special meaning to a shell or TensorFlow."""
+    # The sign of a number stays: 1e+30 is not 1e-30.
+    parts = re.split(r"(?:^|(?<=\d[eE]))\+(?=\.?\d)", unicodedata.normalize("NFC", label))
+    return "+".join(re.sub(r"[^\w.=-]+", "-", part) for part in parts).strip("-")
+
+
+def _in_ascii(label: str) -> str:
+    """`_slug` as it was; see `NAMES`."""
     return re.sub(r"[^A-Za-z0-9.=_-]+", "-", label).strip("-")
 
 
@@ -540,9 +607,10 @@ def _check_different(runs: Sequence[PlannedRun]) -> None:
     names = Counter(run.name for run in runs)
     if twice := next((name for name, count in names.items() if count > 1), None):
         raise UsageError(f"two runs would be called {twice}: give their values names, in a table of variants")
-    if long := next((name for name in names if len(name) > LONGEST_NAME), None):
+    if long := next((name for name in names if len(name.encode()) > LONGEST_NAME), None):
+        size = f"{len(long.encode())} {'letters' if long.isascii() else 'bytes'}"
         raise UsageError(
-            f"the name of a run, {long[:40]}..., has {len(long)} letters, and at most {LONGEST_NAME} are possible: "
+            f"the name of a run, {long[:40]}..., has {size}, and at most {LONGEST_NAME} are possible: "
             "give its values shorter names, in a table of variants"
         )
 

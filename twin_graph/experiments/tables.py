@@ -99,10 +99,10 @@ def filled_in(runs: Sequence[Result], elsewhere: Iterable[Result], where: Path) 
     Raises:
       UsageError: such a run has other settings there, or was forked from other weights.
     """
-    done = {result.planned.name: result for result in elsewhere if result.state == "done"}
+    done = {_place(result.planned): result for result in elsewhere if result.state == "done"}
 
     def filled(result: Result) -> Result:
-        planned, other = result.planned, done.get(result.planned.name)
+        planned, other = result.planned, done.get(_place(result.planned))
         if result.state not in _NOT_DONE or other is None:
             return result
         for key, ours, theirs in config.differences(planned.settings, other.planned.settings):
@@ -112,6 +112,11 @@ def filled_in(runs: Sequence[Result], elsewhere: Iterable[Result], where: Path) 
         return other._replace(planned=planned, taken_from=str(where))
 
     return [filled(result) for result in runs]
+
+
+def _place(planned: plans.PlannedRun) -> tuple[str, str, tuple[int, int]]:
+    """Which run of an experiment it is: an earlier version may have called its folder otherwise."""
+    return planned.condition, planned.task, planned.pair
 
 
 def _forked_from(planned: plans.PlannedRun) -> tuple[str, int, int] | None:
