@@ -7,7 +7,7 @@ from twin_graph.snapshots.lines import record_evaluation
 from twin_graph.snapshots.run import find, locate
 
 from .display import Meter
-from .params import ANY_REF_HELP, Count, json_option, print_json, protocol_line, ref_argument, run_argument
+from .params import ANY_REF_HELP, Count, echo, json_option, print_json, protocol_line, ref_argument, run_argument
 
 
 @click.command(epilog=ANY_REF_HELP)
@@ -45,7 +45,7 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
         print_json({"snapshot": snapshot.id, **evaluation.summary()})
     else:
         of = f" of {owner.folder}, and recorded there" if owner.folder != found.folder and not failed else ""
-        click.echo(f"{snapshot.id}{of}: mean return {evaluation.words()}")
-        click.echo(protocol_line(evaluation.protocol))
+        echo(f"{snapshot.id}{of}: mean return {evaluation.words()}")
+        echo(protocol_line(evaluation.protocol))
     if failed:
         raise TwinGraphError(f"this score is not recorded: {failed.strerror} ({owner.folder})")

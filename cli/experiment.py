@@ -7,7 +7,7 @@ import functools
 import itertools
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from twin_graph.base import machine, new_files
-from twin_graph.base.here import shortened
+from twin_graph.base.here import absolute, shortened
 from twin_graph.base.text import command, counted, size
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, TwinGraphError, UsageError
 from twin_graph.experiments import plan as plans
@@ -133,15 +133,20 @@ def run(
     if as_json:
         print_json(_summary(found, states, jobs))
     if not dry_run:
-        options = {
+        options: dict[str, object] = {
             "--out": out,
             "--jobs": jobs if jobs > 1 else None,
             "--retries": retries if retries != _RETRIES else None,
             "--executor": executor if executor != "local" else None,
         }
-        given = [word for option, value in options.items() if value is not None for word in (option, value)]
-        again = command("experiment", "run", file, *given, *(["--allow-edited"] if allow_edited else []))
+        again = _again(file, options, *(["--allow-edited"] if allow_edited else []))
         _say_how_it_ended(found, states, again, interrupted=training.stop.is_set())
+
+
+def _again(file: Path, options: Mapping[str, object], *flags: str) -> str:
+    """The command that continues, with those of the options that were given."""
+    given = [word for option, value in options.items() if value is not None for word in (option, value)]
+    return command("experiment", "run", file, *given, *flags)
 
 
 def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, interrupted: bool) -> None:
@@ -162,7 +167,7 @@ def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, int
 
 
 @experiment.command()
-@click.argument("folders", metavar="FOLDER [MORE]...", nargs=-1, required=True, type=PATH)
+@click.argument("folders", metavar="FOLDER [MORE]...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--last",
     type=Count(min=1),
@@ -211,7 +216,7 @@ def report(folders: tuple[Path, ...], last: int | None, also: str | None, as_jso
 
 
 @experiment.command("clock")
-@click.argument("folders", nargs=-1, required=True, type=PATH)
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--served",
     type=Count(min=1),
@@ -285,7 +290,7 @@ def _say_mixed(runs: Iterable[Result]) -> None:
 
 def _named(folder: Path) -> Path:
     """A folder, or that of the experiment of this name."""
-    return folder if folder.exists() else EXPERIMENTS / folder
+    return absolute(folder if folder.exists() else EXPERIMENTS / folder)
 
 
 def _check_room(found: Experiment, states: list[State], jobs: int) -> None:

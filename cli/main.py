@@ -1,7 +1,9 @@
 """The entry point `twin-graph`: the list of commands, and errors as one line with an exit code."""
 
+import contextlib
 import difflib
 import errno
+import functools
 import gc
 import importlib
 import os
@@ -14,7 +16,7 @@ from twin_graph.base.here import began_here, shortened
 from twin_graph.config.lookup import find_modules_here
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, TwinGraphError, place
 
-from .params import ReaderGoneError
+from .params import ReaderGoneError, foreign_output_apart
 
 _SAYS_ENOUGH = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 
@@ -53,6 +55,15 @@ COMMANDS = {
 }
 
 
+@functools.cache
+def _command(name: str) -> click.Command:
+    module = importlib.import_module(f".{COMMANDS[name][0]}", __package__)
+    command: click.Command = getattr(module, "import_" if name == "import" else name)
+    for one in (command, *getattr(command, "commands", {}).values()):
+        one.callback = foreign_output_apart()(one.callback)
+    return command
+
+
 class Commands(click.Group):
     """A group whose commands are imported when they are needed."""
 
@@ -62,9 +73,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
         if name not in COMMANDS:
             return None
-        module = importlib.import_module(f".{COMMANDS[name][0]}", __package__)
-        command: click.Command = getattr(module, "import_" if name == "import" else name)
-        return command
+        return _command(name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -116,7 +125,7 @@ def _run(debug: bool) -> object:
         # click itself exits with 1 where stdout is closed, and leaves a stand-in for it.
         if isinstance(error, SystemExit) and sys.stdout is given:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # type: ignore[union-attr]
+        os.dup2(os.open(os.devnull, os.O_WRONLY), given.fileno())
         code = 0
     except click.ClickException as error:
         error.show()
@@ -142,12 +151,23 @@ def _run(debug: bool) -> object:
     return code
 
 
+def _keep_stdout() -> None:
+    """Gives `sys.stdout` a file of its own. What prints to the process's, as engines in C and environments in processes
+    of their own do, prints to stderr."""
+    given = sys.stdout
+    with contextlib.suppress(OSError, ValueError):  # it is closed
+        own = os.dup(given.fileno())
+        os.dup2(sys.stderr.fileno(), given.fileno())
+        sys.stdout = open(own, "w", encoding=given.encoding, errors=given.errors)  # noqa: SIM115, PTH123
+
+
 def main() -> None:
     """Runs the command line and exits: 0 done, 1 failed, 2 usage, 3 damaged data, 4 in use, 5 diverged,
     130 interrupted."""
     debug = "--debug" in sys.argv
     if sys.stdout.errors == "strict":  # not every terminal has all letters; stderr is so already
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    _keep_stdout()
     find_modules_here()  # env.id and target.policy may name a user's own
     command = next((argument for argument in sys.argv if argument in COMMANDS), "")
     if command in ("train", "resume", "reproduce"):

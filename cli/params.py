@@ -1,13 +1,14 @@
 """Parameters that several commands share, with their shell completion."""
 
+import contextlib
 import errno
 import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TextIO
 
 import click
 from click.shell_completion import CompletionItem
@@ -84,7 +85,38 @@ class Number(click.FloatRange):
         return number
 
 
+_own: list[TextIO] = []  # our standard output, while that of other code is another
+
+
+@contextlib.contextmanager
+def foreign_output_apart() -> Iterator[None]:
+    """While it lasts, what environments, networks and other foreign code print goes to stderr: results are ours."""
+    _own.append(sys.stdout)
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout = _own.pop()
+
+
+def results() -> TextIO:
+    """Where results are printed."""
+    return _own[-1] if _own else sys.stdout
+
+
+def echo(text: str = "") -> None:
+    """Prints a line of a result, as it is."""
+    click.echo(text, file=results())
+
+
 class _Results(Console):
+    @property
+    def file(self) -> IO[str]:
+        return results()
+
+    @file.setter
+    def file(self, file: IO[str]) -> None: ...
+
     def print(self, *objects: Any, **options: Any) -> None:
         for table in (one for one in objects if isinstance(one, Table)):
             for column in table.columns:
@@ -129,8 +161,8 @@ def protocol_line(protocol: Mapping[str, Any]) -> str:
 
 def print_json(document: Any) -> None:
     """The one JSON document of a command run with `--json`; numbers that JSON lacks, such as NaN, become null."""
-    ascii_only = sys.stdout.encoding.lower() != "utf-8"  # what an encoding lacks would be no JSON
-    click.echo(json.dumps(finite(document), indent=1, ensure_ascii=ascii_only, allow_nan=False))
+    ascii_only = results().encoding.lower() != "utf-8"  # what an encoding lacks would be no JSON
+    echo(json.dumps(finite(document), indent=1, ensure_ascii=ascii_only, allow_nan=False))
 
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001

@@ -17,7 +17,7 @@ from twin_graph.snapshots.run import RUNS, find
 from twin_graph.snapshots.store import Variable
 from twin_graph.snapshots.workers import SILENT_SECONDS, WorkerStatus
 
-from .params import PATH, REF_HELP, Count, json_option, print_json, ref_argument, run_argument, stdout
+from .params import PATH, REF_HELP, Count, echo, json_option, print_json, ref_argument, run_argument, stdout
 
 
 @click.command()
@@ -148,7 +148,7 @@ def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
     # Not rich's table, which takes seconds for ten thousand rows.
     line = "{:<20} {:>12} {:>10} {:>9} {:>7} {:>9}  {:<19}  {}"
     headings = "snapshot", "agent steps", "updates", "episodes", "depth", "score", "committed (UTC)", ""
-    click.echo(line.format(*headings).rstrip())
+    echo(line.format(*headings).rstrip())
     for entry in entries:
         imported = "imported" in entry.marks  # it was made outside of this run's counters
         numbers = ("-" if imported else f"{getattr(entry, name):,}" for name in ("agent_steps", "updates", "episodes"))
@@ -156,7 +156,7 @@ def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
         depth = "-" if entry.depth_agent_steps is None else f"{entry.depth_agent_steps:,.0f}"
         time = entry.time[:19].replace("T", " ")
         marks = [*entry.marks, *([f"of {entry.run}"] if entry.run != found.name else [])]
-        click.echo(line.format(entry.id, *numbers, depth, score, time, ", ".join(marks)).rstrip())
+        echo(line.format(entry.id, *numbers, depth, score, time, ", ".join(marks)).rstrip())
 
 
 @click.command(epilog=REF_HELP)

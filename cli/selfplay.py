@@ -24,6 +24,7 @@ from .params import (
     Count,
     Number,
     complete_run,
+    echo,
     extra_is_missing,
     json_option,
     print_json,
@@ -196,38 +197,38 @@ def play(run: str, ref: str, second: bool) -> None:
             q = player.twin.q_values(observation)[0]
             shown, names = boards.show(0)
             if seat == mine:
-                click.echo(f"\n{shown}\n")
+                echo(f"\n{shown}\n")
                 wanted = _ask(names, {action: float(q[action]) for action in names})
                 if wanted is None:
-                    click.echo(f"you give up; {snapshot.id} wins")
+                    echo(f"you give up; {snapshot.id} wins")
                     return
                 action = wanted
             else:
                 action = int(q.argmax())
-                click.echo(f"\n{snapshot.id} plays {names[action]}")
+                echo(f"\n{snapshot.id} plays {names[action]}")
             gained += boards.move(board, np.array([action]))[0]
-        click.echo(f"\n{boards.show(0)[0]}\n")
+        echo(f"\n{boards.show(0)[0]}\n")
     outcome = "you win" if gained[mine] > 0 else f"{snapshot.id} wins" if gained[mine] < 0 else "a draw"
-    click.echo(outcome)
+    echo(outcome)
 
 
 def _ask(names: dict[int, str], q: dict[int, float]) -> int | None:
     """A person's move, or None to give up; `names` are the legal moves, `q` what the snapshot would expect of each."""
     moves = {name: action for action, name in names.items()} | {str(action): action for action in names}
     listed = "  ".join(f"{action}: {name}" for action, name in names.items())
-    click.echo(f"moves: {listed}")
+    echo(f"moves: {listed}")
     while True:
         try:
             given = click.prompt(f"your move ({_HELP})", prompt_suffix="\n> ").strip()
         except click.Abort:  # Ctrl-C, or the end of what is read
-            click.echo()
+            echo()
             return None
         if given in moves:
             return moves[given]
         if given == "?":
             for action in sorted(q, key=lambda action: -q[action]):
-                click.echo(f"  {names[action]:<10} {q[action]:+.3f}")
+                echo(f"  {names[action]:<10} {q[action]:+.3f}")
         elif given in ("q", "quit", "exit"):
             return None
         else:
-            click.echo(f"{given!r} is not a legal move: {listed}")
+            echo(f"{given!r} is not a legal move: {listed}")

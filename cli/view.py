@@ -13,7 +13,7 @@ import click
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots.run import RUNS, find
 
-from .params import AbsolutePath, complete_run, say
+from .params import AbsolutePath, complete_run, echo, say
 
 
 @click.command()
@@ -55,7 +55,7 @@ def view(runs: tuple[str, ...], folder: Path, port: int, allow_swaps: bool, no_b
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     listening, token = server.listen(port), secrets.token_urlsafe(24)
     address = f"http://{server.ADDRESS}:{listening.getsockname()[1]}/{token}/"
-    click.echo(address)
+    echo(address)
     say("only this machine can open it; Ctrl-C ends it")
     with tempfile.TemporaryDirectory(prefix="twin-graph-") as private:  # that nobody else may read
         if not no_browser:

@@ -69,8 +69,8 @@ class Pair(NamedTuple):
 
 
 class Score(NamedTuple):
-    """A scheduled evaluation of a learner's newest snapshot: when that was committed, mean return, and its 95% interval,
-    NaN of one game."""
+    """A scheduled evaluation of a learner's newest snapshot: when that was committed, mean return, and its 95%
+    interval, NaN of one game."""
 
     updates: int
     agent_steps: int

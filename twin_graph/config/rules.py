@@ -35,6 +35,9 @@ def check_together(settings: Settings) -> None:
         )
     if settings.evaluate.video and not settings.evaluate.episodes:
         raise ValueError("evaluate.video=true films scheduled evaluations: it needs evaluate.episodes=1 or more")
+    if env.alone and (env.count > 1 or settings.workers.count):
+        other = "workers.count=0" if settings.workers.count else "env.count=1"
+        raise ValueError(f"env.alone=true is for an environment of which only one can exist: set {other}")
     if settings.block_updates and train.accumulate > 1:
         raise ValueError(
             f"twin.compiled=true accumulates nothing: use train.batch_size={train.examples} in place of "

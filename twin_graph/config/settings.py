@@ -98,6 +98,10 @@ class EnvSettings(_Section):
         "sync",
         "async: each environment in its own process, for slow ones; results are the same (Gymnasium, not Atari)",
     )
+    alone: bool = _setting(
+        False,
+        "only one can exist at a time: evaluations play one game after another in its stead (Gymnasium; env.count=1)",
+    )
     count: int = _setting(8, "environments stepped together", unit="environments", ge=1, le=1024)
     frame_skip: int = _setting(
         4, "how many frames each action is repeated for (Atari; 1 elsewhere)", unit="frames", source=NATURE, ge=1, le=60

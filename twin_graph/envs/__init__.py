@@ -6,6 +6,7 @@ Both reset an environment in the step in which its episode ends (`SAME_STEP`), s
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -160,6 +161,11 @@ class VectorEnv(Protocol):
     def notices(self, horizon: int) -> list[str]:  # noqa: ARG002
         """What a person should know before training of so many agent steps. Tries an environment, for half a second."""
         return []
+
+    def aside(self) -> contextlib.AbstractContextManager[bool]:
+        """While it lasts, another may be made, where only one can exist at a time; yields whether that is so. Reset
+        them afterwards."""
+        return contextlib.nullcontext(False)
 
     def close(self) -> None:
         """Ends the emulators."""

@@ -8,6 +8,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ import twin_graph.envs.blob
 import twin_graph.envs.minatar  # noqa: F401 - both register environments
 from twin_graph.base.text import assigned, nearest
 from twin_graph.config.settings import EVALUATION_MAX_STEPS, EnvSettings
-from twin_graph.envs import EnvSpec, VectorEnv, VectorStep, check_finite, lasting, masks, probe
+from twin_graph.envs import EnvSpec, VectorEnv, VectorStep, check_finite, lasting, masks
 from twin_graph.envs.observations import Reading, check_readable
 from twin_graph.envs.one import Drawn, One, first_sentence
 from twin_graph.errors import ForeignError, UsageError, foreign_error, place
@@ -76,7 +77,10 @@ class Gym(VectorEnv):
         names = declared.action_names  # of an inner environment, perhaps, which has other actions than its wrapper
         self.action_names = names if len(names) == n_actions else ()
         self.screens_per_second = declared.screens_per_second
-        self._env = _vector(each, settings.id, in_processes=settings.vectorization == "async" and not screens)
+        in_processes = settings.vectorization == "async" and not screens
+        self._vector_of = functools.partial(_vector, environment_id=settings.id, in_processes=in_processes)
+        self._each, self._alone = each, settings.alone
+        self._env = self._vector_of(each)
         self.count, self.reading = count, reading
         self.spec = EnvSpec(
             reading.shape,
@@ -149,16 +153,24 @@ class Gym(VectorEnv):
         return told
 
     def _try_another(self, horizon: int) -> str | None:
-        """Makes one more environment, as evaluations will, tries it, and closes it; see `probe.changes`.
+        """Makes one more environment, as evaluations will, tries it, and closes it; see `One.changes`.
 
         Raises:
-          ForeignError: an environment cannot be reset.
-          UsageError: these do not survive it.
+          ForeignError: an environment fails.
+          UsageError: there cannot be one more, or these do not survive it.
         """
-        lasting_, seeds, changed = self.lasting(), np.zeros(self.count, np.int64), None
+        lasting_, seeds = self.lasting(), np.zeros(self.count, np.int64)
         self.reset(seeds)
-        with contextlib.suppress(Exception), contextlib.closing(self._one(0)) as one:  # its errors are told in training
-            changed = probe.changes(one, horizon)
+        with self.aside():
+            try:
+                another = self._vector_of([functools.partial(self._one, 0)])
+            except ForeignError as error:
+                raise UsageError(
+                    f"one more environment, as evaluations need it, cannot be made: {error}. If only one can exist at "
+                    "a time: --set env.alone=true --set env.count=1"
+                ) from error
+            with _alive(self._id), contextlib.closing(another):
+                changed: str | None = another.call("changes", horizon)[0]
         try:
             self.reset(seeds)
         except ForeignError as error:
@@ -168,6 +180,19 @@ class Gym(VectorEnv):
             ) from error
         self.lend(lasting_)
         return changed
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[bool]:
+        if not self._alone:
+            yield False
+            return
+        lasting_ = self.lasting()
+        self.close()
+        try:
+            yield True
+        finally:
+            self._env = self._vector_of(self._each)
+            self.lend(lasting_)
 
     def screens(self) -> list[np.ndarray]:
         return self._drawn.shown()
@@ -191,12 +216,12 @@ class Gym(VectorEnv):
 
 
 @contextlib.contextmanager
-def _alive(environment_id: str) -> Iterator[None]:
+def _alive(environment_id: str, advice: str = "") -> Iterator[None]:
     """Raises `ForeignError` where the process of an environment has ended, for lack of memory for example."""
     try:
         yield
     except (EOFError, ConnectionError) as error:
-        raise ForeignError(f"{environment_id}: the process of an environment ended by itself") from error
+        raise ForeignError(f"{environment_id}: the process of an environment ended by itself{advice}") from error
 
 
 def _vector(
@@ -208,8 +233,17 @@ def _vector(
     multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
     # An error in one of them is raised here, too, with its place; Gymnasium warns of it with whole tracebacks.
     warnings.filterwarnings("ignore", r"\S*ERROR: ", module=r"gymnasium\.vector")
-    with _alive(environment_id):
+    with _alive(environment_id, _unguarded()):
         return AsyncVectorEnv(each, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def _unguarded() -> str:
+    """Advice, if the program is a script that each process would run again from its beginning."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if script and "__main__" not in Path(script).read_text():
+            return f'; put what {script} does under: if __name__ == "__main__":'
+    return ""
 
 
 def _prepare_drawing(environment_id: str, declared: _Declared) -> None:
@@ -241,7 +275,8 @@ def _make_one(
 
 
 def _make(settings: EnvSettings, **options: Any) -> gymnasium.Env[Any, Any]:
-    arguments: dict[str, Any] = {**settings.kwargs, **options}
+    # Gymnasium's own checker looks at the first step alone; `One` looks at each.
+    arguments: dict[str, Any] = {"disable_env_checker": True, **settings.kwargs, **options}
     return gymnasium.make(settings.id, **arguments)
 
 
@@ -316,7 +351,8 @@ def _declared(environment_id: str, environment: gymnasium.Env[Any, Any]) -> _Dec
     assert isinstance(actions, spaces.Discrete)
     info: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # it is reset again where its errors are told
-        info = environment.reset()[1]
+        _, told = environment.reset()
+        info = dict(told)
     mask = masks.find(environment, info)
     check_readable(environment_id, environment.observation_space, mask)
     per_second = _SCREENS_PER_SECOND

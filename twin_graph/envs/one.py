@@ -10,12 +10,14 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from twin_graph.envs import lasting
+from twin_graph.envs import lasting, probe
 from twin_graph.envs.masks import MaskReader, check_none_later
 from twin_graph.errors import ForeignError, UsageError, foreign_error
 
 if TYPE_CHECKING:
     from twin_graph.envs.observations import Reading
+
+_SHORT = 40  # characters of a value that is named
 
 
 class One(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -30,13 +32,14 @@ class One(gymnasium.Wrapper[Any, Any, Any, Any]):
       name: for messages.
 
     Attributes:
+      name: as given.
       seen: the newest observation.
       masked: whether it ends with a mask of legal actions.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], reading: Reading, name: str) -> None:
         super().__init__(env)
-        self._reading, self._name = reading, name
+        self._reading, self.name = reading, name
         self.seen, self.masked = np.empty(0), reading.mask is not None
         assert isinstance(env.action_space, spaces.Discrete)
         self._mask = MaskReader(reading.mask, env.action_space, name) if reading.mask else None
@@ -45,27 +48,42 @@ class One(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         try:
-            return self._read("reset", *self.env.reset(seed=seed, options=options)), {}
+            answer = self.env.reset(seed=seed, options=options)
+            if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
+                raise self._unexpected("reset", answer, "(observation, info)")
+            return self._read("reset", *answer), {}
         except ForeignError:
             raise
         except (Exception, SystemExit) as error:
-            raise foreign_error(f"{self._name}, reset", error) from error
+            raise foreign_error(f"{self.name}, reset", error) from error
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         try:
-            observation, reward, terminated, truncated, info = self.env.step(action)
+            answer = self.env.step(action)
+            if not (isinstance(answer, tuple) and len(answer) == 5 and isinstance(answer[4], dict)):
+                raise self._unexpected("step", answer, "(observation, reward, terminated, truncated, info)")
+            observation, reward, terminated, truncated, info = answer
+            if not _is_number(reward):
+                raise self._unexpected("step", reward, "a number", "a reward that is ")
+            for name, flag in (("terminated", terminated), ("truncated", truncated)):
+                if not (_is_number(flag) and flag in (0, 1)):
+                    raise self._unexpected("step", flag, "True or False", f"{name} that is ")
             told = float(reward), bool(terminated), bool(truncated)
             return self._read("step", observation, info, terminated=told[1], truncated=told[2]), *told, {}
         except ForeignError:
             raise
         except (Exception, SystemExit) as error:
-            raise foreign_error(f"{self._name}, step", error) from error
+            raise foreign_error(f"{self.name}, step", error) from error
+
+    def changes(self, horizon: int) -> str | None:
+        """See `twin_graph.envs.probe.changes`."""
+        return probe.changes(self, horizon)
 
     def close(self) -> None:
         try:
             self.env.close()
         except Exception as error:  # what was played is played
-            warnings.warn(str(foreign_error(f"{self._name}, close", error)), stacklevel=1)
+            warnings.warn(str(foreign_error(f"{self.name}, close", error)), stacklevel=1)
 
     @property
     def lasting(self) -> dict[str, np.ndarray]:
@@ -76,6 +94,11 @@ class One(gymnasium.Wrapper[Any, Any, Any, Any]):
     def lasting(self, arrays: Mapping[str, np.ndarray]) -> None:
         lasting.lend(self.env, arrays)
 
+    def _unexpected(self, method: str, answer: Any, expected: str, what: str = "") -> ForeignError:
+        return ForeignError(
+            f"{self.name}, {method}: it returned {what}{_described(answer)}, and must return {expected}"
+        )
+
     def _read(
         self,
         method: str,
@@ -85,9 +108,9 @@ class One(gymnasium.Wrapper[Any, Any, Any, Any]):
         terminated: bool = False,
         truncated: bool = False,
     ) -> np.ndarray:
-        where = f"{self._name}, {method}"
+        where = f"{self.name}, {method}"
         if self._mask is None:
-            check_none_later(self._name, info)
+            check_none_later(self.name, info)
             self.seen = self._reading.array(observation, where)
             return self.seen
         mask = self._mask.mask
@@ -98,6 +121,20 @@ class One(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise ForeignError(f"{where}: {mask.name} forbids every action, and the episode {on}")
         self.seen = self._reading.array(observation, where, legal)
         return self.seen
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number | np.bool_) or (isinstance(value, np.ndarray) and value.ndim == 0)
+
+
+def _described(answer: Any) -> str:
+    """What something is, in a few words."""
+    if isinstance(answer, tuple):
+        return f"a tuple of {len(answer)}: ({', '.join(map(_described, answer[:6]))})"
+    if isinstance(answer, np.ndarray):
+        return f"an array of shape {list(answer.shape)}"
+    short = repr(answer)
+    return f"{type(answer).__name__} {short}" if len(short) <= _SHORT else f"a {type(answer).__name__}"
 
 
 class Drawn(gymnasium.Wrapper[Any, Any, Any, Any]):

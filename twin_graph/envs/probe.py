@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from twin_graph.envs.lasting import layers
+from twin_graph.errors import ForeignError
 
 if TYPE_CHECKING:
     from twin_graph.envs.one import One
@@ -70,10 +71,10 @@ def _game(env: One, lasting: Mapping[str, np.ndarray]) -> tuple[dict[str, int | 
     """A reset with the seed, where this is kept: the numbers that the environment has then, and what is seen from there
     on, to the end of the game or for a while."""
     env.lasting = lasting
-    seen: _Game = [env.reset(seed=_SEED)]
+    seen: _Game = [_finite(env, env.reset(seed=_SEED))]
     numbers = _numbers(env)
     for action in itertools.islice(_actions(env), _LOOKED_AT):
-        seen.append(env.step(action))
+        seen.append(_finite(env, env.step(action)))
         if seen[-1][2] or seen[-1][3]:
             break
     return numbers, seen
@@ -84,13 +85,22 @@ def _other_games(env: One) -> int:
     ends, steps = time.monotonic() + _SECONDS, 0
     env.reset()
     for action in itertools.islice(_actions(env), _BETWEEN):
-        _, _, terminated, truncated, _ = env.step(action)
+        _, _, terminated, truncated, _ = _finite(env, env.step(action))
         steps += 1
         if terminated or truncated:
             env.reset()
         if time.monotonic() > ends:
             break
     return steps
+
+
+def _finite(env: One, answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What an environment returned. Raises `ForeignError` where a number of it is NaN or infinite."""
+    for what, value in zip(("observation", "reward"), answer[:2], strict=True):
+        if not isinstance(value, dict) and not np.isfinite(value).all():
+            wrong = np.ravel(value)[~np.isfinite(np.ravel(value))][0]
+            raise ForeignError(f"{env.name}: the {what} is {wrong}, and must be finite")
+    return answer
 
 
 def _equal(first: _Game, again: _Game) -> bool:

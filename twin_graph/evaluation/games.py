@@ -202,7 +202,7 @@ def play(
         own. Chance in those that follow depends on how long the games before them lasted.
       watch: called after each vector step; the first environment is then drawn, see `VectorEnv.screens`.
     """
-    (seed, counter), count = at, min(episodes, at_once or PARALLEL_GAMES)
+    (seed, counter), count = at, 1 if settings.env.alone else min(episodes, at_once or PARALLEL_GAMES)
     seeds = environment_seeds(seed, Purpose.EVALUATION_ENVIRONMENT, counter, count)
     random = stream(seed, Purpose.EVALUATION_ACT, counter)
     max_steps, drawn = settings.evaluate.max_steps, watch is not None

@@ -5,6 +5,7 @@ The updates, commits and refreshes of a vector step are in `Stepper.advance`. Se
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -42,6 +43,10 @@ class Stepper:
     def advance(self) -> list[float]:
         """Makes one vector step or more, and updates; returns the true scores of the episodes that ended."""
         raise NotImplementedError
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """Lasts while an evaluation is played."""
+        return contextlib.nullcontext()
 
     def meanwhile(self) -> None:
         """Called while an evaluation is played."""
@@ -119,9 +124,10 @@ def loop(
 
 
 def _play(stepper: Stepper, evaluate: Callable[[], Iterator[Happened]]) -> Iterator[Happened]:
-    for happened in evaluate():
-        yield happened
-        stepper.meanwhile()
+    with stepper.aside():
+        for happened in evaluate():
+            yield happened
+            stepper.meanwhile()
 
 
 def _end(stepper: Stepper, live: LiveRun) -> list[float]:
@@ -161,6 +167,9 @@ class StepByStep(Stepper):
         self._agent.learn()
         return ended
 
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        return self._play.aside()
+
 
 class InChunks(Stepper):
     """Acts to the end of a chunk and prepares the updates due then, while those of the previous chunk are trained.
@@ -196,6 +205,9 @@ class InChunks(Stepper):
         ended, self._prepared = collecting.result()
         agent.live.commit_if_due()
         return ended
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        return self._play.aside()
 
     def settle(self) -> None:
         if ready := self._refresh_and_take():
@@ -246,6 +258,16 @@ class Play:
         """Begins an episode in every environment; unfinished ones get no score."""
         self._s_tm1 = self._env.reset(self._agent.environment_seeds())
         self._scores = RunningScores(self._env.count)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Where only one environment can exist at a time, leaves its place to another: episodes end, and begin anew."""
+        with self._env.aside() as leaves:
+            if leaves:
+                self._agent.actor.replay.cut()
+            yield
+        if leaves:
+            self.begin()
 
     def step(self) -> list[float]:
         """One vector step; returns the true scores of the episodes that ended."""

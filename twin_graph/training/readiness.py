@@ -74,7 +74,8 @@ def ready(
     with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
         needs = requirements.measure(settings, env, folder, elsewhere=elsewhere)
         requirements.check_enough(needs, begun=folder.exists())
-        check_settings(settings, env)
+        with env.aside():
+            check_settings(settings, env)
         notices = env.notices(settings.train.steps)
         if continued:
             run, point = continued
