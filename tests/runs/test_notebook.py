@@ -11,6 +11,7 @@ import gymnasium
 import nbformat
 import numpy as np
 import pytest
+from commands import python
 from commands import twin_graph as command
 from nbclient import NotebookClient
 
@@ -385,3 +386,44 @@ def test_a_run_stays_the_same_when_the_notebook_changes_its_folder(
     assert run.settings.seed == 1
     assert not Run(Path("mine")).points().folders()
     assert twin_graph.create("other", cartpole()).folder == there / "other"
+
+
+#: A notebook with a model of its own, before and after it asks a run; its arguments are the run's folder and a length.
+BESIDE_KERAS = """
+import sys
+import keras, numpy as np, tensorflow as tf, twin_graph
+
+x = np.ones((4, 4), np.float32)
+
+def learns(model):
+    model.fit(x, x[:, :2], verbose=0)
+    assert model.predict(x, verbose=0).shape == (4, 2)
+    assert float(tf.reduce_sum(tf.ones([3]))) == 3
+    return model
+
+def made():
+    model = keras.Sequential([keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    return learns(model)
+
+first = made()
+run = twin_graph.find(sys.argv[1])
+q = run.q_values("latest", x)
+second = made()
+run.play("latest", episodes=1)
+run.train(steps=int(sys.argv[2]))
+for model in (first, second, made()):
+    learns(model)
+np.testing.assert_array_equal(twin_graph.find(sys.argv[1]).q_values("0", x), run.q_values("0", x))
+"""
+
+
+@pytest.mark.parametrize("chunk_steps", [0, 16])
+def test_a_model_of_the_notebooks_own_works_before_and_after(
+    cartpole: Cartpole, trained: Callable[[config.Settings], Run], chunk_steps: int
+) -> None:
+    """Twins have graphs of their own, and the rest of the process executes as it did."""
+    settings = cartpole(train__steps=400, train__chunk_steps=chunk_steps, twin__compiled=bool(chunk_steps))
+    arguments = [python(), "-c", BESIDE_KERAS, str(trained(settings).folder), "600"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -37,6 +37,22 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 Make = Callable[..., Settings]
 Train = Callable[[Settings], Run]
 
+#: An environment that looks through a model of Keras'.
+THROUGH_KERAS = """
+import gymnasium, keras, numpy as np
+
+class ThroughKeras(gymnasium.ObservationWrapper):
+    def __init__(self, **options):
+        super().__init__(gymnasium.make("CartPole-v1").unwrapped)
+        self.eye = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+    def observation(self, observation):
+        return self.eye(observation[None]).numpy()[0]
+
+gymnasium.register("ThroughKeras-v0", ThroughKeras)
+"""
+
 WRONG = """
 def of_another_shape(td_error, n_actions):
     return td_error[:, None] * [[1.0, 2.0]]
@@ -113,10 +129,11 @@ def test_everything_in_a_table_can_be_chosen_and_one_of_ones_own(key: str, table
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "wrong.py").write_text(WRONG)
     (tmp_path / "half.py").write_text("\nundefined\n")
+    (tmp_path / "through_keras.py").write_text(THROUGH_KERAS)
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    for name in ("wrong", "half", "own_loss", "own_network", "own_ensemble", "edited_loss"):
+    for name in ("wrong", "half", "through_keras", "own_loss", "own_network", "own_ensemble", "edited_loss"):
         sys.modules.pop(name, None)
 
 
@@ -159,6 +176,13 @@ def test_the_environment_shows_the_memory_of_two_steps_and_counts_in_its_unit() 
         assert (reward, ends) == (r_t / 100, [terminal_t, last_t])
         s_tm1, points = s_t, points + r_t
     assert points > 0
+
+
+@pytest.mark.parametrize("chunk_steps", [0, 16])
+def test_an_environment_may_hold_a_model_of_keras(cartpole: Make, train: Train, chunk_steps: int) -> None:
+    run = train(cartpole(env__id="through_keras:ThroughKeras-v0", train__steps=400, train__chunk_steps=chunk_steps))
+    assert run.outcome() == ("finished", "")
+    assert len(list(run.evaluation_lines())) == 1
 
 
 def test_a_closed_environment_lets_its_games_go() -> None:

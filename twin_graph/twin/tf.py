@@ -1,7 +1,8 @@
-"""TensorFlow in graph mode: the one place that imports it and the one place that switches eager execution off.
+"""TensorFlow's graphs and sessions: the one place that imports it.
 
 Everything else takes `tf` from here. Importing this module costs seconds, so the commands that only read
-records never do.
+records never do. Eager execution stays as it is, for models of a notebook or of an environment: graphs are built within
+`tf.Graph().as_default()`, and a Saver, which goes by the present context, is called within its graph's.
 """
 
 import contextlib
@@ -116,6 +117,5 @@ with _signals_held_back(), _stderr_held_back(), _garbage_left():
 
     tf = tensorflow.compat.v1
     function = tensorflow.function  # of TensorFlow 2, where XLA is asked for
-    tf.disable_eager_execution()
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.config.list_physical_devices()  # looks for GPUs now, with what it has to say about them

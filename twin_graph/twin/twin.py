@@ -191,7 +191,8 @@ class Twin:
         saver = self._built.saver_of_all if optimizer else self._built.saver
         try:
             # The meta graph doubles the time; TensorFlow's `checkpoint` file is not crash-safe.
-            saver.save(self.session, str(prefix), write_meta_graph=meta_graph, write_state=False)
+            with self.graph.as_default():
+                saver.save(self.session, str(prefix), write_meta_graph=meta_graph, write_state=False)
         except tf.errors.ResourceExhaustedError:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(prefix)) from None
         except (tf.errors.OpError, ValueError) as error:
@@ -213,7 +214,8 @@ class Twin:
             shapes = {v.op.name: v.shape.as_list() for v in variables}
             if tf.train.NewCheckpointReader(str(prefix)).get_variable_to_shape_map() != shapes:
                 raise ValueError("other variables")
-            saver.restore(self.session, str(prefix))
+            with self.graph.as_default():
+                saver.restore(self.session, str(prefix))
         except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:  # the last where data is cut short
             raise DamagedError(f"{prefix} cannot be restored: not this network's weights, or damaged") from error
 
