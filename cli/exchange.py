@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from twin_graph.base.here import shortened
 from twin_graph.base.text import command
 from twin_graph.config.turns import Turns
 from twin_graph.errors import UsageError
@@ -74,7 +75,8 @@ def export(run: str, ref: str, path: Path, form: str | None, as_json: bool) -> N
     """Write snapshot REF of RUN to PATH for other programs.
 
     tf1 is for `tf.train.import_meta_graph` and `Saver.restore` (PATH.meta, PATH.index, PATH.data-...): act with q_tm1,
-    or keep training with train_op. savedmodel is a folder with a signature from observations to q_values. onnx and
+    or keep training with train_op. It writes `checkpoint` beside them, for `tf.train.latest_checkpoint`, unless the
+    folder has one. savedmodel is a folder with a signature from observations to q_values. onnx and
     tflite are one file, from observations to q_values; onnx needs an extra: pip install 'twin-graph[onnx]'. npz holds
     the variables by name.
 
@@ -101,10 +103,24 @@ def export(run: str, ref: str, path: Path, form: str | None, as_json: bool) -> N
         print_json({"snapshot": snapshot.id, "format": form, "files": [str(file) for file in written]})
         return
     for file in written:
-        stdout.print(str(file), soft_wrap=True)
+        stdout.print(shortened(str(file)), soft_wrap=True)
+    state = path.with_name("checkpoint")
+    if form == "tf1" and state not in written:
+        say(f"{state} is there already and stays as it is: tf.train.latest_checkpoint does not find {path}")
 
 
-@click.command(name="import")
+class _TakesDashes(click.Command):
+    """A command whose PATH may begin with a dash, as `-3250000` does where a Saver's prefix ended in a slash."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [f"./{word}" if _is_path(word) else word for word in args])
+
+
+def _is_path(word: str) -> bool:
+    return word.startswith("-") and (word[1:2].isdigit() or Path(f"{word}.index").exists() or Path(word).exists())
+
+
+@click.command(name="import", cls=_TakesDashes)
 @run_argument
 @click.argument("path", type=PATH)
 @click.option(
@@ -124,9 +140,10 @@ def export(run: str, ref: str, path: Path, form: str | None, as_json: bool) -> N
 def import_(run: str, path: Path, renames: tuple[str, ...], data_format: str | None, as_json: bool) -> None:
     """Import the Saver checkpoint PATH into RUN as a snapshot, for `swap`.
 
-    PATH is what was passed to Saver.save, without an extension. Names and shapes must match; --map renames a variable,
-    and takes precedence over one that already has the new name. Where a dense layer follows convolutions that had
-    channels first, its rows are put in the order of RUN's network. An imported snapshot is never `latest`.
+    PATH is what was passed to Saver.save, without an extension, or the folder, for the newest there. Names and
+    shapes must match; --map renames a variable, and takes precedence over one that already has the new name. Where
+    a dense layer follows convolutions that had channels first, its rows are put in the order of RUN's network. An
+    imported snapshot is never `latest`.
 
     \b
     Example:

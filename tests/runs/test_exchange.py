@@ -3,9 +3,12 @@
 import contextlib
 import json
 import os
+import pickle
 import re
+import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -34,6 +37,7 @@ from twin_graph.twin.tf import tf
 from twin_graph.twin.twin import Compute, Twin
 from twin_graph.twin.weights import diff, read_checkpoint
 
+HOWTO = Path(__file__).parents[2] / "docs" / "coming-from-two-graphs.md"
 OBSERVATIONS = [[0.1, -0.2, 0.03, 0.4], [-0.5, 0.6, 0.07, -0.8]]
 
 
@@ -676,9 +680,125 @@ def test_what_is_no_checkpoint_is_refused(run: Run, tmp_path: Path) -> None:
         import_checkpoint(run, tmp_path / os.fsdecode(b"\xff"), {})
 
 
+def foreign(path: Path) -> Path:
+    """A file of another program, of the kind that its name ends in."""
+    ending = path.suffix or path.name
+    if ending == ".npz":
+        np.savez(path, w=np.zeros(2))
+    elif ending == ".npy":
+        np.save(path, np.zeros(2))
+    elif ending == ".pkl":
+        path.write_bytes(pickle.dumps({"w": [0.0]}))
+    elif ending in (".keras", ".pt", ".zip"):
+        inside = {".keras": "model.weights.h5", ".pt": "archive/data.pkl", ".zip": "policy.pth"}[ending]
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr(inside, b"...")
+    else:
+        path.write_bytes({".h5": b"\x89HDF\r\n\x1a\n..."}.get(ending, b"..."))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        *(("model.h5", "an HDF5 file, as Keras writes,"), ("model.keras", "a model of Keras")),
+        *(("model.pkl", "a pickle"), ("model.pt", "a file of PyTorch"), ("model.npz", "arrays of NumPy")),
+        *(("model.npy", "an array of NumPy"), ("model.zip", "a model of Stable-Baselines3")),
+        *(("model.onnx", "a network in ONNX"), ("model.tflite", "a network in TFLite")),
+        *(("model.safetensors", "a file of safetensors"), ("frozen.pb", "a graph of TensorFlow")),
+    ],
+)
+def test_a_file_of_another_program_is_named_and_not_called_damaged(
+    run: Run, tmp_path: Path, name: str, what: str
+) -> None:
+    path = foreign(tmp_path / name)
+    told = f"{path} is {what} and no TensorFlow checkpoint: load it with the program that made it, and write its "
+    with pytest.raises(UsageError, match=f"^{re.escape(told)}weights as one; docs/coming-from-two-graphs.md shows how"):
+        import_checkpoint(run, path, {})
+    if name in ("model.h5", "model.npz"):  # under another name, too
+        renamed = path.rename(tmp_path / "model")
+        with pytest.raises(UsageError, match=f"model is {what} and no TensorFlow checkpoint"):
+            import_checkpoint(run, renamed, {})
+        done = twin_graph("import", str(run.folder), "model", cwd=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_weights_of_other_programs_come_in_as_the_documentation_says(run: Run, tmp_path: Path) -> None:
+    [recipe] = re.findall(r"```python\n(import numpy.*?)```", HOWTO.read_text(encoding="utf-8"), re.DOTALL)
+    newest = run.store().newest
+    export(run, newest, "npz", tmp_path / "model.npz")
+    done = subprocess.run([python(), "-c", recipe], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert import_checkpoint(run, tmp_path / "network", {}).snapshot.weights_sha256 == newest.weights_sha256
+
+
+def test_a_saved_model_is_told_by_its_weights_which_are_a_checkpoint(run: Run, tmp_path: Path) -> None:
+    newest = run.store().newest
+    export(run, newest, "savedmodel", tmp_path / "model")
+    weights = tmp_path / "model" / "variables" / "variables"
+    for path in (tmp_path / "model", tmp_path / "model" / "saved_model.pb"):
+        with pytest.raises(UsageError, match=rf"is a SavedModel: give the checkpoint in it, {weights}$"):
+            import_checkpoint(run, path, {})
+    assert import_checkpoint(run, weights, {}).snapshot.weights_sha256 == newest.weights_sha256
+
+
+def test_a_folder_that_was_moved_is_read_where_it_is(run: Run, tmp_path: Path) -> None:
+    """Its `checkpoint` file still names where it was, and what may be there now is another network."""
+    first, newest = run.store().available[0], run.store().newest
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder, snapshot in ((there, first), (here, newest)):
+        folder.mkdir()
+        export(run, snapshot, "tf1", folder / "net-7")
+        (folder / "checkpoint").write_text(f'model_checkpoint_path: "{there / "net-7"}"\n')
+    assert import_checkpoint(run, here, {}).snapshot.weights_sha256 == newest.weights_sha256
+    shutil.rmtree(there)
+    assert import_checkpoint(run, here, {}).snapshot.weights_sha256 == newest.weights_sha256
+    (here / "checkpoint").unlink()
+    assert import_checkpoint(run, here, {}).snapshot.weights_sha256 == newest.weights_sha256
+    export(run, first, "tf1", here / "net-10")
+    (here / "checkpoint").unlink()
+    with pytest.raises(UsageError, match=r"here holds net-7, net-10, and no `checkpoint` says which is the newest: "):
+        import_checkpoint(run, here, {})
+
+
+@pytest.mark.parametrize("ending", ["", ".index"])
+def test_a_prefix_that_begins_with_a_dash_is_no_option(run: Run, tmp_path: Path, ending: str) -> None:
+    """As a Saver's does whose prefix ends in a slash, with a global step."""
+    export(run, run.store().newest, "tf1", tmp_path / "-3250000")
+    done = twin_graph("import", str(run.folder), f"-3250000{ending}", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    missing = twin_graph("import", str(run.folder), "-325", cwd=tmp_path)
+    assert "there is no TensorFlow Saver checkpoint -325" in missing.stderr
+    assert "No such option" in twin_graph("import", str(run.folder), "--mpa", "a=b", "x", cwd=tmp_path).stderr
+
+
+LATEST = """
+import tensorflow.compat.v1 as tf
+print(json.dumps(tf.train.latest_checkpoint(sys.argv[1])))
+"""
+
+
+def test_an_exported_network_is_the_latest_checkpoint_of_its_folder(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    done = twin_graph("export", str(run.folder), "latest", "out/net", cwd=tmp_path)
+    assert done.stdout.split() == [
+        f"out/{name}" for name in ("net.meta", "net.data-00000-of-00001", "net.index", "checkpoint")
+    ]
+    moved = folder.rename(tmp_path / "moved")
+    assert other_program(LATEST, moved) == str(moved / "net")
+    before = (moved / "checkpoint").read_bytes()
+    done = twin_graph("export", str(run.folder), "latest", "moved/another", cwd=tmp_path)
+    assert (moved / "checkpoint").read_bytes() == before
+    assert "checkpoint" not in done.stdout
+    assert done.stderr == (
+        "moved/checkpoint is there already and stays as it is: tf.train.latest_checkpoint does not find moved/another\n"
+    )
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
 def test_a_checkpoint_that_is_not_whole_is_damaged_and_not_missing(run: Run, tmp_path: Path, damage: str) -> None:
-    _, data, _ = export(run, run.store().newest, "tf1", tmp_path / "net")
+    _, data, *_ = export(run, run.store().newest, "tf1", tmp_path / "net")
     content = data.read_bytes()
     data.unlink()
     if damage != "gone":

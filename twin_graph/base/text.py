@@ -1,6 +1,7 @@
 """How numbers, commands and wrong values are worded, in one place."""
 
 import difflib
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -42,6 +43,17 @@ def interval_before(interval: Sequence[float] | None) -> str:
 def listed(names: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def as_people_count(name: str) -> list[str | int]:
+    """A key to sort by: `Variable_2` before `Variable_10`."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def some_of(names: Iterable[str]) -> str:
+    """The first eight as people count: `Variable, Variable_1, ...`."""
+    ordered = sorted(names, key=as_people_count)
+    return ", ".join(ordered[:8]) + (", ..." if len(ordered) > 8 else "")
 
 
 def size(count: int) -> str:

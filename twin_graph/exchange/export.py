@@ -29,7 +29,8 @@ Format = Literal["tf1", "savedmodel", "onnx", "tflite", "npz"]
 def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
     """Writes a snapshot for other programs.
 
-    `tf1`: `path.meta`, `.index` and `.data-...`, for `tf.train.import_meta_graph(path + ".meta")` and `restore(path)`.
+    `tf1`: `path.meta`, `.index` and `.data-...`, for `tf.train.import_meta_graph(path + ".meta")` and `restore(path)`;
+    and `checkpoint` beside them, by which `tf.train.latest_checkpoint` finds them, unless one is there.
     `savedmodel`: a folder whose signature `serving_default` maps `observations` to `q_values`.
     `onnx`, `tflite`: a file whose input is `observations`, of any number, and whose output is `q_values`.
     `npz`: the variables by name.
@@ -69,10 +70,27 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
             for path_inside in [made, *made.rglob("*")]:
                 fsync(path_inside)
             publish(made, target)
+        if form == "tf1" and (state := _publish_state(path, temporary)):
+            targets.append(state)
         fsync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return targets
+
+
+def _publish_state(path: Path, temporary: Path) -> Path | None:
+    """The file by which `tf.train.latest_checkpoint` finds a checkpoint in its folder, wherever that is moved.
+
+    None if there is one already: it may say what somebody trains elsewhere, and is not ours to change.
+    """
+    state, made = path.with_name("checkpoint"), temporary / "checkpoint"
+    made.write_text(str(tf.train.generate_checkpoint_state_proto(".", path.name)), encoding="utf-8")
+    fsync(made)
+    try:
+        publish(made, state)
+    except UsageError:
+        return None
+    return state
 
 
 def _tf1(twin: Twin, path: Path) -> None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from twin_graph.base.text import nearest
+from twin_graph.base.text import as_people_count, nearest, some_of
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.player import spec_of
+from twin_graph.exchange.checkpoint_files import prefix_of
 from twin_graph.exchange.row_order import DataFormat, flattened, in_our_order
 from twin_graph.exchange.slots import averages, moments
-from twin_graph.snapshots.files import check_no_pattern
 from twin_graph.snapshots.ledger import IMPORT, Commit, Counters
 from twin_graph.snapshots.store import Provenance, SnapshotStore
-from twin_graph.twin.tf import tf
 from twin_graph.twin.twin import Twin, weights_sha256
 from twin_graph.twin.weights import read_checkpoint
 
@@ -48,7 +46,7 @@ def import_checkpoint(
 
     Args:
       run: whose network it has to fit.
-      prefix: what was passed to `Saver.save`, or one of the files that it wrote, or their folder for the newest there.
+      prefix: of the checkpoint; see `prefix_of`.
       renamed: names in the checkpoint to names in the network; they win over variables that have these names already.
       data_format: of what was flattened before a dense layer there; None for what `prefix.meta` says.
 
@@ -56,7 +54,7 @@ def import_checkpoint(
       UsageError: names, shapes or types do not fit, or the order of rows is unknown; the message says what to do.
       InUseError: the run trains.
     """
-    prefix = _prefix(prefix)
+    prefix = prefix_of(prefix)
     outside = read_checkpoint(prefix)
     slots = moments(outside)
     names = _names(outside, renamed, slots, prefix)
@@ -66,7 +64,7 @@ def import_checkpoint(
         for old, new in renamed.items():
             if new not in ours:
                 raise UsageError(
-                    f"--map {old}={new}: this network has no {new}{nearest(new, ours)}; it has {_list(ours)}"
+                    f"--map {old}={new}: this network has no {new}{nearest(new, ours)}; it has {some_of(ours)}"
                 )
         spoken_for = {*renamed, *ours, *slots, *averages(outside)}
         free = {old: value for old, value in outside.items() if old not in spoken_for}
@@ -76,21 +74,7 @@ def import_checkpoint(
         rows = in_our_order(weights, images, there, prefix, data_format)
         snapshot = _commit(run, run.store(), twin, rows.weights, origin=str(prefix.absolute()))
     used = {there[name] for name in weights}
-    return Imported(snapshot, sorted(set(outside) - used, key=_as_people_count), rows.reordered, rows.assumed)
-
-
-def _prefix(path: Path) -> Path:
-    """What was passed to `Saver.save`. Raises `UsageError` if there is no such checkpoint."""
-    check_no_pattern(path, "move the checkpoint elsewhere")
-    if re.fullmatch(r"\.(meta|index|data-\d{5}-of-\d{5})", path.suffix):
-        path = path.with_suffix("")
-    if path.is_dir() and not Path(f"{path}.index").exists():
-        path = Path(tf.train.latest_checkpoint(str(path)) or path)
-    if not (path.is_file() or Path(f"{path}.index").exists()):
-        raise UsageError(
-            f"there is no TensorFlow Saver checkpoint {path}: give what was passed to Saver.save, or one of its files"
-        )
-    return path
+    return Imported(snapshot, sorted(set(outside) - used, key=as_people_count), rows.reordered, rows.assumed)
 
 
 def _names(
@@ -99,7 +83,7 @@ def _names(
     """The names here of what the checkpoint holds, by those there. Raises `UsageError` if a mapping makes no sense."""
     for old, new in renamed.items():
         if old not in outside:
-            raise UsageError(f"--map {old}: not in {prefix}{nearest(old, outside)}; it has {_list(outside)}")
+            raise UsageError(f"--map {old}: not in {prefix}{nearest(old, outside)}; it has {some_of(outside)}")
         if old in slots:
             raise UsageError(
                 f"--map {old}={new}: {old} is no weights, but what an optimizer keeps of a variable; leave --map out, "
@@ -156,10 +140,10 @@ def _fitting(
     for name, ours in wanted.items():
         theirs = found.get(name)
         if theirs is None:
-            alike = sorted((old for old, value in free.items() if _alike(value, ours)), key=_as_people_count)
-            hint = f"; of that shape it has {_list(alike)}: --map {alike[0]}={name}" if alike else nearest(name, free)
+            alike = sorted((old for old, value in free.items() if _alike(value, ours)), key=as_people_count)
+            hint = f"; of that shape it has {some_of(alike)}: --map {alike[0]}={name}" if alike else nearest(name, free)
             hint += _all_by_shape_and_order({other: wanted[other] for other in wanted if other not in found}, free)
-            raise UsageError(f"{prefix} has no {name} {list(ours.shape)}{hint or f'; it has {_list(free)}'}")
+            raise UsageError(f"{prefix} has no {name} {list(ours.shape)}{hint or f'; it has {some_of(free)}'}")
         if theirs.shape != ours.shape or theirs.dtype != ours.dtype:
             raise UsageError(
                 f"{name} is {theirs.dtype}{list(theirs.shape)} in {prefix} and {ours.dtype}{list(ours.shape)} here"
@@ -174,8 +158,8 @@ def _all_by_shape_and_order(missing: Mapping[str, np.ndarray], free: Mapping[str
 
     Empty if only one is missing, or one can have no partner.
     """
-    left, maps = sorted(free, key=_as_people_count), []
-    for name in sorted(missing, key=_as_people_count):
+    left, maps = sorted(free, key=as_people_count), []
+    for name in sorted(missing, key=as_people_count):
         partner = next((old for old in left if _alike(free[old], missing[name])), None)
         if partner is None:
             return ""
@@ -184,19 +168,9 @@ def _all_by_shape_and_order(missing: Mapping[str, np.ndarray], free: Mapping[str
     if len(maps) < 2:
         return ""
     others = [old for old in left if any(_alike(free[old], value) for value in missing.values())]
-    doubt = f", since {_list(others)} would fit, too, which may be a target network" if others else ""
+    doubt = f", since {some_of(others)} would fit, too, which may be a target network" if others else ""
     return f". All {len(maps)} that are missing, by shape and order, to be checked{doubt}: {' '.join(maps)}"
 
 
 def _alike(theirs: np.ndarray, ours: np.ndarray) -> bool:
     return theirs.shape == ours.shape and theirs.dtype == ours.dtype
-
-
-def _as_people_count(name: str) -> list[str | int]:
-    """Sorts `Variable_2` before `Variable_10`."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
-
-
-def _list(names: Iterable[str]) -> str:
-    ordered = sorted(names, key=_as_people_count)
-    return ", ".join(ordered[:8]) + (", ..." if len(ordered) > 8 else "")
