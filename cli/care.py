@@ -1,15 +1,23 @@
 """Commands that look after the store: `verify`, `pin`, `unpin`, `prune`. None of them imports TensorFlow."""
 
+from __future__ import annotations
+
 import functools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from twin_graph.base.text import counted, size
+from twin_graph.base.text import command, counted, listed, size
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots.run import find
 
 from .params import REF_HELP, Count, json_option, print_json, ref_argument, run_argument, say, stderr, stdout
+
+if TYPE_CHECKING:
+    from twin_graph.snapshots.ledger import Commit
+    from twin_graph.targets.retention import Held
 
 
 @click.command()
@@ -92,26 +100,67 @@ def unpin(run: str, ref: str, as_json: bool) -> None:
 @run_argument
 @click.option("--keep-last", type=Count(min=1), help="How many of the newest to keep.  [default: save.keep_last]")
 @click.option("--keep-every", type=Count(min=0), help="Keep every n-th, too.  [default: save.keep_every]")
+@click.option(
+    "--keep-points",
+    type=Count(min=1),
+    help="First give up all resume points but so many of the newest.  [default: all that are there]",
+)
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @json_option
-def prune(run: str, keep_last: int | None, keep_every: int | None, dry_run: bool, as_json: bool) -> None:
+def prune(
+    run: str,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_points: int | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     """Remove the weights of RUN's snapshots that retention would not keep. Manifests stay.
 
-    Training does this by itself at each resume point.
+    Training does this by itself at each resume point. Says what only resume points hold: each of them holds all weights
+    that the run would need to continue from there, those committed since among them. `resume.keep` is how many points
+    there are; --keep-points gives up older ones now, which also works on a full disk.
 
     \b
-    Example:
+    Examples:
       twin-graph prune pong-seed1-1 --keep-last 10 --dry-run
+      twin-graph prune pong-seed1-1 --keep-last 10 --keep-points 1
     """
-    from twin_graph.targets.retention import prune as apply
+    from twin_graph.targets import retention
 
     found = find(run)
-    removed = apply(found, keep_last=keep_last, keep_every=keep_every, dry_run=dry_run)
-    freed = sum(snapshot.bytes for snapshot in removed)
+    kept = {"keep_last": keep_last, "keep_every": keep_every}
+    removed = retention.prune(found, **kept, keep_points=keep_points, dry_run=dry_run)
+    held = retention.held_by_points(found, **kept, keep_points=keep_points if dry_run else None)
     if as_json:
-        print_json({"removed": [snapshot.id for snapshot in removed], "bytes": freed, "dry_run": dry_run})
+        ids = {"by_newest_point": held.by_newest, "by_older_points": held.by_older}
+        document = {"removed": [snapshot.id for snapshot in removed], "bytes": _bytes(removed), "dry_run": dry_run}
+        print_json({**document, "held": {by: [snapshot.id for snapshot in each] for by, each in ids.items()}})
         return
     for snapshot in removed:
         stdout.print(snapshot.id)
     lost = "would lose" if dry_run else "lost"
-    say(f"{counted(len(removed), 'snapshot')} {lost} {'its' if len(removed) == 1 else 'their'} weights, {size(freed)}")
+    weights = "its weights" if len(removed) == 1 else "their weights"
+    say(f"{counted(len(removed), 'snapshot')} {lost} {weights}, {size(_bytes(removed))}")
+    _say_held(run, held, kept)
+
+
+def _say_held(run: str, held: Held, kept: Mapping[str, int | None]) -> None:
+    """What resume points hold, and how to free it."""
+    if held.by_older:
+        options = [word for name, n in kept.items() if n is not None for word in (f"--{name.replace('_', '-')}", n)]
+        points = f"resume point{'s' if len(held.older) > 1 else ''} {listed([str(number) for number in held.older])}"
+        verb, them = ("hold", "these points") if len(held.older) > 1 else ("holds", "this point")
+        say(
+            f"{points} {verb} {counted(len(held.by_older), 'snapshot')}, {size(_bytes(held.by_older))}, that nothing "
+            f"else needs; to give {them} up: {command('prune', run, *options, '--keep-points', 1)}"
+        )
+    if held.by_newest:
+        say(
+            f"resume point {held.newest}, the newest, holds {counted(len(held.by_newest), 'snapshot')}, "
+            f"{size(_bytes(held.by_newest))}: what it needs to resume, and what was committed since"
+        )
+
+
+def _bytes(snapshots: Sequence[Commit]) -> int:
+    return sum(snapshot.bytes for snapshot in snapshots)

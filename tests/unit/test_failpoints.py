@@ -38,6 +38,7 @@ from twin_graph.snapshots.points import LearnerState, PointState, RoleState
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import RECORDS, Run, create
 from twin_graph.snapshots.store import Provenance, Variable
+from twin_graph.targets.retention import prune
 
 #: `open` counts where it creates a file.
 CALLS = ("open", "write", "fsync", "ftruncate", "rename", "replace", "unlink", "mkdir", "rmdir")
@@ -597,6 +598,14 @@ def test_a_full_disk_does_not_keep_away_who_makes_room(base: Path, small_disk: P
         assert not (run.control / "holder.json").exists()
         with pytest.raises(InUseError, match="is in use by another process"), Run(run.folder).lock("train"):
             pass
+
+
+def test_on_a_full_disk_resume_points_make_room_for_their_own_removal(base: Path, small_disk: Path) -> None:
+    run = Run(Path(shutil.copytree(base, small_disk / "run")))
+    assert len(run.points().folders()) > 1
+    with filled(small_disk, 0):
+        prune(run, keep_last=1, keep_every=0, keep_points=1, dry_run=False)
+        assert len(run.points().folders()) == 1
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Retention: what keeps its weights and why, and removals that readers, pins, crashes and other processes meet."""
 
 import errno
+import json
 import os
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from twin_graph.errors import InUseError, UsageError
 from twin_graph.records import report
 from twin_graph.snapshots import control, files
 from twin_graph.snapshots.control import Answer
-from twin_graph.snapshots.ledger import BY_HAND, IMPORT, Commit, Counters, Health, Pin, Prune, Restore
+from twin_graph.snapshots.ledger import BY_HAND, IMPORT, Commit, Counters, Health, Pin, Point, Prune, Restore
 from twin_graph.snapshots.lines import record_evaluation
 from twin_graph.snapshots.points import LearnerState, PointState, RoleState
 from twin_graph.snapshots.run import Run, create
@@ -604,6 +605,77 @@ def test_prune_passes_over_a_resume_point_that_cannot_be_read(run: Run, ten: lis
         commit_point(run, updates, [ten[9]])
     (run.points().folders()[0] / "state.json").write_bytes(b"damaged")
     assert prune(run, keep_last=1, keep_every=0, dry_run=False) == ten[:9]
+
+
+def pruned(run: Run, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "twin_graph_cli", "prune", str(run.folder), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def three_points(run: Run) -> list[Commit]:
+    """Snapshots 0 to 8, and a resume point after each third of them."""
+    made: list[Commit] = []
+    for first in (0, 3, 6):
+        made += commit_each(run, range(first, first + 3))
+        state = commit_point(run, 100 * first + 250, [made[-1]])
+        told = {name: getattr(state, name) for name in ("number", "attempt", "time", "counters", "weights_sha256")}
+        run.ledger.append(Point(**told))
+    return made
+
+
+def test_prune_says_what_resume_points_hold_and_how_to_free_it(run: Run) -> None:
+    made = three_points(run)
+    assert pruned(run).stdout.split() == [snapshot.id for snapshot in made[:2]]
+    done = pruned(run, "--keep-last", "1")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.splitlines() == [
+        "0 snapshots lost their weights, 0.0 MB",
+        "resume points 0 and 1 hold 6 snapshots, 0.0 MB, that nothing else needs; to give these points up: "
+        f"twin-graph prune {run.folder} --keep-last 1 --keep-points 1",
+    ]
+    told = json.loads(pruned(run, "--keep-last", "1", "--dry-run", "--json").stdout)
+    assert told["removed"] == []
+    assert told["held"] == {"by_newest_point": [], "by_older_points": [snapshot.id for snapshot in made[2:8]]}
+
+
+def test_prune_gives_up_resume_points_for_their_weights(run: Run) -> None:
+    made = three_points(run)
+    every = [path.name for path in run.points().folders()]
+    would = pruned(run, "--keep-points", "2", "--dry-run")
+    assert would.stdout.split() == [snapshot.id for snapshot in made[:5]]
+    assert "resume point 1 holds 3 snapshots" in would.stderr
+    assert [path.name for path in run.points().folders()] == every
+    assert pruned(run, "--keep-points", "2").stdout == would.stdout
+    assert [path.name for path in run.points().folders()] == every[1:]
+    assert pruned(run, "--keep-points", "1").stderr == "3 snapshots lost their weights, 0.0 MB\n"
+    assert weights(run.store()) == {8}
+
+
+def test_prune_knows_points_of_older_versions_by_their_numbers(run: Run, ten: list[Commit]) -> None:
+    """Their ledgers do not name them."""
+    for updates in (250, 550, 750, 950):
+        commit_point(run, updates, [ten[9]])
+    assert pruned(run, "--keep-points", "3").returncode == 0
+    assert [path.name for path in run.points().folders()] == ["000001", "000002", "000003"]
+
+
+def test_prune_says_what_the_newest_point_needs(run: Run, ten: list[Commit]) -> None:
+    commit_point(run, 950, [ten[3], ten[4]])
+    commit_each(run, range(10, 13))
+    assert pruned(run).stderr.splitlines() == [
+        "7 snapshots lost their weights, 0.0 MB",
+        "resume point 0, the newest, holds 5 snapshots, 0.0 MB: what it needs to resume, and what was committed since",
+    ]
+
+
+def test_prune_gives_up_no_point_for_one_that_is_damaged(run: Run, ten: list[Commit]) -> None:
+    for updates in (250, 950):
+        commit_point(run, updates, [ten[9]])
+    (run.points().path(1) / "online.index").unlink()
+    done = pruned(run, "--keep-points", "1")
+    assert done.returncode == 2
+    assert "so no older resume point is given up" in done.stderr
+    assert len(run.points().folders()) == 2
 
 
 def test_prune_is_refused_without_a_resume_point(run: Run, ten: list[Commit]) -> None:

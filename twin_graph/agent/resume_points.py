@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from twin_graph.agent.replay_log import ReplayLog
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.ledger import Counters, Point, utc_now
 from twin_graph.snapshots.points import HELD_OUT, PointState
+from twin_graph.snapshots.resumable import descent
 from twin_graph.twin.twin import weights_sha256
 
 if TYPE_CHECKING:
@@ -99,17 +100,7 @@ class ResumePoints:
 
         self._points.commit(state, save, arrays)
         before, self.newest = self.newest, state
-        return state, self._points.retain(self._chain(state, before), run.settings.resume.keep)
-
-    def _chain(self, newest: PointState, before: PointState | None) -> Iterator[PointState]:
-        """The points from which the present training descends, newest first."""
-        yield newest
-        # Runs of older versions have none in the ledger.
-        recorded = [before.number] if before else []
-        recorded += [point.number for point in self._run.ledger.newest_first(Point)]
-        for number in dict.fromkeys(recorded):
-            if number != newest.number and (state := self._points.readable(number)):
-                yield state
+        return state, self._points.retain(descent(run, state, before), run.settings.resume.keep)
 
     def restore(self, point: PointState) -> list[tuple[Role, str]]:
         """Restores a resume point; the ledger has already recorded it.
