@@ -102,7 +102,7 @@ def _table(found: Comparison, names: Sequence[str]) -> Table:
         *(f"score of {n}" for n in names),
     ):
         table.add_column(heading, justify="right")
-    scores = [{score.snapshot: f"{score.mean:.2f}" for score in of_run} for of_run in found.scores]
+    scores = [{score.snapshot: f"{score.mean:z.2f}" for score in of_run} for of_run in found.scores]
     for pair in found.pairs:
         numbers = [
             "-" if pair.relative is None else f"{100 * pair.relative:.3g}%",

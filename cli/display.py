@@ -123,7 +123,7 @@ def _line(progress: Any, elapsed: float, rate: Task, *, verbose: bool) -> str:
         return f"{done}  {progress.note}"
     parts = [done, f"return {_recent_return(progress)}"]
     if progress.evaluations:
-        parts.append(f"score {', '.join(f'{found.mean:.2f}' for _, found in progress.evaluations.values())}")
+        parts.append(f"score {', '.join(f'{found.mean:z.2f}' for _, found in progress.evaluations.values())}")
     if rate.speed:
         parts.append(f"{rate.speed:,.0f}/s")
     if left := rate.time_remaining:
@@ -180,19 +180,19 @@ def _phases(progress: Any) -> str:
 
 
 def _score(progress: Any) -> str:
-    found = [f"{evaluation.mean:.2f} ({snapshot})" for snapshot, evaluation in progress.evaluations.values()]
+    found = [f"{evaluation.mean:z.2f} ({snapshot})" for snapshot, evaluation in progress.evaluations.values()]
     return ", ".join(found) or "not evaluated yet"
 
 
 def _recent_return(progress: Any) -> str:
     returns = progress.returns
     recent = f"(last {counted(len(returns), 'game')})"
-    return f"{sum(returns) / len(returns):.2f} {recent}" if returns else "no game ended yet"
+    return f"{sum(returns) / len(returns):z.2f} {recent}" if returns else "no game ended yet"
 
 
 def _number(value: float, digits: int) -> str:
     """A dash before there is one."""
-    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+    return "-" if math.isnan(value) else f"{value:z.{digits}f}"
 
 
 def clock(seconds: float) -> str:

@@ -277,7 +277,7 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
     for heading in ("condition", "runs", "evaluations", "r", "mean error", "mean excess"):
         table.add_column(heading, justify="left" if heading == "condition" else "right")
     for name, (count, fit) in rows.items():
-        numbers = (f"{fit.correlation:.4f}", f"{fit.error:.2f}", f"{fit.bias:.2f}")
+        numbers = (f"{fit.correlation:z.4f}", f"{fit.error:.2f}", f"{fit.bias:z.2f}")
         table.add_row(name, str(count), f"{fit.evaluations:,}", *numbers)
     stdout.print(table)
 

@@ -87,6 +87,6 @@ def record(
         return
     stdout.print(shortened(str(path)), soft_wrap=True)
     if made.scores:
-        say(f"score: {', '.join(f'{score:g}' for score in made.scores)}")
+        say(f"score: {', '.join(f'{score:zg}' for score in made.scores)}")
     else:
-        say(f"score so far: {made.score:g}")
+        say(f"score so far: {made.score:zg}")

@@ -64,7 +64,7 @@ def status(run: str, as_json: bool) -> None:
         "weight_distance": "weights",
     }
     telemetry = {key.removeprefix("target/"): value for key, value in summary.telemetry.items() if value is not None}
-    if facts := [f"{names[name]} {telemetry[name]:.3g}" for name in names if name in telemetry]:
+    if facts := [f"{names[name]} {telemetry[name]:z.3g}" for name in names if name in telemetry]:
         table.add_row("target's distance", ", ".join(facts))
     for worker in summary.workers:
         table.add_row(worker.name, worker_line(worker))
@@ -78,7 +78,7 @@ def status(run: str, as_json: bool) -> None:
         table.add_row("rate", f"{summary.agent_steps_per_second:.0f} agent steps/s")
     for name in ("latest", "best"):
         if score := getattr(summary.scores, name):
-            table.add_row(f"{name} score", f"{score.mean:.2f}  ({score.snapshot})")
+            table.add_row(f"{name} score", f"{score.mean:z.2f}  ({score.snapshot})")
     if point:
         table.add_row("weights_sha256", f"{summary.weights_sha256}  (of that resume point)")
     stdout.print(table)
@@ -119,7 +119,7 @@ def runs(folder: Path, as_json: bool) -> None:
             summary.environment,
             f"{summary.agent_steps:,}",
             f"{summary.snapshots:,}",
-            *(f"{score.mean:.2f}" if score else "-" for score in scores),
+            *(f"{score.mean:z.2f}" if score else "-" for score in scores),
         )
     stdout.print(table)
     for sentence in code.mixed({one.run: one.code for one in summaries if isinstance(one, Status)}):
@@ -152,7 +152,7 @@ def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
     for entry in entries:
         imported = "imported" in entry.marks  # it was made outside of this run's counters
         numbers = ("-" if imported else f"{getattr(entry, name):,}" for name in ("agent_steps", "updates", "episodes"))
-        score = "-" if entry.score is None else f"{entry.score:.2f}"
+        score = "-" if entry.score is None else f"{entry.score:z.2f}"
         depth = "-" if entry.depth_agent_steps is None else f"{entry.depth_agent_steps:,.0f}"
         time = entry.time[:19].replace("T", " ")
         marks = [*entry.marks, *([f"of {entry.run}"] if entry.run != found.name else [])]
@@ -203,7 +203,7 @@ def show(run: str, ref: str, as_json: bool) -> None:
     for evaluation in details.evaluations:
         table.add_row(
             "score" if evaluation["scheduled"] else "score, by `evaluate`",
-            f"{evaluation['mean']:.2f}  ({interval_before(evaluation['interval_95'])}"
+            f"{evaluation['mean']:z.2f}  ({interval_before(evaluation['interval_95'])}"
             f"{counted(evaluation['episodes'], 'episode')})",
         )
     for swap in details.swaps:

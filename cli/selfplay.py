@@ -132,7 +132,7 @@ def _draw(who: Sequence[Contestant], shares: np.ndarray, ratings: Sequence[Ratin
     order = sorted(range(len(who)), key=lambda i: -ratings[i].elo)
     several = len({one.run.folder for one in who if one.run}) > 1
     names = [who[i].short(with_run=several) for i in order]
-    labels = [f"{name}  {ratings[i].elo:.0f}" for name, i in zip(names, order, strict=True)]
+    labels = [f"{name}  {ratings[i].elo:z.0f}" for name, i in zip(names, order, strict=True)]
     label = "share of points of the row against the column"
     figures.heat_map(shares[np.ix_(order, order)], labels, names, label).savefig(path, dpi=200)
 
@@ -148,8 +148,8 @@ def _show(
     for heading in ("Elo", "95% interval", "points"):
         table.add_column(heading, justify="right")
     for one in document["players"]:
-        interval = "-" if math.isnan(one["low"]) else f"{one['low']:.0f} to {one['high']:.0f}"
-        table.add_row(one["name"], f"{one['elo']:.0f}", interval, f"{shares[one['key']]:.1%}")
+        interval = "-" if math.isnan(one["low"]) else f"{one['low']:z.0f} to {one['high']:z.0f}"
+        table.add_row(one["name"], f"{one['elo']:z.0f}", interval, f"{shares[one['key']]:.1%}")
     stdout.print(table)
     for a, b, c in circles[:_SHOWN]:
         stdout.print(f"cycle: {a} beats {b}, which beats {c}, which beats the first")
@@ -227,7 +227,7 @@ def _ask(names: dict[int, str], q: dict[int, float]) -> int | None:
             return moves[given]
         if given == "?":
             for action in sorted(q, key=lambda action: -q[action]):
-                echo(f"  {names[action]:<10} {q[action]:+.3f}")
+                echo(f"  {names[action]:<10} {q[action]:+z.3f}")
         elif given in ("q", "quit", "exit"):
             return None
         else:

@@ -99,7 +99,7 @@ def _cells(runs: list[Result]) -> str:
     score = statistics.mean(np.array([[run.final] for run in runs])).words(".1f")
     age = fmean(run.mean_age(1, run.updates) or 0.0 for run in runs)
     too_much = fmean(run.newest(run.overestimation) for run in runs)
-    return f"{score} | {age:,.0f} | {too_much:+.2f}"
+    return f"{score} | {age:,.0f} | {too_much:+z.2f}"
 
 
 def print_power() -> None:

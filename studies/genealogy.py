@@ -138,7 +138,7 @@ def main(folder: Path, plot: Path | None) -> None:
     for (condition, task), of in runs.items():
         print(
             f"| {task} | {condition} | {over(of, score).words(f'.{places(task)}f')} | {fmean(map(depth, of)):.0f} "
-            f"| {fmean(map(expected, of)):.1f} | {over(of, residual).words('+.2f')} | {fmean(map(share, of)):+.1f}% |"
+            f"| {fmean(map(expected, of)):.1f} | {over(of, residual).words('+.2f')} | {fmean(map(share, of)):+z.1f}% |"
         )
     print_pairs(list(pairs(runs, norm, score)), "", places)
     print_pairs(list(pairs(runs, norm, share)), " of residuals, % of the largest return", lambda _: 1)

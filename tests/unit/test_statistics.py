@@ -18,11 +18,21 @@ from rliable import library, metrics
 from tables import rows
 from twin_graph_cli.main import cli
 
+from twin_graph.base import text
+from twin_graph.evaluation.games import Evaluation
 from twin_graph.experiments import figures, plan, results, statistics
 from twin_graph.experiments import report as pages
 from twin_graph.snapshots import ledger
 from twin_graph.snapshots.lines import record_evaluation, record_metrics
 from twin_graph.snapshots.run import create
+
+
+def test_no_number_is_printed_as_minus_zero() -> None:
+    assert statistics.Estimate(-0.3, -0.4, 233.0).words(".0f") == "0 (0 to 233)"
+    assert statistics.Estimate(-0.3, -0.6, 2.0).words("+.0f") == "+0 (-1 to +2)"
+    assert text.interval_before((-0.001, 2.0)) == "95% interval 0.00 to 2.00, "
+    assert Evaluation([-0.004], [0], {}).words() == "0.00 (1 episode)"
+    assert pages._number(-0.0) == "0"
 
 
 def test_statistics_and_reports_need_no_tensorflow() -> None:

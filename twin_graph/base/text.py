@@ -37,7 +37,7 @@ def counted(number: int, thing: str) -> str:
 
 def interval_before(interval: Sequence[float] | None) -> str:
     """`95% interval 9.00 to 12.50, `, to be followed by the number of games; nothing if there is no interval."""
-    return "" if interval is None else f"95% interval {interval[0]:.2f} to {interval[1]:.2f}, "
+    return "" if interval is None else f"95% interval {interval[0]:z.2f} to {interval[1]:z.2f}, "
 
 
 def listed(names: Sequence[str]) -> str:

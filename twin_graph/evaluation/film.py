@@ -381,11 +381,11 @@ def _range(low: float, high: float) -> tuple[float, float]:
 
 
 def _value(q: float) -> str:
-    return f"{round(q, 2) + 0.0:.2f}" if abs(q) < 100 else f"{q:,.0f}"  # 0.0: never -0.00
+    return f"{q:z.2f}" if abs(q) < 100 else f"{q:,.0f}"
 
 
 def _number(score: float) -> str:
-    return f"{score:,.0f}" if score == round(score) else f"{score:,.2f}"
+    return f"{score:z,.0f}" if score == round(score) else f"{score:z,.2f}"
 
 
 class _Writer:

@@ -90,7 +90,7 @@ class Evaluation(NamedTuple):
         cut = f", {self.cut} cut at the step limit" if self.cut else ""
         against = f" against {player}" if (player := self.protocol.get("against")) else ""
         games = counted(len(self.returns), "episode")
-        return f"{self.mean:.2f}{against} ({interval_before(self.interval)}{games}{cut})"
+        return f"{self.mean:z.2f}{against} ({interval_before(self.interval)}{games}{cut})"
 
     def summary(self) -> dict[str, Any]:
         """For `evaluations.jsonl` and `--json`."""

@@ -78,5 +78,5 @@ def words(found: Fit) -> str:
     """For people."""
     if not found.evaluations:
         return "The records do not say"
-    numbers = f"r = {found.correlation:.4f}, mean error {found.error:.2f}, mean excess {found.bias:.2f}"
+    numbers = f"r = {found.correlation:z.4f}, mean error {found.error:.2f}, mean excess {found.bias:z.2f}"
     return f"{numbers}, over {found.evaluations:,} evaluations"

@@ -230,7 +230,7 @@ def heat_map(values: np.ndarray, rows: Sequence[str], columns: Sequence[str], la
     for (row, column), value in np.ndenumerate(values):
         if not math.isnan(value):
             colour = "white" if abs(value - 0.5) > 0.3 else "black"
-            axes.text(column, row, f"{100 * value:.0f}", ha="center", va="center", fontsize=_FONT - 2, color=colour)
+            axes.text(column, row, f"{100 * value:z.0f}", ha="center", va="center", fontsize=_FONT - 2, color=colour)
     axes.set_title(f"{label}, in %", fontsize=_FONT)
     axes.tick_params(length=0)
     for spine in axes.spines.values():
@@ -304,4 +304,4 @@ def _finish(axes: Axes, x_label: str = "", y_label: str = "") -> None:
 
 
 def _thousands(value: float, position: Any = None) -> str:  # noqa: ARG001
-    return f"{value / 1000:,.6g}k" if abs(value) >= 1_000 else f"{value:,.6g}"
+    return f"{value / 1000:,.6g}k" if abs(value) >= 1_000 else f"{value:z,.6g}"

@@ -523,7 +523,7 @@ def _mean(values: Iterator[float]) -> float:
 def _number(value: float | None) -> str:
     if value is None or math.isnan(value):
         return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:z.3g}" if abs(value) < 100 else f"{value:.1f}"
 
 
 def _interval(estimate: Estimate) -> str:

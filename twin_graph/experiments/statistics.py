@@ -44,6 +44,7 @@ class Estimate(NamedTuple):
 
     def words(self, number: str) -> str:
         """For people, each number in this format: `12 (8 to 15)` by `.0f`; a dash for NaN, and no interval of NaN."""
+        number = number.replace(".", "z.")  # never -0
         if math.isnan(self.low):
             return "-" if math.isnan(self.value) else f"{self.value:{number}}"
         return f"{self.value:{number}} ({self.low:{number}} to {self.high:{number}})"

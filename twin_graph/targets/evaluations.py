@@ -78,7 +78,7 @@ class Matches:
         if bound < score:
             return ""
         made = next((line["agent_steps"] for line in self._records if line["snapshot"] == snapshot), 0)
-        return f"train.until_score={score:g} with {snapshot} of {made:,} agent steps, lower bound {bound:.2f}"
+        return f"train.until_score={score:zg} with {snapshot} of {made:,} agent steps, lower bound {bound:z.2f}"
 
     def complete(self, agent_steps: int, settings: Settings) -> bool:
         """Whether a run has all steps of these settings, and its last snapshot was evaluated if they ask for that."""

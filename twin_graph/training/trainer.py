@@ -80,9 +80,9 @@ class _Callbacks:
     def tell(self) -> None:
         """Raises `ForeignError` if one of them fails."""
         for score in self._progress.happened.scores:
-            self._call("on_episode", self._on_episode, score, f"a score of {score:g}")
+            self._call("on_episode", self._on_episode, score, f"a score of {score:zg}")
         for snapshot, newest in self._progress.happened.evaluations:
-            self._call("on_evaluation", self._on_evaluation, newest, f"{snapshot.id} had a mean of {newest.mean:.2f}")
+            self._call("on_evaluation", self._on_evaluation, newest, f"{snapshot.id} had a mean of {newest.mean:z.2f}")
 
     def _call(self, name: str, function: Callable[[Any, Progress], object] | None, what: object, words: str) -> None:
         if function is None:

@@ -49,10 +49,13 @@ export function put(element, ...children) {
   return element;
 }
 
-const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 2 });
-const small = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
-const fine = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+/** Numbers as people write them: never -0. */
+const format = (options) => new Intl.NumberFormat("en", { signDisplay: "negative", ...options });
+const whole = format({ maximumFractionDigits: 0 });
+const short = format({ notation: "compact", maximumFractionDigits: 2 });
+const small = format({ maximumSignificantDigits: 3 });
+const fine = format({ maximumSignificantDigits: 4 });
+const decimals = format({ minimumFractionDigits: 2, maximumFractionDigits: 2 });
 
 export const NONE = "–";
 export const count = (value) => (value === null || value === undefined ? NONE : whole.format(value));
@@ -67,10 +70,7 @@ export function number(value) {
 }
 
 /** A score, with two decimals as everywhere else. */
-export const score = (value) =>
-  value === null || value === undefined
-    ? NONE
-    : value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+export const score = (value) => (value === null || value === undefined ? NONE : decimals.format(value));
 
 export const counted = (value, thing) => `${count(value)} ${thing}${value === 1 ? "" : "s"}`;
 export const when = (time) => time.slice(0, 19).replace("T", " ");
