@@ -114,15 +114,15 @@ class NotebookRun(Run):
             map(vars, reversed(report.log(self))), ["id", "parent", *_COUNTERS, "score", "marks"]
         ).convert_dtypes()
 
-    def policy(self, ref: str = "latest") -> Policy:
-        """The snapshot that a reference means, to act with; `RUN:REF` is another run's."""
+    def policy(self, ref: str | int = "latest") -> Policy:
+        """The snapshot that a reference means, to act with: its number, `"best"`, ...; `RUN:REF` is another run's."""
         return Policy(*locate(self, ref))
 
-    def q_values(self, ref: str, observations: Any) -> np.ndarray:
+    def q_values(self, ref: str | int, observations: Any) -> np.ndarray:
         """Q values by a snapshot; see `Policy.q_values`."""
         return self._policy_of(ref).q_values(observations)
 
-    def play(self, ref: str = "latest", *, episodes: int = 30, seed: int = 0) -> Evaluation:
+    def play(self, ref: str | int = "latest", *, episodes: int = 30, seed: int = 0) -> Evaluation:
         """The score of a snapshot over whole games: that of `twin-graph evaluate`, but not recorded."""
         return self._policy_of(ref).play(episodes=episodes, seed=seed)
 
@@ -173,7 +173,7 @@ class NotebookRun(Run):
                     show()
         return self
 
-    def _policy_of(self, ref: str) -> Policy:
+    def _policy_of(self, ref: str | int) -> Policy:
         """The policy of a snapshot, kept for the next call."""
         owner, snapshot = locate(self, ref)
         kept = self._kept
@@ -203,7 +203,7 @@ class NotebookRun(Run):
                 for target in told.targets
             ),
             *(
-                (f"{name} score", f"{score.mean:.2f} ({score.snapshot})")
+                (f"{name} score", f"{score.mean:z.2f} ({score.snapshot})")
                 for name, score in (("latest", told.scores.latest), ("best", told.scores.best))
                 if score
             ),
@@ -383,7 +383,7 @@ def _curve(points: list[tuple[int, float]]) -> str:
         f"{4 + (width - 8) * (x - x0) / ((x1 - x0) or 1):.1f},{4 + (height - 8) * (y1 - y) / ((y1 - y0) or 1):.1f}"
         for x, y in points
     )
-    title = escape(f"scores from {y0:.2f} to {y1:.2f}")
+    title = escape(f"scores from {y0:z.2f} to {y1:z.2f}")
     return (
         f'<br><svg width="{width}" height="{height}" role="img"><title>{title}</title>'
         f'<polyline points="{line}" fill="none" stroke="#2f7fd0" stroke-width="1.5"/></svg>'

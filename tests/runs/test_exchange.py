@@ -772,6 +772,12 @@ def test_a_prefix_that_begins_with_a_dash_is_no_option(run: Run, tmp_path: Path,
     assert "No such option" in twin_graph("import", str(run.folder), "--mpa", "a=b", "x", cwd=tmp_path).stderr
 
 
+def test_an_export_makes_its_folder(run: Run, tmp_path: Path) -> None:
+    done = twin_graph("export", str(run.folder), "latest", "back/again/network", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "back" / "again" / "network.index").exists()
+
+
 LATEST = """
 import tensorflow.compat.v1 as tf
 print(json.dumps(tf.train.latest_checkpoint(sys.argv[1])))

@@ -352,7 +352,7 @@ def test_a_run_that_would_make_no_update_is_refused(here: Path) -> None:
     assert refused.returncode == 2
     assert refused.stderr == (
         "Error: this run would never learn: the first update is due after 1,002 agent steps and train.steps=900; "
-        "raise --steps, or lower train.start_steps=1,000\n"
+        "raise train.steps (--steps), or lower train.start_steps=1,000\n"
     )
     linear = "train.learning_rate_schedule=linear", "train.learning_rate_updates=100"
     refused = twin_graph(

@@ -107,6 +107,18 @@ def test_q_values_are_those_of_the_snapshot_that_is_asked_for(run: notebook.Note
     np.testing.assert_array_equal(policy.q_values(observations), first)
 
 
+def test_a_snapshots_number_may_be_a_number(run: notebook.NotebookRun) -> None:
+    observations = np.eye(4, dtype=np.float32)
+    expected = run.q_values("2", observations)
+    np.testing.assert_array_equal(run.q_values(2, observations), expected)
+    assert run.resolve(2) == run.resolve("2")
+    with run.policy(2) as policy:
+        np.testing.assert_array_equal(policy.q_values(observations), expected)
+    assert run.play(2, episodes=1) == run.play("2", episodes=1)
+    with pytest.raises(UsageError, match="no snapshot"):
+        run.policy(-1)
+
+
 def test_a_policy_outlives_a_reference_to_nothing_that_is_there(run: notebook.NotebookRun) -> None:
     observations = np.zeros((1, 4), np.float32)
     first, *_, last = run.store().snapshots
@@ -292,6 +304,14 @@ def test_slips_of_the_pen_are_answered_with_a_line(run: notebook.NotebookRun) ->
         run.play(seed=-1)
     assert repr(run) == f"<NotebookRun {run.folder}>"
     assert config.load("cartpole", {"train.steps": 7_000}) == config.load("cartpole", [("train.steps", 7_000)])
+
+
+def test_messages_name_no_options_that_python_does_not_have(cartpole: Cartpole, tmp_path: Path) -> None:
+    run = twin_graph.create(tmp_path / "run", cartpole(train__steps=200, train__start_steps=200))
+    with pytest.raises(UsageError, match=r"run exists already; choose another folder$"):
+        twin_graph.create(tmp_path / "run", cartpole())
+    with pytest.raises(UsageError, match=r"; raise train\.steps \(--steps\), or lower train\.start_steps=200$"):
+        run.train()
 
 
 def test_settings_are_those_that_load_returns(tmp_path: Path) -> None:

@@ -832,7 +832,7 @@ def test_a_run_that_has_begun_is_advised_what_it_can_still_do(
         return str(error.value)
 
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10**9))
-    assert told(tmp_path / "new").endswith("; lower replay.capacity_steps, or choose another --run-dir")
+    assert told(tmp_path / "new").endswith("; lower replay.capacity_steps, or choose another folder for the run")
     assert told(begun).endswith("; lower save.keep_last, or make room")
     monkeypatch.setattr("twin_graph.base.machine.memory_free", lambda: 7 * 10**9)
     assert told(tmp_path / "new").endswith("; lower replay.capacity_steps")
@@ -856,6 +856,13 @@ def test_a_large_network_and_a_large_minibatch_need_what_was_measured(cartpole: 
         )
     assert 0.7e9 < alone_large - alone < 2 * 0.7e9
     assert large - small == 4 * (alone_large - alone)
+
+
+def test_memory_of_all_processes_is_told_as_such(pong: Make) -> None:
+    settings = pong(workers__count=8, train__chunk_steps=0)
+    with contextlib.closing(envs.make(settings.env, count=1)) as env:
+        words = requirements.measure(settings, env, Path()).words()
+    assert f"{10 * requirements.PROCESS_BYTES / 1e9:.1f} GB of it for TensorFlow in 10 processes; disk" in words
 
 
 def test_what_alone_would_be_enough_is_advised(pong: Make) -> None:

@@ -117,7 +117,7 @@ def check_that_it_learns(settings: Settings) -> None:
     if settings.total_steps < first:
         raise UsageError(
             f"this run would never learn: the first update is due after {first:,} agent steps and train.steps="
-            f"{train.steps:,}; raise --steps, or lower train.start_steps={train.start_steps:,}"
+            f"{train.steps:,}; raise train.steps (--steps), or lower train.start_steps={train.start_steps:,}"
         )
     updates = settings.total_updates
     if train.learning_rate_schedule == "linear" and not train.learning_rate_at(updates - 1):

@@ -218,7 +218,7 @@ def make(
         it is to be drawn and cannot be.
     """
     if not settings.id:
-        raise UsageError("no environment: give one with --env, for example --env ALE/Breakout-v5")
+        raise UsageError("no environment: give one as env.id, for example by --env ALE/Breakout-v5")
     module, _, inside = settings.id.rpartition(":")
     if module == "ale_py" or (module and inside.startswith("ALE/")):
         raise UsageError(f"env.id={settings.id} would be an Atari game without its protocol; write ALE/Pong-v5")

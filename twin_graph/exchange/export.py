@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 
 from twin_graph.errors import UsageError
 from twin_graph.evaluation.player import spec_of
-from twin_graph.snapshots.files import check_no_pattern, fsync, publish, remove_leftovers, temporary_of
+from twin_graph.snapshots.files import check_no_pattern, fsync, make_folder, publish, remove_leftovers, temporary_of
 from twin_graph.twin.model import build_model
 from twin_graph.twin.tf import tf
 from twin_graph.twin.twin import Twin, setters, to_set
@@ -27,7 +26,7 @@ Format = Literal["tf1", "savedmodel", "onnx", "tflite", "npz"]
 
 
 def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
-    """Writes a snapshot for other programs.
+    """Writes a snapshot for other programs, in a folder that is made if it does not exist.
 
     `tf1`: `path.meta`, `.index` and `.data-...`, for `tf.train.import_meta_graph(path + ".meta")` and `restore(path)`;
     and `checkpoint` beside them, by which `tf.train.latest_checkpoint` finds them, unless one is there.
@@ -49,11 +48,10 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
     for target in targets:
         if target.exists():
             raise UsageError(f"{target} exists already; choose another path")
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent}; make it with: mkdir -p {shlex.quote(str(path.parent))}")
     if form in ("tf1", "savedmodel"):
         check_no_pattern(path, "choose another path")
     store = run.store()
+    make_folder(path.parent)
     remove_leftovers(path.parent, of=path.name, spare_the_living=True)
     temporary = temporary_of(path)
     temporary.mkdir()

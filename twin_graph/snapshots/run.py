@@ -345,9 +345,9 @@ class Run:
             returns.setdefault(evaluation["snapshot"], []).extend(evaluation["returns"])
         return {snapshot: sum(r) / len(r) for snapshot, r in returns.items() if r}
 
-    def resolve(self, reference: str) -> Commit:
+    def resolve(self, reference: str | int) -> Commit:
         """The snapshot that a reference means: see `SnapshotStore.resolve`."""
-        return self.store().resolve(reference, self.scores)
+        return self.store().resolve(str(reference), self.scores)
 
     def state(self) -> str:
         """`running`, `finished`, `stopped` (by a person) or `failed` (by an error or a crash)."""
@@ -367,7 +367,7 @@ class Run:
         return "failed", f"killed: process {newest.pid} on {newest.host} ended without recording why"
 
 
-def check_new_folder(folder: Path, advice: str = "choose another --run-dir") -> None:
+def check_new_folder(folder: Path, advice: str = "choose another folder") -> None:
     """Raises `UsageError` if a run cannot be made here, or something exists already: nothing is ever overwritten."""
     check_no_pattern(folder, advice)
     if not folder.name:
@@ -460,8 +460,8 @@ def folders_of_runs(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob(f"[!.]*/{DESCRIPTION}"))
 
 
-def locate(run: Run, reference: str) -> tuple[Run, Commit]:
+def locate(run: Run, reference: str | int) -> tuple[Run, Commit]:
     """The snapshot that a reference means, and whose it is: `RUN:REF` is another run's."""
-    match = re.fullmatch(r"(?!([^/:]+/)?@update:)(.+?):(([^/:]+/)?@update:[\d,]+|[^:]+)", reference)
+    match = re.fullmatch(r"(?!([^/:]+/)?@update:)(.+?):(([^/:]+/)?@update:[\d,]+|[^:]+)", str(reference))
     owner, inside = (find(match[2]), match[3]) if match else (run, reference)
     return owner, owner.resolve(inside)

@@ -128,7 +128,7 @@ def _in_memory(settings: Settings, env: VectorEnv, model: Model, replay: int, pr
     yield Need("the replay", replay, "lower replay.capacity_steps", in_new=True)
     trainers = settings.workers.count if processes > 1 else 1
     yield Need(
-        "TensorFlow" if processes == 1 else "TensorFlow in each process",
+        "TensorFlow" if processes == 1 else f"TensorFlow in {processes} processes",
         processes * PROCESS_BYTES,
         "close other programs" if processes == 1 else "lower workers.count",
     )
@@ -187,7 +187,7 @@ def check_enough(needed: Needs, *, begun: bool = False) -> None:
         )
     if needed.disk > needed.disk_free:
         remedies = _remedies(needed.on_disk, needed.disk - needed.disk_free, begun=begun)
-        room = "make room" if begun else "choose another --run-dir"
+        room = "make room" if begun else "choose another folder for the run"
         raise TwinGraphError(
             f"not enough disk space: this run needs about {size(needed.disk)}, {_largest(needed.on_disk).words()}, and "
             f"{size(needed.disk_free)} are free; {remedies}, or {room}"
