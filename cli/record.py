@@ -1,5 +1,6 @@
 """`twin-graph record`."""
 
+import os
 from pathlib import Path
 
 import click
@@ -7,7 +8,8 @@ import click
 from twin_graph.base.here import absolute, shortened
 from twin_graph.evaluation import film
 from twin_graph.snapshots.files import make_folder
-from twin_graph.snapshots.run import find, locate
+from twin_graph.snapshots.ledger import Commit
+from twin_graph.snapshots.run import Run, find, locate
 
 from .display import Meter
 from .params import ANY_REF_HELP, PATH, Count, Number, json_option, print_json, ref_argument, run_argument, say, stdout
@@ -21,7 +23,7 @@ _SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
 @ref_argument(default="latest")
 @click.option("--episodes", type=Count(min=1), default=1, show_default=True, help="Games to film.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
-@click.option("-o", "--output", type=PATH, help="File to write, .mp4 or .gif.  [default: RUN-SNAPSHOT.mp4]")
+@click.option("-o", "--output", type=PATH, help="File to write, .mp4 or .gif.  [default: RUN/videos/SNAPSHOT.mp4]")
 @click.option("--speed", type=Number(0.01, 100), default=1.0, show_default=True, help="2 is twice as fast.")
 @click.option(
     "--scale",
@@ -43,9 +45,10 @@ def record(
 ) -> None:
     """Film snapshot REF of RUN while it plays, with what the network thinks.
 
-    Next to the game, the film shows the Q value of each action, the action taken, the value over time, and the score.
-    The first game is the one that `twin-graph evaluate RUN REF --episodes 1` plays with the same --seed. Needs an
-    extra: pip install 'twin-graph[video]'.
+    Next to the game, the film shows the Q value of each action, the action taken, the value over time, and the
+    score. The first game is the one that `twin-graph evaluate RUN REF --episodes 1` plays with the same --seed.
+    Needs an extra: pip install 'twin-graph[video]'. `twin-graph view` shows films in RUN/videos. Without -o, the
+    film of a run that you may only read is RUN-SNAPSHOT.mp4 in the current folder.
 
     \b
     Examples:
@@ -54,8 +57,8 @@ def record(
       twin-graph record cartpole-seed1-1 latest --episodes 3 --speed 2 --scale 2
     """
     owner, snapshot = locate(find(run), ref)
-    path = output or absolute(Path(f"{owner.name}-{snapshot.id}.mp4"))
-    if path.absolute().parent == owner.videos.absolute():  # where the page of `view` looks for films
+    path = output or _usual_path(owner, snapshot)
+    if path.absolute().parent == owner.videos.absolute():
         make_folder(owner.videos)
     film.check_path(path)
     usual, per_second = _SIZES[path.suffix.lower()]
@@ -83,10 +86,19 @@ def record(
                 break
         made.finish()
     if as_json:
-        print_json({"film": str(path), "snapshot": snapshot.id, "scores": made.scores, "score_so_far": made.score})
+        print_json(
+            {"film": shortened(str(path)), "snapshot": snapshot.id, "scores": made.scores, "score_so_far": made.score}
+        )
         return
     stdout.print(shortened(str(path)), soft_wrap=True)
     if made.scores:
         say(f"score: {', '.join(f'{score:zg}' for score in made.scores)}")
     else:
         say(f"score so far: {made.score:zg}")
+
+
+def _usual_path(run: Run, snapshot: Commit) -> Path:
+    """Where the page of `view` looks for films; if nothing can be written there, the folder of the command."""
+    if os.access(run.folder, os.W_OK):
+        return run.videos / f"{snapshot.id}.mp4"
+    return absolute(Path(f"{run.name}-{snapshot.id}.mp4"))

@@ -377,7 +377,7 @@ def test_what_commands_have_done_as_json(trained: Path, tmp_path: Path) -> None:
     network = tmp_path / "network"
     exported = answer("export", "latest", str(network))
     assert (exported["snapshot"], exported["format"]) == (newest, "tf1")
-    assert sorted(exported["files"]) == sorted(str(path) for path in tmp_path.glob("network.*"))
+    assert sorted(exported["files"]) == sorted(map(str, [*tmp_path.glob("network.*"), tmp_path / "checkpoint"]))
     imported = answer("import", str(network))
     assert Run(run).resolve(imported["snapshot"]).weights_sha256 == Run(run).resolve(newest).weights_sha256
     assert answer("pin", "latest") == {"snapshot": newest, "kept": True}

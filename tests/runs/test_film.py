@@ -22,6 +22,7 @@ from twin_graph.errors import UsageError
 from twin_graph.evaluation import film
 from twin_graph.evaluation.games import Contender, last, play
 from twin_graph.snapshots.run import Run, create
+from twin_graph.view.records import Records
 
 
 def _random_q(actions: int) -> Callable[[np.ndarray], np.ndarray]:
@@ -340,6 +341,21 @@ def test_record_plays_the_game_that_evaluate_scores(
         "Error: a.mp4 exists already; choose another path, or remove it\n",
     )
     assert len(list(run.evaluation_lines())) == 3  # two scheduled, and the one by hand: `record` measures nothing
+
+
+def test_the_page_shows_what_record_films(
+    trained: Callable[[config.Settings], Run], cartpole: Callable[..., config.Settings], tmp_path: Path
+) -> None:
+    run = trained(cartpole(evaluate__epsilon=1.0))
+    newest = run.store().newest.id
+    short = "--seconds", "0.2", "--scale", "0.5"
+    told = twin_graph("record", str(run.folder), *short, cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout == f"{run.folder.relative_to(tmp_path)}/videos/{newest}.mp4\n"
+    assert Records(run).film(newest).is_file()
+    again = twin_graph("record", str(run.folder), *short, cwd=tmp_path)
+    assert "exists already; choose another path" in again.stderr
+    assert not list(tmp_path.glob("*.mp4"))
 
 
 def test_what_cannot_be_filmed_is_refused_in_one_line(

@@ -313,8 +313,7 @@ class Records:
     def film(self, snapshot_id: str) -> Path:
         """The film of a snapshot. Raises `UsageError` if there is none."""
         if snapshot_id not in self._films():
-            path = f"RUN/videos/{snapshot_id}.mp4"
-            raise UsageError(f"no film of {snapshot_id}; `twin-graph record RUN {snapshot_id} -o {path}` makes one")
+            raise UsageError(f"no film of {snapshot_id}; `twin-graph record RUN {snapshot_id}` makes one")
         return self.run.videos / f"{snapshot_id}.mp4"
 
     def _films(self) -> list[str]:

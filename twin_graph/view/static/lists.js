@@ -303,7 +303,7 @@ export function ledgerPart(run) {
 }
 
 export function filmsPart(run) {
-  const part = section("Films", "Games that snapshots played: the run's `videos/*.mp4`, from `evaluate.video=true` or `twin-graph record -o`.", "films");
+  const part = section("Films", "Games that snapshots played: the run's `videos/*.mp4`, from `evaluate.video=true` or `twin-graph record`.", "films");
   const video = h("video", { controls: true, preload: "metadata", playsinline: true });
   const choice = h("select", { id: "film", onchange: play });
   const bar = h("div", { class: "bar" }, h("label", { for: "film" }, "Snapshot"), choice);
