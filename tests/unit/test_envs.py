@@ -786,3 +786,24 @@ def test_sticky_actions_change_the_game() -> None:
 def test_fire_begins_the_game_where_it_is_pressed(*, fire: bool) -> None:
     frames = breakout(EnvSettings(id="ALE/Breakout-v5", noop_max=0, fire_reset=fire), [0] * 10)
     assert (frames[0] != frames[-1]).any() == fire
+
+
+@pytest.mark.parametrize(
+    ("file", "given", "proposed"),
+    [
+        ("shop.py", "Shop-v0", "shop:Shop-v0"),
+        ("shop.py", "Shop", "shop:Shop-v0"),
+        ("shops/__init__.py", "Shop-v0", "shops:Shop-v0"),
+    ],
+)
+def test_an_id_that_a_module_here_registers_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, given: str, proposed: str
+) -> None:
+    """By the module's text: who imported it would run it."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("raise SystemExit\ngymnasium.register(\n    id='Shop-v0', entry_point='shop:Shop')\n")
+    (tmp_path / "about.py").write_text("# 'Shop-v0' is an environment\n")
+    (tmp_path / "not-a-module.py").write_text("gymnasium.register('Shop-v0')\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=rf"cannot make '{given}': .*; {file} here registers it: write {proposed}$"):
+        envs.make(EnvSettings(id=given), count=1)

@@ -7,6 +7,7 @@ import functools
 import importlib
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import warnings
@@ -329,7 +330,8 @@ def _look_at(settings: EnvSettings) -> _Declared:
     try:
         environment = _make(settings)
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
-        hint = nearest(settings.id, [name for name in gymnasium.registry if not _atari_name(name)])
+        hint = _registered_here(settings.id)
+        hint = hint or nearest(settings.id, [name for name in gymnasium.registry if not _atari_name(name)])
         raise UsageError(f"cannot make {settings.id!r}: {first_sentence(error)}{hint}") from None
     except ModuleNotFoundError as error:
         where = f"modules are looked for in {Path.cwd()} and among the installed packages"
@@ -343,6 +345,24 @@ def _look_at(settings: EnvSettings) -> _Declared:
     finally:
         with contextlib.suppress(Exception):  # told of those that are played
             environment.close()
+
+
+def _registered_here(environment_id: str) -> str:
+    """`; shop.py here registers it: write shop:Shop-v0`, if a module in the present folder does, by its text; or empty.
+
+    To import modules in order to find out would run whatever they do.
+    """
+    if ":" in environment_id:
+        return ""
+    id_in_quotes = re.compile(rf"""(["'])({re.escape(environment_id)}(?:-v\d+)?)\1""")
+    for path in sorted([*Path().glob("*.py"), *Path().glob("*/__init__.py")]):
+        text = ""
+        with contextlib.suppress(OSError):
+            text = path.read_text(encoding="utf-8", errors="replace")
+        module = path.parent.name or path.stem
+        if "register" in text and module.isidentifier() and (found := id_in_quotes.search(text)):
+            return f"; {path} here registers it: write {module}:{found[2]}"
+    return ""
 
 
 def _declared(environment_id: str, environment: gymnasium.Env[Any, Any]) -> _Declared:
