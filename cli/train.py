@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,7 @@ from .params import (
 from .records import worker_line
 
 if TYPE_CHECKING:
+    from twin_graph.config.settings import Settings
     from twin_graph.distributed.cluster import Cluster
     from twin_graph.envs import VectorEnv
     from twin_graph.snapshots.points import PointState
@@ -78,7 +80,8 @@ def cluster_options(command: Any) -> Any:
 @click.option(
     "--run-dir",
     type=PATH,
-    help="Folder of the run, which must not exist yet.  [default: checkpoints/PRESET-seedS-N]",
+    help="Folder of the run, which must not exist yet.  [default: checkpoints/PRESET-seedS-N; with an environment that "
+    "is not the preset's, its name instead of PRESET]",
 )
 @set_option
 @verbose_option
@@ -124,7 +127,7 @@ def train(
     check_that_it_learns(settings)
     for sentence in without_effect(settings, (key for key, _ in overrides)):
         say(sentence)
-    stem = f"{settings.preset}-seed{settings.seed}-"
+    stem = f"{_name_of(settings)}-seed{settings.seed}-"
     folder = run_dir or free_folder(stem)
     check_new_folder(folder, f"change `run` in {cluster}" if described else "choose another --run-dir")
 
@@ -141,6 +144,18 @@ def train(
             if not has_begun(run) and not isinstance(error, InUseError):  # its name shall be free
                 remove_folder(run.folder)
             raise
+
+
+def _name_of(settings: Settings) -> str:
+    """What a run is called: by its preset, or, with an environment that is not the preset's, by that.
+
+    `shop` for `shop:Shop-v0`, `spaceinvaders` for `ALE/SpaceInvaders-v5`.
+    """
+    if settings.env.id == config.load(settings.preset).env.id:
+        return settings.preset
+    name = re.split(r"[:/]", settings.env.id)[-1]
+    plain = re.sub(r"[^a-z0-9_]+", "-", re.sub(r"-v\d+$", "", name).lower())
+    return plain.strip("-") or settings.preset
 
 
 def _introduce(run: Run, begun: Ready) -> None:

@@ -76,6 +76,11 @@ def test_modules_in_the_present_folder_are_found_but_stand_in_for_none(here: Pat
     assert "environment my_module:Mine-v0" in (here / "said").read_text()
 
 
+def test_a_run_of_an_own_environment_is_called_after_it(here: Path) -> None:
+    done = twin_graph("train", "cartpole", "--env", "my_module:Mine-v0", "--steps=400", *TINY, cwd=here)
+    assert (done.returncode, Run(here / "checkpoints" / "mine-seed1-1").state()) == (0, "finished"), done.stderr
+
+
 def test_they_stand_in_for_none_in_other_processes_either(here: Path) -> None:
     (here / "plan.toml").write_text(
         'name = "mine"\npreset = "cartpole"\nsteps = 2000\nseeds = [1]\n'

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from tables import rows
+from twin_graph_cli.train import _name_of
 
 from twin_graph import config
 from twin_graph.config import no_effect
@@ -171,3 +172,18 @@ def test_all_settings_that_may_change_nothing_exist() -> None:
     for prefixes in [*no_effect._USED_ONLY, *no_effect._USED_ONLY_IN.values()]:
         for prefix in prefixes:
             assert any(name.startswith(prefix) for name in names), prefix
+
+
+@pytest.mark.parametrize(
+    ("preset", "environment", "name"),
+    [
+        *(("cartpole", "CartPole-v1", "cartpole"), ("pong", "ALE/Pong-v5", "pong"), ("breakout", None, "breakout")),
+        *(("cartpole", "shop:Shop-v0", "shop"), ("cartpole", "my.package:ns/My_Shop-v12", "my_shop")),
+        *(("atari", "ALE/SpaceInvaders-v5", "spaceinvaders"), ("cartpole", "LunarLander-v3", "lunarlander")),
+        *(("connect-four", "OpenSpiel/hex", "hex"), ("cartpole", "a:../..-v1", "cartpole")),
+    ],
+)
+def test_a_run_is_called_after_an_environment_that_is_not_its_presets(
+    preset: str, environment: str | None, name: str
+) -> None:
+    assert _name_of(config.load(preset, [("env.id", environment)] if environment else [])) == name
