@@ -9,11 +9,12 @@ from rich.table import Table
 
 from twin_graph.base.here import absolute, shortened
 from twin_graph.base.text import counted, interval_before
+from twin_graph.config.turns import Turns
 from twin_graph.errors import UsageError
 from twin_graph.records import code, report
 from twin_graph.records.told import Damaged, Opponent, OpponentThen, Status, plain
 from twin_graph.snapshots.ledger import ONLY_LEARNER
-from twin_graph.snapshots.run import RUNS, find
+from twin_graph.snapshots.run import RUNS, Run, find
 from twin_graph.snapshots.store import Variable
 from twin_graph.snapshots.workers import SILENT_SECONDS, WorkerStatus
 
@@ -32,7 +33,8 @@ def status(run: str, as_json: bool) -> None:
     Example:
       twin-graph status pong-seed1-1
     """
-    summary = report.status(find(run))
+    found = find(run)
+    summary = report.status(found)
     if as_json:
         print_json(plain(summary))
         return
@@ -80,8 +82,13 @@ def status(run: str, as_json: bool) -> None:
         if score := getattr(summary.scores, name):
             table.add_row(f"{name} score", f"{score.mean:z.2f}  ({score.snapshot})")
     if point:
-        table.add_row("weights_sha256", f"{summary.weights_sha256}  (of that resume point)")
+        table.add_row("weights_sha256", f"{summary.weights_sha256}  (of that resume point{_of_both(found)})")
     stdout.print(table)
+
+
+def _of_both(run: Run) -> str:
+    """For people, after a hash of all weights."""
+    return ", both learners together" if len(Turns(run.settings).learners) > 1 else ""
 
 
 @click.command()
@@ -147,7 +154,10 @@ def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
         return
     # Not rich's table, which takes seconds for ten thousand rows.
     line = "{:<20} {:>12} {:>10} {:>9} {:>7} {:>9}  {:<19}  {}"
-    headings = "snapshot", "agent steps", "updates", "episodes", "depth", "score", "committed (UTC)", ""
+    headings = ["snapshot", "agent steps", "updates", "episodes", "depth", "score", "committed (UTC)", ""]
+    several = len(Turns(found.settings).learners) > 1
+    if several:
+        line, headings = f"{{:<7}}  {line}", ["learner", *headings]
     echo(line.format(*headings).rstrip())
     for entry in entries:
         imported = "imported" in entry.marks  # it was made outside of this run's counters
@@ -156,7 +166,8 @@ def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
         depth = "-" if entry.depth_agent_steps is None else f"{entry.depth_agent_steps:,.0f}"
         time = entry.time[:19].replace("T", " ")
         marks = [*entry.marks, *([f"of {entry.run}"] if entry.run != found.name else [])]
-        echo(line.format(entry.id, *numbers, depth, score, time, ", ".join(marks)).rstrip())
+        whose = ["" if imported else entry.learner] if several else []
+        echo(line.format(*whose, entry.id, *numbers, depth, score, time, ", ".join(marks)).rstrip())
 
 
 @click.command(epilog=REF_HELP)

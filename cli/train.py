@@ -279,6 +279,7 @@ def _report(folder: Path, progress: Progress, as_json: bool, cluster: Cluster | 
                 "state": "stopped" if progress.interrupted else "finished",
                 **progress.counters.model_dump(),
                 "snapshot": progress.newest_snapshot,
+                "snapshots": progress.newest_snapshots,
                 "weights_sha256": progress.weights_sha256,
                 "evaluations": [{"snapshot": snapshot, **found.summary()} for snapshot, found in evaluations],
             }
@@ -290,7 +291,10 @@ def _report(folder: Path, progress: Progress, as_json: bool, cluster: Cluster | 
             say(f"{worker.name}: {worker_line(worker)}")
     for snapshot, found in evaluations:
         say(f"score of {snapshot}: {found.words()}")
-    say(f"newest snapshot: {progress.newest_snapshot}\nweights_sha256: {progress.weights_sha256}")
+    newest = progress.newest_snapshots
+    for learner, snapshot in newest.items():
+        say(f"newest snapshot{f' of {learner}' if len(newest) > 1 else ''}: {snapshot}")
+    say(f"weights_sha256{' of both learners together' if len(newest) > 1 else ''}: {progress.weights_sha256}")
     if progress.interrupted:
         say(f"continue with: {_resume(folder, cluster)}")
     say(f"next: {command('log', folder)}    {command('evaluate', folder, '--episodes', 30)}")

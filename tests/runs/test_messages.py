@@ -225,6 +225,19 @@ def test_the_scores_of_both_learners_are_told(here: Path) -> None:
         assert f"score of {score['snapshot']}: {score['mean']:.2f} (" in done.stderr
 
 
+def test_what_both_learners_made_is_told_of_each(here: Path) -> None:
+    done = twin_graph("train", "cartpole", "--steps=800", "--set=mode=mutual", "--run-dir=both", *TINY, cwd=here)
+    store = Run(here / "both").store()
+    a, b = (next(snapshot.id for snapshot in reversed(store.snapshots) if snapshot.learner == name) for name in "ab")
+    assert f"newest snapshot of a: {a}\nnewest snapshot of b: {b}\n" in done.stderr
+    assert re.search(r"^weights_sha256 of both learners together: [0-9a-f]{64}$", done.stderr, re.MULTILINE)
+    heading, *lines = twin_graph("log", "both", cwd=here).stdout.splitlines()
+    assert heading.split()[:2] == ["learner", "snapshot"]
+    assert [tuple(line.split()[:2]) for line in lines] == [(s.learner, s.id) for s in reversed(store.snapshots)]
+    assert "  (of that resume point, both learners together)" in twin_graph("status", "both", cwd=here).stdout
+    assert twin_graph("log", "my run", cwd=here).stdout.startswith("snapshot ")
+
+
 def test_who_diverged_is_not_told_to_do_the_same_again(here: Path) -> None:
     options = ["--set=loss=my_module:that_explodes", "--set=train.learning_rate=0.004", "--run-dir=diverged"]
     done = twin_graph("train", "cartpole", "--steps=1200", *options, *TINY, cwd=here)

@@ -213,6 +213,7 @@ def log(run: Run, *, abandoned: bool = False, count: int | None = None) -> list[
             id=snapshot.id,
             parent=snapshot.parent,
             lineage=snapshot.lineage,
+            learner=snapshot.learner,
             attempt=snapshot.attempt,
             run=_maker_of_import(run, snapshot.id) if is_import(snapshot.id) else makers[snapshot.attempt],
             time=snapshot.time,

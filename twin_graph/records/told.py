@@ -133,6 +133,7 @@ class Entry:
     """A snapshot in the list of a run's; counters are None of an import.
 
     Attributes:
+      learner: whose weights these are.
       run: in which it was made, before a fork.
       depth_agent_steps: see `twin_graph.records.depth`.
       marks: see `twin_graph.records.report.log`.
@@ -141,6 +142,7 @@ class Entry:
     id: str
     parent: str | None
     lineage: str
+    learner: str
     attempt: int
     run: str
     time: str

@@ -137,8 +137,14 @@ class Progress:
         return self.live.store.newest.id
 
     @property
+    def newest_snapshots(self) -> dict[str, str]:
+        """The newest snapshot of each learner, by the learner's name."""
+        by_learner = {snapshot.learner: snapshot.id for snapshot in self.live.store.snapshots}
+        return {learner.name: by_learner[learner.name] for learner in self.live.learners}
+
+    @property
     def weights_sha256(self) -> str:
-        """The hash of the newest resume point's weights; empty before the first."""
+        """The hash of the newest resume point's weights, of both learners together; empty before the first."""
         point = self.live.resume_points.newest
         return point.weights_sha256 if point else ""
 
