@@ -265,6 +265,29 @@ def test_a_person_without_a_mouse_reaches_every_view(server: Server, browser: An
 
 
 @needs_browser
+def test_an_answer_goes_with_its_question(server: Server, browser: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    look(browser, f"{server.address}#/run/{server.number('cartpole-seed1-1')}")
+    wait(browser, READY["run"])
+    field = browser.find_element("id", "explain-update")
+
+    def ask(text: str) -> None:
+        browser.execute_script("arguments[0].value = ''", field)
+        field.send_keys(text, Keys.ENTER)
+
+    for refused, words in (("0", "1"), ("1.5", "value"), ("", "fill"), ("1000000", "250")):
+        ask("100")
+        wait(browser, "document.querySelector('.why').textContent.startsWith('Update 100 was')")
+        ask(refused)
+        told = wait(browser, "document.querySelector('.why .bad')?.textContent")
+        assert words in told
+        assert "Update 100" not in browser.find_element("css selector", ".why").text
+    field.send_keys("1")
+    wait(browser, "document.querySelector('.why').textContent == ''")
+
+
+@needs_browser
 def test_the_picture_says_under_the_cursor_and_at_a_click_which_snapshot_served(server: Server, browser: Any) -> None:
     from selenium.webdriver import ActionChains
 

@@ -28,6 +28,11 @@ export function timelinePart(run, role) {
     required: true,
     id: "explain-update",
     inputmode: "numeric",
+    oninput: () => forget(),
+    oninvalid: (event) => {
+      event.preventDefault(); // what the browser would say in a bubble
+      forget(h("p", { class: "bad" }, input.validationMessage));
+    },
   });
   const why = h("div", { class: "why", role: "status" });
   const form = h(
@@ -90,6 +95,12 @@ export function timelinePart(run, role) {
     });
     const more = rows.length > 2 ? `; and ${rows.length - 2} more` : "";
     return `update ${count(update)}: ${what.join("; ")}${more} (${lines.policies[lines.policy[rows[0]]]})`;
+  }
+
+  /** An answer, or one that is on its way, is not of what the field says now. */
+  function forget(instead) {
+    asked += 1;
+    put(why, instead);
   }
 
   async function explain(update) {
