@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -15,6 +16,7 @@ import pytest
 from attempts import attempt, progress_of
 from commands import twin_graph
 from imageio_ffmpeg import count_frames_and_secs, get_ffmpeg_exe, read_frames
+from twin_graph_cli.record import _usual_path
 
 from twin_graph import config, envs
 from twin_graph.envs.legal import ILLEGAL
@@ -356,6 +358,16 @@ def test_the_page_shows_what_record_films(
     again = twin_graph("record", str(run.folder), *short, cwd=tmp_path)
     assert "exists already; choose another path" in again.stderr
     assert not list(tmp_path.glob("*.mp4"))
+
+
+def test_a_film_of_a_run_that_may_only_be_read_is_in_the_present_folder(
+    cartpole: Callable[..., config.Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, snapshot = create(tmp_path / "run", cartpole()), SimpleNamespace(id="000001-12345678")
+    assert _usual_path(run, snapshot) == run.videos / "000001-12345678.mp4"
+    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.chdir(tmp_path)
+    assert _usual_path(run, snapshot) == tmp_path / "run-000001-12345678.mp4"
 
 
 def test_what_cannot_be_filmed_is_refused_in_one_line(
