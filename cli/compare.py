@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
 from twin_graph.base import new_files
 from twin_graph.records import code
 from twin_graph.snapshots.ledger import ONLY_LEARNER
 from twin_graph.snapshots.run import find
 
-from .params import PATH, complete_run, json_option, print_json, say, stdout
+from .params import PATH, complete_run, json_option, print_json, say
+from .tables import print_table, print_text
 
 if TYPE_CHECKING:  # imports TensorFlow
     from twin_graph.analysis.compare import Comparison
@@ -64,44 +64,43 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
         print_json(document)
         return
     for name, ours, theirs in (*found.settings, *found.machines):
-        stdout.print(f"{name}: {ours} in {names[0]}, {theirs} in {names[1]}")
+        print_text(f"{name}: {ours} in {names[0]}, {theirs} in {names[1]}")
     for sentence in mixed:
-        stdout.print(sentence, soft_wrap=True)
+        print_text(sentence)
     if not found.settings:
-        stdout.print("equal settings" if not mixed else "equal settings, but different code")
-    stdout.print(f"equal up to update {found.equal:,}")
+        print_text("equal settings" if not mixed else "equal settings, but different code")
+    print_text(f"equal up to update {found.equal:,}")
     if found.parted is None:
-        stdout.print("no difference in what both runs recorded")
+        print_text("no difference in what both runs recorded")
         return
     words = f"first difference, after update {found.parted.updates:,}: {found.parted.what} is"
     ours, theirs = (f"{what or 'missing'} in {name}" for what, name in zip(found.parted[2:], names, strict=True))
-    stdout.print(f"{words} {ours}, {theirs}")
+    print_text(f"{words} {ours}, {theirs}")
     if not found.settings and not found.machines and not mixed:
-        stdout.print(f"nothing else that is recorded differs: {found.recorded}")
+        print_text(f"nothing else that is recorded differs: {found.recorded}")
     if not found.pairs:
-        stdout.print("no pair of snapshots made after the same number of updates still has weights")
+        print_text("no pair of snapshots made after the same number of updates still has weights")
         return
-    stdout.print(_table(found, names))
+    _print_pairs(found, names)
 
 
 def _named(differences: Sequence[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
     return [{"name": name, "first": ours, "second": theirs} for name, ours, theirs in differences]
 
 
-def _table(found: Comparison, names: Sequence[str]) -> Table:
+def _print_pairs(found: Comparison, names: Sequence[str]) -> None:
     """A row for each pair of snapshots; with whose they are, if there are two learners."""
-    table = Table(box=None, pad_edge=False)
     two = any(pair.learner != ONLY_LEARNER for pair in found.pairs)
-    for heading in (
+    headings = (
         *(["learner"] if two else []),
         "updates",
         "agent steps",
         "weights apart",
-        "|Q - Q'|",
+        "|Q-Q'|",
         "same action",
         *(f"score of {n}" for n in names),
-    ):
-        table.add_column(heading, justify="right")
+    )
+    rows = []
     scores = [{score.snapshot: f"{score.mean:z.2f}" for score in of_run} for of_run in found.scores]
     for pair in found.pairs:
         numbers = [
@@ -111,5 +110,5 @@ def _table(found: Comparison, names: Sequence[str]) -> Table:
         ]
         played = scores[0].get(pair.first, ""), scores[1].get(pair.second, "")
         whose = [pair.learner] if two else []
-        table.add_row(*whose, f"{pair.updates:,}", f"{pair.agent_steps:,}", *numbers, *played)
-    return table
+        rows.append([*whose, f"{pair.updates:,}", f"{pair.agent_steps:,}", *numbers, *played])
+    print_table(headings, rows, left=0)

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from twin_graph.base.here import shortened
 from twin_graph.base.text import command
@@ -24,6 +23,7 @@ from .params import (
     say,
     stdout,
 )
+from .tables import print_table
 
 _MEAN_OF = 16  # snapshots, unless they are named
 #: Endings by which people mean another format than tf1, and which it is likely to be.
@@ -51,13 +51,11 @@ def diff(run: str, first: str, second: str, as_json: bool) -> None:
     if as_json:
         print_json({"first": ours[1].id, "second": theirs[1].id, "variables": [row._asdict() for row in rows]})
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("variable", "shape", "distance", "relative", "largest change"):
-        table.add_column(heading, justify="left" if heading in ("variable", "shape") else "right")
-    for row in rows:
-        numbers = (f"{row.distance:.4g}", f"{row.relative:.2%}", f"{row.largest:.4g}")
-        table.add_row(row.name, str(list(row.shape)), *numbers)
-    stdout.print(table)
+    table = [
+        [row.name, str(list(row.shape)), f"{row.distance:.4g}", f"{row.relative:.2%}", f"{row.largest:.4g}"]
+        for row in rows
+    ]
+    print_table(("variable", "shape", "distance", "relative", "largest change"), table, left=2)
 
 
 @click.command(epilog=ANY_REF_HELP)

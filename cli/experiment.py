@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from twin_graph.base import machine, new_files
 from twin_graph.base.here import absolute, shortened
@@ -30,6 +29,7 @@ from twin_graph.records import code
 
 from .display import LINE_SECONDS, RATE_SECONDS, Meter, clock
 from .params import PATH, Count, extra_is_missing, json_option, print_json, say, stderr, stdout
+from .tables import print_table
 
 if TYPE_CHECKING:
     from twin_graph.experiments.results import Result
@@ -212,7 +212,7 @@ def report(folders: tuple[Path, ...], last: int | None, also: str | None, as_jso
         print_json(numbers)
         return
     for path in written:
-        stdout.print(shortened(str(path)), soft_wrap=True)
+        stdout.print(shortened(str(path)))
 
 
 @experiment.command("clock")
@@ -273,13 +273,11 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
     if as_json:
         print_json({name: {"runs": count, **fit._asdict()} for name, (count, fit) in rows.items()})
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("condition", "runs", "evaluations", "r", "mean error", "mean excess"):
-        table.add_column(heading, justify="left" if heading == "condition" else "right")
-    for name, (count, fit) in rows.items():
-        numbers = (f"{fit.correlation:z.4f}", f"{fit.error:.2f}", f"{fit.bias:z.2f}")
-        table.add_row(name, str(count), f"{fit.evaluations:,}", *numbers)
-    stdout.print(table)
+    table = [
+        [name, str(count), f"{fit.evaluations:,}", f"{fit.correlation:z.4f}", f"{fit.error:.2f}", f"{fit.bias:z.2f}"]
+        for name, (count, fit) in rows.items()
+    ]
+    print_table(("condition", "runs", "evaluations", "r", "mean error", "mean excess"), table)
 
 
 def _say_mixed(runs: Iterable[Result]) -> None:
@@ -316,14 +314,12 @@ def _check_room(found: Experiment, states: list[State], jobs: int) -> None:
 
 def _show_plan(found: Experiment, states: list[State], jobs: int, console: Console) -> None:
     plan, tell = found.plan, functools.partial(say, console=console)
-    table = Table(box=None, pad_edge=False)
     kinds = ("waiting", "running", "cut", "failed", "damaged", "done")
-    for heading in ("condition", "runs", *kinds):
-        table.add_column(heading, justify="left" if heading == "condition" else "right")
+    rows = []
     for condition in plan.conditions:
         its = [state.state for state in states if state.planned.condition == condition]
-        table.add_row(condition, str(len(its)), *(str(its.count(kind) or "") for kind in kinds))
-    console.print(table)
+        rows.append([condition, str(len(its)), *(str(its.count(kind) or "") for kind in kinds)])
+    print_table(("condition", "runs", *kinds), rows, console=console)
     seconds, how = found.seconds_left(states, jobs)
     left = [state for state in states if state.is_left]
     tell(

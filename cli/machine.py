@@ -3,12 +3,14 @@
 import json
 
 import click
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from twin_graph import config
 
 from .params import complete_preset, json_option, print_json, stderr, stdout
+from .tables import print_facts
 
 
 @click.command()
@@ -27,10 +29,7 @@ def presets(preset: str | None, as_json: bool) -> None:
         if as_json:
             print_json(descriptions)
             return
-        table = Table.grid(padding=(0, 2))
-        for name, description in descriptions.items():
-            table.add_row(name, description)
-        stdout.print(table)
+        print_facts(descriptions.items())
         return
     settings = config.load(preset)
     if as_json:
@@ -41,13 +40,14 @@ def presets(preset: str | None, as_json: bool) -> None:
         value = json.dumps(setting.value)  # as --set takes it
         default = defaults[setting.key]
         style = "bold green" if setting.value != default else "green"
-        stdout.print(Text.assemble((setting.key, "bold"), " = ", (value, style), f" {setting.unit}"), soft_wrap=True)
+        stdout.print(Text.assemble((setting.key, "bold"), " = ", (value, style), f" {setting.unit}"))
         limits = f"; {setting.range}" if setting.range else f"; {setting.type}" if "|" in setting.type else ""
         source = f"source: {setting.source}" if setting.source else ""
         if setting.value != default and default != "":
             source = f"default: {json.dumps(default)}" + (f" ({setting.source})" if setting.source else "")
         rest = f"{limits}{'; ' if source else ''}{source}"
-        stdout.print(Text.assemble(f"    {setting.meaning}", (rest, "dim")), soft_wrap=True)
+        about = Padding(Text.assemble(setting.meaning, (rest, "dim")), (0, 0, 0, 4), expand=False)
+        stdout.print(about, soft_wrap=False)
     stdout.print("\nChange one with --set, for example: --set train.batch_size=64")
 
 
@@ -71,6 +71,6 @@ def doctor(as_json: bool) -> None:
         for finding in findings:
             mark = Text("ok", "green") if finding.ok else Text("no", "red")
             table.add_row(mark, finding.subject, f"{finding.found}{'' if finding.ok else f'; {finding.advice}'}")
-        stdout.print(table)
+        stdout.print(table, soft_wrap=False)
     if not all(finding.ok for finding in findings):
         raise click.exceptions.Exit(1)

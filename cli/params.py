@@ -13,7 +13,6 @@ from typing import IO, Any, TextIO
 import click
 from click.shell_completion import CompletionItem
 from rich.console import Console
-from rich.table import Table
 
 from twin_graph import config
 from twin_graph.base.here import absolute, shortened
@@ -117,18 +116,14 @@ class _Results(Console):
     @file.setter
     def file(self, file: IO[str]) -> None: ...
 
-    def print(self, *objects: Any, **options: Any) -> None:
-        for table in (one for one in objects if isinstance(one, Table)):
-            for column in table.columns:
-                column.overflow = "fold"  # what is copied, such as a name or a hash, is never cut
-        super().print(*objects, **options)
-
     def on_broken_pipe(self) -> None:
         raise ReaderGoneError
 
 
-#: For results. In a pipe nothing is cut to the width of a terminal that is not there.
-stdout = _Results(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else 1000)
+#: For results. No line is broken by us, so that names and hashes can be copied; a pipe has no width.
+stdout = _Results(
+    markup=False, emoji=False, highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 1000
+)
 
 
 def overrides_of(assignments: Iterable[str], named: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -90,7 +90,7 @@ def record(
             {"film": shortened(str(path)), "snapshot": snapshot.id, "scores": made.scores, "score_so_far": made.score}
         )
         return
-    stdout.print(shortened(str(path)), soft_wrap=True)
+    stdout.print(shortened(str(path)))
     if made.scores:
         say(f"score: {', '.join(f'{score:zg}' for score in made.scores)}")
     else:

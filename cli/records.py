@@ -1,24 +1,23 @@
 """Commands that read a run's records: `status`, `runs`, `log`, `show`, `explain`. None of them imports TensorFlow."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from twin_graph.base.here import absolute, shortened
 from twin_graph.base.text import counted, interval_before
 from twin_graph.config.turns import Turns
 from twin_graph.errors import UsageError
 from twin_graph.records import code, report
-from twin_graph.records.told import Damaged, Opponent, OpponentThen, Status, plain
+from twin_graph.records.told import Damaged, Entry, Explained, Opponent, OpponentThen, Shown, Status, plain
 from twin_graph.snapshots.ledger import ONLY_LEARNER
 from twin_graph.snapshots.run import RUNS, Run, find
-from twin_graph.snapshots.store import Variable
 from twin_graph.snapshots.workers import SILENT_SECONDS, WorkerStatus
 
-from .params import PATH, REF_HELP, Count, echo, json_option, print_json, ref_argument, run_argument, stdout
+from .params import PATH, REF_HELP, Count, json_option, print_json, ref_argument, run_argument, stdout
+from .tables import print_facts, print_table, print_text
 
 
 @click.command()
@@ -38,52 +37,51 @@ def status(run: str, as_json: bool) -> None:
     if as_json:
         print_json(plain(summary))
         return
-    table = Table.grid(padding=(0, 2))
-    table.add_row("run", summary.run)
-    table.add_row("state", ": ".join(part for part in (summary.state, summary.reason) if part))
-    table.add_row("attempt", str(summary.attempt))
+    print_facts(_about(summary, found))
+
+
+def _about(summary: Status, run: Run) -> Iterator[tuple[str, str]]:
+    """What `status` says of a run, by names."""
+    yield "run", summary.run
+    yield "state", ": ".join(part for part in (summary.state, summary.reason) if part)
+    yield "attempt", str(summary.attempt)
     if origin := summary.forked_from:
         moved = f"; moved {origin['moved']}" if origin.get("moved") else ""
-        table.add_row(
-            "forked from",
-            f"{origin['run']}, resume point {origin['point']}, update {origin['updates']:,}{moved}",
-        )
-    table.add_row("agent steps", f"{summary.agent_steps:,} of {summary.total_steps:,}")
+        at = f"resume point {origin['point']}, update {origin['updates']:,}"
+        yield "forked from", f"{origin['run']}, {at}{moved}"
+    yield "agent steps", f"{summary.agent_steps:,} of {summary.total_steps:,}"
     for name in ("updates", "frames", "episodes", "snapshots"):
-        table.add_row(name, f"{getattr(summary, name):,}")
+        yield name, f"{getattr(summary, name):,}"
     for target in summary.targets:
         since = f"for {counted(target.served_updates, 'update')}{', held' if target.held else ''}"
-        table.add_row(
-            "target" if target.learner == ONLY_LEARNER else f"{target.learner}'s target",
-            f"{target.snapshot}  (policy {target.policy}, {since})",
-        )
+        name = "target" if target.learner == ONLY_LEARNER else f"{target.learner}'s target"
+        yield name, f"{target.snapshot}  (policy {target.policy}, {since})"
     if opponent := summary.opponent:
         since = f"for {counted(opponent.served_agent_steps, 'agent step')}{', held' if opponent.held else ''}"
-        table.add_row("opponent", f"{_who(opponent)}  (policy {opponent.policy}, {since})")
+        yield "opponent", f"{_who(opponent)}  (policy {opponent.policy}, {since})"
     names = {
         "q_distance": "mean |Q - Q_target|",
         "greedy_agreement": "equal greedy actions",
         "weight_distance": "weights",
     }
     telemetry = {key.removeprefix("target/"): value for key, value in summary.telemetry.items() if value is not None}
-    if facts := [f"{names[name]} {telemetry[name]:z.3g}" for name in names if name in telemetry]:
-        table.add_row("target's distance", ", ".join(facts))
+    if distances := [f"{names[name]} {telemetry[name]:z.3g}" for name in names if name in telemetry]:
+        yield "target's distance", ", ".join(distances)
     for worker in summary.workers:
-        table.add_row(worker.name, worker_line(worker))
+        yield worker.name, worker_line(worker)
     for request in summary.requests:
-        table.add_row("requested", request.words)
+        yield "requested", request.words
     if point := summary.resume_point:
-        table.add_row("resume point", f"{point.number}, at {point.agent_steps:,} agent steps")
+        yield "resume point", f"{point.number}, at {point.agent_steps:,} agent steps"
     for sentence in summary.without_effect:
-        table.add_row("note", sentence)
+        yield "note", sentence
     if summary.agent_steps_per_second:
-        table.add_row("rate", f"{summary.agent_steps_per_second:.0f} agent steps/s")
+        yield "rate", f"{summary.agent_steps_per_second:.0f} agent steps/s"
     for name in ("latest", "best"):
         if score := getattr(summary.scores, name):
-            table.add_row(f"{name} score", f"{score.mean:z.2f}  ({score.snapshot})")
+            yield f"{name} score", f"{score.mean:z.2f}  ({score.snapshot})"
     if point:
-        table.add_row("weights_sha256", f"{summary.weights_sha256}  (of that resume point{_of_both(found)})")
-    stdout.print(table)
+        yield "weights_sha256", f"{summary.weights_sha256}  (of that resume point{_of_both(run)})"
 
 
 def _of_both(run: Run) -> str:
@@ -110,27 +108,26 @@ def runs(folder: Path, as_json: bool) -> None:
     if not summaries:
         stdout.print(shortened(f"no runs in {folder}/ yet; start one with: twin-graph train cartpole"))
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("run", "state", "environment", "agent steps", "snapshots", "latest score", "best score"):
-        table.add_column(heading, justify="left" if heading in ("run", "state", "environment") else "right")
-    for depth, place in report.tree([(summary.run, report.parent_of(summary)) for summary in summaries]):
-        summary = summaries[place]
-        name = f"{'  ' * (depth - 1)}└ {summary.run}" if depth else summary.run
-        if isinstance(summary, Damaged):
-            table.add_row(name, "damaged", summary.reason)
-            continue
-        scores = summary.scores.latest, summary.scores.best
-        table.add_row(
-            name,
-            summary.state,
-            summary.environment,
-            f"{summary.agent_steps:,}",
-            f"{summary.snapshots:,}",
-            *(f"{score.mean:z.2f}" if score else "-" for score in scores),
-        )
-    stdout.print(table)
+    headings = "run", "state", "environment", "agent steps", "snapshots", "latest score", "best score"
+    tree = report.tree([(summary.run, report.parent_of(summary)) for summary in summaries])
+    print_table(headings, (_row(depth, summaries[place]) for depth, place in tree), left=3)
     for sentence in code.mixed({one.run: one.code for one in summaries if isinstance(one, Status)}):
-        stdout.print(sentence, soft_wrap=True)
+        print_text(sentence)
+
+
+def _row(depth: int, summary: Status | Damaged) -> tuple[str, ...]:
+    """A run in the list of runs, with the number of its ancestors."""
+    name = f"{'  ' * (depth - 1)}└ {summary.run}" if depth else summary.run
+    if isinstance(summary, Damaged):
+        return (name, "damaged", *[""] * 5, summary.reason)
+    return (
+        name,
+        summary.state,
+        summary.environment,
+        f"{summary.agent_steps:,}",
+        f"{summary.snapshots:,}",
+        *(f"{score.mean:z.2f}" if score else "-" for score in (summary.scores.latest, summary.scores.best)),
+    )
 
 
 @click.command()
@@ -152,22 +149,28 @@ def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
     if as_json:
         print_json(plain(entries))
         return
-    # Not rich's table, which takes seconds for ten thousand rows.
-    line = "{:<20} {:>12} {:>10} {:>9} {:>7} {:>9}  {:<19}  {}"
-    headings = ["snapshot", "agent steps", "updates", "episodes", "depth", "score", "committed (UTC)", ""]
+    headings = ["snapshot", "agent steps", "updates", "episodes", "depth", "score", "committed (UTC)"]
+    rows = [_entry(entry, found.name) for entry in entries]
     several = len(Turns(found.settings).learners) > 1
     if several:
-        line, headings = f"{{:<7}}  {line}", ["learner", *headings]
-    echo(line.format(*headings).rstrip())
-    for entry in entries:
-        imported = "imported" in entry.marks  # it was made outside of this run's counters
-        numbers = ("-" if imported else f"{getattr(entry, name):,}" for name in ("agent_steps", "updates", "episodes"))
-        score = "-" if entry.score is None else f"{entry.score:z.2f}"
-        depth = "-" if entry.depth_agent_steps is None else f"{entry.depth_agent_steps:,.0f}"
-        time = entry.time[:19].replace("T", " ")
-        marks = [*entry.marks, *([f"of {entry.run}"] if entry.run != found.name else [])]
-        whose = ["" if imported else entry.learner] if several else []
-        echo(line.format(*whose, entry.id, *numbers, depth, score, time, ", ".join(marks)).rstrip())
+        headings.insert(0, "learner")
+        whose = ["" if "imported" in entry.marks else entry.learner for entry in entries]
+        rows = [(learner, *row) for learner, row in zip(whose, rows, strict=True)]
+    print_table(headings, rows, left=1 + several)
+
+
+def _entry(entry: Entry, run: str) -> tuple[str, ...]:
+    """A snapshot in the list of a run's; an imported one was made outside of the run's counters."""
+    imported = "imported" in entry.marks
+    marks = [*entry.marks, *([f"of {entry.run}"] if entry.run != run else [])]
+    return (
+        entry.id,
+        *("-" if imported else f"{getattr(entry, name):,}" for name in ("agent_steps", "updates", "episodes")),
+        "-" if entry.depth_agent_steps is None else f"{entry.depth_agent_steps:,.0f}",
+        "-" if entry.score is None else f"{entry.score:z.2f}",
+        entry.time[:19].replace("T", " "),
+        ", ".join(marks),
+    )
 
 
 @click.command(epilog=REF_HELP)
@@ -186,8 +189,14 @@ def show(run: str, ref: str, as_json: bool) -> None:
     if as_json:
         print_json(plain(details))
         return
+    print_facts(_about_snapshot(details, found.name))
+    variables = ((one.name, str(list(one.shape)), one.dtype) for one in details.manifest.variables)
+    print_table(("variable", "shape", "type"), variables, left=3)
+
+
+def _about_snapshot(details: Shown, run: str) -> Iterator[tuple[str, str]]:
+    """What `show` says of a snapshot of a run, by names."""
     manifest = details.manifest
-    table = Table.grid(padding=(0, 2))
     for name in (
         "id",
         "lineage",
@@ -200,27 +209,23 @@ def show(run: str, ref: str, as_json: bool) -> None:
         "settings_sha256",
     ):
         value = getattr(manifest, name)
-        table.add_row(name, "-" if value is None else str(value))
-    if details.run != found.name:
-        table.add_row("made by", f"{details.run}, from which this run was forked")
+        yield name, "-" if value is None else str(value)
+    if details.run != run:
+        yield "made by", f"{details.run}, from which this run was forked"
     if origin := manifest.origin:
-        table.add_row("origin", _origin(origin))
+        yield "origin", _origin(origin)
     if details.abandoned:
-        table.add_row("abandoned", "the run went back to a resume point before it")
+        yield "abandoned", "the run went back to a resume point before it"
     for name, value in manifest.counters.model_dump().items() if not origin else ():
-        table.add_row(name.replace("_", " "), f"{value:,}")
+        yield name.replace("_", " "), f"{value:,}"
     if (depth := details.depth_agent_steps) is not None:
-        table.add_row("depth", f"{depth:,.0f} agent steps")
+        yield "depth", f"{depth:,.0f} agent steps"
     for evaluation in details.evaluations:
-        table.add_row(
-            "score" if evaluation["scheduled"] else "score, by `evaluate`",
-            f"{evaluation['mean']:z.2f}  ({interval_before(evaluation['interval_95'])}"
-            f"{counted(evaluation['episodes'], 'episode')})",
-        )
+        from_what = f"{interval_before(evaluation['interval_95'])}{counted(evaluation['episodes'], 'episode')}"
+        name = "score" if evaluation["scheduled"] else "score, by `evaluate`"
+        yield name, f"{evaluation['mean']:z.2f}  ({from_what})"
     for swap in details.swaps:
-        table.add_row(f"restored into {swap.into}", f"from update {swap.first_update:,}  ({swap.reason})")
-    stdout.print(table)
-    stdout.print(_variables(manifest.variables))
+        yield f"restored into {swap.into}", f"from update {swap.first_update:,}  ({swap.reason})"
 
 
 @click.command()
@@ -244,20 +249,21 @@ def explain(run: str, update: int | None, step: int | None, as_json: bool) -> No
         if as_json:
             print_json(plain(about))
             return
-        table = Table.grid(padding=(0, 2))
-        table.add_row("agent step", f"{step:,}")
-        _add_opponent(table, about.opponent)
-        stdout.print(table)
+        print_facts([("agent step", f"{step:,}"), *_about_opponent(about.opponent)])
         return
     assert update is not None
     told = report.explain(found, update)
     if as_json:
         print_json(plain(told))
         return
-    table = Table.grid(padding=(0, 2))
+    print_facts(_about_update(told, found.name))
+
+
+def _about_update(told: Explained, run: str) -> Iterator[tuple[str, str]]:
+    """What `explain` says of an update of a run, by names."""
     whose = "" if told.learner == ONLY_LEARNER else f", of learner {told.learner}"
     whose += f", by {told.worker}" if told.worker else ""
-    table.add_row("update", f"{told.update:,}{whose}")
+    yield "update", f"{told.update:,}{whose}"
     for snapshot in told.snapshots:
         if snapshot.age_updates is None:
             age = _origin(snapshot.origin or "")
@@ -266,32 +272,31 @@ def explain(run: str, update: int | None, step: int | None, as_json: bool) -> No
             age = behind if snapshot.age_updates >= 0 else "committed later"
         if snapshot.depth_agent_steps is not None:
             age += f", depth {snapshot.depth_agent_steps:,.0f} agent steps"
-        table.add_row("bootstrapped from", f"{snapshot.id}  ({age})")
-    table.add_row("policy", told.policy)
-    table.add_row("reason", told.reason)
+        yield "bootstrapped from", f"{snapshot.id}  ({age})"
+    yield "policy", told.policy
+    yield "reason", told.reason
     candidates = told.candidates
     listed = ", ".join(candidates) if len(candidates) <= 8 else f"{candidates[0]} ... {candidates[-1]}"
-    table.add_row("candidates", f"{len(candidates)}: {listed}")
+    yield "candidates", f"{len(candidates)}: {listed}"
     if told.draw is not None:
-        table.add_row("random draw", f"{told.draw:.6f}")
+        yield "random draw", f"{told.draw:.6f}"
     first, last = told.used_for_updates
-    table.add_row("used for", f"updates {first:,} to {last:,}{', held' if told.held else ''}")
+    yield "used for", f"updates {first:,} to {last:,}{', held' if told.held else ''}"
     if told.opponent:
-        _add_opponent(table, told.opponent)
-    of = f" of {told.run}" if told.run != found.name else ""
-    table.add_row("recorded", f"attempt {told.attempt}{of}, {told.time[:19].replace('T', ' ')} UTC")
-    stdout.print(table)
+        yield from _about_opponent(told.opponent)
+    of = f" of {told.run}" if told.run != run else ""
+    yield "recorded", f"attempt {told.attempt}{of}, {told.time[:19].replace('T', ' ')} UTC"
 
 
-def _add_opponent(table: Table, opponent: OpponentThen) -> None:
-    """Adds rows on who had the other seat."""
+def _about_opponent(opponent: OpponentThen) -> Iterator[tuple[str, str]]:
+    """What `explain` says of who had the other seat, by names."""
     first, until = opponent.agent_steps
     span = f"agent steps {first:,} to {until:,}" if until else f"from agent step {first:,} on"
-    table.add_row("opponent", f"{_who(opponent)}  ({span}{', held' if opponent.held else ''})")
-    table.add_row("its policy", opponent.policy)
-    table.add_row("its reason", opponent.reason)
+    yield "opponent", f"{_who(opponent)}  ({span}{', held' if opponent.held else ''})"
+    yield "its policy", opponent.policy
+    yield "its reason", opponent.reason
     if opponent.draw is not None:
-        table.add_row("its draw", f"{opponent.draw:.6f}")
+        yield "its draw", f"{opponent.draw:.6f}"
 
 
 def _origin(origin: str) -> str:
@@ -314,12 +319,3 @@ def worker_line(worker: WorkerStatus) -> str:
         f"{counted(worker.updates, 'update')}, gradients {worker.staleness:.1f} updates old, "
         f"target {', '.join(worker.target)}"
     )
-
-
-def _variables(variables: Sequence[Variable]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("variable", "shape", "type"):
-        table.add_column(heading)
-    for variable in variables:
-        table.add_row(variable.name, str(list(variable.shape)), variable.dtype)
-    return table

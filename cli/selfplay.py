@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
-from rich.table import Table
 
 from twin_graph.base import new_files
 from twin_graph.errors import UsageError
@@ -31,8 +30,8 @@ from .params import (
     ref_argument,
     run_argument,
     say,
-    stdout,
 )
+from .tables import print_table, print_text
 
 if TYPE_CHECKING:  # needs the extra `selfplay`
     from twin_graph.evaluation.tournament import Contestant, Rating
@@ -143,23 +142,19 @@ def _show(
     circles: Sequence[tuple[str, str, str]],
     groups: Sequence[Sequence[str]],
 ) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("player")
-    for heading in ("Elo", "95% interval", "points"):
-        table.add_column(heading, justify="right")
+    rows = []
     for one in document["players"]:
         interval = "-" if math.isnan(one["low"]) else f"{one['low']:z.0f} to {one['high']:z.0f}"
-        table.add_row(one["name"], f"{one['elo']:z.0f}", interval, f"{shares[one['key']]:.1%}")
-    stdout.print(table)
+        rows.append([one["name"], f"{one['elo']:z.0f}", interval, f"{shares[one['key']]:.1%}"])
+    print_table(("player", "Elo", "95% interval", "points"), rows)
     for a, b, c in circles[:_SHOWN]:
-        stdout.print(f"cycle: {a} beats {b}, which beats {c}, which beats the first")
+        print_text(f"cycle: {a} beats {b}, which beats {c}, which beats the first")
     if len(circles) > _SHOWN:
-        stdout.print(f"and {len(circles) - _SHOWN} more cycles; --json has all of them")
+        print_text(f"and {len(circles) - _SHOWN} more cycles; --json has all of them")
     if len(groups) > 1:
-        stdout.print(
+        print_text(
             "Elo ranks these groups but cannot say how far apart they are, since one side won every game: "
-            + " | ".join(", ".join(group) for group in groups),
-            markup=False,
+            + " | ".join(", ".join(group) for group in groups)
         )
 
 

@@ -1,6 +1,7 @@
 """The command line as a person uses it: real processes, exit codes, streams, signals."""
 
 import contextlib
+import fcntl
 import io
 import json
 import math
@@ -10,8 +11,10 @@ import resource
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +23,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from commands import Command, python, twin_graph
-from rich.table import Table
+from rich.console import Console
 from tables import rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from twin_graph_cli.main import COMMANDS, cli
-from twin_graph_cli.params import _Results, print_json
+from twin_graph_cli.params import print_json
+from twin_graph_cli.tables import print_facts, print_table
 
 from twin_graph import config
 from twin_graph.agent.agent import Agent
@@ -559,13 +563,102 @@ def test_closed_streams_are_no_error(trained: Path) -> None:
     assert "mean return" in shell("$tg evaluate cartpole-seed1-1 --episodes=1 2>&-", trained).stdout
 
 
+def in_terminal(columns: int, *arguments: str, cwd: Path) -> list[str]:
+    """The lines that a command prints where a terminal has so many columns."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-m", "twin_graph_cli", *arguments]
+    with subprocess.Popen(command, cwd=cwd, env={**env, "TERM": "xterm"}, stdout=theirs) as process:
+        os.close(theirs)
+        printed = b""
+        with contextlib.suppress(OSError):  # it has ended
+            while part := os.read(ours, 65536):
+                printed += part
+    os.close(ours)
+    assert process.returncode == 0
+    return re.sub(r"\x1b\[\d*m", "", printed.decode()).splitlines()  # without bold and colours
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["runs"],
+        ["status", "cartpole-seed1-1"],
+        ["log", "cartpole-seed1-1"],
+        ["show", "cartpole-seed1-1"],
+        ["explain", "cartpole-seed1-1", "--update", "120"],
+        ["presets"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_what_is_shown_fits_a_terminal_and_breaks_no_word(trained: Path, command: list[str], columns: int) -> None:
+    shown = in_terminal(columns, *command, cwd=trained)
+    assert max(map(len, shown)) <= columns
+    whole = twin_graph(*command, cwd=trained).stdout
+    assert sorted(" ".join(shown).split()) == sorted(whole.split())
+
+
+def narrow(width: int) -> Console:
+    """A terminal of so many columns."""
+    return Console(width=width, file=io.StringIO())
+
+
+def printed_in(console: Console) -> list[str]:
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined, no-any-return]
+
+
 def test_what_is_copied_from_a_table_is_never_cut() -> None:
-    table, name = Table(box=None, pad_edge=False), "connect-four-seed1-1-fork1"
-    table.add_column("run")
-    table.add_row(name)
-    console = _Results(width=10, file=io.StringIO())
-    console.print(table)
-    assert "".join(console.file.getvalue().split()) == f"run{name}"  # type: ignore[attr-defined]
+    console, name = narrow(10), "connect-four-seed1-1-fork1"
+    print_table(("run",), [(name,)], console=console)
+    assert printed_in(console) == ["run", name]
+
+
+def test_a_table_that_is_too_wide_breaks_its_headings_and_then_its_rows() -> None:
+    table = ("run", "agent steps", "best-of score"), [("a-long-name", "6,000", "250.60"), ("b", "1", "-", "why not")]
+    for width, lines in {
+        50: [
+            "run          agent steps  best-of score",
+            "a-long-name        6,000         250.60",
+            "b                      1              -  why not",
+        ],
+        32: [
+            "             agent  best-of",
+            "run          steps    score",
+            "a-long-name  6,000   250.60",
+            "b                1        -",
+            "    why not",
+        ],
+        20: [
+            "run",
+            "  agent  best-of",
+            "  steps    score",
+            "a-long-name",
+            "  6,000   250.60",
+            "b",
+            "      1        -",
+            "    why not",
+        ],
+    }.items():
+        console = narrow(width)
+        print_table(*table, console=console)
+        assert printed_in(console) == lines
+
+
+def test_facts_go_on_below_and_a_word_that_is_too_long_has_a_line_of_its_own() -> None:
+    console = narrow(24)
+    print_facts(
+        [("state", "failed: no such file"), ("hash", "0123456789abcdef01234 (new)"), ("\u7a0b\u5e8f", "ok")], console
+    )
+    assert printed_in(console) == [
+        "state  failed: no such",
+        "       file",
+        "hash",
+        "   0123456789abcdef01234",
+        "   (new)",
+        "\u7a0b\u5e8f   ok",  # each takes two columns
+    ]
 
 
 def test_commands_that_are_proposed_take_a_folder_for_a_folder() -> None:
