@@ -29,7 +29,8 @@ from twin_graph.records import report
 from twin_graph.snapshots.files import checked, read_lines
 from twin_graph.snapshots.ledger import End, Restore, utc_now
 from twin_graph.snapshots.lines import record_metrics
-from twin_graph.snapshots.run import Run, create
+from twin_graph.snapshots.run import Run, create, folders_of_runs
+from twin_graph.view import library as library_module
 from twin_graph.view.library import Library
 from twin_graph.view.records import Records, rounded
 from twin_graph.view.server import Guard
@@ -1040,6 +1041,28 @@ def test_a_run_that_nobody_expected_is_no_matter_for_the_others(
     assert [run["state"] for run in found] == ["damaged", "finished"]
     assert found[0]["reason"].startswith("KeyError: 'one' (")
     assert library.is_read
+
+
+def test_every_look_reads_a_run_however_slow_the_storage_is(
+    cartpole: Callable[..., config.Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two", "three"):
+        create(tmp_path / name, cartpole())
+    listed: list[Path] = []
+    monkeypatch.setattr(library_module, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(library_module, "folders_of_runs", lambda path: listed.append(path) or folders_of_runs(path))
+    library = Library([], tmp_path)
+    for left in (2, 1, 0):
+        _, found = library.changes(-1)
+        assert [run["state"] for run in found].count("reading") == left
+    assert library.is_read
+    assert len(listed) == 1  # a thousand runs are not to be looked for again while they are read
+
+
+def test_a_list_of_runs_takes_no_more_of_the_ledger_than_it_shows(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = Records(Run(run_folder(work)))
+    monkeypatch.setattr(records, "_catch_up", lambda: pytest.fail("all of the ledger was made into rows"))
+    assert records.summary()["spark"]
 
 
 def test_users_may_log_what_is_no_number(work: Path, tmp_path: Path) -> None:

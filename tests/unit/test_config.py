@@ -1,5 +1,6 @@
 """Settings: presets, overrides, and one line for whatever is wrong."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,9 +8,11 @@ from tables import rows
 from twin_graph_cli.train import _name_of
 
 from twin_graph import config
-from twin_graph.config import no_effect
+from twin_graph.config import loading, no_effect
 from twin_graph.config.rules import check_that_it_learns
 from twin_graph.errors import UsageError
+from twin_graph.records import report
+from twin_graph.snapshots.run import create
 
 
 def load(*assignments: str, preset: str = "pong") -> config.Settings:
@@ -187,3 +190,23 @@ def test_a_run_is_called_after_an_environment_that_is_not_its_presets(
     preset: str, environment: str | None, name: str
 ) -> None:
     assert _name_of(config.load(preset, [("env.id", environment)] if environment else [])) == name
+
+
+def test_settings_that_differ_are_named_with_both_values() -> None:
+    ours, theirs = load("env.kwargs.a=1"), load("env.kwargs.a=2", "train.batch_size=64", "twin.threads=3")
+    before = config.load("pong")
+    assert list(config.differences(ours, theirs)) == [
+        ("env.kwargs", {"a": 1}, {"a": 2}),
+        ("train.batch_size", before.train.batch_size, 64),
+        ("twin.threads", before.twin.threads, 3),
+    ]
+
+
+def test_a_preset_is_read_once_however_many_runs_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two", "three", "four"):
+        create(tmp_path / name, load("env.sticky=0.25", preset="cartpole"))
+    reads: list[str] = []
+    read = loading.tomllib.loads
+    monkeypatch.setattr(loading.tomllib, "loads", lambda text: reads.append(text) or read(text))
+    assert [len(run.without_effect) for run in report.runs(tmp_path)] == [1, 1, 1, 1]
+    assert len(reads) <= 1

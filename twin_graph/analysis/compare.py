@@ -123,8 +123,8 @@ def compare(first: Run, second: Run) -> Comparison:
     scores = list(_scores(first)), list(_scores(second))
     settings = {name: (name, *values) for name, *values in config.differences(first.settings, second.settings)}
     if parted:  # either run may have been resumed with others since
-        then = (run.settings_of(run.ledger.attempt_of(max(0, parted.updates - 1))) for run in (first, second))
-        settings |= {name: (name, *values) for name, *values in config.differences(*then)}
+        ours, theirs = (run.settings_of(run.ledger.attempt_of(max(0, parted.updates - 1))) for run in (first, second))
+        settings |= {name: (name, *values) for name, *values in config.differences(ours, theirs)}
     machines = list(dict.fromkeys(_machines(first, second)))
     recorded = f"{machine.known_words(*first.processors(), *second.processors())}; versions of {', '.join(VERSIONED)}"
     pairs = list(_pairs(first, second, since))

@@ -2,6 +2,7 @@
 
 from twin_graph.config.loading import FREE as FREE
 from twin_graph.config.loading import change as change
+from twin_graph.config.loading import changed_from_preset as changed_from_preset
 from twin_graph.config.loading import describe as describe
 from twin_graph.config.loading import differences as differences
 from twin_graph.config.loading import is_setting as is_setting

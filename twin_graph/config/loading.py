@@ -76,9 +76,10 @@ def is_setting(name: str) -> bool:
     return name in setting_names() or name.startswith(FREE)
 
 
-def preset_names() -> list[str]:
+@functools.cache
+def preset_names() -> tuple[str, ...]:
     """The presets that come with the package, sorted."""
-    return sorted(p.name.removesuffix(".toml") for p in _preset_folder().iterdir() if p.name.endswith(".toml"))
+    return tuple(sorted(p.name.removesuffix(".toml") for p in _preset_folder().iterdir() if p.name.endswith(".toml")))
 
 
 def preset_description(name: str) -> str:
@@ -132,11 +133,27 @@ def replace(settings: Settings, overrides: Iterable[tuple[str, Any]]) -> Setting
     return validate(_changed(settings.model_dump(), list(overrides)))
 
 
-def differences(before: Settings, after: Settings) -> Iterator[tuple[str, Any, Any]]:
+def differences(before: BaseModel, after: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Names of the settings that differ, with both values."""
-    for ours, theirs in zip(describe(before), describe(after), strict=True):
-        if ours.value != theirs.value:
-            yield ours.key, ours.value, theirs.value
+    for name, field in type(before).model_fields.items():
+        ours, theirs = getattr(before, name), getattr(after, name)
+        if ours == theirs:
+            continue
+        if isinstance(ours, BaseModel):
+            yield from differences(ours, theirs, f"{prefix}{name}.")
+        else:
+            yield prefix + (field.alias or name), ours, theirs
+
+
+def changed_from_preset(settings: Settings) -> Iterator[str]:
+    """Names of the settings that differ from their preset's; none where this version has no such preset."""
+    if settings.preset in preset_names():  # records outlive presets
+        yield from (key for key, *_ in differences(_as_it_comes(settings.preset), settings))
+
+
+@functools.cache
+def _as_it_comes(preset: str) -> Settings:
+    return load(preset)
 
 
 def _changed(tree: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -58,9 +58,10 @@ class Strict(BaseModel):
     @pydantic.field_validator("*", mode="before")
     @classmethod
     def _true_is_no_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        declared = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and declared in (int, float, int | None, float | None):
-            raise PydanticKnownError("float_type" if declared in (float, float | None) else "int_type")
+        if isinstance(value, bool):
+            declared = cls.model_fields[info.field_name or ""].annotation
+            if declared in (int, float, int | None, float | None):
+                raise PydanticKnownError("float_type" if declared in (float, float | None) else "int_type")
         if isinstance(value, list) and any(isinstance(item, bool) for item in value):
             raise PydanticKnownError("int_type")
         return value

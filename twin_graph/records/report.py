@@ -35,7 +35,6 @@ from twin_graph.snapshots.ledger import IMPORT, Commit, Counters, Fork, Point, R
 from twin_graph.snapshots.run import Run, folders_of_runs
 
 if TYPE_CHECKING:
-    from twin_graph.config.settings import Settings
     from twin_graph.snapshots.points import PointState
     from twin_graph.snapshots.store import SnapshotStore
 
@@ -73,16 +72,8 @@ def status(run: Run) -> Status:
         scores=Scores(*(Score(one.id, scores[one.id]) if one else None for one in (latest, store.best(scores)))),
         weights_sha256=point.weights_sha256 if point else None,
         code=code.of(run),
-        without_effect=_without_effect(run.settings),
+        without_effect=list(no_effect.without_effect(run.settings, config.changed_from_preset(run.settings))),
     )
-
-
-def _without_effect(settings: Settings) -> list[str]:
-    """Of what was set otherwise than in the preset."""
-    if settings.preset not in config.preset_names():  # records outlive presets
-        return []
-    changed = (key for key, *_ in config.differences(config.load(settings.preset), settings))
-    return list(no_effect.without_effect(settings, changed))
 
 
 class _Now(NamedTuple):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import math
 import os
 import re
@@ -128,7 +129,6 @@ class Run:
                     f"{path}, of twin-graph {made_by}, has settings of another version: {error}"
                 ) from None
             raise DamagedError(f"{path} is damaged: {error}") from None
-        self._lock = file_lock(folder / "control" / "lock")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.folder}>"
@@ -141,6 +141,10 @@ class Run:
     def written(self) -> tuple[Path, ...]:
         """The folders in which a process that dies may leave something that it had begun to write."""
         return self.folder, self.control, self.store_folder, self.points().folder, self.videos
+
+    @functools.cached_property
+    def _lock(self) -> filelock.BaseFileLock:
+        return file_lock(self.control / "lock")
 
     @contextlib.contextmanager
     def lock(self, purpose: str) -> Iterator[None]:

@@ -121,11 +121,13 @@ class Library:
           The present version, and the summaries of runs that changed, with their `index`.
         """
         with self.lock:
-            self._discover()
-            until = time.monotonic() + _PATIENCE_SECONDS
-            for known in self._known:
-                if known.summary["state"] != "reading" or time.monotonic() < until:
+            if self.is_read:
+                self._discover()
+            if self.is_read:
+                for known in self._known:
                     self._look(known)
+            else:
+                self._read_more()
             return self._version, [
                 {**known.summary, "index": index} for index, known in enumerate(self._known) if known.changed > since
             ]
@@ -162,6 +164,15 @@ class Library:
             return
         folders = {known.folder for known in self._known}
         self._known += [ShownRun(folder) for folder in folders_of_runs(self._folder) if folder not in folders]
+
+    def _read_more(self) -> None:
+        """Reads some runs that nobody has read yet; one at least, or there would be no end to it on slow storage."""
+        until = time.monotonic() + _PATIENCE_SECONDS
+        for known in self._known:
+            if known.summary["state"] == "reading":
+                self._look(known)
+                if time.monotonic() > until:
+                    break
 
     def _look(self, known: ShownRun) -> None:
         if known.look():

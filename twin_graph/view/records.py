@@ -142,7 +142,8 @@ class Records:
 
     def _spark(self) -> list[list[float]]:
         """Agent steps and scores, of two learners the first one's; of a run without scores, its training returns."""
-        learner_of, lines = self._learner_of(), list(learning_curve(self.run))
+        learner_of = {commit.id: commit.learner for commit in self.run.ledger.events(Commit)}
+        lines = list(learning_curve(self.run))
         first = [line for line in lines if learner_of.get(line["snapshot"]) == learner_of.get(lines[0]["snapshot"])]
         curve = [(line["agent_steps"], line["mean"]) for line in first]
         if len(curve) < 2:
