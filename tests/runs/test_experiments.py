@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ from twin_graph import config
 from twin_graph.agent.live_run import LiveRun
 from twin_graph.config.settings import Settings
 from twin_graph.errors import UsageError
-from twin_graph.experiments import clock, experiment, figures, plan, results, runner, statistics, tables, trial
+from twin_graph.experiments import clock, experiment, figures, page, plan, results, runner, statistics, tables, trial
 from twin_graph.experiments import report as pages
 from twin_graph.experiments.experiment import Experiment
 from twin_graph.records import report
@@ -687,12 +687,9 @@ def test_the_page_needs_nothing_else(finished: Path) -> None:
         assert (finished / "report" / f"{name}.png").stat().st_size > 5_000
 
 
-@pytest.mark.skipif(
-    not (shutil.which("chromium") and shutil.which("chromedriver")),
-    reason="needs Debian's packages chromium and chromium-driver",
-)
-@pytest.mark.parametrize("width", [390, 1280])
-def test_a_browser_shows_the_page_whole(finished: Path, width: int) -> None:
+@contextlib.contextmanager
+def browser_of(width: int) -> Iterator[Any]:
+    """A browser whose window is so wide, in pixels."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -704,6 +701,47 @@ def test_a_browser_shows_the_page_whole(finished: Path, width: int) -> None:
     with webdriver.Chrome(options=options, service=service) as browser:
         size = {"width": width, "height": 844, "deviceScaleFactor": 2, "mobile": width < 500}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        yield browser
+
+
+needs_browser = pytest.mark.skipif(
+    not (shutil.which("chromium") and shutil.which("chromedriver")),
+    reason="needs Debian's packages chromium and chromium-driver",
+)
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_tables_of_a_report_fit_the_window(tmp_path: Path, width: int) -> None:
+    columns = pages.COMPARISON[0], *(name.format(unit="return", first="latest") for name in pages.COMPARISON[1:])
+    numbers = "10 of 10", "1,234.5 (1,198.7 to 1,301.2)", "0.978 (0.975 to 0.981)", "0.512 (0.431 to 0.604)"
+    row = *numbers, "-1,012.5 (-1,133.1 to -902.4)", "0.00049", "1,250,000 (10 of 10)", "12,187.0", "-1,234.5"
+    names = "latest", "window(3)", "target.policy=ensemble(2, mean), train.n_step=3", "a-name-of-one-long-word-123456"
+    compared = page.Table("Comparison", "", columns, [(name, *row) for name in names])
+    runs = page.Table("Runs", "", ("run", "state"), [("target.policy=ensemble-2-mean,train.n_step=3,seed=10", "done")])
+    file = tmp_path / "index.html"
+    file.write_text(page.html(page.Page("many", "", [], [], compared, [], runs, []), {}))
+    with browser_of(width) as browser:
+        browser.get(file.as_uri())
+        cut = browser.execute_script(
+            "return [...document.querySelectorAll('body *')].map(e => [e.tagName, e.textContent, e.scrollWidth,"
+            " e.clientWidth]).filter(([, , all, seen]) => seen && all > seen)"
+        )
+        overflow = browser.execute_script("return document.documentElement.scrollWidth")
+        text = re.sub(r"\s", " ", browser.find_element("tag name", "main").text)
+        named = browser.execute_script(
+            "return [...document.querySelectorAll('td')].map(e => getComputedStyle(e, '::before').content)"
+        )
+    assert cut == []
+    assert overflow <= width
+    assert all(number in text for number in row)
+    assert named.count('"optimality gap (95%)"') == (len(names) if width < 500 else 0)  # once above in a wide window
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_shows_the_page_whole(finished: Path, width: int) -> None:
+    with browser_of(width) as browser:
         browser.get((finished / "report" / "index.html").as_uri())
         shown = browser.execute_script(
             "return [...document.images].map(i => [i.closest('figure').id, i.naturalWidth, i.getBoundingClientRect()])"
@@ -724,6 +762,14 @@ def test_a_browser_shows_the_page_whole(finished: Path, width: int) -> None:
     page = next(url for url in asked if url.endswith("/report/index.html"))
     assert page.startswith("file://")
     assert all(url.startswith("data:") for url in asked[asked.index(page) + 1 :])
+
+
+def test_each_of_many_names_has_a_look_of_its_own() -> None:
+    names = [f"condition {number}" for number in range(20)]
+    figure = figures.against({name: [(0.0, 1.0), (1.0, 2.0)] for name in names}, "predicted", "expected")
+    looks = {(line.get_color(), line.get_marker()) for line in figure.axes[0].lines if line.get_label() in names}
+    assert len(looks) == 20
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == names
 
 
 def test_the_report_says_what_two_seeds_cannot_carry(finished: Path) -> None:

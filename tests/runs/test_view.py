@@ -220,6 +220,10 @@ def test_every_view_fits_its_window_without_a_complaint(server: Server, browser:
         wait(browser, READY[kind])
         # Not beside innerWidth, which grows with the page where a narrow window is a telephone's.
         widest = browser.execute_script("return document.documentElement.scrollWidth")
+        cut = browser.execute_script(
+            "return [...document.querySelectorAll('.panel, .panel *')].map(e => [e.ariaLabel, e.scrollWidth,"
+            " e.clientWidth, getComputedStyle(e).overflowX]).filter(([, all, seen, x]) => x === 'auto' && all > seen)"
+        )
         small = browser.execute_script(
             "return [...document.querySelectorAll('main *')].filter(e => e.textContent && e.getClientRects().length"
             " && parseFloat(getComputedStyle(e).fontSize) < 12).map(e => e.outerHTML.slice(0, 80))"
@@ -230,6 +234,7 @@ def test_every_view_fits_its_window_without_a_complaint(server: Server, browser:
         )
         grounds.add(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
         assert widest <= width, place
+        assert cut == [], place
         assert small == [], place
         assert unnamed == 0, place
         assert browser.get_log("browser") == [], place
@@ -237,6 +242,20 @@ def test_every_view_fits_its_window_without_a_complaint(server: Server, browser:
     [ground] = grounds
     brightness = sum(map(int, re.findall(r"\d+", ground)[:3]))
     assert brightness > 600 if scheme == "light" else brightness < 150
+
+
+@needs_browser
+def test_every_one_of_many_runs_has_a_line_of_its_own_look(work: Path, tmp_path: Path, browser: Any) -> None:
+    for number in range(10):
+        shutil.copytree(run_folder(work, "mutual"), tmp_path / "checkpoints" / f"run-{number}")
+    with serving(cwd=tmp_path) as server:
+        look(browser, f"{server.address}#/compare/{','.join(map(str, range(10)))}")
+        keys = "[...(document.querySelector('.panel .legend')?.querySelectorAll('.swatch') ?? [])]"
+        wait(browser, f"{keys}.length === 20")  # of two learners each
+        looks = "map(swatch => getComputedStyle(swatch).backgroundColor + getComputedStyle(swatch).backgroundImage)"
+        assert len(set(browser.execute_script(f"return {keys}.{looks}"))) == 20
+        rows = browser.execute_script(f"return [...document.querySelectorAll('td .swatch')].{looks}")
+        assert len(set(rows)) == len(rows) == 10
 
 
 @needs_browser

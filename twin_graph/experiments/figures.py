@@ -31,9 +31,11 @@ _DASHES: tuple[Any, ...] = (
     (0, (3, 1, 1, 1, 1, 1)),
     (0, (9, 2)),
 )
+_MARKS = "osD^vP"  # once the colours are used up
 _GREY, _LIGHT = "#6b7280", "#d1d5db"
 _WIDTH = 5.2  # inches
 _FONT = 9
+_LEGEND_LINE = 0.18  # inches
 _PARTS = 80
 
 
@@ -149,18 +151,17 @@ def served(results: Sequence[tuple[str, Result]]) -> Figure:
 
 
 def against(points: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str) -> Figure:
-    """Numbers against what they were predicted to be, a colour for each name while they are few, and the diagonal."""
-    figure = _figure(4.6)
+    """Numbers against what they were predicted to be, a colour and a mark for each name, and the diagonal."""
+    figure = _figure(4.2 + _LEGEND_LINE * math.ceil(len(points) / 2))
     axes = figure.subplots()
-    few = len(points) <= len(_COLOURS)
-    for (name, pairs), colour in zip(points.items(), itertools.cycle(_COLOURS if few else _COLOURS[:1]), strict=False):
+    looks = itertools.cycle(itertools.product(_MARKS, _COLOURS))
+    for (name, pairs), (mark, colour) in zip(points.items(), looks, strict=False):
         predicted, observed = ([pair[i] for pair in pairs] for i in (0, 1))
-        axes.plot(predicted, observed, "o", color=colour, markersize=3, alpha=0.5, markeredgewidth=0, label=name)
+        axes.plot(predicted, observed, mark, color=colour, markersize=3, alpha=0.5, markeredgewidth=0, label=name)
     ends = [function(pair[0] for pairs in points.values() for pair in pairs) for function in (min, max)]
     axes.plot(ends, ends, color=_GREY, linewidth=1, linestyle="--")
     _finish(axes, x_label, y_label)
-    if few:
-        figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8.5)
+    figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8.5)
     return figure
 
 

@@ -82,8 +82,13 @@ def html(page: Page, pictures: Mapping[str, bytes]) -> str:
 
     def table(t: Table) -> str:
         head = "".join(f"<th>{escape(column)}</th>" for column in t.columns)
-        rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in t.rows)
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        rows = (zip(t.columns, row, strict=True) for row in t.rows)
+        body = "".join(
+            f"<tr><td>{escape(name)}</td>"
+            + "".join(f'<td data-name="{escape(column)}">{_unbroken(cell)}</td>' for column, cell in cells)
+            + "</tr>"
+            for (_, name), *cells in rows
+        )
         region = f'<div class=wide tabindex=0 role=region aria-label="{escape(t.heading)}">'
         inside = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         return f"<section><h2>{escape(t.heading)}</h2><p>{_rich(t.text)}</p>{region}{inside}</div></section>"
@@ -127,6 +132,11 @@ def _rich(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
+def _unbroken(cell: str) -> str:
+    """A cell as HTML: it may be broken before what is in parentheses, such as an interval, but nowhere else."""
+    return re.sub(r"\([^)]*\)|^\S+ of \S+", lambda inside: inside[0].replace(" ", "\N{NO-BREAK SPACE}"), escape(cell))
+
+
 def _made() -> str:
     return f"Made by twin-graph {version('twin-graph')}, {utc_now()[:16].replace('T', ' ')} UTC."
 
@@ -135,7 +145,7 @@ _CSS = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
 body { margin: 0; font: 16px/1.5 system-ui, sans-serif; color: #1f2937; background: #fff; overflow-wrap: anywhere; }
-main { max-width: 1160px; margin: 0 auto; padding: 1.5rem 1rem 3rem; }
+main { max-width: 1240px; margin: 0 auto; padding: 1.5rem 1rem 3rem; }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .5rem; }
 h2 { font-size: 1.1rem; margin: 0 0 .4rem; }
 p { margin: 0 0 .6rem; }
@@ -145,12 +155,11 @@ section { margin: 1.6rem 0; }
 .warnings { background: #fff7ed; border-left: 4px solid #d55e00; padding: .8rem 1rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .35rem .7rem; border-bottom: 1px solid #e5e7eb; }
-th, td { overflow-wrap: normal; }
-td { white-space: nowrap; }
-th { vertical-align: bottom; min-width: 5.5rem; font-weight: 600; }
-
+th, td { text-align: right; padding: .35rem .5rem; border-bottom: 1px solid #e5e7eb; overflow-wrap: normal; }
+th { vertical-align: bottom; font-size: .8125rem; font-weight: 600; }
+td { vertical-align: top; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; padding-left: 0; }
+td:first-child { overflow-wrap: anywhere; min-width: 7rem; }
 tbody tr:first-child td { border-top: 1px solid #9ca3af; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 470px), 1fr)); }
 .figures { gap: 2rem 2.5rem; align-items: start; }
@@ -158,4 +167,13 @@ figure { margin: 0; min-width: 0; }
 figure img { display: block; width: 100%; height: auto; }
 figcaption { font-size: .875rem; color: #4b5563; margin-top: .4rem; }
 footer { color: #6b7280; font-size: .875rem; }
+@media (max-width: 680px) {
+  thead { display: none; }
+  table, tbody, tr { display: block; }
+  tr { padding: .5rem 0; border-bottom: 1px solid #e5e7eb; }
+  td { display: flex; justify-content: space-between; gap: 1rem; padding: .1rem 0; border: 0; }
+  td:first-child { font-weight: 600; position: static; }
+  td:not(:first-child)::before { content: attr(data-name); color: #4b5563; text-align: left; }
+  tbody tr:first-child td { border: 0; }
+}
 """

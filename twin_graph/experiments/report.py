@@ -319,6 +319,21 @@ def _processors(results: Sequence[Result]) -> list[str]:
     return sorted(f"{name} (instruction set not recorded)" if name in older else name for name in distinct)
 
 
+#: The columns of the table of conditions; `first` is the condition with which the others are compared.
+COMPARISON = (
+    "condition",
+    "runs done",
+    "{unit}, IQM (95%)",
+    "optimality gap (95%)",
+    "better than {first} (95%)",
+    "mean paired difference from {first} (95%)",
+    "p, by Holm",
+    "agent steps to threshold",
+    "age of targets, updates",
+    "overestimation at the end",
+)
+
+
 def _comparison(data: _Data) -> Table:
     first = data.conditions[0].name
     rows = []
@@ -340,18 +355,7 @@ def _comparison(data: _Data) -> Table:
                 _number(row["overestimation"]),
             ]
         )
-    columns = (
-        "condition",
-        "runs done",
-        f"{data.unit}, IQM (95%)",
-        "optimality gap (95%)",
-        f"better than {first} (95%)",
-        f"mean paired difference from {first} (95%)",
-        "p, by Holm",
-        "agent steps to threshold",
-        "age of targets, updates",
-        "overestimation at the end",
-    )
+    columns = [name.format(unit=data.unit, first=first) for name in COMPARISON]
     text = (
         f"{data.unit.capitalize()}: interquartile mean over runs of {data.outcome}. In pairs: of runs that began "
         "alike, by a permutation test, corrected for the number of comparisons (Holm 1979). Agent steps to the "

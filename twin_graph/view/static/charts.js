@@ -33,8 +33,18 @@ function quiet(name, part) {
 export const HUES = 8;
 /** Colours of things that have no colour of their own, by their place; where these are used up, lines are dashed. */
 export const several = (place) => `hue${place % HUES}`;
-const DASHES = [undefined, [6, 3], [10, 3, 2, 3], [14, 4]];
-export const dashed = (place) => DASHES[Math.floor(place / HUES) % DASHES.length];
+const DASHES = [undefined, [2, 3], [6, 3], [6, 3, 2, 3], [12, 3], [12, 3, 2, 3], [12, 3, 6, 3], [12, 3, 2, 3, 2, 3]];
+/** Dashes of a line by its place; `second` is that of a second learner, which has the colour of the first. */
+export const dashed = (place, second = 0) => DASHES[(2 * Math.floor(place / HUES) + second) % DASHES.length];
+
+/** A line's colour and dashes as a background, for the swatch that stands for it. */
+export function swatched(name, dash) {
+  const one = `var(--${name})`; // which follows the colours of the page
+  if (!dash) return one;
+  let end = 0;
+  const parts = dash.map((length, i) => `${i % 2 ? "transparent" : one} ${end}px ${(end += length)}px`);
+  return `repeating-linear-gradient(90deg, ${parts.join(", ")})`;
+}
 
 export const UNITS = { agent_steps: "agent steps", updates: "updates" };
 
@@ -202,12 +212,8 @@ export class Plot {
     this.values = [];
     const keys = what.series.map((one, i) => {
       if (one.hidden) return null;
-      const swatch = h("i", { class: `swatch ${one.dots && one.line === false ? "dot" : ""}` });
-      swatch.style.background = one.dash
-        ? `repeating-linear-gradient(90deg, ${colour(one.colour)} 0 4px, transparent 4px 7px)`
-        : one.fill
-          ? quiet(one.fill, one.quiet ?? QUIET)
-          : colour(one.colour);
+      const swatch = h("i", { class: `swatch ${one.dots && one.line === false ? "dot" : one.dash ? "dashed" : ""}` });
+      swatch.style.background = one.fill ? quiet(one.fill, one.quiet ?? QUIET) : swatched(one.colour, one.dash);
       if (what.fixedKeys || one.silent) return h("span", { class: "key" }, swatch, one.name);
       const value = h("b");
       this.values[i] = value;

@@ -1,7 +1,7 @@
 // Two or more runs on one axis.
 
 import { get } from "./api.js";
-import { dashed, several } from "./charts.js";
+import { dashed, several, swatched } from "./charts.js";
 import { axis, learning, metric, show } from "./curves.js";
 import { NONE, count, h, percent, put, renew, score, state, throttled } from "./dom.js";
 import { axisChoice, section } from "./parts.js";
@@ -14,6 +14,8 @@ const MEASURES = [
   { column: "loss", title: "Loss", unit: "mean of a minibatch" },
   { column: "agent_steps_per_second", title: "Rate", unit: "agent steps/s", format: count },
 ];
+
+const FACTS = ["run", "state", "agent steps", "updates", "latest score", "best score"];
 
 /** A setting's value; some are lists or tables. */
 function inWords(value) {
@@ -38,14 +40,14 @@ export function compareView(library, indexes) {
       { class: "panel scroll", tabindex: 0, role: "region", "aria-label": "The runs" },
       h(
         "table",
-        { class: "plain" },
+        { class: "plain named" },
         h(
           "thead",
           null,
           h(
             "tr",
             null,
-            ["run", "state", "agent steps", "updates", "latest score", "best score"].map((text, i) =>
+            FACTS.map((text, i) =>
               h("th", { scope: "col", class: i > 1 && "number" }, text),
             ),
           ),
@@ -65,7 +67,10 @@ export function compareView(library, indexes) {
 
   function draw() {
     const present = indexes.filter((index) => curves.has(index));
-    const look = (index) => ({ colour: several(indexes.indexOf(index)), dash: dashed(indexes.indexOf(index)) });
+    const look = (index, second) => ({
+      colour: several(indexes.indexOf(index)),
+      dash: dashed(indexes.indexOf(index), second),
+    });
     const isOne = (index) => curves.get(index).scores.filter((one) => one.scheduled).length === 1;
     const lines = present.flatMap((index) =>
       curves
@@ -74,8 +79,7 @@ export function compareView(library, indexes) {
         .map((one, place) => ({
           scores: one,
           name: isOne(index) ? name(index) : `${name(index)}, ${one.learner}`,
-          ...look(index),
-          ...(place && { dash: [2, 3] }), // a second learner's
+          ...look(index, place),
         })),
     );
     show(plots, scores.body, learning(lines, [], axis.name), {
@@ -106,15 +110,21 @@ export function compareView(library, indexes) {
         .filter((index) => library.runs.has(index))
         .map((index) => {
           const run = library.runs.get(index);
-          const swatch = h("i", { class: `swatch ${several(indexes.indexOf(index))}` });
+          const place = indexes.indexOf(index);
+          const dash = dashed(place);
+          const swatch = h("i", { class: `swatch ${dash ? "dashed" : ""}` });
+          swatch.style.background = swatched(several(place), dash);
           return h(
             "tr",
             null,
             h("td", null, swatch, h("a", { href: `#/run/${index}` }, run.run)),
-            h("td", null, state(run)),
-            h("td", { class: "number" }, count(run.agent_steps)),
-            h("td", { class: "number" }, count(run.updates)),
-            ["latest", "best"].map((which) => h("td", { class: "number" }, score(run.scores?.[which]?.mean))),
+            h("td", { "data-name": FACTS[1] }, state(run)),
+            [
+              count(run.agent_steps),
+              count(run.updates),
+              score(run.scores?.latest?.mean),
+              score(run.scores?.best?.mean),
+            ].map((text, i) => h("td", { class: "number", "data-name": FACTS[i + 2] }, text)),
           );
         }),
     );
@@ -156,7 +166,9 @@ export function compareView(library, indexes) {
           "tr",
           null,
           h("th", { scope: "row" }, h("code", null, key)),
-          values.map((value) => h("td", null, value === null ? NONE : inWords(value))),
+          values.map((value, i) =>
+            h("td", { "data-name": name(indexes[i]) }, value === null ? NONE : inWords(value)),
+          ),
         ),
       );
       put(
@@ -165,7 +177,7 @@ export function compareView(library, indexes) {
           ? h(
               "div",
               { class: "scroll", tabindex: 0, role: "region", "aria-label": "Settings that differ" },
-              h("table", { class: "plain" }, h("thead", null, head), h("tbody", null, rows)),
+              h("table", { class: "plain named" }, h("thead", null, head), h("tbody", null, rows)),
             )
           : h("p", { class: "note" }, "They have equal settings."),
       );
