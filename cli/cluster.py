@@ -1,5 +1,6 @@
 """`twin-graph cluster`."""
 
+import signal
 from pathlib import Path
 
 import click
@@ -58,4 +59,7 @@ def cluster(file: Path, task: str, listen: str | None, insecure_network: bool) -
     elif listen:
         raise UsageError(f"{task} does not listen; leave out --listen {listen}")
     say(f"{task} of {described.run}{listening}; ends with the run")
+    # Of a server, Python would first wait for the session's answer; a shell's background tasks would ignore it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL if job == "ps" else signal.default_int_handler)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm warns all tasks: the chief needs this one to save
     run_task(described, task)

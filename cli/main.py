@@ -13,6 +13,7 @@ import sys
 import click
 
 from twin_graph.base.here import began_here, shortened
+from twin_graph.base.signals import WARNINGS, set_stops
 from twin_graph.config.lookup import find_modules_here
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, TwinGraphError, place
 
@@ -170,8 +171,9 @@ def main() -> None:
     _keep_stdout()
     find_modules_here()  # env.id and target.policy may name a user's own
     command = next((argument for argument in sys.argv if argument in COMMANDS), "")
-    if command in ("train", "resume", "reproduce"):
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until the run answers both by itself
+    if command in ("train", "resume", "reproduce", "experiment"):
+        # As Ctrl-C, until the run answers all of them by itself.
+        set_stops(signal.default_int_handler, signal.SIGTERM, *WARNINGS)
     if command and COMMANDS[command][0] in ("records", "care"):
         gc.disable()  # they end before there is garbage, and Python would look for it among all records that they read
     with began_here():  # also where an error is told, after the command has ended

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from twin_graph.base.signals import WARNINGS, set_stops
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots.run import RUNS, find
 
@@ -50,9 +51,8 @@ def view(runs: tuple[str, ...], folder: Path, port: int, allow_swaps: bool, no_b
     if not runs and not folder.is_dir():
         raise UsageError(f"no folder {folder}; name the one with your runs with --folder")
     library = Library([find(name).folder for name in runs], None if runs else folder)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # so that the file with the address is removed
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    # So that the file with the address is removed.
+    set_stops(lambda number, _: sys.exit(128 + number), signal.SIGTERM, *WARNINGS)
     listening, token = server.listen(port), secrets.token_urlsafe(24)
     address = f"http://{server.ADDRESS}:{listening.getsockname()[1]}/{token}/"
     echo(address)

@@ -42,6 +42,7 @@ os.fsync = lambda descriptor: None
 twin_graph.experiments.statistics.RESAMPLES = RESAMPLES
 gc.freeze()  # or the first collection of each fork would touch all that is imported
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
 
 def run(program):
     what, *sys.argv = program
@@ -174,7 +175,7 @@ with open("{folder}/asks", "wb", buffering=0) as asks:
 os.mkfifo(told_of(this))
 with open(told_of(this)) as lines:
     process = int(lines.readline())
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda number, _: os.kill(process, number))
     while leash and not select.select([lines], [], [], 0.2)[0]:
         if os.getppid() != leash:

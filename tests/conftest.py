@@ -4,6 +4,7 @@
 """
 
 import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from twin_graph import config
 # ask for `durable`. It is two thousand fsyncs a minute.
 _FSYNC = os.fsync
 os.fsync = lambda descriptor: None
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where they run under nohup: some send it
 
 # No limit for an example's time: on a busy machine any may take long.
 hypothesis.settings.register_profile("busy", deadline=None)

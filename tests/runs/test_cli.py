@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import pty
 import re
 import resource
 import shlex
@@ -237,7 +238,7 @@ def test_a_traceback_is_shown_only_with_debug(trained: Path) -> None:
         assert "Traceback" in twin_graph(*arguments, cwd=trained).stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_ends_a_training_after_committing_a_snapshot(trained: Path, number: signal.Signals) -> None:
     folder = trained / f"stopped-{number.name}"
     trainer = Command("train", "cartpole", "--run-dir", str(folder), "--json", *TINY, cwd=trained)
@@ -273,6 +274,49 @@ def test_ctrl_c_reaches_environments_in_processes_too_and_ends_the_run_all_the_s
             os.killpg(trainer.pid, 0)
             time.sleep(0.02)
     assert time.monotonic() < deadline
+
+
+def test_what_warns_all_processes_of_a_run_stops_it_though_environments_have_some_of_their_own(trained: Path) -> None:
+    options = ["--set=env.vectorization=async", "--set=env.count=2", "--run-dir=warned"]
+    trainer = Command("train", "cartpole", *TINY, *options, cwd=trained)
+    trainer.wait_for(trained / "warned" / "metrics.jsonl")
+    os.killpg(trainer.pid, signal.SIGUSR1)
+    _, stderr = trainer.communicate(timeout=30)
+    assert trainer.returncode == 130, stderr
+    assert "interrupted at" in stderr
+    assert Run(trained / "warned").state() == "stopped"
+
+
+@pytest.mark.parametrize(("wrapper", "state"), [([], "stopped"), (["nohup"], "running")])
+def test_a_closed_terminal_stops_a_run_and_under_nohup_it_goes_on(
+    tmp_path: Path, wrapper: list[str], state: str
+) -> None:
+    run = tmp_path / "run"
+    command = [*wrapper, sys.executable, "-m", "twin_graph_cli", "train", "cartpole", f"--run-dir={run}", *TINY]
+    trainer, terminal = pty.fork()
+    if trainer == 0:
+        os.chdir(tmp_path)
+        os.execvp(command[0], command)
+    os.set_blocking(terminal, False)
+    try:
+        deadline = time.monotonic() + 90
+        while not (run / "metrics.jsonl").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+            with contextlib.suppress(OSError):  # nohup writes to a file, and then nobody has the other end
+                os.read(terminal, 65536)
+        os.close(terminal)
+        if not wrapper:
+            assert os.waitstatus_to_exitcode(os.waitpid(trainer, 0)[1]) == 130
+        time.sleep(1)
+        assert Run(run).state() == state
+        if not wrapper:
+            point = Run(run).points().newest()
+            assert point is not None
+            assert point.counters.agent_steps > 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(trainer, signal.SIGKILL)
 
 
 def test_a_score_is_said_once(trained: Path) -> None:

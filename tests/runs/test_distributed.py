@@ -783,6 +783,45 @@ def test_a_lost_server_a_signal_and_a_killed_launcher_leave_no_process_and_a_run
         trainer.kill()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_all_processes_of_a_run_is_answered_by_the_chief(tmp_path: Path, number: int) -> None:
+    """Slurm, systemd and Docker send theirs to all of them, whatever session they have."""
+    run = tmp_path / "run"
+    trainer = Command("train", "cartpole", "--workers=1", "--steps=90000", f"--run-dir={run}", *TINY, cwd=tmp_path)
+    try:
+        wait_until(lambda: working(run, attempt=1, workers=1))
+        before = steps_of(run)
+        for process in (*children(run), trainer.pid):
+            os.kill(process, number)
+        _, said = trainer.communicate(timeout=60)
+        assert trainer.returncode == 130, said
+        assert not children(run)
+        status = report.status(Run(run))
+        assert status.state == "stopped"
+        assert status.resume_point.agent_steps == status.agent_steps >= before
+        assert "restarted" not in said
+    finally:
+        trainer.kill()
+
+
+def test_a_warning_does_not_end_the_tasks_that_a_person_started(tmp_path: Path) -> None:
+    """Slurm warns all steps of a job: the chief's answer is to save, for which it needs the others."""
+    file, _ = described(tmp_path)
+    tasks = [Command("cluster", str(file), f"--task={task}", cwd=tmp_path) for task in ("ps:0", "worker:0")]
+    chief = Command("train", "cartpole", f"--cluster={file}", "--steps=90000", *TINY, cwd=tmp_path)
+    try:
+        wait_until(lambda: working(tmp_path / "run", attempt=1, workers=1))
+        for process in (*tasks, chief):
+            process.send_signal(signal.SIGUSR1)
+        _, said = chief.communicate(timeout=60)
+        assert chief.returncode == 130, said
+        assert [task.wait(30) for task in tasks] == [0, 0]
+    finally:
+        for process in (chief, *tasks):
+            process.kill()
+    assert Run(tmp_path / "run").state() == "stopped"
+
+
 def described(folder: Path) -> tuple[Path, Cluster]:
     """A file that describes a cluster of one server and one worker on this machine."""
     cluster = Cluster.on_this_machine(folder / "run", workers=1, servers=1)

@@ -396,6 +396,25 @@ def pretend(
     return {state.planned.name: (state.state, state.error) for state in training.run()}
 
 
+def test_a_warning_and_what_follows_it_ask_runs_to_save_once(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm warns with SIGUSR1 and ends with SIGTERM; a second request of the same kind would end runs at once."""
+    folder = shutil.copytree(finished, tmp_path / "tiny", ignore=shutil.ignore_patterns("report", RUNS[0]))
+    numbers = iter((signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM))
+    process = Pretended()
+
+    def poll() -> int | None:
+        if number := next(numbers, None):
+            os.kill(os.getpid(), number)
+            return None
+        return 130
+
+    monkeypatch.setattr(process, "poll", poll)
+    pretend(folder, lambda name, log: process, jobs=1)
+    assert process.signals == [signal.SIGINT]
+
+
 # Edited code
 
 MINE = """

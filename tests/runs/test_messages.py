@@ -339,7 +339,7 @@ def test_without_a_terminal_lines_now_and_then_say_how_far_a_command_is(
     assert lines == [f"games of 000012: {done} of 40, 0:00:{left} left" for done, left in ((15, 25), (30, 10))]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_before_the_run_began_is_answered_with_a_line(here: Path, number: signal.Signals) -> None:
     starting = [SCRIPT, "train", "pong", "--run-dir=never"]
     trainer = subprocess.Popen(starting, cwd=here, stderr=subprocess.PIPE, text=True)

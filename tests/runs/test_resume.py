@@ -100,7 +100,7 @@ def test_the_real_emulator_and_network_resume_exactly(
     assert end(killed) == end(trained(settings))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_training_that_was_interrupted_goes_on_from_there(cartpole: Make, tmp_path: Path, number: int) -> None:
     """The boundary that the signal adds is part of the training: with it, a kill later changes nothing."""
     ends = []

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM while somebody wants to know of them."""
+"""Signals that ask a program to stop, while somebody wants to know of them."""
 
 import signal
 import threading
@@ -10,13 +10,14 @@ import pytest
 from twin_graph.base.signals import on_signal
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
+WARNINGS = (signal.SIGHUP, signal.SIGUSR1)
 
 
 @pytest.fixture(autouse=True)
 def before() -> Iterator[list[int]]:
     """The signals that came to the handlers of before."""
     came: list[int] = []
-    restore = {number: signal.signal(number, lambda number, _: came.append(number)) for number in BOTH}
+    restore = {number: signal.signal(number, lambda number, _: came.append(number)) for number in (*BOTH, *WARNINGS)}
     yield came
     for number, handler in restore.items():
         signal.signal(number, handler)
@@ -70,3 +71,30 @@ def test_nothing_changes_in_another_thread(before: list[int]) -> None:
     thread.start()
     thread.join()
     assert handlers == [signal.getsignal(signal.SIGINT)]
+
+
+@pytest.mark.parametrize("number", WARNINGS)
+def test_a_warning_asks_once_however_often_it_comes(before: list[int], number: int) -> None:
+    """A closed terminal sends SIGHUP by the kernel and by the shell, and Slurm may warn several times."""
+    for once in (False, True):
+        seen: list[int] = []
+        with on_signal(lambda number, _, seen=seen: seen.append(number), once=once):
+            for _ in range(3):
+                signal.raise_signal(number)
+        assert seen == [number]
+    assert before == []
+    signal.raise_signal(number)
+    assert before == [number]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, *WARNINGS])
+def test_what_is_ignored_stays_ignored(before: list[int], number: int) -> None:
+    """As SIGHUP is by nohup. SIGINT is by shells, of what they begin in the background."""
+    seen: list[int] = []
+    for ignored in (number, signal.SIGINT):
+        signal.signal(ignored, signal.SIG_IGN)
+    with on_signal(lambda number, _: seen.append(number)):
+        signal.raise_signal(number)
+        signal.raise_signal(signal.SIGINT)
+    assert seen == [signal.SIGINT]
+    assert signal.getsignal(number) is signal.SIG_IGN

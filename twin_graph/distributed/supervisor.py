@@ -50,7 +50,7 @@ class Supervisor:
     def close(self) -> None:
         """Ends every process that is still there."""
         everyone = [*self._servers, *(worker for worker in self._workers if worker)]
-        for end in (None, subprocess.Popen.terminate, subprocess.Popen.kill):  # by themselves, if they can
+        for end in (None, subprocess.Popen.kill):  # by themselves, if they can
             deadline = time.monotonic() + _END_SECONDS
             for process in everyone:
                 if end and process.poll() is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from typing import TYPE_CHECKING
 
 from twin_graph.errors import TwinGraphError, UsageError
@@ -30,10 +29,8 @@ def run_task(cluster: Cluster, task: str) -> None:
 
     try:
         if job == "ps":
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would first wait for the session's answer
             server.serve(cluster, index)
         else:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background tasks would ignore it
             worker.work(cluster, index)
     except tf.errors.OpError as error:
         errors = tf.errors

@@ -23,6 +23,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import twin_graph.envs.blob
 import twin_graph.envs.minatar  # noqa: F401 - both register environments
+from twin_graph.base.signals import WARNINGS
 from twin_graph.base.text import assigned, nearest
 from twin_graph.config.settings import EVALUATION_MAX_STEPS, EnvSettings
 from twin_graph.envs import EnvSpec, VectorEnv, VectorStep, check_finite, lasting, masks
@@ -260,9 +261,11 @@ def _prepare_drawing(environment_id: str, declared: _Declared) -> None:
 def _make_one(
     settings: EnvSettings, declared: _Declared, time_limit: int | None, frozen: bool, index: int, **options: Any
 ) -> One:
-    # Ctrl-C reaches every process, and the trainer is the one that answers it. It makes an environment, too.
+    # Ctrl-C and warnings reach every process, and the trainer is the one that answers them. It makes an environment,
+    # too. SIGTERM is how it ends the others.
     if settings.vectorization == "async" and multiprocessing.parent_process():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, *WARNINGS):
+            signal.signal(number, signal.SIG_IGN)
     # Gymnasium takes None for the registered limit, and -1 for no limit.
     name = f"{settings.id}, environment {index}"
     try:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -131,13 +131,14 @@ class Runner:
         self._codes = experiment.codes()
         self._waiting = deque(state.planned for state in self.states.values() if state.is_left)
         self._jobs: list[_Job] = []
-        self._signals = 0
+        self._came = Counter[int]()
+        self._requests = 0
         self._signalled: dict[str, int] = {}
 
     def run(self) -> list[State]:
         """Continues until nothing is left or it is interrupted; returns the states of all runs.
 
-        SIGINT and SIGTERM are passed on to the runs, which save and stop.
+        Signals that ask to stop are passed on to the runs, which save and stop.
 
         Raises:
           OSError: a record could not be written; the runs were asked to save and stop.
@@ -152,7 +153,7 @@ class Runner:
                     self._show(self)
                     time.sleep(_LOOK_SECONDS)
             finally:
-                self._signals += 1
+                self._requests = max(1, self._requests)
                 self._pass_on_signals()
                 for job in self._jobs:
                     if job.process:
@@ -245,17 +246,22 @@ class Runner:
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.stop.set()
-        self._signals += 1
+        self._came[number] += 1
+        # Not their sum: the SIGTERM that follows a warning asks for the same.
+        self._requests = max(self._requests, self._came[number])
 
     def _pass_on_signals(self) -> None:
-        """Passes each signal that we get on to every run: the first makes it save and end, a second ends it at once."""
+        """Passes each request that we get on to every run: the first makes it save and end, a second ends it at once.
+
+        By SIGINT: other signals may have reached them without us, as Slurm's reach all processes of a job.
+        """
         for job in self._jobs:
             if job.process is None or job.process.poll() is not None:
                 continue
-            for _ in range(self._signalled.get(job.planned.name, 0), min(2, self._signals)):
+            for _ in range(self._signalled.get(job.planned.name, 0), min(2, self._requests)):
                 job.process.send_signal(signal.SIGINT)
                 time.sleep(0.05)  # two at once would count as one
-            self._signalled[job.planned.name] = min(2, self._signals)
+            self._signalled[job.planned.name] = min(2, self._requests)
 
 
 def _remove_unstarted(folder: Path) -> None:

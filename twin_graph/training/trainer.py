@@ -38,11 +38,11 @@ def train(
 ) -> Generator[Progress, None, None]:
     """Trains to `train.steps` or `train.until_score`, from the beginning or from a resume point.
 
-    Yields progress after each vector step, or chunk, and while an evaluation is played. SIGINT, SIGTERM and
-    `progress.stop` end the run where it would yield next. Whether it ends on request or because it is complete, a
-    snapshot and a resume point are committed. After an error, or if the caller stops iterating, the last ones committed
-    on schedule are the newest. If foreign code failed or a target cannot be restored, a resume point is committed
-    first. The ledger records how the run ended.
+    Yields progress after each vector step, or chunk, and while an evaluation is played. A signal of
+    `twin_graph.base.signals` and `progress.stop` end the run where it would yield next. Whether it ends on request or
+    because it is complete, a snapshot and a resume point are committed. After an error, or if the caller stops
+    iterating, the last ones committed on schedule are the newest. If foreign code failed or a target cannot be
+    restored, a resume point is committed first. The ledger records how the run ended.
 
     Args:
       run: with the settings.
@@ -130,7 +130,7 @@ def run_to_its_end(
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[threading.Event]:
-    """Turns the first SIGINT or SIGTERM into a request; a second one, a moment later, interrupts at once."""
+    """Turns signals into a request; a second SIGINT or SIGTERM, a moment later, interrupts at once."""
     requested = threading.Event()
 
     with on_signal(lambda number, frame: requested.set(), once=True):  # noqa: ARG005

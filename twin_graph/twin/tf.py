@@ -20,7 +20,7 @@ from twin_graph.base.signals import on_signal
 
 @contextlib.contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Lets SIGINT and SIGTERM wait for a second or two.
+    """Lets signals that ask to stop wait for a second or two.
 
     Since Python 3.12, an exception that a handler raises within TensorFlow's C++ aborts the process. Blocking the
     signals does not help: threads of other libraries take them.
