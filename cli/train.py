@@ -19,7 +19,7 @@ from twin_graph.base.text import command
 from twin_graph.config.no_effect import without_effect
 from twin_graph.config.rules import check_that_it_learns
 from twin_graph.config.settings import EVALUATION_MAX_STEPS
-from twin_graph.errors import INTERRUPTED_EXIT_CODE, DivergedError, InUseError, UsageError
+from twin_graph.errors import INTERRUPTED_EXIT_CODE, DivergedError, InUseError, MovedError, UsageError
 from twin_graph.snapshots.files import remove_folder
 from twin_graph.snapshots.resumable import has_begun
 from twin_graph.snapshots.run import Run, check_new_folder, create, free_folder, make_in
@@ -141,7 +141,8 @@ def train(
             _introduce(run, begun)
             show_training(run, begun.env, cluster=described, as_json=as_json, verbose=verbose)
         except BaseException as error:
-            if not has_begun(run) and not isinstance(error, InUseError):  # its name shall be free
+            in_use = isinstance(error, InUseError | MovedError)  # what has its name is another's
+            if not in_use and not has_begun(run):  # its name shall be free
                 remove_folder(run.folder)
             raise
 
@@ -251,12 +252,13 @@ def show_training(
             assert progress is not None
             display.show(progress)  # what was noticed when it ended
     except (Exception, KeyboardInterrupt) as error:
-        if newest := run.points().newest():
+        there = run if not isinstance(error, MovedError) else Run(error.there) if error.there else None
+        if there and (newest := there.points().newest()):
             at = f"resume point {newest.number}, at {newest.counters.agent_steps:,} agent steps"
             other = ""
             if isinstance(error, DivergedError):  # with the same settings it would, again
                 other = f" --set train.learning_rate={run.settings.train.learning_rate / 2:g}"
-            say(f"continue from {at}, with: {_resume(run.folder, cluster)}{other}")
+            say(f"continue from {at}, with: {_resume(there.folder, cluster)}{other}")
         raise
     _report(run.folder, progress, as_json, cluster)
     if progress.interrupted:

@@ -2,6 +2,7 @@
 
 import sysconfig
 import traceback
+from pathlib import Path
 from types import FrameType
 
 #: Exit code of a command that a person interrupted.
@@ -52,6 +53,19 @@ class InUseError(TwinGraphError):
     """Another process trains, prunes or imports in this run."""
 
     exit_code = 4
+
+
+class MovedError(TwinGraphError):
+    """A folder that this process writes to is no longer where it was.
+
+    Attributes:
+      there: where it is now; None where that is not known, or it was removed.
+    """
+
+    def __init__(self, folder: Path, there: Path | None) -> None:
+        self.there = there
+        now = f" or renamed while it was in use: continue by its new name, {there}"
+        super().__init__(f"{folder} was moved{now if there else ', renamed or removed while it was in use'}")
 
 
 class ForeignError(TwinGraphError):

@@ -319,6 +319,24 @@ def test_a_closed_terminal_stops_a_run_and_under_nohup_it_goes_on(
             os.kill(trainer, signal.SIGKILL)
 
 
+def test_a_trainer_whose_folder_is_renamed_says_so_and_how_to_go_on(trained: Path) -> None:
+    trainer = Command("train", "cartpole", "--run-dir=old", *TINY, cwd=trained)
+    trainer.wait_for(trained / "old" / "metrics.jsonl")
+    (trained / "old").rename(trained / "new")
+    _, stderr = trainer.communicate(timeout=60)
+    assert trainer.returncode == 1
+    moved = "old was moved or renamed while it was in use: continue by its new name, new"
+    *_, how, error = stderr.splitlines()
+    assert re.fullmatch(r"continue from resume point \d+, at [\d,]+ agent steps, with: twin-graph resume new", how)
+    assert error == f"Error: {moved}"
+    assert not (trained / "old").exists()
+    status = json.loads(twin_graph("status", "new", "--json", cwd=trained).stdout)
+    assert (Path(status["run"]).name, status["state"]) == ("new", "failed")
+    assert status["reason"].endswith(f"continue by its new name, {trained / 'new'}")
+    assert re.search(r"^new +failed", twin_graph("runs", ".", cwd=trained).stdout, re.MULTILINE)
+    assert twin_graph("resume", "new", "--steps=60000", "--set=evaluate.episodes=0", cwd=trained).returncode == 0
+
+
 def test_a_score_is_said_once(trained: Path) -> None:
     options = ["--steps=600", "--set=evaluate.every_steps=200", "--run-dir=scores"]
     said = twin_graph("train", "cartpole", *TINY, *options, cwd=trained).stderr

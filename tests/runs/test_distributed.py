@@ -783,6 +783,23 @@ def test_a_lost_server_a_signal_and_a_killed_launcher_leave_no_process_and_a_run
         trainer.kill()
 
 
+def test_a_folder_that_is_renamed_ends_chief_and_workers_and_goes_on_by_its_new_name(tmp_path: Path) -> None:
+    run, renamed = tmp_path / "run", tmp_path / "renamed"
+    trainer = Command("train", "cartpole", "--workers=2", "--steps=90000", f"--run-dir={run}", *TINY, cwd=tmp_path)
+    try:
+        wait_until(lambda: working(run, attempt=1))
+        run.rename(renamed)
+        _, said = trainer.communicate(timeout=60)
+        assert trainer.returncode == 1, said
+        assert said.endswith("Error: run was moved or renamed while it was in use: continue by its new name, renamed\n")
+        assert not children(run)
+        assert not run.exists()
+        assert report.status(Run(renamed)).reason.endswith("was in use: continue by its new name, " + str(renamed))
+        assert verify(Run(renamed)).damage == []
+    finally:
+        trainer.kill()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_all_processes_of_a_run_is_answered_by_the_chief(tmp_path: Path, number: int) -> None:
     """Slurm, systemd and Docker send theirs to all of them, whatever session they have."""

@@ -31,7 +31,7 @@ from twin_graph_cli.main import cli
 from twin_graph import config
 from twin_graph.agent.live_run import LiveRun
 from twin_graph.config.settings import Settings
-from twin_graph.errors import UsageError
+from twin_graph.errors import MovedError, UsageError
 from twin_graph.experiments import clock, experiment, figures, page, plan, results, runner, statistics, tables, trial
 from twin_graph.experiments import report as pages
 from twin_graph.experiments.experiment import Experiment
@@ -394,6 +394,17 @@ def pretend(
 
     training = runner.Runner(experiment, jobs=jobs, retries=retries, show=lambda _: None, begin=start)
     return {state.planned.name: (state.state, state.error) for state in training.run()}
+
+
+def test_an_experiment_whose_folder_is_renamed_says_so(finished: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(finished, tmp_path / "tiny", ignore=shutil.ignore_patterns("report", RUNS[0]))
+    process = Pretended(1, leave=lambda: folder.rename(tmp_path / "renamed"))
+    with (
+        pytest.raises(MovedError, match=f"continue by its new name, {tmp_path}/renamed$"),
+        Experiment.open(folder).lock(),
+    ):
+        pretend(folder, lambda name, log: process, jobs=1, retries=1)
+    assert not folder.exists()
 
 
 def test_a_warning_and_what_follows_it_ask_runs_to_save_once(

@@ -27,10 +27,11 @@ from twin_graph_cli.main import cli
 
 from twin_graph import config, envs, training
 from twin_graph.agent.agent import Agent
+from twin_graph.agent.live_run import LiveRun
 from twin_graph.analysis.compare import compare
 from twin_graph.config.settings import Settings
 from twin_graph.envs import EnvSpec
-from twin_graph.errors import DamagedError, ForeignError, InUseError, UsageError
+from twin_graph.errors import DamagedError, ForeignError, InUseError, MovedError, UsageError
 from twin_graph.exchange.importing import average
 from twin_graph.records import report
 from twin_graph.records.verify import _Verifier, verify
@@ -117,6 +118,72 @@ def test_a_training_that_was_interrupted_goes_on_from_there(cartpole: Make, tmp_
         attempt(run)
         ends.append(end(run))
     assert ends[0] == ends[1]
+
+
+def move(run: Run, what: str) -> Path:
+    """Renames a run's folder, or the one that it is in, or lets another run take its name; returns its new place."""
+    there = run.folder.with_name("renamed")
+    if what == "parent":
+        there = run.folder.parent.with_name("moved") / run.folder.name
+        run.folder.parent.rename(there.parent)
+    else:
+        run.folder.rename(there)
+    if what == "replaced":
+        other = create(run.folder.with_name("other"), run.settings)
+        with other.lock("train"):
+            pass
+        other.folder.rename(run.folder)
+    return there
+
+
+@pytest.mark.parametrize("what", ["renamed", "parent", "replaced"])
+@pytest.mark.parametrize("then", ["commit", "log", "refresh_if_due", "commit_point"])
+def test_a_run_that_is_renamed_while_it_trains_ends_there_and_goes_on_by_its_new_name(
+    cartpole: Make,
+    trained: Callable[[Settings], Run],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    then: str,
+) -> None:
+    """Nothing is written at its old name, also where that is another run's by now."""
+    settings = cartpole()
+    run = create(tmp_path / "runs" / "run", settings)
+    there, before = run.folder, list[Path]()
+    method = getattr(LiveRun, then)
+
+    def moved_first(live: LiveRun, *arguments: Any) -> Any:
+        nonlocal there, before
+        if there == run.folder and live.tally.agent_steps >= 700:
+            there = move(run, what)
+            before = sorted(run.folder.rglob("*"))
+        return method(live, *arguments)
+
+    with monkeypatch.context() as patched, pytest.raises(MovedError) as raised:
+        patched.setattr(LiveRun, then, moved_first)
+        attempt(run)
+    assert str(raised.value) == (
+        f"{run.folder} was moved or renamed while it was in use: continue by its new name, {there}"
+    )
+    assert sorted(run.folder.rglob("*")) == before
+    assert run.folder.exists() == (what == "replaced")
+    moved = Run(there)
+    assert moved.outcome() == ("failed", str(raised.value))
+    assert verify(moved).damage == []
+    point = moved.points().newest()
+    assert point is not None
+    assert point.counters.agent_steps >= 500
+    attempt(moved)
+    assert end(moved) == end(trained(settings))
+
+
+def test_a_run_whose_folder_is_removed_while_it_trains_ends_and_leaves_no_stub(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole())
+    with pytest.raises(MovedError, match=r"was moved, renamed or removed while it was in use$"):
+        for progress in progress_of(run):
+            if progress.agent_steps == 720:
+                shutil.rmtree(run.folder)
+    assert not run.folder.exists()
 
 
 FAILING = """

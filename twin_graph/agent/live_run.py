@@ -20,6 +20,7 @@ from twin_graph.base.stopwatch import Stopwatch
 from twin_graph.config.turns import Turns
 from twin_graph.envs.lasting import pooled
 from twin_graph.errors import UsageError
+from twin_graph.snapshots.files import displaced
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Cause, Commit, Counters, End, Restore, utc_now
 from twin_graph.snapshots.lines import record_metrics
 from twin_graph.snapshots.run import METRICS
@@ -120,12 +121,15 @@ class LiveRun:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is None:
             self.close()
-        else:
-            with contextlib.suppress(OSError):  # e.g. a full disk: the original error matters more
-                if reason := _ABANDONED.get(type(error)):
-                    self.close("abandoned", reason)
-                else:
-                    self.close("error", str(error) or type(error).__name__)
+            return
+        moved = displaced(self.run.folder)  # of which whatever failed is a consequence
+        with contextlib.suppress(OSError):  # e.g. a full disk: the original error matters more
+            if reason := _ABANDONED.get(type(error)):
+                self.close("abandoned", reason)
+            else:
+                self.close("error", str(moved or error) or type(error).__name__)
+        if moved and isinstance(error, Exception):
+            raise moved from error
 
     def close(self, cause: Cause = "complete", reason: str = "") -> None:
         """Ends the sessions and records in the ledger why the run ended, with a reason in words; what was committed
@@ -135,7 +139,7 @@ class LiveRun:
         state = _STATES.get(cause, "finished")
         self._end = End(attempt=self.run.attempt, time=utc_now(), state=state, reason=reason, cause=cause)
         with self._owned:
-            self.run.ledger.append(self._end)
+            self.run.record_end(self._end)
 
     @property
     def at_point(self) -> bool:

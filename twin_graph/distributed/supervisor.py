@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from twin_graph.base import ended
 from twin_graph.base.text import counted
 from twin_graph.errors import TwinGraphError
+from twin_graph.snapshots.files import check_in_place
 from twin_graph.snapshots.workers import name_of
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Supervisor:
             str(self._file),
             task,
         ]
+        check_in_place(log)
         with log.open("ab") as output:
             self._printed[log] = output.tell()
             # A session of its own: Ctrl-C in the terminal is for the chief, which ends the others in order.

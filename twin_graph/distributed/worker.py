@@ -21,6 +21,7 @@ from twin_graph.distributed.copy import Applied, Copy
 from twin_graph.distributed.shared import ANOTHER_CHIEF, Shared
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.replay.ring import Batch, Transition
+from twin_graph.snapshots.files import hold_folder
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Restore, is_target_of, utc_now
 from twin_graph.snapshots.run import DESCRIPTION, Run
 from twin_graph.snapshots.workers import FOLDER, UpdateLog, name_of, own_status, write_status
@@ -209,7 +210,7 @@ def work(cluster: Cluster, index: int) -> None:
     whole = run.settings
     if index >= whole.workers.count:
         raise UsageError(f"{run.folder} is trained by {whole.workers.count} workers: there is no {name_of(index)}")
-    with contextlib.ExitStack() as open_:
+    with hold_folder(run.folder), contextlib.ExitStack() as open_:
         env = open_.enter_context(contextlib.closing(envs.make(whole.env, count=whole.env.count)))
         spec = ModelSpec.of(whole, env.spec)
         fraction = whole.workers.gpu_memory_fraction

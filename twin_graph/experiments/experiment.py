@@ -33,6 +33,7 @@ from twin_graph.snapshots.files import (
     append_line,
     checked,
     file_lock,
+    hold_folder,
     make_folder,
     read_file,
     read_lines,
@@ -154,7 +155,12 @@ class Experiment:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Makes the folder; while it lasts, nobody else starts runs here. Raises `InUseError`."""
+        """Makes the folder; while it lasts, nobody else starts runs here.
+
+        Raises:
+          InUseError: somebody does already.
+          MovedError: the folder was moved meanwhile.
+        """
         make_folder(self.folder)
         lock = file_lock(self.lock_file)
         try:
@@ -162,7 +168,8 @@ class Experiment:
         except filelock.Timeout:
             raise InUseError(f"{self.folder} is in use: another `experiment run` trains it") from None
         try:
-            yield
+            with hold_folder(self.folder):
+                yield
         finally:
             lock.release()
 

@@ -1,6 +1,7 @@
 """Writes that are whole or absent after a crash, durable once they return, and checked when read.
 
-Every write, fsync, rename and removal of a run's records goes through this module.
+Every write, fsync, rename and removal of a run's records goes through this module, and none reaches another folder
+that has got the name of one that was moved.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import filelock
 
-from twin_graph.errors import DamagedError, UsageError
+from twin_graph.errors import DamagedError, MovedError, UsageError
 
 _Result = TypeVar("_Result")
 _TEMPORARY = ".tmp-"
@@ -58,8 +59,57 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+#: Folders that this process writes to alone, by their paths: descriptors, which stay theirs wherever they are moved.
+_held: dict[Path, int] = {}
+
+
+@contextlib.contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """While it lasts, writes below this path raise `MovedError` where another folder has it by now, or none.
+
+    So does the end of it, if something else has failed for that reason.
+    """
+    _held[folder] = descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, MovedError) and (moved := displaced(folder)):
+            raise moved from error
+        raise
+    finally:
+        del _held[folder]
+        os.close(descriptor)
+
+
+def displaced(path: Path) -> MovedError | None:
+    """What to raise if a held folder, in which this path is, is no longer there; None if it is."""
+    for folder, descriptor in _held.items():
+        if path.is_relative_to(folder) and not _is_at(folder, descriptor):
+            there = Path(f"/proc/self/fd/{descriptor}")
+            with contextlib.suppress(OSError):  # where there is no /proc
+                there = there.readlink()
+            return MovedError(folder, there if _is_at(there, descriptor) else None)
+    return None
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # of storage that is out of order, a write says more
+        return True
+
+
+def check_in_place(path: Path) -> None:
+    """Raises `MovedError` if a held folder, in which this path is, is no longer there."""
+    if error := displaced(path):
+        raise error
+
+
 def make_folder(folder: Path) -> None:
     """Makes a folder and its parents, durably, unless it exists."""
+    check_in_place(folder)
     if not folder.exists():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -68,6 +118,7 @@ def make_folder(folder: Path) -> None:
 
 def write_new(path: Path, *parts: bytes | memoryview) -> None:
     """Creates a file of these parts, one after the other; not durable yet. After an error, part of it may remain."""
+    check_in_place(path)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         for part in parts:
@@ -93,6 +144,7 @@ def commit_folder(destination: Path, fill: Callable[[Path], _Result], *, index: 
     Raises:
       OSError: the disk is full, a write or an fsync failed; `destination` does not exist then, or was there before.
     """
+    check_in_place(destination)
     temporary = temporary_of(destination)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -225,6 +277,7 @@ def acquire(lock: filelock.BaseFileLock, folder: Path, *, timeout: float = 0.0) 
 
 def write_file(path: Path, content: bytes) -> None:
     """Creates or replaces a small file, durably: readers see the old content or the new."""
+    check_in_place(path)
     temporary = temporary_of(path)
     try:
         temporary.unlink(missing_ok=True)  # of a process that died and had the same number, as in containers
@@ -319,6 +372,7 @@ def _may_be_written(path: Path) -> bool:
 
 def remove_folder(folder: Path) -> None:
     """Removes one of our folders: readers see all of it or nothing."""
+    check_in_place(folder)
     doomed = temporary_of(folder)
     folder.rename(doomed)
     shutil.rmtree(doomed)
@@ -352,6 +406,7 @@ def append_line(path: Path, record: dict[str, Any], *, durable: bool = True) -> 
     Raises:
       OSError: the disk is full, or a write or an fsync failed; the line is not there, or will be taken for absent.
     """
+    check_in_place(path)
     line = checked(record) + b"\n"
     is_new = not path.exists()
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)

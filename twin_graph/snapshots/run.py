@@ -42,8 +42,10 @@ from twin_graph.snapshots.files import (
     checked,
     commit_folder,
     damaged_line,
+    displaced,
     file_lock,
     fsync,
+    hold_folder,
     is_locked,
     lengthen,
     make_folder,
@@ -150,6 +152,8 @@ class Run:
     def lock(self, purpose: str) -> Iterator[None]:
         """While it lasts, no other process trains, prunes or imports here. This object may take it again inside.
 
+        What would be written inside after the folder was moved raises `MovedError`.
+
         Raises:
           InUseError: another process has it; the message says which.
           UsageError: the storage has no locks.
@@ -165,8 +169,10 @@ class Run:
             except DamagedError:
                 by = "another process"
             raise InUseError(f"{self.folder} is in use by {by}") from None
-        try:
+        with contextlib.ExitStack() as held:
+            held.callback(self._lock.release)
             if self._lock.lock_counter == 1:
+                held.enter_context(hold_folder(self.folder))
                 for folder in self.written:  # requests, films and exports need no lock
                     remove_leftovers(folder, spare_the_living=True)
                 here = {"pid": os.getpid(), "host": socket.gethostname(), "purpose": purpose, "since": utc_now()}
@@ -177,8 +183,6 @@ class Run:
                         raise
                     holder.unlink(missing_ok=True)  # who needs the lock may be about to make room: `prune`
             yield
-        finally:
-            self._lock.release()
 
     def _is_training(self) -> bool:
         """Whether a process trains the run, or is about to, on any machine that shares locks with this storage."""
@@ -238,6 +242,14 @@ class Run:
                 processor=machine.describe()._asdict(),
             )
         )
+
+    def record_end(self, end: End) -> None:
+        """Records in the ledger how this attempt ended, wherever the folder is by now; not if it was removed."""
+        moved = displaced(self.folder)
+        if moved is None:
+            self.ledger.append(end)
+        elif moved.there:
+            Ledger(moved.there / LEDGER).append(end)
 
     def starts_since(self, update: int) -> Iterator[Start]:
         """The starts of the attempts that made the updates from this one on, newest first."""

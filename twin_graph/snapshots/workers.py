@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from twin_graph.errors import DamagedError, InUseError
-from twin_graph.snapshots.files import checked
+from twin_graph.snapshots.files import check_in_place, checked
 from twin_graph.snapshots.ledger import Record
 
 FOLDER = "workers"
@@ -82,6 +82,7 @@ def own_status(index: int, attempt: int, state: str, message: str = "", error: s
 def write_status(run: Path, status: WorkerStatus) -> None:
     """Replaces the previous status; readers see one or the other."""
     path = run / FOLDER / f"{status.name}.json"
+    check_in_place(path)
     fresh = path.with_suffix(".new")
     fresh.write_bytes(checked(status.model_dump(mode="json")))
     fresh.replace(path)
