@@ -10,12 +10,18 @@ for _name, _mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
 
 
 def run() -> None:
-    """Calls `main()`, for the console script: Ctrl-C is answered in one line while its modules are imported, too."""
-    try:
-        from .main import main
-    except KeyboardInterrupt:
-        from twin_graph.errors import INTERRUPTED_EXIT_CODE
+    """Calls `main()`, for the console script.
 
-        sys.stderr.write("interrupted\n")
-        sys.exit(INTERRUPTED_EXIT_CODE)
-    main()
+    Already while its modules are imported, Ctrl-C is answered in one line, and so are people who wait.
+    """
+    from .waiting import waiting
+
+    with waiting():
+        try:
+            from .main import main
+        except KeyboardInterrupt:
+            from twin_graph.errors import INTERRUPTED_EXIT_CODE
+
+            sys.stderr.write("interrupted\n")
+            sys.exit(INTERRUPTED_EXIT_CODE)
+        main()

@@ -1,5 +1,6 @@
 """How a run looks on stderr: a live panel on a terminal, plain lines elsewhere."""
 
+import contextlib
 import math
 import time
 from types import TracebackType
@@ -12,15 +13,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from twin_graph.base.stopwatch import PHASES
+from twin_graph.base import doing
+from twin_graph.base.doing import LINE_SECONDS
 from twin_graph.base.text import counted
+from twin_graph.training.lines import RATE_SECONDS, Lines, clock, number, phases, recent_return, targets
 
 from .params import say, stderr
 from .records import worker_line
 
 _PANEL_SECONDS = 0.25
-LINE_SECONDS = 15.0  # between lines, where there is no terminal
-RATE_SECONDS = 300.0  # over which a rate is measured; with all that happens in them, as evaluations
 
 
 class TrainingDisplay:
@@ -32,50 +33,26 @@ class TrainingDisplay:
     """
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
-        self._console = console
-        self._verbose = verbose
-        self._live = Live(console=console, auto_refresh=False) if console.is_interactive else None
-        self._interval = _PANEL_SECONDS if self._live else LINE_SECONDS
-        self._start = self._shown = self._measured = time.monotonic()
-        self._rate = Progress(disable=True, speed_estimate_period=RATE_SECONDS, get_time=time.monotonic)
-        self._task = self._rate.add_task("")
-        self._of: object = None  # the newest progress; `reproduce` has several, one after the other
-        self._notices = 0  # that have been shown
+        def say(text: str) -> None:
+            console.print(text, soft_wrap=True)
+
+        def draw(progress: Any, elapsed: float, rate: Task) -> None:
+            self._live.update(_panel(progress, elapsed, rate, verbose=verbose), refresh=True)
+
+        self._live = Live(console=console, auto_refresh=False)
+        self._is_live = console.is_interactive
+        lines = Lines(say, draw=draw, every=_PANEL_SECONDS) if self._is_live else Lines(say, verbose=verbose)
+        self.show = lines.show
+        self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        if self._live:
-            self._live.start()
+        if self._is_live:
+            self._open.enter_context(self._live)
+            self._open.enter_context(doing.heard_by(lambda what: None))  # noqa: ARG005 - the panel says more
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._live:
-            self._live.stop()
-
-    def show(self, progress: Any) -> None:
-        """Called after every vector step; costs nothing most of the time."""
-        now = time.monotonic()
-        if progress is not self._of:
-            self._of, self._notices = progress, 0
-            self._rate.reset(self._task, total=progress.total_steps)
-        for notice in progress.notices[self._notices :]:
-            self._console.print(notice, soft_wrap=True)
-        self._notices = len(progress.notices)
-        if progress.updates and now - self._measured >= _PANEL_SECONDS:  # filling the replay is faster
-            self._measured = now
-            self._rate.update(self._task, completed=progress.agent_steps)
-        if now - self._shown < self._interval and not progress.happened.evaluations:
-            return
-        self._shown = now
-        for snapshot, evaluation in progress.happened.evaluations:
-            self._console.print(
-                f"{snapshot.counters.agent_steps:>11,} agent steps: score of {snapshot.id} is {evaluation.words()}",
-                soft_wrap=True,
-            )
-        rate = self._rate.tasks[0]
-        if self._live:
-            self._live.update(_panel(progress, now - self._start, rate, verbose=self._verbose), refresh=True)
-        else:
-            self._console.print(_line(progress, now - self._start, rate, verbose=self._verbose), soft_wrap=True)
+        self._open.close()
 
 
 class Meter:
@@ -117,28 +94,6 @@ class Meter:
             say(f"{what}: {done:,} of {total:,}" + ("" if left is None else f", {clock(left)} left"))
 
 
-def _line(progress: Any, elapsed: float, rate: Task, *, verbose: bool) -> str:
-    done = f"{progress.agent_steps:>9,} of {progress.total_steps:,} agent steps"
-    if progress.note:
-        return f"{done}  {progress.note}"
-    parts = [done, f"return {_recent_return(progress)}"]
-    if progress.evaluations:
-        parts.append(f"score {', '.join(f'{found.mean:z.2f}' for _, found in progress.evaluations.values())}")
-    if rate.speed:
-        parts.append(f"{rate.speed:,.0f}/s")
-    if left := rate.time_remaining:
-        parts.append(f"{clock(left)} left")
-    if progress.has_target:
-        served = f" (for {counted(progress.target_served, 'update')})" if verbose else ""
-        parts.append(f"target {_targets(progress)}{served}")
-    if progress.opponent:
-        parts.append(f"opponent {progress.opponent}")
-    if verbose:
-        parts += [f"{clock(elapsed)} elapsed", counted(progress.updates, "update"), f"epsilon {progress.epsilon:.2f}"]
-        parts += [f"loss {_number(progress.loss, 4)}", f"q {_number(progress.q_mean, 2)}", _phases(progress)]
-    return "  ".join(parts)
-
-
 def _panel(progress: Any, elapsed: float, rate: Task, *, verbose: bool) -> Group:
     bar = Table.grid(padding=(0, 1))
     bar.add_row(
@@ -155,53 +110,20 @@ def _panel(progress: Any, elapsed: float, rate: Task, *, verbose: bool) -> Group
     speed = f"{rate.speed:.0f} agent steps/s" if rate.speed else "rate not known yet"
     facts = Table.grid(padding=(0, 2))  # a line each: names of snapshots are long, and lines of 80 letters are not
     facts.add_row("time", f"{clock(elapsed)}{f', about {clock(left)} left' if left else ''}, {speed}")
-    facts.add_row("loss", f"{_number(progress.loss, 4)}, mean max Q {_number(progress.q_mean, 2)}")
-    facts.add_row("return", _recent_return(progress))
+    facts.add_row("loss", f"{number(progress.loss, 4)}, mean max Q {number(progress.q_mean, 2)}")
+    facts.add_row("return", recent_return(progress))
     facts.add_row("score", _score(progress))
-    facts.add_row("target", f"{_targets(progress)}, serving for {served}" if progress.has_target else "none")
+    facts.add_row("target", f"{targets(progress)}, serving for {served}" if progress.has_target else "none")
     if progress.opponent:
         facts.add_row("opponent", progress.opponent)
     workers = Table.grid(padding=(0, 2))
     for worker, restarts in progress.workers:
         again = f", restarted {counted(restarts, 'time')}" if restarts else ""
         workers.add_row(worker.name, worker_line(worker) + again)
-    phases = Text(_phases(progress) if verbose else "", "dim")
-    return Group(bar, counts, facts, workers, phases, Text(progress.note, "yellow"))
-
-
-def _phases(progress: Any) -> str:
-    """Mean milliseconds of each phase, and its share of the time."""
-    latest = progress.latest
-    return "  ".join(
-        f"{phase} {latest[f'milliseconds/{phase}']:.1f} ms ({latest[f'time_share/{phase}']:.0%})"
-        for phase in PHASES
-        if latest and latest[f"time_share/{phase}"] > 0
-    )
+    where = Text(phases(progress) if verbose else "", "dim")
+    return Group(bar, counts, facts, workers, where, Text(progress.note, "yellow"))
 
 
 def _score(progress: Any) -> str:
     found = [f"{evaluation.mean:z.2f} ({snapshot})" for snapshot, evaluation in progress.evaluations.values()]
     return ", ".join(found) or "not evaluated yet"
-
-
-def _recent_return(progress: Any) -> str:
-    returns = progress.returns
-    recent = f"(last {counted(len(returns), 'game')})"
-    return f"{sum(returns) / len(returns):z.2f} {recent}" if returns else "no game ended yet"
-
-
-def _number(value: float, digits: int) -> str:
-    """A dash before there is one."""
-    return "-" if math.isnan(value) else f"{value:z.{digits}f}"
-
-
-def clock(seconds: float) -> str:
-    """`h:mm:ss`."""
-    whole = math.ceil(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
-
-
-def _targets(progress: Any) -> str:
-    first, *others = progress.target
-    more = f" and {len(others)} more" if others else ""
-    return str(first) + more + (", held" if progress.target_held else "")

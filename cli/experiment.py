@@ -17,7 +17,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from twin_graph.base import machine, new_files
+from twin_graph.base import doing, machine, new_files
+from twin_graph.base.doing import LINE_SECONDS
 from twin_graph.base.here import absolute, shortened
 from twin_graph.base.text import command, counted, size
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, TwinGraphError, UsageError
@@ -26,8 +27,9 @@ from twin_graph.experiments import trial
 from twin_graph.experiments.experiment import EXPERIMENTS, Experiment, State, look
 from twin_graph.experiments.runner import Begin, Runner, begin_here
 from twin_graph.records import code
+from twin_graph.training.lines import RATE_SECONDS, clock
 
-from .display import LINE_SECONDS, RATE_SECONDS, Meter, clock
+from .display import Meter
 from .params import PATH, Count, extra_is_missing, json_option, print_json, say, stderr, stdout
 from .tables import print_table
 
@@ -112,8 +114,7 @@ def run(
     plans.check_new(plan, file, Experiment.open(folder).plan.conditions if Experiment.is_begun(folder) else ())
     if not dry_run:
         Experiment.check_free(folder)
-    with stderr.status("checking the runs, then training for a few seconds to measure the rate"):
-        found = Experiment.prepare(plan, folder, jobs, trial.run)
+    found = Experiment.prepare(plan, folder, jobs, trial.run)
     if not allow_edited:
         found.check_code()
     states = look(found)
@@ -192,6 +193,7 @@ def report(folders: tuple[Path, ...], last: int | None, also: str | None, as_jso
       twin-graph experiment report pong-short from-the-other-machine/pong-short
     """
     folder, *more = map(_named, folders)
+    doing.now("loading what reports need")
     try:
         from twin_graph.experiments import report as library
         from twin_graph.experiments import tables
@@ -238,6 +240,7 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
       twin-graph experiment clock cartpole-policies
       twin-graph experiment clock studies/results/cartpole-policies --served 250 --plot clock.png
     """
+    doing.now("loading what pictures need")
     try:
         from twin_graph.experiments import clock as library
         from twin_graph.experiments import figures, tables

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from twin_graph import config
 
-from .params import complete_preset, json_option, print_json, stderr, stdout
+from .params import complete_preset, json_option, print_json, stdout
 from .tables import print_facts
 
 
@@ -60,10 +60,9 @@ def doctor(as_json: bool) -> None:
     Example:
       twin-graph doctor
     """
-    with stderr.status("checking the machine, then training for a few seconds"):
-        from twin_graph.training import doctor as library
+    from twin_graph.training import doctor as library
 
-        findings = library.examine()
+    findings = library.examine()
     if as_json:
         print_json([finding._asdict() for finding in findings])
     else:

@@ -24,6 +24,7 @@ from twin_graph.snapshots.files import remove_folder
 from twin_graph.snapshots.resumable import has_begun
 from twin_graph.snapshots.run import Run, check_new_folder, create, free_folder, make_in
 from twin_graph.snapshots.workers import GIVEN_UP
+from twin_graph.training.lines import ended
 
 from .display import TrainingDisplay
 from .params import (
@@ -286,8 +287,7 @@ def _report(folder: Path, progress: Progress, as_json: bool, cluster: Cluster | 
                 "evaluations": [{"snapshot": snapshot, **found.summary()} for snapshot, found in evaluations],
             }
         )
-    reached = f": reached {progress.reached}" if progress.reached else ""
-    say(f"{'interrupted' if progress.interrupted else 'finished'} at {progress.agent_steps:,} agent steps{reached}")
+    say(ended(progress))
     for worker, _ in progress.workers:
         if worker.state == GIVEN_UP:
             say(f"{worker.name}: {worker_line(worker)}")

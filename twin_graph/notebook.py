@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from twin_graph import config
+from twin_graph.base import doing
 from twin_graph.base.text import counted
 from twin_graph.config.settings import Settings
 from twin_graph.envs.legal import ILLEGAL, pick
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from twin_graph.evaluation.games import Evaluation
+    from twin_graph.training.progress import Progress
     from twin_graph.training.trainer import OnEpisode, OnEvaluation
 
 _SHOWN_SECONDS = 5.0
@@ -132,20 +134,23 @@ class NotebookRun(Run):
         steps: int | None = None,
         on_episode: OnEpisode | None = None,
         on_evaluation: OnEvaluation | None = None,
+        quiet: bool = False,
     ) -> Self:
         """Trains to its end, from the newest resume point if there is one. Interrupting the kernel saves and stops.
 
-        In Jupyter its table is shown meanwhile.
+        In Jupyter its table is shown meanwhile; elsewhere stderr gets a line when it begins, every 15 seconds and at
+        its end.
 
         Args:
           steps: another length of the run, in agent steps, not below what it has made. A run that is complete, or has
             reached `train.until_score`, stays as it is.
           on_episode, on_evaluation: called as `on_episode(score, progress)` and `on_evaluation(evaluation, progress)`;
             to return False ends the run. See `twin_graph.training.train`.
+          quiet: show nothing.
         """
-        from twin_graph.training import readiness, trainer
+        with _shown(self, quiet=quiet) as show, self.lock("train"):
+            from twin_graph.training import readiness, trainer
 
-        with self.lock("train"):
             self._reread()
             settings = self.settings
             if settings.workers.count:
@@ -168,9 +173,9 @@ class NotebookRun(Run):
                 for notice in begun.notices:
                     warnings.warn(notice, stacklevel=2)
                 open_.enter_context(self.trying(begun.settings))
-                show = open_.enter_context(_shown(self))
-                for _ in trainer.train(self, begun.env, point, on_episode=on_episode, on_evaluation=on_evaluation):
-                    show()
+                trained = trainer.train(self, begun.env, point, on_episode=on_episode, on_evaluation=on_evaluation)
+                for progress in trained:
+                    show(progress)
         return self
 
     def _policy_of(self, ref: str | int) -> Policy:
@@ -322,18 +327,28 @@ class Policy:
 
 
 @contextlib.contextmanager
-def _shown(run: NotebookRun) -> Iterator[Callable[[], None]]:
-    """In Jupyter, a run's table while this lasts, updated by calling what is yielded; elsewhere nothing."""
+def _shown(run: NotebookRun, *, quiet: bool) -> Iterator[Callable[[Progress], object]]:
+    """Shows how a run trains, by calling what is yielded: in Jupyter in its table, elsewhere in lines on stderr."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if not hasattr(shell, "kernel"):
-        yield lambda: None
-        return
+    if quiet:
+        yield lambda progress: None  # noqa: ARG005
+    elif hasattr(shell, "kernel"):
+        with _table(run) as show:
+            yield show
+    else:
+        with _lines(run) as show:
+            yield show
+
+
+@contextlib.contextmanager
+def _table(run: NotebookRun) -> Iterator[Callable[[Progress], object]]:
+    """Jupyter's; it is gone in the end."""
     from IPython.display import HTML, display
 
     table = display(run, display_id=True)  # type: ignore[no-untyped-call]
     drawn = time.monotonic()
 
-    def show() -> None:
+    def show(progress: Progress) -> None:  # noqa: ARG001
         nonlocal drawn
         if time.monotonic() - drawn > _SHOWN_SECONDS:
             table.update(run)
@@ -343,6 +358,34 @@ def _shown(run: NotebookRun) -> Iterator[Callable[[], None]]:
         yield show
     finally:
         table.update(HTML(""))  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _lines(run: NotebookRun) -> Iterator[Callable[[Progress], object]]:
+    """What the command line prints where there is no terminal."""
+
+    def say(text: str) -> None:
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            print(text, file=sys.stderr, flush=True)
+
+    newest = run.points().newest()
+    begin = f"from {newest.counters.agent_steps:,} agent steps on" if newest else "from the beginning"
+    say(f"{run.folder}: training {begin}")
+    last: Progress | None = None
+    with doing.heard_by(doing.now_and_then(say)):
+        from twin_graph.training import lines
+
+        shown = lines.Lines(say)
+
+        def show(progress: Progress) -> None:
+            nonlocal last
+            last = progress
+            shown.show(progress)
+
+        yield show
+    if last is not None:
+        shown.show(last)  # what was noticed when it ended
+        say(f"{run.folder}: {lines.ended(last)}, newest snapshot {last.newest_snapshot}")
 
 
 def find(name: str | Path) -> NotebookRun:

@@ -541,6 +541,10 @@ def test_a_killed_worker_is_started_again_and_the_steps_are_exact(tmp_path: Path
     finally:
         trainer.kill()
     assert trainer.returncode == 0, said
+    restarted = (
+        "worker-1 ended (killed by SIGKILL) and is restarted with an empty replay (restart 1 of 3, workers.restarts)"
+    )
+    assert said.splitlines().count(restarted) == 1
     assert not children(run)
     status = report.status(Run(run))
     assert (status.state, status.agent_steps, status.updates > 100) == ("finished", 4_000, True)

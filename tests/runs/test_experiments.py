@@ -30,6 +30,7 @@ from twin_graph_cli.main import cli
 
 from twin_graph import config
 from twin_graph.agent.live_run import LiveRun
+from twin_graph.base import doing
 from twin_graph.config.settings import Settings
 from twin_graph.errors import MovedError, UsageError
 from twin_graph.experiments import clock, experiment, figures, page, plan, results, runner, statistics, tables, trial
@@ -163,6 +164,15 @@ other = { env.kwargs.foo = 1 }"""
     planned = plan.parse(FILE.replace('[factors]\ntarget.policy = ["latest", "lag(40)"]', variants))
     with pytest.raises(UsageError, match=r"^other: cannot make 'CartPole-v1': TypeError"):
         Experiment.prepare(planned, Path("nowhere"), 1, trial.run)
+
+
+def test_the_process_that_checks_the_runs_says_what_it_is_doing() -> None:
+    said: list[str] = []
+    settings = plan.parse(FILE).runs[0].settings
+    with doing.heard_by(said.append):
+        trial.run({"one": config.replace(settings, [("twin.threads", 1), ("twin.precision", "fp32")])})
+    assert said[:2] == ["loading TensorFlow to check the runs", "checking one"]
+    assert any(re.fullmatch(r"measuring the speed of training: [\d,]+ of [\d,]+ agent steps", what) for what in said)
 
 
 def test_who_comes_second_is_told_before_anything_is_measured(finished: Path) -> None:

@@ -4,20 +4,23 @@ import contextlib
 import io
 import json
 import os
+import pty
 import re
+import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from commands import twin_graph
+from experiment_files import FILE
 from rich.console import Console
 from rich.progress import TextColumn
 from test_cli import TINY
@@ -29,6 +32,7 @@ from twin_graph.base.text import command, counted
 from twin_graph.config.settings import Settings
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.workers import own_status
+from twin_graph.training import lines as progress_lines
 
 SCRIPT = str(Path(sys.executable).with_name("twin-graph"))
 
@@ -126,11 +130,52 @@ twin_graph_cli.run()
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
+def on_a_terminal(*arguments: str, cwd: Path, until: str) -> Iterator[tuple[str, bool]]:
+    """What a command has written to its terminal so far, and whether it has TensorFlow, up to a certain text."""
+    command, terminal = pty.fork()
+    if command == 0:
+        os.chdir(cwd)
+        os.environ.update(TERM="xterm", COLUMNS="120")
+        os.execv(SCRIPT, [SCRIPT, *arguments])
+    written, deadline = b"", time.monotonic() + 120
+    try:
+        while until not in written.decode(errors="replace"):
+            assert time.monotonic() < deadline, written
+            if select.select([terminal], [], [], 1.0)[0]:
+                written += os.read(terminal, 65536)
+                yield written.decode(errors="replace"), "libtensorflow" in Path(f"/proc/{command}/maps").read_text()
+    finally:
+        os.kill(command, signal.SIGKILL)
+        os.waitpid(command, 0)
+        os.close(terminal)
+
+
+@pytest.mark.parametrize(
+    ("command", "until"),
+    [
+        ("train cartpole --run-dir=measured --set=twin.threads=0 --set=twin.compiled=false", "precision (2 of"),
+        ("doctor", "looking at the machine"),
+        ("compare 'my run' 'my run'", "comparing snapshots"),
+        ("experiment run tiny.toml --dry-run", "measuring the speed of training: "),
+    ],
+)
+def test_on_a_terminal_a_command_says_at_once_what_it_is_doing(here: Path, command: str, until: str) -> None:
+    (here / "tiny.toml").write_text(FILE)
+    seen = list(on_a_terminal(*shlex.split(command), cwd=here, until=until))
+    first, has_tensorflow = seen[0]
+    assert re.match(r"starting|loading", first)
+    assert not has_tensorflow
+    last, _ = seen[-1]
+    assert "loading TensorFlow" in last
+    assert "\n" not in last.rstrip()
+    assert not (here / "measured").exists()
+
+
 def test_a_terminal_that_cannot_redraw_gets_lines(
     cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setattr(display, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress_lines, "LINE_SECONDS", 0.0)
     said = io.StringIO()
     run = create(tmp_path / "run", cartpole(train__steps=400))
     with (
@@ -278,8 +323,8 @@ def test_rate_and_time_left_are_not_those_of_filling_the_replay(
     cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(display, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(display, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress_lines, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(progress_lines, "LINE_SECONDS", 0.0)
     said = io.StringIO()
     run = create(tmp_path / "run", cartpole(train__start_steps=400, log__every_steps=600, evaluate__every_steps=1200))
     with (
@@ -301,7 +346,7 @@ def test_rate_and_time_left_are_not_those_of_filling_the_replay(
 def test_lines_of_progress_are_short_and_tell_the_rest_if_asked(
     cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verbose: bool, most: int
 ) -> None:
-    monkeypatch.setattr(display, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress_lines, "LINE_SECONDS", 0.0)
     monkeypatch.setattr(display, "_PANEL_SECONDS", 0.0)
     lines = lines_while_training(create(tmp_path / "run", cartpole()), verbose=verbose)
     assert max(map(len, lines)) <= most
@@ -317,7 +362,7 @@ def test_lines_of_progress_are_short_and_tell_the_rest_if_asked(
 def test_a_run_without_a_target_shows_none(
     cartpole: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(display, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress_lines, "LINE_SECONDS", 0.0)
     run = create(tmp_path / "run", cartpole(train__target_q=False, train__steps=400))
     said = "\n".join(lines_while_training(run))
     assert "400 of 400 agent steps" in said

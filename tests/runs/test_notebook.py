@@ -24,8 +24,8 @@ from twin_graph.records import report
 from twin_graph.snapshots.ledger import Restore
 from twin_graph.snapshots.lines import record_evaluation
 from twin_graph.snapshots.run import Run
+from twin_graph.training import lines, readiness, tuning
 from twin_graph.training import trainer as training
-from twin_graph.training import tuning
 from twin_graph.training.progress import Progress
 from twin_graph.view.records import Records
 
@@ -272,6 +272,35 @@ def test_callbacks_change_no_weights(
         pass
     env.close()
     assert report.status(run).weights_sha256 == report.status(trained(cartpole())).weights_sha256
+
+
+def test_in_a_script_lines_say_how_it_trains(
+    cartpole: Cartpole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the command line prints where there is no terminal, with a first line at once."""
+    monkeypatch.setattr(lines, "LINE_SECONDS", 0.1)
+    run = twin_graph.create(tmp_path / "run", cartpole(evaluate__every_steps=400))
+    ready, before = readiness.ready, list[str]()
+
+    def seen(*arguments: Any, **options: Any) -> Any:
+        before.append(capsys.readouterr().err)
+        return ready(*arguments, **options)
+
+    monkeypatch.setattr(readiness, "ready", seen)
+    run.train(steps=800)
+    out, err = capsys.readouterr()
+    assert (before, out) == ([f"{run.folder}: training from the beginning\n"], "")
+    *shown, last = err.splitlines()
+    assert any(re.match(r" +\d[\d,]* of 800 agent steps  return", line) for line in shown), err
+    assert sum("agent steps: score of " in line for line in shown) == 2
+    assert last == f"{run.folder}: finished at 800 agent steps, newest snapshot {run.store().newest.id}"
+
+    run.train(steps=1_200, on_evaluation=lambda *_: False)
+    assert before[1] == f"{run.folder}: training from 800 agent steps on\n"
+    capsys.readouterr()
+    run.train(steps=1_600, quiet=True)
+    assert capsys.readouterr() == ("", "")
+    assert before[2] == ""
 
 
 def test_opening_a_run_imports_neither_tensorflow_nor_pandas(run: notebook.NotebookRun) -> None:

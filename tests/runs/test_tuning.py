@@ -17,6 +17,7 @@ from twin_graph_cli.main import cli
 
 from twin_graph import envs
 from twin_graph.agent import ensemble
+from twin_graph.base import doing
 from twin_graph.base import machine as cpu
 from twin_graph.config.settings import Settings
 from twin_graph.envs import EnvSpec
@@ -65,7 +66,10 @@ def test_what_is_left_open_is_measured(
     machine(monkeypatch, "avx2")
     monkeypatch.setattr(tuning, "_ROUND_SECONDS", 0.05)
     settings = cartpole(twin__threads=0, twin__precision="auto", train__chunk_steps=16, **learner)
-    choices = tuning.measure(settings, spec_of(settings))
+    said: list[str] = []
+    with doing.heard_by(said.append):
+        choices = tuning.measure(settings, spec_of(settings))
+    assert said == [f"measuring threads and precision ({part} of 8)" for part in range(1, 9)]
     assert {(choice.threads, choice.precision) for choice in choices} == {(1, "fp32"), (2, "fp32")}
     assert all(choice.updates_per_second > 10 for choice in choices)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from twin_graph import config
 from twin_graph.agent.held_out import greedy_agreement, q_distance
-from twin_graph.base import machine
+from twin_graph.base import doing, machine
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.player import spec_of
 from twin_graph.records import code
@@ -208,6 +208,7 @@ def _pairs(first: Run, second: Run, since: int) -> Iterator[Pair]:
             return
         observations = next((seen for run in (first, second) if (seen := _held_out(run)) is not None), None)
         specs = spec_of(first), spec_of(second)
+        doing.now("comparing snapshots")
         with (
             Twin("first", specs[0], compute=Compute(threads=1), learns=False) as one,
             Twin("second", specs[1], compute=Compute(threads=1), learns=False) as other,

@@ -244,10 +244,11 @@ class Chief(Stepper):
     def _supervise(self) -> None:
         if self.supervisor:
             try:
-                given_up = self.supervisor.look()
+                restarted, given_up = self.supervisor.look()
             except TwinGraphError:
                 self._has_servers = False
                 raise
+            self._live.notices += [f"{name_of(worker)} {why}" for worker, why in restarted.items()]
             known = {status.index: status for status in self._hear()} if given_up else {}
             for worker, why in given_up.items():
                 last = known.get(worker) or own_status(worker, self._run.attempt, GIVEN_UP)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from twin_graph.base import ended
 from twin_graph.base.text import counted
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from twin_graph.distributed.cluster import Cluster
 
 _END_SECONDS = 2.0
+
+
+class Looked(NamedTuple):
+    """What became of workers that have died, in words, by their numbers: started again, or died too often."""
+
+    restarted: dict[int, str]
+    given_up: dict[int, str]
 
 
 class Supervisor:
@@ -80,8 +87,8 @@ class Supervisor:
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
 
-    def look(self) -> dict[int, str]:
-        """Restarts workers that have died; returns those that died too often, once, and why.
+    def look(self) -> Looked:
+        """Restarts workers that have died.
 
         Raises:
           TwinGraphError: a parameter server is gone.
@@ -92,19 +99,21 @@ class Supervisor:
                     f"parameter server {i} ended ({self._why(f'ps-{i}', server.returncode)}), and with it the newest "
                     "updates"
                 )
-        given_up = {}
+        looked = Looked({}, {})
         for i, worker in enumerate(self._workers):
             if worker is None or worker.poll() in (None, 0):
                 continue
+            why = self._why(name_of(i), worker.returncode)
             if self.restarted[i] < self._most:
                 self.restarted[i] += 1
                 self._workers[i] = self._start(f"worker:{i}")
+                times = f"restart {self.restarted[i]} of {self._most}, workers.restarts"
+                looked.restarted[i] = f"ended ({why}) and is restarted with an empty replay ({times})"
             else:
                 self._workers[i] = None
-                why = self._why(name_of(i), worker.returncode)
                 restarted = f"restarted {counted(self._most, 'time')} (workers.restarts)"
-                given_up[i] = f"ended ({why}), {restarted}; see {self._log(name_of(i))}"
-        return given_up
+                looked.given_up[i] = f"ended ({why}), {restarted}; see {self._log(name_of(i))}"
+        return looked
 
     @property
     def has_workers(self) -> bool:

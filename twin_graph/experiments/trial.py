@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from twin_graph.base import doing
 from twin_graph.errors import TwinGraphError, UsageError
 
 if TYPE_CHECKING:
@@ -40,14 +42,32 @@ def run(settings: Mapping[str, config.Settings]) -> Trial:
       UsageError: one cannot be trained; the message says which and why.
       TwinGraphError: the process failed.
     """
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "twin_graph.training.trial"],
-        input=json.dumps({name: one.model_dump() for name, one in settings.items()}),
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        kind = UsageError if done.returncode == UsageError.exit_code else TwinGraphError
-        raise kind(lines[-1])
-    return Trial(**json.loads(done.stdout.splitlines()[-1]))
+    doing.now("loading TensorFlow to check the runs")
+    said = ""
+    with (
+        tempfile.TemporaryFile("w+") as given,
+        tempfile.TemporaryFile("w+") as printed,
+    ):
+        json.dump({name: one.model_dump() for name, one in settings.items()}, given)
+        given.seek(0)
+        with subprocess.Popen(
+            [sys.executable, "-P", "-m", "twin_graph.training.trial"],
+            stdin=given,
+            stdout=printed,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                for line in process.stderr or ():
+                    if line.startswith(doing.TOLD):
+                        doing.now(line.removeprefix(doing.TOLD).strip())
+                    else:
+                        said = line.strip() or said
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode:
+            kind = UsageError if process.returncode == UsageError.exit_code else TwinGraphError
+            raise kind(said or f"exit code {process.returncode}")
+        printed.seek(0)
+        return Trial(**json.loads(printed.read().splitlines()[-1]))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from twin_graph.base import doing
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots import control, workers
 from twin_graph.snapshots.files import damaged_line, leftovers, read_file, read_lines
@@ -103,7 +104,8 @@ class _Verifier:
             committed: dict[str, list[Commit]] = {}
             for snapshot, _ in self._run.ledger.with_abandoned(Commit):
                 committed.setdefault(snapshot.id, []).append(snapshot)
-            for records in committed.values():
+            for i, records in enumerate(committed.values(), 1):
+                doing.now(f"checking snapshots ({i:,} of {len(committed):,})")
                 self._snapshot(store, records)
             for folder in store.folder.glob("*"):
                 if folder.name not in committed and ID.fullmatch(folder.name):
@@ -132,6 +134,7 @@ class _Verifier:
         points = self._run.points()
         with points.reading():
             for folder in points.folders():
+                doing.now(f"checking resume point {int(folder.name)}")
                 self._point(points, folder)
             with contextlib.suppress(DamagedError):  # of the ledger, named already
                 if lost := lost_point(self._run):

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from twin_graph.base import doing
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import damaged_line, read_lines
 from twin_graph.snapshots.ledger import IMPORT, Commit, End, Point, Restore, Start
@@ -35,6 +36,7 @@ def newest_point(run: Run) -> Found:
       UsageError: none was ever made.
       DamagedError: none is whole.
     """
+    doing.now("checking the newest resume point")
     points = run.points()
     folders = points.folders()
     if not folders:

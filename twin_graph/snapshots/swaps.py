@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from twin_graph.base import doing
 from twin_graph.base.text import command, counted
 from twin_graph.config import turns
 from twin_graph.errors import TwinGraphError, UsageError
@@ -293,6 +294,7 @@ def answered(run: Run, request: Request, otherwise: str) -> Answer:
     Raises:
       TwinGraphError: there is none; the message ends with `otherwise`.
     """
+    doing.now("waiting for the trainer to answer")
     answer = control.wait(run.control, request, lambda: run.state() == "running", _PATIENCE_SECONDS)
     if answer is None:
         gone = run.state() != "running"

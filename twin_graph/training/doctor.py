@@ -1,5 +1,6 @@
 """What this machine can do, and what a run needs on it."""
 
+import itertools
 import math
 import os
 import shutil
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import psutil
 
 from twin_graph import config, envs
-from twin_graph.base import machine
+from twin_graph.base import doing, machine
 from twin_graph.base.text import size
 from twin_graph.snapshots.run import RUNS, VERSIONED, create
 from twin_graph.training import requirements, trainer, tuning
@@ -21,6 +22,7 @@ from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.tf import tf
 
 _MEASURED_FROM, _MEASURED_STEPS = 500, 1_000  # agent steps
+_SAID_STEPS = 100  # agent steps
 _LOOKED_SECONDS = 1.0
 
 
@@ -39,6 +41,7 @@ def examine() -> list[Finding]:
 
 
 def _findings() -> Iterator[Finding]:
+    doing.now("looking at the machine")
     processor = machine.describe()
     busy = psutil.cpu_percent(_LOOKED_SECONDS) / 100 * (psutil.cpu_count() or 1)
     yield Finding("processor", True, f"{processor.exactly()}, {processor.cores} cores")
@@ -100,7 +103,14 @@ def rate(env: envs.VectorEnv, settings: config.Settings) -> float:
     try:
         run = create(folder / "run", config.replace(settings, short.items()), env.protocol)
         began, before = math.nan, 0
+        said = itertools.count(0, _SAID_STEPS)
+        due = next(said)
         for progress in trainer.train(run, env):
+            if progress.agent_steps >= due:
+                doing.now(
+                    f"measuring the speed of training: {progress.agent_steps:,} of {start + measured:,} agent steps"
+                )
+                due = next(step for step in said if step > progress.agent_steps)
             if math.isnan(began) and progress.agent_steps >= start + measured // 4:
                 # The first updates, slower, are left out.
                 began, before = time.perf_counter(), progress.agent_steps

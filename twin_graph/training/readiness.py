@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from twin_graph import envs, targets
 from twin_graph.agent import trackers
+from twin_graph.base import doing
 from twin_graph.config.rules import check_length, check_that_it_learns
 from twin_graph.envs.gym import check_version
 from twin_graph.errors import CompleteError, UsageError
@@ -71,6 +72,7 @@ def ready(
     else:
         check_version(settings.env.id)
     check_no_pattern(folder, "rename the folder")
+    doing.now("making environments")
     with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
         needs = requirements.measure(settings, env, folder, elsewhere=elsewhere)
         requirements.check_enough(needs, begun=folder.exists())

@@ -2,7 +2,8 @@
 
     python -m twin_graph.training.trial < SETTINGS
 
-Reads settings by name, as JSON, from standard input, and prints what `twin_graph.experiments.trial.Trial` has.
+Reads settings by name, as JSON, from standard input, and prints what `twin_graph.experiments.trial.Trial` has. What it
+is doing goes to standard error.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import time
 import psutil
 
 from twin_graph import config, envs
+from twin_graph.base import doing
 from twin_graph.config.lookup import find_modules_here
 from twin_graph.envs.gym import check_version
 from twin_graph.errors import TwinGraphError, UsageError
@@ -22,10 +24,15 @@ from twin_graph.twin.model import ModelSpec, build_model
 from twin_graph.twin.tf import tf
 
 
+def _tell(what: str) -> None:
+    print(f"{doing.TOLD}{what}", file=sys.stderr, flush=True)
+
+
 def _main() -> None:
     every = {name: config.validate(tree) for name, tree in json.load(sys.stdin).items()}
     rate, startup, disk, memory = 0.0, 0.0, [], 0
     for name, settings in every.items():
+        doing.now(f"checking {name}")
         with contextlib.ExitStack() as stack:
             try:
                 check_version(settings.env.id)
@@ -49,7 +56,8 @@ def _main() -> None:
 if __name__ == "__main__":
     find_modules_here()
     try:
-        _main()
+        with doing.heard_by(_tell):
+            _main()
     except TwinGraphError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(error.exit_code)

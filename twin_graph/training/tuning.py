@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import numpy as np
 
 from twin_graph import config
 from twin_graph.agent.ensemble import blocks
-from twin_graph.base import machine
+from twin_graph.base import doing, machine
 from twin_graph.base.text import counted
 from twin_graph.twin.twin import Compute, Twin
 
@@ -63,10 +64,19 @@ def measure(settings: Settings, spec: ModelSpec) -> list[Timing]:
     possible = _possible(settings)
     if len(possible) == 1:
         return []
+    parts = itertools.count(1)
+
+    def say() -> None:
+        doing.now(f"measuring threads and precision ({next(parts)} of {len(possible) * (1 + _ROUNDS)})")
+
+    rates: dict[tuple[int, str], tuple[_Trial, list[float]]] = {}
     with contextlib.ExitStack() as trials:
-        rates = {timing: (trials.enter_context(_Trial(settings, spec, *timing)), list[float]()) for timing in possible}
+        for timing in possible:
+            say()
+            rates[timing] = trials.enter_context(_Trial(settings, spec, *timing)), []
         for _ in range(_ROUNDS):  # interleaved, so that a disturbance meets all of them
             for trial, measured in rates.values():
+                say()
                 measured.append(trial.rate())
     timings = [Timing(*timing, statistics.median(measured)) for timing, (_, measured) in rates.items()]
     fastest = max(timings, key=lambda timing: timing.updates_per_second)

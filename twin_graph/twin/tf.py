@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from twin_graph.base import doing
 from twin_graph.base.signals import on_signal
 
 
@@ -110,6 +111,7 @@ if hasattr(_libc, "mallopt"):
     _libc.mallopt(_M_TOP_PAD, 256 << 20)
     _libc.mallopt(_M_MMAP_THRESHOLD, 256 << 20)
 
+doing.now("loading TensorFlow")
 with _signals_held_back(), _stderr_held_back(), _garbage_left():
     with _keras_left_for_later():
         import tensorflow
@@ -119,3 +121,4 @@ with _signals_held_back(), _stderr_held_back(), _garbage_left():
     function = tensorflow.function  # of TensorFlow 2, where XLA is asked for
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.config.list_physical_devices()  # looks for GPUs now, with what it has to say about them
+doing.now("building graphs")
