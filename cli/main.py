@@ -1,6 +1,5 @@
 """The entry point `twin-graph`: the list of commands, and errors as one line with an exit code."""
 
-import contextlib
 import difflib
 import errno
 import functools
@@ -152,23 +151,12 @@ def _run(debug: bool) -> object:
     return code
 
 
-def _keep_stdout() -> None:
-    """Gives `sys.stdout` a file of its own. What prints to the process's, as engines in C and environments in processes
-    of their own do, prints to stderr."""
-    given = sys.stdout
-    with contextlib.suppress(OSError, ValueError):  # it is closed
-        own = os.dup(given.fileno())
-        os.dup2(sys.stderr.fileno(), given.fileno())
-        sys.stdout = open(own, "w", encoding=given.encoding, errors=given.errors)  # noqa: SIM115, PTH123
-
-
 def main() -> None:
     """Runs the command line and exits: 0 done, 1 failed, 2 usage, 3 damaged data, 4 in use, 5 diverged,
     130 interrupted."""
     debug = "--debug" in sys.argv
     if sys.stdout.errors == "strict":  # not every terminal has all letters; stderr is so already
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    _keep_stdout()
     find_modules_here()  # env.id and target.policy may name a user's own
     command = next((argument for argument in sys.argv if argument in COMMANDS), "")
     if command in ("train", "resume", "reproduce", "experiment"):
