@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from twin_graph_cli.record import _usual_path
 from twin_graph import config, envs
 from twin_graph.envs.legal import ILLEGAL
 from twin_graph.errors import UsageError
-from twin_graph.evaluation import film
+from twin_graph.evaluation import film, fonts
 from twin_graph.evaluation.games import Contender, last, play
 from twin_graph.snapshots.run import Run, create
 from twin_graph.view.records import Records
@@ -144,6 +145,38 @@ def test_a_film_shows_score_values_and_actions(tmp_path: Path) -> None:
     assert not (picture == film._RANDOM).all(axis=2).any()
     explored = np.frombuffer(drawn(base._replace(action=0)), np.uint8).reshape(420, 640, 3)
     assert (explored == film._RANDOM).all(axis=2).any()
+
+
+@pytest.mark.parametrize("steps", [20, 28, 50, 200, 500])
+def test_the_curve_of_a_short_game_takes_up_most_of_its_place(steps: int) -> None:
+    panel = film._Panel(("run", "snapshot"), ("left", "right"), 1, 1.0)
+    for step in range(steps):
+        q = np.array([0.0, step % 7], np.float32)
+        panel.add(film.Moment(q, action=1, score=3.0, step=step + 1, game=1, last=False), 1.0)
+    curve = panel.frame(np.zeros((210, 160, 3), np.uint8))[250:, -320:]
+    drawn = np.flatnonzero((curve == film._GREEDY).all(axis=2).any(axis=0))
+    left, right = film._MARGIN + film._SCALE, film._PANEL - film._MARGIN
+    assert drawn[0] < left + 10
+    assert drawn[-1] > left + 0.45 * (right - left)
+    assert drawn[-1] < right + 4
+
+
+def titled(title: str) -> bytes:
+    panel = film._Panel((title, ""), ("left", "right"), 1, 1.0)
+    panel.add(film.Moment(np.zeros(2, np.float32), action=1, score=3.0, step=4, game=1, last=False), 1.0)
+    return panel.frame(np.zeros((210, 160, 3), np.uint8)).tobytes()
+
+
+@pytest.mark.parametrize("letter", [*"\u00e9\u00fc\u00f1\u0142\u0416\u0434\u03bb", "e\u0301"])
+def test_titles_have_letters_with_accents_and_of_other_alphabets(letter: str) -> None:
+    number = unicodedata.normalize("NFC", letter).encode("ascii", "backslashreplace").decode()
+    assert titled(letter) not in (titled("\ufffe"), titled(number))  # the first of which no font has
+
+
+def test_a_letter_that_no_font_has_is_written_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fonts, "having", lambda text: [])
+    assert titled("run \u4e2d") == titled("run \\u4e2d")
+    assert titled("run \udcff") == titled("run \\udcff")
 
 
 @pytest.mark.parametrize("q", [[np.nan, 2.0], [np.nan, np.nan], [np.inf, -np.inf], [1e20, -1e30]])

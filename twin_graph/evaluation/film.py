@@ -18,6 +18,7 @@ from twin_graph import envs
 from twin_graph.base import new_files
 from twin_graph.envs.legal import ILLEGAL, legal_only
 from twin_graph.errors import UsageError
+from twin_graph.evaluation import fonts
 from twin_graph.snapshots.files import fsync, publish, remove_leftovers, temporary_of
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ HEIGHT = 420  # pixels, at scale 1: twice that of Atari's screen
 KINDS = ".mp4", ".gif"
 _HOLD_SECONDS = 1.0  # how long the end of a game stays
 _WIDEST = 4 / 3  # a screen's width by the picture's height
-_WINDOW = 240  # agent steps that the curve shows
+_WINDOWS = 30, 60, 120, 240  # agent steps that the curve shows: the fewest that hold the game, or its newest
 _SMALLEST_RANGE = 1e-3  # of Q values, so that bars and curve of equal ones stay quiet
 
 _PANEL, _MARGIN = 320, 18  # width and margin at scale 1
@@ -210,16 +211,16 @@ class _Panel:
         self._width = 2 * round(_PANEL * scale / 2)
         self._rows = min(_ROWS_MOST, len(names))
         self._row = min(_ROW_MOST, _BARS_MOST / self._rows)
-        self._fonts: dict[float, Any] = {}
+        self._fonts: dict[tuple[Path | None, float], Any] = {}  # by file and size
         self._picture = np.empty(0)
         self._frame = np.empty(0)
         self.clear()
 
     def clear(self) -> None:
         """Begins a new game; the picture stays until a moment is added."""
-        self._values: deque[float] = deque(maxlen=_WINDOW)  # max Q
-        self._gains: deque[float] = deque(maxlen=_WINDOW)  # rewards that are unlike the one before
-        self._ranges: deque[tuple[float, float]] = deque(maxlen=_WINDOW // 4)  # of Q
+        self._values: deque[float] = deque(maxlen=_WINDOWS[-1])  # max Q
+        self._gains: deque[float] = deque(maxlen=_WINDOWS[-1])  # rewards that are unlike the one before
+        self._ranges: deque[tuple[float, float]] = deque(maxlen=_WINDOWS[-1] // 4)  # of Q
         self._reward: float | None = None
 
     def frame_size(self, screen: np.ndarray) -> tuple[int, int]:
@@ -307,9 +308,10 @@ class _Panel:
         low, high = _range(min(self._values), max(self._values))
         for y in (top, (top + bottom) / 2, bottom):
             pen.line([k * left, k * y, k * right, k * y], _GRID, round(k))
+        window = next(steps for steps in _WINDOWS if len(self._values) <= steps)
         points = [
             (
-                k * (left + (right - left) * i / (_WINDOW - 1)),
+                k * (left + (right - left) * i / (window - 1)),
                 k * (bottom - (bottom - top) * (value - low) / (high - low)),
             )
             for i, value in enumerate(self._values)
@@ -359,10 +361,9 @@ class _Panel:
         anchor: str = "lm",
         width: float | None = None,
     ) -> None:
-        from PIL import ImageFont
-
         k = 2 * self._scale
-        font = self._fonts.get(size) or self._fonts.setdefault(size, ImageFont.load_default(k * size))
+        path, text = (None, text) if text.isascii() else fonts.legible(text)
+        font = self._fonts.get((path, size)) or self._fonts.setdefault((path, size), fonts.load(path, k * size))
         while width and len(text) > 2 and font.getlength(text) > k * width:
             text = f"{text[:-2]}\N{HORIZONTAL ELLIPSIS}"
         pen.text((k * at[0], k * at[1]), text, colour, font, anchor=anchor)
