@@ -44,10 +44,12 @@ def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
     found = comparing.compare(*runs)
     names = [run.name if runs[0].name != runs[1].name else str(run.folder) for run in runs]
     if plot:
-        from twin_graph.experiments import figures
+        from twin_graph.experiments import figures, fonts
 
-        figures.compared(found, names).savefig(plot, dpi=160)
+        fonts.save(figures.compared(found, names), plot, dpi=160)
         say(f"picture: {plot}")
+        for sentence in fonts.without_font(names):
+            say(sentence)
     mixed = list(code.mixed(dict(zip(names, found.code, strict=True))))
     if as_json:
         parted = found.parted and found.parted._asdict()

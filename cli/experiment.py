@@ -195,8 +195,8 @@ def report(folders: tuple[Path, ...], last: int | None, also: str | None, as_jso
     folder, *more = map(_named, folders)
     doing.now("loading what reports need")
     try:
+        from twin_graph.experiments import fonts, tables
         from twin_graph.experiments import report as library
-        from twin_graph.experiments import tables
     except ImportError as error:
         raise extra_is_missing("a report", "experiments", error) from None
 
@@ -210,6 +210,8 @@ def report(folders: tuple[Path, ...], last: int | None, also: str | None, as_jso
             read = [result.scored_by(last) for result in read]
         _say_mixed(read)
         written, numbers = library.write(plan, fixed, read, folder / tables.REPORT, meter.show, also=also)
+        for sentence in fonts.without_font([*plan.conditions, *plan.tasks]):
+            say(sentence)
     if as_json:
         print_json(numbers)
         return
@@ -243,7 +245,7 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
     doing.now("loading what pictures need")
     try:
         from twin_graph.experiments import clock as library
-        from twin_graph.experiments import figures, tables
+        from twin_graph.experiments import figures, fonts, tables
     except ImportError as error:
         raise extra_is_missing("the clock", "experiments", error) from None
     new_files.check_picture(plot)
@@ -270,8 +272,10 @@ def ledgers_clock(folders: tuple[Path, ...], served: int, plot: Path | None, as_
         )
     if plot:
         points = {name: list(itertools.chain(*of)) for name, of in conditions.items()}
-        figures.against(points, "predicted by the ledger", "expected by the snapshot").savefig(plot, dpi=160)
+        fonts.save(figures.against(points, "predicted by the ledger", "expected by the snapshot"), plot, dpi=160)
         say(f"picture: {plot}")
+        for sentence in fonts.without_font(points):
+            say(sentence)
     rows = {name: (len(of), library.fit(itertools.chain(*of))) for name, of in {**conditions, **environments}.items()}
     if as_json:
         print_json({name: {"runs": count, **fit._asdict()} for name, (count, fit) in rows.items()})

@@ -126,14 +126,16 @@ def names_of(players: str) -> list[str]:
 
 def _draw(who: Sequence[Contestant], shares: np.ndarray, ratings: Sequence[Rating], path: Path) -> None:
     """Writes a picture: each row's share of points against each column, the strongest first."""
-    from twin_graph.experiments import figures
+    from twin_graph.experiments import figures, fonts
 
     order = sorted(range(len(who)), key=lambda i: -ratings[i].elo)
     several = len({one.run.folder for one in who if one.run}) > 1
     names = [who[i].short(with_run=several) for i in order]
     labels = [f"{name}  {ratings[i].elo:z.0f}" for name, i in zip(names, order, strict=True)]
     label = "share of points of the row against the column"
-    figures.heat_map(shares[np.ix_(order, order)], labels, names, label).savefig(path, dpi=200)
+    fonts.save(figures.heat_map(shares[np.ix_(order, order)], labels, names, label), path, dpi=200)
+    for sentence in fonts.without_font(names):
+        say(sentence)
 
 
 def _show(

@@ -1,20 +1,25 @@
 """Two runs side by side."""
 
 import json
+import os
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 from attempts import attempt
 from commands import twin_graph
+from matplotlib import font_manager
 from test_fork import forked
 
 from twin_graph.analysis.compare import compare
 from twin_graph.base import machine
 from twin_graph.config.settings import Settings
 from twin_graph.errors import DamagedError, UsageError
+from twin_graph.experiments import figures, fonts
 from twin_graph.snapshots.files import append_line, read_lines
 from twin_graph.snapshots.run import Run, create
 from twin_graph.twin import weights
@@ -156,3 +161,29 @@ def test_damaged_observations_of_a_resume_point_are_named(cartpole: Make, traine
     probe.write_bytes(probe.read_bytes()[:40])
     with pytest.raises(DamagedError, match=r"probe\.npy is damaged"):
         compare(parent, other)
+
+
+def test_letters_that_no_font_has_are_told_in_one_line(cartpole: Make, trained: Train, tmp_path: Path) -> None:
+    names = "\u5b9e\u9a8c", "\u5b9e\u9a8c-2"
+    for name in names:
+        trained(cartpole()).folder.rename(tmp_path / name)
+    without_fontconfig = {**os.environ, "PATH": str(tmp_path)}
+    done = twin_graph("compare", *names, "--plot=a.png", cwd=tmp_path, env=without_fontconfig)
+    assert done.returncode == 0
+    picture, lacking = done.stderr.splitlines()
+    assert picture.startswith("picture: ")
+    assert lacking.startswith("no font of this system has \u5b9e\u9a8c: pictures show boxes instead")
+
+
+def test_a_picture_has_letters_that_only_another_font_of_the_system_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(matplotlib.get_data_path(), "fonts", "ttf", "STIXGeneral.ttf")
+    letter = fonts._lacking(map(chr, font_manager.get_font(path).get_charmap()))[-1]
+    monkeypatch.setattr(fonts, "having", lambda text: [path] if text == letter else [])
+    figure = figures.heat_map(np.zeros((1, 1)), [letter], ["b"], "label")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fonts.save(figure, tmp_path / "a.png")
+    assert figure.axes[0].get_yticklabels()[0].get_fontfamily() == ["DejaVu Sans", "STIXGeneral"]
+    assert list(fonts.without_font([letter])) == []

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from matplotlib.figure import Figure
 
 from twin_graph.base.text import counted
-from twin_graph.experiments import clock, figures, page, statistics, tables
+from twin_graph.experiments import clock, figures, fonts, page, statistics, tables
 from twin_graph.experiments.figures import Line
 from twin_graph.experiments.page import Page, Picture, Table
 from twin_graph.experiments.plan import NUDGED, Origin, Pairs, Plan
@@ -550,5 +550,5 @@ def _listed(names: Sequence[str]) -> str:
 
 def _drawn(figure: Figure, form: str) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=_DPI, format=form, metadata={_LEFT_OUT[form]: None})
+    fonts.save(figure, buffer, dpi=_DPI, format=form, metadata={_LEFT_OUT[form]: None})
     return buffer.getvalue()
