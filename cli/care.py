@@ -17,7 +17,7 @@ from .params import REF_HELP, Count, json_option, print_json, ref_argument, run_
 
 if TYPE_CHECKING:
     from twin_graph.snapshots.ledger import Commit
-    from twin_graph.targets.retention import Held
+    from twin_graph.targets.pruning import Held
 
 
 @click.command()
@@ -126,12 +126,12 @@ def prune(
       twin-graph prune pong-seed1-1 --keep-last 10 --dry-run
       twin-graph prune pong-seed1-1 --keep-last 10 --keep-points 1
     """
-    from twin_graph.targets import retention
+    from twin_graph.targets import pruning
 
     found = find(run)
     kept = {"keep_last": keep_last, "keep_every": keep_every}
-    removed = retention.prune(found, **kept, keep_points=keep_points, dry_run=dry_run)
-    held = retention.held_by_points(found, **kept, keep_points=keep_points if dry_run else None)
+    removed = pruning.prune(found, **kept, keep_points=keep_points, dry_run=dry_run)
+    held = pruning.held_by_points(found, **kept, keep_points=keep_points if dry_run else None)
     if as_json:
         ids = {"by_newest_point": held.by_newest, "by_older_points": held.by_older}
         document = {"removed": [snapshot.id for snapshot in removed], "bytes": _bytes(removed), "dry_run": dry_run}

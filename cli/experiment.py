@@ -7,7 +7,7 @@ import functools
 import itertools
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -134,20 +134,20 @@ def run(
     if as_json:
         print_json(_summary(found, states, jobs))
     if not dry_run:
-        options: dict[str, object] = {
-            "--out": out,
-            "--jobs": jobs if jobs > 1 else None,
-            "--retries": retries if retries != _RETRIES else None,
-            "--executor": executor if executor != "local" else None,
-        }
-        again = _again(file, options, *(["--allow-edited"] if allow_edited else []))
+        again = _again(file, out, jobs, retries, executor, allow_edited=allow_edited)
         _say_how_it_ended(found, states, again, interrupted=training.stop.is_set())
 
 
-def _again(file: Path, options: Mapping[str, object], *flags: str) -> str:
+def _again(file: Path, out: Path | None, jobs: int, retries: int, executor: str, *, allow_edited: bool) -> str:
     """The command that continues, with those of the options that were given."""
+    options = {
+        "--out": out,
+        "--jobs": jobs if jobs > 1 else None,
+        "--retries": retries if retries != _RETRIES else None,
+        "--executor": executor if executor != "local" else None,
+    }
     given = [word for option, value in options.items() if value is not None for word in (option, value)]
-    return command("experiment", "run", file, *given, *flags)
+    return command("experiment", "run", file, *given, *(["--allow-edited"] if allow_edited else []))
 
 
 def _say_how_it_ended(found: Experiment, states: list[State], again: str, *, interrupted: bool) -> None:

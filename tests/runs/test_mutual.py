@@ -30,7 +30,7 @@ from twin_graph.replay.sampling import Prioritized
 from twin_graph.snapshots import control, swaps
 from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Restore
 from twin_graph.snapshots.run import Run, create
-from twin_graph.targets.retention import prune
+from twin_graph.targets.pruning import prune
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.twin import Compute, Twin, weights_sha256
 

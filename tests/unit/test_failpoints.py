@@ -38,7 +38,7 @@ from twin_graph.snapshots.points import LearnerState, PointState, RoleState
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import RECORDS, Run, create
 from twin_graph.snapshots.store import Provenance, Variable
-from twin_graph.targets.retention import prune
+from twin_graph.targets.pruning import prune
 
 #: `open` counts where it creates a file.
 CALLS = ("open", "write", "fsync", "ftruncate", "rename", "replace", "unlink", "mkdir", "rmdir")

@@ -30,7 +30,8 @@ from twin_graph.snapshots.points import LearnerState, PointState, RoleState
 from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import Provenance, SnapshotStore, Variable
 from twin_graph.targets.policies import check_present, parse
-from twin_graph.targets.retention import oldest_readable, prune, removable
+from twin_graph.targets.pruning import oldest_readable, prune
+from twin_graph.targets.retention import removable
 
 PROTOCOL = {"epsilon": 0.0}
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from twin_graph.agent.replay_log import ReplayLog
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.ledger import Counters, Point, utc_now
-from twin_graph.snapshots.points import HELD_OUT, PointState
-from twin_graph.snapshots.resumable import descent
+from twin_graph.snapshots.points import HELD_OUT, PointState, descent
 from twin_graph.twin.twin import weights_sha256
 
 if TYPE_CHECKING:

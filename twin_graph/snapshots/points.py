@@ -37,11 +37,13 @@ from twin_graph.snapshots.files import (
     remove_leftovers,
     write_new,
 )
-from twin_graph.snapshots.ledger import Counters, Record
+from twin_graph.snapshots.ledger import Counters, Point, Record
 from twin_graph.snapshots.store import FileRecord
 
 if TYPE_CHECKING:  # imported where arrays are read or written: commands that only look at records need not wait
     import numpy as np
+
+    from twin_graph.snapshots.run import Run
 
 STATE = "state.json"
 HELD_OUT = "probe"  # `.npy`
@@ -319,3 +321,19 @@ class _Header(bytearray):
 
     def write(self, part: bytes) -> None:
         self.extend(part)
+
+
+def descent(run: Run, newest: PointState, before: PointState | None = None) -> Iterator[PointState]:
+    """The points from which the present training descends, newest first.
+
+    Args:
+      run: whose.
+      newest: the first of them.
+      before: the one before it, if that is known; runs of older versions have none in the ledger.
+    """
+    yield newest
+    recorded = [before.number] if before else []
+    recorded += [point.number for point in run.ledger.newest_first(Point)]
+    for number in dict.fromkeys(recorded):
+        if number != newest.number and (state := run.points().readable(number)):
+            yield state

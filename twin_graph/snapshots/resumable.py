@@ -94,22 +94,6 @@ def point_at(run: Run, reference: str) -> PointState:
     return _checked_point(run, points.path(found[-1].number))
 
 
-def descent(run: Run, newest: PointState, before: PointState | None = None) -> Iterator[PointState]:
-    """The points from which the present training descends, newest first.
-
-    Args:
-      run: whose.
-      newest: the first of them.
-      before: the one before it, if that is known; runs of older versions have none in the ledger.
-    """
-    yield newest
-    recorded = [before.number] if before else []
-    recorded += [point.number for point in run.ledger.newest_first(Point)]
-    for number in dict.fromkeys(recorded):
-        if number != newest.number and (state := run.points().readable(number)):
-            yield state
-
-
 def _checked_point(run: Run, folder: Path) -> PointState:
     point = PointState.read(folder)
     run.points().check_files(point)
