@@ -86,15 +86,12 @@ def record(
                 break
         made.finish()
     if as_json:
-        print_json(
-            {"film": shortened(str(path)), "snapshot": snapshot.id, "scores": made.scores, "score_so_far": made.score}
-        )
+        scored = {"scores": made.scores, "score_so_far": made.score}
+        print_json({"film": shortened(str(path)), "snapshot": snapshot.id, **scored})
         return
     stdout.print(shortened(str(path)))
-    if made.scores:
-        say(f"score: {', '.join(f'{score:zg}' for score in made.scores)}")
-    else:
-        say(f"score so far: {made.score:zg}")
+    scores = ", ".join(f"{score:zg}" for score in made.scores)
+    say(f"score: {scores}" if scores else f"score so far: {made.score:zg}")
 
 
 def _usual_path(run: Run, snapshot: Commit) -> Path:
