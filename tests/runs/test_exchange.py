@@ -155,6 +155,15 @@ def by_tflite(path: Path, observations: np.ndarray) -> np.ndarray:
     return q
 
 
+def by_tflite_signature(path: Path, observations: np.ndarray) -> np.ndarray:
+    interpreter = tf.lite.Interpreter(str(path))
+    assert interpreter.get_signature_list() == {
+        "serving_default": {"inputs": ["observations"], "outputs": ["q_values"]}
+    }
+    q: np.ndarray = interpreter.get_signature_runner()(observations=observations)["q_values"]
+    return q
+
+
 @pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
 @pytest.mark.parametrize("dueling", [False, True], ids=["plain", "dueling"])
 @pytest.mark.parametrize("preset", ["cartpole", "pong", "tictactoe"])
@@ -175,8 +184,8 @@ def test_onnx_and_tflite_give_the_same_q_values(
         twin.restore_snapshot(newest, run.store())
         wanted = np.concatenate([twin.q_values(part) for part in np.split(observations, 10)])
     assert (wanted == ILLEGAL).any() == env_spec.masked
-    for form, q_values in (("onnx", by_onnxruntime), ("tflite", by_tflite)):
-        [path] = export(run, newest, form, tmp_path / "network")  # type: ignore[arg-type]
+    for form, q_values in (("onnx", by_onnxruntime), ("tflite", by_tflite), ("tflite", by_tflite_signature)):
+        [path] = export(run, newest, form, tmp_path / q_values.__name__)  # type: ignore[arg-type]
         for count in (1, 1_000):
             np.testing.assert_allclose(q_values(path, observations[:count]), wanted[:count], rtol=0, atol=1e-5)
 

@@ -15,12 +15,14 @@ from twin_graph.errors import UsageError
 from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.files import check_no_pattern, fsync, make_folder, publish, remove_leftovers, temporary_of
 from twin_graph.twin.model import build_model
-from twin_graph.twin.tf import tf
+from twin_graph.twin.tf import tf, tflite_files
 from twin_graph.twin.twin import Twin, setters, to_set
 
 if TYPE_CHECKING:
     from twin_graph.snapshots.ledger import Commit
     from twin_graph.snapshots.run import Run
+
+_SIGNATURE = "serving_default"
 
 Format = Literal["tf1", "savedmodel", "onnx", "tflite", "npz"]
 
@@ -31,7 +33,8 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
     `tf1`: `path.meta`, `.index` and `.data-...`, for `tf.train.import_meta_graph(path + ".meta")` and `restore(path)`;
     and `checkpoint` beside them, by which `tf.train.latest_checkpoint` finds them, unless one is there.
     `savedmodel`: a folder whose signature `serving_default` maps `observations` to `q_values`.
-    `onnx`, `tflite`: a file whose input is `observations`, of any number, and whose output is `q_values`.
+    `onnx`, `tflite`: a file whose input is `observations`, of any number, and whose output is `q_values`; of `tflite`
+    also by the signature `serving_default`.
     `npz`: the variables by name.
 
     Returns:
@@ -109,9 +112,7 @@ def _savedmodel(twin: Twin, path: Path) -> None:
         session.run(*to_set(setters(variables), twin.weights()))
         builder = tf.saved_model.Builder(str(path))
         signature = tf.saved_model.predict_signature_def({"observations": model.s_tm1}, {"q_values": model.q_tm1})
-        builder.add_meta_graph_and_variables(
-            session, [tf.saved_model.tag_constants.SERVING], {"serving_default": signature}
-        )
+        builder.add_meta_graph_and_variables(session, [tf.saved_model.tag_constants.SERVING], {_SIGNATURE: signature})
         builder.save()
 
 
@@ -134,7 +135,25 @@ def _onnx(twin: Twin, path: Path) -> None:
 def _tflite(twin: Twin, path: Path) -> None:
     with _frozen(twin) as session:
         tensors = [[session.graph.get_tensor_by_name(f"{name}:0")] for name in ("observations", "q_values")]
-        path.write_bytes(tf.lite.TFLiteConverter.from_session(session, *tensors).convert())
+        path.write_bytes(_signed(tf.lite.TFLiteConverter.from_session(session, *tensors).convert()))
+
+
+def _signed(model: bytes) -> bytes:
+    """A TFLite model with the signature `serving_default`, which its converter leaves out in graph mode."""
+    files, schema = tflite_files()
+    made = files.convert_bytearray_to_object(bytearray(model))
+    [graph] = made.subgraphs
+
+    def named(index: int) -> Any:
+        tensor = schema.TensorMapT()
+        tensor.name, tensor.tensorIndex = graph.tensors[index].name, index
+        return tensor
+
+    signature = schema.SignatureDefT()
+    signature.signatureKey, signature.subgraphIndex = _SIGNATURE, 0
+    signature.inputs, signature.outputs = [[named(int(i)) for i in ends] for ends in (graph.inputs, graph.outputs)]
+    made.signatureDefs = [signature]
+    return bytes(files.convert_object_to_bytearray(made))
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 from twin_graph.base import doing
 from twin_graph.base.signals import on_signal
@@ -122,3 +123,11 @@ with _signals_held_back(), _stderr_held_back(), _garbage_left():
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.config.list_physical_devices()  # looks for GPUs now, with what it has to say about them
 doing.now("building graphs")
+
+
+def tflite_files() -> tuple[Any, Any]:
+    """What reads and writes TFLite's files as objects, and what these objects are."""
+    from tensorflow.lite.python import schema_py_generated
+    from tensorflow.lite.tools import flatbuffer_utils
+
+    return flatbuffer_utils, schema_py_generated
