@@ -27,12 +27,16 @@ from .params import AbsolutePath, complete_run, echo, say
     help="Where to look for runs, if no RUN is named.",
 )
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port of this machine.  [default: any free one]")
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="Also answer to NAME, or NAME:PORT, of a proxy.")
 @click.option("--allow-swaps", is_flag=True, help="Let the page restore snapshots into twins, like `twin-graph swap`.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
-def view(runs: tuple[str, ...], folder: Path, port: int, allow_swaps: bool, no_browser: bool) -> None:
+def view(
+    runs: tuple[str, ...], folder: Path, port: int, hosts: tuple[str, ...], allow_swaps: bool, no_browser: bool
+) -> None:
     """Show runs in a browser, even while they train: all of them, or only each RUN.
 
     Only this machine can open the page, and its address holds a secret: whoever knows the address can read the runs.
+    A proxy on this machine may pass it on, if it sends Host: 127.0.0.1:PORT, or --host names the host that it sends.
     The page changes nothing, unless --allow-swaps lets it swap snapshots. Ctrl-C ends the command.
 
     \b
@@ -48,6 +52,9 @@ def view(runs: tuple[str, ...], folder: Path, port: int, allow_swaps: bool, no_b
         raise TwinGraphError("view needs starlette and uvicorn: pip install 'twin-graph[view]'") from None
     from twin_graph.view.library import Library
 
+    for host in hosts:
+        if not server.is_host(host):
+            raise UsageError(f"--host {host}: write it as NAME or NAME:PORT, as in lab.example:8443")
     if not runs and not folder.is_dir():
         raise UsageError(f"no folder {folder}; name the one with your runs with --folder")
     library = Library([find(name).folder for name in runs], None if runs else folder)
@@ -65,6 +72,6 @@ def view(runs: tuple[str, ...], folder: Path, port: int, allow_swaps: bool, no_b
             # Not the address: all users of the machine see the arguments of its processes.
             threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
         try:
-            server.serve(library, listening, token, allow_swaps=allow_swaps)
+            server.serve(library, listening, token, allow_swaps=allow_swaps, hosts=hosts)
         except KeyboardInterrupt:
             say("ended")

@@ -523,6 +523,37 @@ def test_only_who_knows_the_token_and_asks_this_machine_is_answered(server: Serv
     assert server.token not in server.ask("", token="wrong").read().decode()
 
 
+def test_who_is_refused_learns_why_and_what_to_do(server: Server) -> None:
+    def refused(path: str = "", **asked: Any) -> str:
+        answer = server.ask(path, **asked)
+        assert answer.status == 403
+        return answer.read().decode()
+
+    port = server.host.partition(":")[2]
+    told = refused(Host="lab.example:8443")
+    assert f"answers to the host 127.0.0.1:{port} or localhost:{port}, and was asked for as lab.example:8443" in told
+    assert "twin-graph view --host lab.example:8443" in told
+    assert "--host" not in refused(Host="$(reboot).example")
+    assert "the whole address that `twin-graph view` printed" in refused(token="wrong", Host="lab.example")
+    assert "https://evil.example" in refused(Origin="https://evil.example")
+
+
+def test_a_name_that_a_person_allows_is_answered_to_and_no_other(work: Path) -> None:
+    with serving("--host", "Lab.example:8443", "--host", "lab.example", cwd=work) as server:
+        for host in ("lab.example:8443", "lab.example", server.host):
+            assert server.ask("api/runs", Host=host).status == 200
+        for host in ("lab.example:80", "evil.example", "lab.example.evil"):
+            assert server.ask("api/runs", Host=host).status == 403
+        for scheme in ("http", "https"):  # of a proxy that has the certificate
+            origin = f"{scheme}://lab.example:8443"
+            assert server.ask("api/runs", Host="lab.example:8443", Origin=origin).status == 200
+        assert server.ask("api/runs", Origin=f"https://{server.host}").status == 403
+        assert server.ask("api/runs", token="wrong", Host="lab.example").status == 403
+    done = twin_graph("view", "--no-browser", "--host", "https://lab.example/", cwd=work)
+    assert done.returncode == 2
+    assert done.stderr == "Error: --host https://lab.example/: write it as NAME or NAME:PORT, as in lab.example:8443\n"
+
+
 def test_it_listens_to_this_machine_alone(server: Server) -> None:
     listening = [c for c in psutil.Process(server.process.pid).net_connections() if c.status == psutil.CONN_LISTEN]
     assert {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
@@ -1115,7 +1146,8 @@ def test_browsers_leave_out_port_80(port: int, host: str, admits: bool) -> None:
     guard = Guard(PlainTextResponse(), token="t", port=port)
     for name in ("host", "origin"):
         headers = {"host": b"127.0.0.1:%d" % port, name: host.encode() if name == "host" else f"http://{host}".encode()}
-        assert guard._admits({"path": "/t/", "headers": [(n.encode(), v) for n, v in headers.items()]}) == admits
+        scope = {"path": "/t/", "headers": [(n.encode(), v) for n, v in headers.items()]}
+        assert (guard._refusal(scope) == "") == admits
 
 
 def test_view_needs_no_tensorflow(work: Path) -> None:

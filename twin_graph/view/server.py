@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,13 +65,15 @@ class Guard:
     The name that the browser asked for is checked, since another site's name may be made to resolve to this machine.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, *, token: str, port: int, also: Sequence[str] = ()) -> None:
         self._app = app
         self._token = token.encode()
         names = (ADDRESS, "localhost")
-        self._hosts = {f"{name}:{port}".encode() for name in names}
-        if port == 80:  # browsers leave it out
-            self._hosts |= {name.encode() for name in names}
+        self._own = [f"{name}:{port}" for name in names]
+        hosts = [*self._own, *(names if port == 80 else ())]  # browsers leave it out
+        others = [name.lower() for name in also]
+        self._hosts = {*hosts, *others}
+        self._origins = {f"http://{host}" for host in self._hosts} | {f"https://{host}" for host in others}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:
@@ -79,20 +82,32 @@ class Guard:
                 message["headers"] = [*message["headers"], *added]
             await send(message)
 
-        app = self._app if self._admits(scope) else PlainTextResponse("not for you\n", status_code=403)
+        refusal = self._refusal(scope)
+        app = PlainTextResponse(f"not for you: {refusal}\n", status_code=403) if refusal else self._app
         await app(scope, receive, with_headers)
 
-    def _admits(self, scope: Scope) -> bool:
+    def _refusal(self, scope: Scope) -> str:
+        """Why a request is not let through, and what to do; empty if it is."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        hosts = [value for name, value in headers if name == b"host"]
-        origins = [value for name, value in headers if name == b"origin"]
+        hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
+        origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
         first = scope["path"].removeprefix("/").partition("/")[0].encode("utf-8", "surrogatepass")
-        return (
-            hmac.compare_digest(first, self._token)
-            and len(hosts) == 1
-            and hosts[0] in self._hosts
-            and all(origin.removeprefix(b"http://") in self._hosts for origin in origins)
-        )
+        if not hmac.compare_digest(first, self._token):
+            return "open the whole address that `twin-graph view` printed"
+        if len(hosts) != 1 or hosts[0] not in self._hosts:
+            asked = ", ".join(hosts) or "none"
+            advice = f"; behind a proxy, let it send Host: {self._own[0]}"
+            if len(hosts) == 1 and is_host(hosts[0]):
+                advice += f", or allow this name: twin-graph view --host {hosts[0]}"
+            return f"this page answers to the host {' or '.join(self._own)}, and was asked for as {asked}{advice}"
+        if others := [origin for origin in origins if origin not in self._origins]:
+            return f"{others[0]} is another site"
+        return ""
+
+
+def is_host(name: str) -> bool:
+    """Whether it is a host's name or address, with a port or without."""
+    return re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:\d{1,5})?", name) is not None
 
 
 def listen(port: int) -> socket.socket:
@@ -108,12 +123,14 @@ def listen(port: int) -> socket.socket:
     return listening
 
 
-def serve(library: Library, listening: socket.socket, token: str, *, allow_swaps: bool) -> None:
-    """Serves until the process is interrupted."""
+def serve(
+    library: Library, listening: socket.socket, token: str, *, allow_swaps: bool, hosts: Sequence[str] = ()
+) -> None:
+    """Serves until the process is interrupted; `hosts` are names of a proxy's, to which it answers too."""
     api = _Api(library, allow_swaps=allow_swaps)
     inside = Mount(f"/{token}", routes=[*api.routes(), Mount("/", StaticFiles(directory=STATIC, html=True))])
     app = Starlette(routes=[inside], exception_handlers={TwinGraphError: _failed, HTTPException: _refused})
-    guarded = Guard(app, token=token, port=listening.getsockname()[1])
+    guarded = Guard(app, token=token, port=listening.getsockname()[1], also=hosts)
     config = uvicorn.Config(
         guarded,
         log_level="critical",
