@@ -23,6 +23,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import twin_graph.envs.blob
 import twin_graph.envs.minatar  # noqa: F401 - both register environments
+from twin_graph.base import doing
 from twin_graph.base.signals import WARNINGS
 from twin_graph.base.text import assigned, nearest
 from twin_graph.config.settings import EVALUATION_MAX_STEPS, EnvSettings
@@ -161,6 +162,7 @@ class Gym(VectorEnv):
           ForeignError: an environment fails.
           UsageError: there cannot be one more, or these do not survive it.
         """
+        doing.now("trying the environment")
         lasting_, seeds = self.lasting(), np.zeros(self.count, np.int64)
         self.reset(seeds)
         with self.aside():

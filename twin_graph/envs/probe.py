@@ -40,15 +40,16 @@ def changes(env: One, horizon: int) -> str | None:
     """
     lasting = env.lasting
     fresh, first = _game(env, lasting)
-    played = _other_games(env)
-    worn, again = _game(env, lasting)
+    played, steps = _other_games(env), len(first) - 1
+    worn, again = _game(env, lasting, steps)
     outlived = {name: value for name, value in worn.items() if fresh.get(name, value) != value}
     if not _equal(first, again):
         return _words(outlived)
     late = [
         name
         for name, value in outlived.items()
-        if (game := _game_with(env, lasting, name, value * max(1.0, horizon / played))) and not _equal(first, game)
+        if (game := _game_with(env, lasting, (name, value * max(1.0, horizon / played)), steps))
+        and not _equal(first, game)
     ]
     return _words(late) if late else None
 
@@ -67,15 +68,17 @@ def _actions(env: One) -> Iterator[int]:
         yield start + int(legal[int(random.integers(len(legal)))] if len(legal) else 0)
 
 
-def _game(env: One, lasting: Mapping[str, np.ndarray]) -> tuple[dict[str, int | float], _Game]:
+def _game(
+    env: One, lasting: Mapping[str, np.ndarray], steps: int | None = None
+) -> tuple[dict[str, int | float], _Game]:
     """A reset with the seed, where this is kept: the numbers that the environment has then, and what is seen from there
-    on, to the end of the game or for a while."""
-    env.lasting = lasting
+    on, to the end of the game or for so many steps; by default, for a while."""
+    env.lasting, ends = lasting, time.monotonic() + _SECONDS
     seen: _Game = [_finite(env, env.reset(seed=_SEED))]
     numbers = _numbers(env)
-    for action in itertools.islice(_actions(env), _LOOKED_AT):
+    for action in itertools.islice(_actions(env), _LOOKED_AT if steps is None else steps):
         seen.append(_finite(env, env.step(action)))
-        if seen[-1][2] or seen[-1][3]:
+        if seen[-1][2] or seen[-1][3] or (steps is None and time.monotonic() > ends):
             break
     return numbers, seen
 
@@ -119,14 +122,15 @@ def _numbers(env: gymnasium.Env[Any, Any]) -> dict[str, int | float]:
     }
 
 
-def _game_with(env: One, lasting: Mapping[str, np.ndarray], name: str, value: float) -> _Game:
-    """What is seen where an attribute has another value; nothing if it cannot be set."""
-    number, _, attribute = name.partition("-")
-    layer = layers(env)[int(number)]
+def _game_with(env: One, lasting: Mapping[str, np.ndarray], number: tuple[str, float], steps: int) -> _Game:
+    """What is seen where an attribute is another number; nothing if it cannot be set."""
+    name, value = number
+    place, _, attribute = name.partition("-")
+    layer = layers(env)[int(place)]
     before = getattr(layer, attribute)
     try:
         setattr(layer, attribute, type(before)(value))
-        return _game(env, lasting)[1]
+        return _game(env, lasting, steps)[1]
     except Exception:  # it was never meant to be set
         return []
     finally:
