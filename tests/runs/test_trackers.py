@@ -17,12 +17,15 @@ from commands import twin_graph
 from twin_graph import config
 from twin_graph.agent import trackers
 from twin_graph.agent.agent import Agent
+from twin_graph.config.loading import replace
 from twin_graph.config.settings import Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import UsageError
 from twin_graph.records.verify import verify
 from twin_graph.snapshots.lines import record_metrics
+from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create
+from twin_graph.training import readiness
 
 Make = Callable[..., Settings]
 
@@ -192,6 +195,83 @@ def test_a_loop_of_ones_own_that_ends_without_a_resume_point_sends_what_it_logge
     with Agent(run, EnvSpec((4,), 2)) as agent:
         agent.log({"loss": 0.5})
     assert sent_losses() == [(0, 0.5)]
+
+
+def deleted_experiment() -> str:
+    """Deletes the experiment of our runs, as a person does on MLflow's page; returns its id."""
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name(trackers.PROJECT)
+    assert experiment is not None
+    client.delete_experiment(experiment.experiment_id)
+    return str(experiment.experiment_id)
+
+
+@pytest.mark.usefixtures("mlruns")
+def test_a_new_run_does_not_begin_in_an_experiment_that_was_deleted(cartpole: Make, tmp_path: Path) -> None:
+    attempt(create(tmp_path / "other", cartpole(log__to="mlflow", train__steps=400)))
+    number = deleted_experiment()
+    run = create(tmp_path / "run", cartpole(log__to="mlflow"))
+    with pytest.raises(UsageError) as refused:
+        attempt(run)
+    assert str(refused.value) == (
+        f"log.to=mlflow: its experiment twin-graph is deleted: restore it with "
+        f"`mlflow experiments restore --experiment-id {number}`, or train without it: --set log.to=tensorboard"
+    )
+    assert run.ledger.attempt == 0
+
+
+@pytest.mark.usefixtures("mlruns")
+@pytest.mark.parametrize("restored", [True, False])
+def test_a_resume_is_not_blocked_by_an_experiment_that_was_deleted(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restored: bool
+) -> None:
+    monkeypatch.setattr(trackers, "_AGAIN_SECONDS", 0.0)
+    run = create(tmp_path / "run", cartpole(log__to="mlflow", resume__every_steps=100))
+    attempt(run, cut_off=560)
+    number = deleted_experiment()
+    for progress in progress_of(run):
+        if restored and progress.agent_steps == 904:
+            mlflow.MlflowClient().restore_experiment(number)
+    assert run.outcome()[0] == "finished"
+    first, last = progress.notices
+    assert first.startswith("log.to=mlflow: its experiment twin-graph is deleted: restore it with ")
+    assert first.endswith("; what it misses is in metrics.jsonl, and is sent to it later")
+    if restored:
+        assert last == "log.to=mlflow answers again; nothing is left to send"
+        assert recorded_by_mlflow().info.status == "FINISHED"
+        assert sent_losses() == losses_of(run)
+    else:
+        assert last == "log.to=mlflow could not be sent the end of its record; metrics.jsonl has it"
+        mlflow.MlflowClient().restore_experiment(number)
+        change(run, train__steps=1_600)
+        attempt(run)
+        assert sent_losses() == losses_of(run)
+
+
+def test_a_resume_is_not_blocked_by_a_tracker_that_does_not_answer_or_is_not_installed(
+    cartpole: Make, tmp_path: Path, mlruns: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create(tmp_path / "run", cartpole(log__to="mlflow"))
+    attempt(run, cut_off=560)
+    env = {**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+    done = twin_graph("resume", "run", cwd=tmp_path, env=env)
+    assert done.returncode == 0
+    assert done.stderr.count("log.to=mlflow: API request to http://127.0.0.1:9") == 1
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mlflow"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    change(run, train__steps=1_600)
+    run = Run(run.folder)
+    with readiness.ready(run.settings, run.folder, (run, newest_point(run).point)):
+        *_, progress = progress_of(run)
+    assert progress.notices[0].startswith("log.to=mlflow needs mlflow: pip install 'twin-graph[mlflow]'; what it ")
+    assert run.outcome()[0] == "finished"
+    other = replace(run.settings, [("log.to", "wandb"), ("train.steps", 2_000)])
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with (
+        pytest.raises(UsageError, match=r"^log\.to=wandb needs wandb"),  # which is to begin a record
+        readiness.ready(other, run.folder, (run, newest_point(run).point)),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("ends", [True, False])

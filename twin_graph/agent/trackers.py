@@ -20,6 +20,7 @@ from twin_graph.base.text import first_line
 from twin_graph.config.loading import describe
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import checked, read_file, read_lines, whole_bytes, write_file
+from twin_graph.snapshots.ledger import Fork, Start
 from twin_graph.snapshots.run import METRICS
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ class Tracker:
     """An outside record of a run: what `metrics.jsonl` says up to the newest resume point, so nothing that a resume
     abandons.
 
-    Training goes on through its outages. `control/tracker-NAME.json` says how much was sent; the rest is tried again at
-    later resume points, and by later attempts.
+    Training goes on through its outages, and a run that has a record there is resumed without it, if need be.
+    `control/tracker-NAME.json` says how much was sent; the rest is tried again at later resume points, and by later
+    attempts.
 
     Args:
       run: whose record it is.
@@ -68,17 +70,29 @@ class Tracker:
       secured: bytes of `metrics.jsonl` that the resume point has from which the run continues; 0 at the beginning.
 
     Raises:
-      UsageError: what `log.to` asks for is not installed, or does not answer.
+      UsageError: the record is to begin, and what `log.to` asks for is not installed, or does not answer.
     """
 
     def __init__(self, run: Run, notices: list[str], secured: int) -> None:
-        check_tracker(run.settings)
         self._run, self._name, self._notices, self._secured = run, run.settings.log.to, notices, secured
         self._file = run.control / f"tracker-{self._name}.json"
         self._number, self._sent = self._where_it_is()
-        self._client: Client = CLIENTS[self._name](run, self._number)
+        self._client: Client | None = None  # until it answers
         self._again = 0.0  # when to try again, by the monotonic clock; 0 outside an outage
+        try:
+            self._connected()
+        except Exception as error:  # as in `_send`
+            if not has_record(run, run.settings):
+                raise
+            self._begin_outage(error)
         self._remember()
+
+    def _connected(self) -> Client:
+        if self._client is None:
+            check_tracker(self._run.settings)
+            client: Client = CLIENTS[self._name](self._run, self._number)
+            self._client = client
+        return self._client
 
     def _where_it_is(self) -> tuple[int, int]:
         """The number of the outside record, and how many bytes were sent to it."""
@@ -108,7 +122,8 @@ class Tracker:
             self._secured = whole_bytes(self._run.metrics_file)
         is_sent = self._send()
         try:
-            self._client.close(state)
+            if self._client:
+                self._client.close(state)
         except Exception:  # as in `_send`
             is_sent = False
         if not is_sent:
@@ -119,35 +134,41 @@ class Tracker:
         try:
             self._send_lines()
         except Exception as error:  # whatever a client raises, hours of training do not end for it
-            if not self._again:
-                later = "what it misses is in metrics.jsonl, and is sent to it later"
-                self._notices.append(f"log.to={self._name} does not answer: {first_line(error)}; {later}")
-            self._again = time.monotonic() + _AGAIN_SECONDS
+            self._begin_outage(error)
             return False
         if self._again:
             self._notices.append(f"log.to={self._name} answers again; nothing is left to send")
         self._again = 0.0
         return True
 
+    def _begin_outage(self, error: Exception) -> None:
+        """People are told when it begins, and not of each try."""
+        if not self._again:
+            words = first_line(error)
+            what = words if isinstance(error, UsageError) else f"log.to={self._name} does not answer: {words}"
+            self._notices.append(f"{what}; what it misses is in metrics.jsonl, and is sent to it later")
+        self._again = time.monotonic() + _AGAIN_SECONDS
+
     def _send_lines(self) -> None:
+        client = self._connected()
         abandoned = self._run.abandoned(METRICS)
         try:
             for line in read_lines(self._run.metrics_file, start=self._sent):
                 if line.start >= self._secured:
                     break
                 if not any(line.start in part for part in abandoned) and (record := line.record):
-                    self._send_record(record)
+                    self._send_record(client, record)
                 self._sent = line.stop
         finally:
             self._remember()
 
-    def _send_record(self, record: Mapping[str, Any]) -> None:
+    def _send_record(self, client: Client, record: Mapping[str, Any]) -> None:
         agent_steps = record["agent_steps"]
         numbers = {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
-        self._client.log(_seconds(record), agent_steps, numbers)
+        client.log(_seconds(record), agent_steps, numbers)
         if film := record.get(FILM):
             try:
-                self._client.film(agent_steps, self._run.videos / film)
+                client.film(agent_steps, self._run.videos / film)
             except Exception as error:  # it may have been removed, or there is no place for files
                 left_out = f"refuses a film, which is left out: {first_line(error)}"
                 self._notices.append(f"log.to={self._name} {left_out}")
@@ -171,7 +192,7 @@ class WeightsAndBiases:
                 settings=wandb.Settings(silent=True),
             )
         except wandb.errors.Error as error:
-            raise UsageError(f"log.to=wandb: {error}; WANDB_MODE=offline needs no account") from None
+            raise UsageError(f"log.to=wandb: {first_line(error)}; WANDB_MODE=offline needs no account") from None
         # Its own steps may not go back, and an evaluated snapshot's may.
         self._run.define_metric("*", step_metric="agent_steps")
 
@@ -199,6 +220,10 @@ class MLflow:
         try:
             self._client = mlflow.MlflowClient()
             experiment = self._client.get_experiment_by_name(PROJECT)
+            if experiment and experiment.lifecycle_stage != "active":
+                restore = f"mlflow experiments restore --experiment-id {experiment.experiment_id}"
+                instead = f"restore it with `{restore}`, or train without it: --set log.to=tensorboard"
+                raise UsageError(f"log.to=mlflow: its experiment {PROJECT} is deleted: {instead}")
             experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(PROJECT)
             tags, title = {PROJECT: _id(run, number)}, _title(run, number)
             found = self._client.search_runs([experiment_id], f"tags.`{PROJECT}` = '{tags[PROJECT]}'")
@@ -208,7 +233,7 @@ class MLflow:
             self._show_settings(_settings(run))
         except mlflow.exceptions.MlflowException as error:
             without_server = "MLFLOW_ALLOW_FILE_STORE=true MLFLOW_TRACKING_URI=file:mlruns"
-            raise UsageError(f"log.to=mlflow: {error}; without a server: {without_server}") from None
+            raise UsageError(f"log.to=mlflow: {first_line(error)}; without a server: {without_server}") from None
 
     def _show_settings(self, settings: Mapping[str, Any]) -> None:
         run_id, params, tags = self._run.info.run_id, self._run.data.params, self._run.data.tags
@@ -247,6 +272,12 @@ def check_tracker(settings: Settings) -> None:
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:  # a folder of this name, as W&B makes for its own files
         raise UsageError(f"log.to={name} needs {name}: pip install 'twin-graph[{name}]'")
+
+
+def has_record(run: Run, settings: Settings) -> bool:
+    """Whether an outside record of a run has begun where these settings have it: its newest attempt logged there."""
+    newest = next(run.ledger.newest_first(Start, Fork), None)
+    return isinstance(newest, Start) and run.settings_of(newest.attempt).log.to == settings.log.to
 
 
 def of(run: Run, notices: list[str], secured: int) -> Tracker | None:

@@ -78,6 +78,8 @@ def ready(
         requirements.check_enough(needs, begun=folder.exists())
         with env.aside():
             check_settings(settings, env)
+        if not (continued and trackers.has_record(continued[0], settings)):
+            trackers.check_tracker(settings)
         notices = env.notices(settings.train.steps)
         if continued:
             run, point = continued
@@ -101,7 +103,6 @@ def check_settings(settings: Settings, env: VectorEnv) -> None:
             "train without --workers (--set workers.count=0)"
         )
     games.check_evaluations(settings)
-    trackers.check_tracker(settings)
 
 
 def check_rescaling(settings: Settings, env: EnvSpec) -> None:

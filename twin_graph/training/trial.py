@@ -14,6 +14,7 @@ import time
 import psutil
 
 from twin_graph import config, envs
+from twin_graph.agent.trackers import check_tracker
 from twin_graph.base import doing
 from twin_graph.config.lookup import find_modules_here
 from twin_graph.envs.gym import check_version
@@ -38,6 +39,7 @@ def _main() -> None:
                 check_version(settings.env.id)
                 env = stack.enter_context(contextlib.closing(envs.make(settings.env, count=settings.env.count)))
                 readiness.check_settings(settings, env)
+                check_tracker(settings)
                 needed = requirements.measure(settings, env, RUNS)  # no run's folder, as the present one may be
                 spec = ModelSpec.of(settings, env.spec)
                 with tf.Graph().as_default():
