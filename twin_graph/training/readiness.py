@@ -74,6 +74,8 @@ def ready(
     check_no_pattern(folder, "rename the folder")
     doing.now("making environments")
     with contextlib.closing(envs.make(settings.env, count=settings.env.count)) as env:
+        if continued:
+            check_declared(run, env)
         needs = requirements.measure(settings, env, folder, elsewhere=elsewhere)
         requirements.check_enough(needs, begun=folder.exists())
         with env.aside():
@@ -83,7 +85,6 @@ def ready(
         notices = env.notices(settings.train.steps)
         if continued:
             run, point = continued
-            check_declared(run, env)
             if env.lasting() and not any(file.name.startswith(ENVIRONMENT) for file in point.files):
                 notices.append(f"resume point {point.number} has no statistics of the environments: they begin anew")
             yield Ready(settings, env, needs, notices=notices)
