@@ -204,7 +204,7 @@ def report(folders: tuple[Path, ...], last: int | None, also: str | None, as_jso
         meter.show("reading the runs", 0, 1)
         plan, fixed, read = tables.found(folder, more)
         for other in more:
-            say(f"{counted(sum(result.taken_from == str(other) for result in read), 'run')} from {other}")
+            say(f"{counted(sum(result.taken_from == shortened(str(other)) for result in read), 'run')} from {other}")
         if last is not None:
             plan = plan.scored_by(last)
             read = [result.scored_by(last) for result in read]

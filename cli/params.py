@@ -58,7 +58,8 @@ class AbsolutePath(click.Path):
     """A path that stays what it is, whatever folder an environment changes to."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        return absolute(Path(os.fsdecode(super().convert(value, param, ctx))))
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        return absolute(path) if path.name else path  # a folder that has no name is told so
 
 
 PATH = AbsolutePath()

@@ -35,7 +35,8 @@ import twin_graph.training.doctor
 import gymnasium.envs.classic_control.cartpole, twin_graph.envs.atari, twin_graph.envs.gym, twin_graph.envs.open_spiel
 import twin_graph_cli.evaluate, twin_graph_cli.experiment, twin_graph_cli.records, twin_graph_cli.train
 import multiprocessing.spawn  # which keeps what is `sys.executable` now: its processes inherit open files
-from twin_graph_cli.main import main
+import twin_graph_cli.main
+from twin_graph_cli import run as run_command
 
 sys.path.remove("")  # as for the console script, which looks for modules in the present folder last
 os.fsync = lambda descriptor: None
@@ -59,7 +60,7 @@ def run(program):
             sys.path.insert(0, os.path.dirname(os.path.abspath(what)))
             runpy.run_path(what, run_name="__main__")
         else:
-            main()
+            run_command()
 
 # The pipe on which a caller hears; ends with the program if the caller died before it could hear.
 def heard_by_caller(call, process):

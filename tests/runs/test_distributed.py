@@ -795,7 +795,9 @@ def test_a_folder_that_is_renamed_ends_chief_and_workers_and_goes_on_by_its_new_
         run.rename(renamed)
         _, said = trainer.communicate(timeout=60)
         assert trainer.returncode == 1, said
-        assert said.endswith("Error: run was moved or renamed while it was in use: continue by its new name, renamed\n")
+        assert said.endswith(
+            f"Error: {run} was moved or renamed while it was in use: continue by its new name, {renamed}\n"
+        )
         assert not children(run)
         assert not run.exists()
         assert report.status(Run(renamed)).reason.endswith("was in use: continue by its new name, " + str(renamed))

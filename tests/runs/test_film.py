@@ -275,7 +275,7 @@ def test_a_game_whose_screens_change_their_size_is_filmed(
         frames = read_frames(path)
         assert next(frames)["size"] == (420 + 320, 420)
         *_, newest = (np.frombuffer(frame, np.uint8).reshape(420, 740, 3) for frame in frames)
-        assert newest[210, :420].min() > 250
+        assert newest[210, :420].min() > 240  # white, but for the film's compression
         assert newest[:100, :420].max() < 50
 
 
@@ -386,7 +386,7 @@ def test_the_page_shows_what_record_films(
     short = "--seconds", "0.2", "--scale", "0.5"
     told = twin_graph("record", str(run.folder), *short, cwd=tmp_path)
     assert told.returncode == 0, told.stderr
-    assert told.stdout == f"{run.folder.relative_to(tmp_path)}/videos/{newest}.mp4\n"
+    assert told.stdout == f"{run.folder}/videos/{newest}.mp4\n"
     assert Records(run).film(newest).is_file()
     again = twin_graph("record", str(run.folder), *short, cwd=tmp_path)
     assert "exists already; choose another path" in again.stderr

@@ -428,11 +428,11 @@ def test_targets_on_ataris_small_images_are_compared_as_the_records_say() -> Non
     assert "less those of `latest`, which scores 0.23, in 12 pairs" in compared
     assert said == {
         "lag(1000)": "+0.16 (-0.18 to +0.44), p = 0.72, ahead in 8 of 12",
-        "ensemble(4, mean)": "+0.24 (-0.00 to +0.50), p = 0.31, ahead in 9 of 12",
+        "ensemble(4, mean)": "+0.24 (+0.00 to +0.50), p = 0.31, ahead in 9 of 12",
         "best": "+0.06 (-0.15 to +0.27), p = 0.72, ahead in 6 of 12",
     }
     text = " ".join(page().split())
-    assert "are +0.16 (-0.18 to 0.44; p = 0.72) for `lag(1000)`, +0.24 (-0.00 to 0.50; p = 0.31) for" in text
+    assert "are +0.16 (-0.18 to 0.44; p = 0.72) for `lag(1000)`, +0.24 (0.00 to 0.50; p = 0.31) for" in text
     assert "and +0.06 (-0.15 to 0.27; p = 0.72) for `best`" in text
     scores = {(game, policy): float(score.split()[0]) for game, policy, score, *_ in cells(table)}
     for game, more in (("Krull-v5", True), ("Breakout-v5", False)):

@@ -483,11 +483,11 @@ def test_an_environment_may_change_the_working_directory(
     short = ("train.start_steps=100", "evaluate.every_steps=200", "resume.every_steps=200", "twin.threads=1")
     settings = [part for setting in (f"env.kwargs.when={when}", *short) for part in ("--set", setting)]
     printed = command("train", "cartpole", "--env", f"engine_{when}:Engine-v0", "--steps", "400", *settings)
-    assert "next: twin-graph log checkpoints/cartpole-seed1-1 " in printed
-    command("resume", "checkpoints/cartpole-seed1-1", "--steps", "600")
-    command("evaluate", "cartpole-seed1-1", "--episodes", "2")
-    command("export", "cartpole-seed1-1", "latest", "network.npz")
-    command("reproduce", "checkpoints/cartpole-seed1-1", "--run-dir", "again")
+    assert "next: twin-graph log checkpoints/engine-seed1-1 " in printed
+    command("resume", "checkpoints/engine-seed1-1", "--steps", "600")
+    command("evaluate", "engine-seed1-1", "--episodes", "2")
+    command("export", "engine-seed1-1", "latest", "network.npz")
+    command("reproduce", "checkpoints/engine-seed1-1", "--run-dir", "again")
     made = {path.name for path in tmp_path.iterdir() if not path.name.startswith("__")}
     assert made == {"again", "checkpoints", "engine", "network.npz", f"engine_{when}.py"}
     assert list((tmp_path / "engine").iterdir()) == []

@@ -686,7 +686,7 @@ def test_weights_that_are_not_finite_are_never_committed(cartpole: Make, tmp_pat
     with Agent(create(tmp_path / "run", cartpole()), EnvSpec((4,), 2)) as agent:
         online = agent.learners.first.online
         variable = online.model.trainables[0]
-        variable.load(np.full(variable.shape.as_list(), np.nan, np.float32), online.session)
+        online.load_all({variable.op.name: np.full(variable.shape.as_list(), np.nan, np.float32)})
         agent.tally.updates = 50
         agent.live.held_out.observations = np.zeros((3, 4), np.float32)
         for commit in (agent.commit, agent.commit_point):
@@ -746,7 +746,7 @@ def test_an_evaluation_plays_as_many_games_as_asked_fixed_beforehand(cartpole: M
 def test_long_games_count_as_often_as_short_ones(cartpole: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Environment 0 plays games of 1 step, environment 1 games of 9: five each, whichever ends first."""
 
-    class Uneven:
+    class Uneven(envs.VectorEnv):
         count, spec, evaluation_epsilon, cut_after, protocol = 2, envs.EnvSpec((4,), 2), 0.0, None, {}
         age = np.zeros(2, int)
 

@@ -35,10 +35,12 @@ def absolute(path: Path) -> Path:
     """A path from the folder in which the command began; outside of commands, from the present one."""
     if not _commands:
         return path.absolute()
-    found = _commands[-1].folder / path
-    if not path.is_absolute():
-        _commands[-1].given[str(found)] = str(path)
-    return found
+    here = _commands[-1]
+    if not path.is_absolute() and ".." not in path.parts:
+        # What lies beside it is shown as it is.
+        beside = f"{path.parent}/" if path.parent.name else ""
+        here.given |= {f"{here.folder / path.parent}/": beside, str(here.folder / path): str(path)}
+    return here.folder / path
 
 
 def shortened(text: str) -> str:

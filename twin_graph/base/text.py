@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from twin_graph.base.here import shortened
+
 _MUST_BE = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
@@ -72,8 +74,9 @@ def command(*words: object) -> str:
 
 
 def _path(path: Path) -> str:
-    """One that is not taken for an option."""
-    return f"./{path}" if str(path).startswith("-") else str(path)
+    """One as it was given, that is not taken for an option."""
+    given = shortened(str(path))  # before it is quoted for a shell
+    return f"./{given}" if given.startswith("-") else given
 
 
 def what_is_wrong(error: Any) -> str:

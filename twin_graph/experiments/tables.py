@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin_graph import config
+from twin_graph.base.here import shortened
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.experiments import plan as plans
 from twin_graph.experiments.clock import predicted
@@ -109,7 +110,7 @@ def filled_in(runs: Sequence[Result], elsewhere: Iterable[Result], where: Path) 
             raise UsageError(f"{planned.name} is of another experiment in {where}: {key} is {theirs}, not {ours}")
         if _forked_from(planned) != _forked_from(other.planned):
             raise UsageError(f"{planned.name} is of another experiment in {where}: it is forked from other weights")
-        return other._replace(planned=planned, taken_from=str(where))
+        return other._replace(planned=planned, taken_from=shortened(str(where)))
 
     return [filled(result) for result in runs]
 
