@@ -101,7 +101,7 @@ def foreign_output_apart() -> Iterator[None]:
 
 def results() -> TextIO:
     """Where results are printed."""
-    return _own[-1] if _own else sys.stdout
+    return _own[0] if _own else sys.stdout
 
 
 def echo(text: str = "") -> None:

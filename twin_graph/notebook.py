@@ -297,7 +297,7 @@ class Policy:
         given = reading.arrays(observations, action_masks) if reading else np.asarray(observations)
         spec = twin.spec.env
         shape = spec.observation_shape
-        if given.shape[-len(shape) :] != shape or given.ndim > len(shape) + 1:
+        if given.shape[max(0, given.ndim - len(shape)) :] != shape or given.ndim > len(shape) + 1:
             raise UsageError(
                 f"an observation of {self.run.settings.env.id} has shape {list(shape)}, or [B, ...] for B of them; "
                 f"this has {list(given.shape)}"

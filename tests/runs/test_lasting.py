@@ -324,3 +324,62 @@ def test_an_older_resume_point_without_statistics_is_told(cartpole: Make, tmp_pa
         assert begun.notices == []
     with ready(settings, run.folder, (run, older)) as begun:
         assert "has no statistics of the environments" in begun.notices[0]
+
+
+class Rising(CartPoleEnv):
+    """Its level begins as a whole number and becomes another."""
+
+    outlives_episodes = "level"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.level = 0
+
+    def step(self, action: int) -> Any:
+        self.level += 0.75
+        return super().step(action)
+
+
+class LaterSet(CartPoleEnv):
+    outlives_episodes = ("later",)
+
+    def reset(self, **options: Any) -> Any:
+        self.later = 1
+        return super().reset(**options)
+
+
+class Listing(CartPoleEnv):
+    outlives_episodes = ("levels",)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.levels = [1, 2]
+
+
+for kind in (Rising, LaterSet, Listing):
+    gymnasium.register(f"{kind.__name__}-v0", kind)
+
+
+def test_a_number_keeps_its_fraction_though_it_began_without() -> None:
+    env, other = Rising(), Rising()
+    env.reset(seed=1)
+    env.step(0)
+    lasting.lend(other, lasting.kept(env))
+    assert (other.level, type(other.level)) == (0.75, float)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("LaterSet", "later outlives an episode, and __init__ does not set it"), ("Listing", "levels .* is not a number")],
+)
+def test_what_is_kept_is_set_from_the_beginning_and_of_numbers(name: str, message: str) -> None:
+    with pytest.raises(ForeignError, match=message):
+        envs.make(EnvSettings(id=f"{name}-v0"), count=1)
+
+
+def test_an_environment_may_be_prepared_for_one_snapshot_after_another() -> None:
+    env = wrappers.TimeAwareObservation(wrappers.NormalizeReward(gymnasium.make("CartPole-v1")))
+    for _ in range(3):
+        lasting.freeze(env)
+        env.reset(seed=1)
+        assert env.step(0)[1] == 1.0

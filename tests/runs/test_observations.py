@@ -17,6 +17,7 @@ from twin_graph import envs, notebook
 from twin_graph.agent.agent import Agent
 from twin_graph.config.settings import EnvSettings, Settings
 from twin_graph.envs import EnvSpec, VectorEnv
+from twin_graph.envs.masks import Mask, MaskReader
 from twin_graph.envs.observations import Reading, as_declared
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.evaluation.player import Player
@@ -265,7 +266,7 @@ def test_a_policy_returns_what_step_takes_where_actions_begin_at_one(
 
 
 def reading(space: spaces.Space[Any]) -> Reading:
-    return Reading(space, 2, None)
+    return Reading(space, spaces.Discrete(2), None)
 
 
 @pytest.mark.parametrize(
@@ -491,3 +492,78 @@ def test_an_environment_may_change_the_working_directory(
     made = {path.name for path in tmp_path.iterdir() if not path.name.startswith("__")}
     assert made == {"again", "checkpoints", "engine", "network.npz", f"engine_{when}.py"}
     assert list((tmp_path / "engine").iterdir()) == []
+
+
+def legal_of(mask: Mask, given: Any, n_actions: int = 2, start: int = 0) -> list[bool]:
+    return list(MaskReader(mask, spaces.Discrete(n_actions, start=start), "it").legal(given, "reset"))
+
+
+def test_what_a_mask_says_is_not_taken_for_something_else() -> None:
+    assert legal_of(Mask("observation", "legal_actions"), [1, 0]) == [True, False]  # chosen by its shape
+    assert legal_of(Mask("info", "legal_actions"), {4, 6}, 3, 4) == [True, False, True]
+    for wrong in ([0.0, -np.inf], [np.nan, 1.0], [2, 1]):
+        with pytest.raises(ForeignError, match="must be of 0 and 1"):
+            legal_of(Mask("info", "action_mask"), wrong)
+
+
+class Flagged(Allowing):
+    action_mask = False  # no mask, though it is called one
+
+
+gymnasium.register("Flagged-v0", Flagged)
+
+
+def test_a_flag_of_such_a_name_is_no_mask() -> None:
+    with made("Flagged-v0") as env:
+        assert not env.spec.masked
+        assert "Flagged.action_mask" in env.notices(1_000)[0]
+
+
+def test_masks_that_are_given_where_none_are_known_or_of_numbers_are_read_as_in_training(
+    cartpole: Make, trained: Callable[[Settings], Run]
+) -> None:
+    masked = Reading(BOX, spaces.Discrete(3), Mask("info", "legal_actions"))
+    assert masked.arrays(SEEN, [0, 1, 2])[-3:].tolist() == [1, 1, 1]
+    assert masked.arrays(SEEN, [0, 2])[-3:].tolist() == [1, 0, 1]
+    with pytest.raises(UsageError, match="action_masks has 1 masks for 2 observations"):
+        masked.arrays(np.stack([SEEN, SEEN]), [[0]])
+    with pytest.raises(UsageError, match="all actions are legal in this environment: leave out action_masks"):
+        reading(BOX).arrays(SEEN, [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("space", "wrong"),
+    [
+        (spaces.Discrete(4), -1),
+        (spaces.Discrete(4, start=1), 0),
+        (spaces.MultiDiscrete([2, 3]), [2, 0]),
+        (spaces.MultiBinary(2), [2, 0]),
+        (spaces.Dict(b=spaces.Box(-1, 1, (2, 3))), {"b": np.zeros((3, 2), np.float32)}),
+        (spaces.Dict(a=spaces.Box(0, 255, (2,), np.uint8)), {"a": np.array([300, 1])}),
+        (spaces.Dict(a=spaces.Box(-1, 1, (2,))), {"a": np.zeros(3, np.float32)}),
+        (spaces.Dict(a=spaces.Box(-1, 1, (2,))), {"b": np.zeros(2, np.float32)}),
+    ],
+    ids=str,
+)
+def test_what_is_flattened_is_as_its_space_says(space: spaces.Space[Any], wrong: Any) -> None:
+    with pytest.raises(ForeignError, match=r"^here: "):
+        reading(space).array(wrong, "here")
+
+
+def test_a_key_that_no_space_declares_is_not_seen() -> None:
+    declared = spaces.Dict(obs=spaces.Box(-1, 1, (2,)), action_mask=spaces.MultiBinary(2))
+    told = Reading(declared, spaces.Discrete(2), Mask("observation", "action_mask"))
+    seen = {"extra": np.full(2, 0.5, np.float32), "obs": np.zeros(2, np.float32), "action_mask": np.ones(2)}
+    assert told.array(seen, "", np.ones(2, np.bool_)).tolist() == [0, 0, 1, 1]
+    nested = spaces.Dict(obs=spaces.Dict(obs=spaces.Box(-1, 1, (2,))), action_mask=spaces.MultiBinary(2))
+    told = Reading(nested, spaces.Discrete(2), Mask("observation", "action_mask"))
+    seen = {"obs": {"obs": np.ones(2, np.float32)}, "action_mask": np.ones(2)}
+    assert told.array(seen, "", np.ones(2, np.bool_)).tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("low", [-np.inf, 0])
+def test_whole_numbers_without_a_bound_are_not_divided_by_that_of_their_type(low: float) -> None:
+    high = np.inf if low else np.iinfo(np.int32).max
+    told = reading(spaces.Box(low, high, (2, 2), np.int32))
+    assert told.array(np.array([[2, 4], [8, 2048]], np.int32), "").tolist() == [[2, 4], [8, 2048]]
+    assert "without a bound" in told.notice

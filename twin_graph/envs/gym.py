@@ -374,6 +374,7 @@ def _declared(environment_id: str, environment: gymnasium.Env[Any, Any]) -> _Dec
     actions, drawn = environment.action_space, environment.metadata
     _check_actions(environment_id, actions)
     assert isinstance(actions, spaces.Discrete)
+    keeps = bool(lasting.kept(environment))  # before a reset, as it is lent what is kept before one
     info: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # it is reset again where its errors are told
         _, told = environment.reset()
@@ -385,8 +386,8 @@ def _declared(environment_id: str, environment: gymnasium.Env[Any, Any]) -> _Dec
         per_second = float(drawn.get("render_fps") or per_second)
     return _Declared(
         actions,
-        Reading(environment.observation_space, int(actions.n), mask),
-        bool(lasting.kept(environment)),
+        Reading(environment.observation_space, actions, mask),
+        keeps,
         [] if mask else masks.unused(environment, info),
         environment.spec.max_episode_steps if environment.spec else None,
         _action_names(environment, environment_id),

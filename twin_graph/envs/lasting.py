@@ -35,28 +35,33 @@ def _names(layer: gymnasium.Env[Any, Any]) -> tuple[str, ...]:
         return ("obs_rms",)
     if isinstance(layer, NormalizeReward):
         return "return_rms", "discounted_reward"
-    return tuple(getattr(type(layer), "outlives_episodes", ()))
+    names = getattr(type(layer), "outlives_episodes", ())
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _holders(env: gymnasium.Env[Any, Any]) -> Iterator[tuple[str, Any, str, Any]]:
-    """Of each number or array that is kept: a name, the object that has it as an attribute, that attribute's name,
-    and its type."""
+def _holders(env: gymnasium.Env[Any, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Of each number or array that is kept: a name, the object that has it as an attribute, and that attribute's name.
+    Raises `ForeignError` if there is no such attribute."""
     keeping = [layer for layer in layers(env) if _names(layer)]
     for i, layer in enumerate(keeping):
         for name in _names(layer):
-            value, prefix = getattr(layer, name), f"{i}-{type(layer).__name__}.{name}"
+            prefix = f"{i}-{type(layer).__name__}.{name}"
+            if not hasattr(layer, name):
+                raise ForeignError(f"{prefix} outlives an episode, and __init__ does not set it")
+            value = getattr(layer, name)
             if isinstance(value, RunningMeanStd):
                 for part in _STATISTICS:
-                    yield f"{prefix}.{part}", value, part, type(getattr(value, part))
+                    yield f"{prefix}.{part}", value, part
             else:
-                yield prefix, layer, name, type(value)
+                yield prefix, layer, name
 
 
 def kept(env: gymnasium.Env[Any, Any]) -> dict[str, np.ndarray]:
     """Copies of what outlives an episode, by name. Raises `ForeignError` for what is not of numbers."""
     arrays = {}
-    for name, holder, attribute, _ in _holders(env):
-        arrays[name] = np.array(getattr(holder, attribute))
+    for name, holder, attribute in _holders(env):
+        value = getattr(holder, attribute)
+        arrays[name] = np.array(None if isinstance(value, list | tuple) else value)
         if arrays[name].dtype.kind not in "biuf":
             raise ForeignError(f"{name} outlives an episode, and is not a number or an array of numbers")
     return arrays
@@ -69,22 +74,26 @@ def lend(env: gymnasium.Env[Any, Any], arrays: Mapping[str, np.ndarray]) -> None
     holders = list(_holders(env))
     if differing := sorted({name for name, *_ in holders} ^ set(arrays)):
         raise ForeignError(f"what outlives an episode is not what it was: {', '.join(differing)}")
-    for name, holder, attribute, kind in holders:
-        array = np.array(arrays[name])
+    for name, holder, attribute in holders:
+        array, now = np.array(arrays[name]), getattr(holder, attribute)
         # A Python number leaves the type of the arrays that it meets; a NumPy one of the same value may not.
-        setattr(holder, attribute, array if issubclass(kind, np.ndarray) else kind(array.item()))
+        is_plain = isinstance(now, int | float) and not isinstance(now, np.generic) and not array.ndim
+        setattr(holder, attribute, array.item() if is_plain else array if array.ndim else array[()])
 
 
 def freeze(env: gymnasium.Env[Any, Any]) -> None:
     """Prepares an environment for evaluation: its statistics stay as they are lent, and rewards as they were given.
 
-    A score in units that change during the run would compare no two snapshots.
+    A score in units that change during the run would compare no two snapshots. A `NormalizeReward` that is the
+    outermost of all stays as it is.
     """
     for layer in layers(env):
         if isinstance(layer, NormalizeObservation | NormalizeReward):
             layer.update_running_mean = False
     for outer in layers(env):
-        if isinstance(outer, gymnasium.Wrapper) and isinstance(outer.env, NormalizeReward):
+        if isinstance(outer, _AsGiven) or not isinstance(outer, gymnasium.Wrapper):
+            continue
+        if isinstance(outer.env, NormalizeReward):
             outer.env = _AsGiven(outer.env)
 
 

@@ -53,10 +53,10 @@ def find(env: gymnasium.Env[Any, Any], info: Mapping[str, Any]) -> Mask | None:
             if name in observed.spaces and observed[name].shape == (n_actions,):
                 return Mask("observation", name)
     for name in _NAMES:
-        if name in info and (name != _VAGUE or np.shape(info[name]) == (n_actions,)):
+        if name in info and (name != _VAGUE or np.shape(info[name]) == (n_actions,)) and info[name] is not None:
             return Mask("info", name)
     for name in _NAMES:
-        if name != _VAGUE and env.has_wrapper_attr(name) and _told(env, name) is not None:
+        if name != _VAGUE and env.has_wrapper_attr(name) and np.ndim(_listed(_told(env, name))) == 1:
             return Mask("method", name)
     return None
 
@@ -139,12 +139,15 @@ class MaskReader:
 
     def legal(self, given: Any, method: str) -> np.ndarray:
         """The mask, bool `[A]`, given as one or as the numbers of the legal actions. Raises `ForeignError`."""
-        told = np.asarray(list(given) if isinstance(given, set | frozenset | range) else given)
-        if self.mask.name == _NUMBERS and not _is_mask(told, self._n):
+        told = np.asarray(_listed(given))
+        # A key of the observation was chosen by its shape: there, these are never numbers.
+        if self.mask.name == _NUMBERS and self.mask.place != "observation" and not _is_mask(told, self._n):
             return self._by_numbers(told, method)
         if told.shape != (self._n,):
             actions = counted(self._n, "action")
             raise ForeignError(f"{self._name}, {method}: {self.mask.name} has shape {list(told.shape)} for {actions}")
+        if not np.isin(told, (0, 1)).all():
+            raise ForeignError(f"{self._name}, {method}: {self.mask.name} is {told.tolist()}, and must be of 0 and 1")
         legal: np.ndarray = told != 0
         return legal
 
@@ -159,6 +162,10 @@ class MaskReader:
             )
         legal[indices] = True
         return legal
+
+
+def _listed(given: Any) -> Any:
+    return list(given) if isinstance(given, set | frozenset | range) else given
 
 
 def _is_mask(told: np.ndarray, n_actions: int) -> bool:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
 from twin_graph.base.text import counted
+from twin_graph.envs.masks import Mask, MaskReader
 from twin_graph.errors import ForeignError, UsageError
-
-if TYPE_CHECKING:
-    from twin_graph.envs.masks import Mask
 
 _FROM, _DIVIDED = " from ", ", divided by that"
 _LISTED = 16  # bounds that are told one by one; of more, their hash is
@@ -28,7 +26,7 @@ class Reading:
 
     Args:
       observed: the space of the environment's observations.
-      n_actions: A.
+      actions: A of them.
       mask: where the environment says which actions are legal; None if all are.
 
     Attributes:
@@ -42,9 +40,11 @@ class Reading:
       is_rescaled: whether versions before 0.3.0 would have made other arrays.
     """
 
-    def __init__(self, observed: spaces.Space[Any], n_actions: int, mask: Mask | None) -> None:
-        self._observed, self._n_actions, self.mask = observed, n_actions, mask
+    def __init__(self, observed: spaces.Space[Any], actions: spaces.Discrete, mask: Mask | None) -> None:
+        self._observed, self.mask, n_actions = observed, mask, int(actions.n)
+        self._reader = MaskReader(mask, actions, "action_masks") if mask else None
         self._key = mask.name if mask and mask.place == "observation" else None
+        self._others = [name for name in getattr(observed, "spaces", ()) if name != self._key] if self._key else []
         self._space = space = _without(observed, self._key)
         flat = space if isinstance(space, spaces.Box) else spaces.flatten_space(space)
         assert isinstance(flat, spaces.Box)
@@ -56,7 +56,7 @@ class Reading:
         exact = (255 % bounds == 0).all()  # then bytes need not become floats in between
         self._factor = _one_number(255 / bounds).astype(np.uint8 if exact else np.float32)
         self.words = ", ".join(self._words())
-        unbounded = isinstance(space, spaces.Box) and _is_image(space) and not np.isfinite(space.high).all()
+        unbounded = isinstance(space, spaces.Box) and _is_image(space) and not _is_bounded(space).all()
         self.notice = f"images of {flat.dtype} without a bound are taken as they are" if unbounded else ""
         self.declared = tuple(f"{name}{_described(leaf)}" for name, leaf in _leaves(observed))
         flags = self.dtype == np.uint8 and (bounds == 1).all()
@@ -98,18 +98,23 @@ class Reading:
           legal: masks, `[B, A]` or `[A]`; None if there are none, or if the observations hold them.
 
         Raises:
-          UsageError: these are none, or there are no masks.
+          UsageError: these are none, or masks are missing, wrong or of no use.
         """
         single = _looks_like(self._observed, observations)
         each = [observations] if single else list(self._iterated(observations))
-        masks: list[Any] = [None] * len(each)
+        given: list[Any] = [None] * len(each)
         if self._key:
-            masks = [np.asarray(one[self._key]) != 0 for one in each]
+            given = [one[self._key] for one in each]
         elif self.mask:
             if legal is None:
                 raise UsageError(f"give the mask of legal actions, too: action_masks=... ({self.mask.words()})")
-            masks = list(np.asarray(legal).reshape(len(each), self._n_actions) != 0)
+            given = [legal] if single else list(legal)
+            if len(given) != len(each):
+                raise UsageError(f"action_masks has {len(given)} masks for {counted(len(each), 'observation')}")
+        elif legal is not None:
+            raise UsageError("all actions are legal in this environment: leave out action_masks")
         try:
+            masks = [self._reader.legal(one, "given") if self._reader else None for one in given]
             made = [self.array(one, "given", mask) for one, mask in zip(each, masks, strict=True)]
         except ForeignError as error:
             raise UsageError(str(error)) from None
@@ -127,12 +132,16 @@ class Reading:
         return iter(each)
 
     def _flat(self, observation: Any, where: str) -> np.ndarray:
-        seen = _part(observation, self._key, self._space) if self._key else observation
-        if isinstance(self._space, spaces.Box):
-            return as_declared(self._space, seen, where)
         try:
+            seen = observation
+            if self._key:
+                seen = {name: observation[name] for name in self._others}
+                seen = seen[self._others[0]] if len(self._others) == 1 else seen
+            _check(self._space, seen, where)
+            if isinstance(self._space, spaces.Box):
+                return as_declared(self._space, seen, where)
             return np.asarray(spaces.flatten(self._space, seen))
-        except (KeyError, TypeError, ValueError, IndexError, AssertionError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AssertionError, OverflowError) as error:
             raise ForeignError(f"{where}: {observation!r} is not in observation_space: {error}") from error
 
     def _scaled(self, seen: np.ndarray, where: str) -> np.ndarray:
@@ -149,6 +158,25 @@ class Reading:
             )
         scaled: np.ndarray = bytes_ * self._factor
         return scaled if scaled.dtype == np.uint8 else np.rint(scaled).astype(np.uint8)
+
+
+def _check(space: spaces.Space[Any], observation: Any, where: str) -> None:
+    """Raises `ForeignError`, or what a wrong type makes Python raise, unless each part is as its space says:
+    flattening would take other numbers without a word."""
+    if isinstance(space, spaces.Dict):
+        for name, part in space.spaces.items():
+            _check(part, observation[name], where)
+    elif isinstance(space, spaces.Tuple):
+        for part, seen in zip(space.spaces, observation, strict=True):
+            _check(part, seen, where)
+    elif isinstance(space, spaces.Box):
+        as_declared(space, observation, where)
+    elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        binary = isinstance(space, spaces.MultiBinary)
+        count = 2 if binary else getattr(space, "nvec", getattr(space, "n", 0))
+        number = np.asarray(observation) - getattr(space, "start", 0)
+        if number.shape != (space.shape or ()) or (number < 0).any() or (number >= count).any():
+            raise ForeignError(f"{where}: observed {observation!r}, and observation_space says {space}")
 
 
 def as_declared(box: spaces.Box, observation: Any, where: str) -> np.ndarray:
@@ -191,13 +219,6 @@ def _without(observed: spaces.Space[Any], key: str | None) -> spaces.Space[Any]:
     return next(iter(others.values())) if len(others) == 1 else spaces.Dict(others)
 
 
-def _part(observation: Any, key: str, space: spaces.Space[Any]) -> Any:
-    """The part of an observation that `_without` leaves."""
-    others = {name: part for name, part in observation.items() if name != key}
-    several = isinstance(space, spaces.Dict) and set(space.spaces) == set(others)
-    return others if several else next(iter(others.values()))
-
-
 def _leaves(space: spaces.Space[Any], name: str = "") -> Iterator[tuple[str, spaces.Space[Any]]]:
     """The parts of a space with their names, in the order in which Gymnasium flattens them."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -216,7 +237,15 @@ def _bound(space: spaces.Space[Any]) -> np.ndarray:
     if not _is_divided(space):
         return np.ones(space.shape)
     bounds = np.maximum(np.abs(space.low.astype(np.float64)), np.abs(space.high.astype(np.float64)))
-    return np.where(np.isfinite(bounds) & (bounds > 1), bounds, 1)
+    return np.where(_is_bounded(space) & (bounds > 1), bounds, 1)
+
+
+def _is_bounded(box: spaces.Box) -> np.ndarray:
+    """Which numbers have a bound, bool of its shape; Gymnasium takes the type's own for infinity in whole numbers."""
+    bounded: np.ndarray = box.bounded_below & box.bounded_above
+    if box.dtype in (np.int32, np.uint32, np.int64, np.uint64):
+        bounded = bounded & (box.high < 2**31 - 4)
+    return bounded
 
 
 def _is_divided(box: spaces.Box) -> bool:

@@ -82,7 +82,7 @@ class One(gymnasium.Wrapper[Any, Any, Any, Any]):
     def close(self) -> None:
         try:
             self.env.close()
-        except Exception as error:  # what was played is played
+        except (Exception, SystemExit) as error:  # what was played is played
             warnings.warn(str(foreign_error(f"{self.name}, close", error)), stacklevel=1)
 
     @property
