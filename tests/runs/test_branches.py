@@ -133,7 +133,7 @@ def test_conditions_begin_from_the_same_states_and_are_compared_in_pairs(
     (tmp_path / "file.toml").write_text(whole.replace('run = "parent"', 'run = "another"'))
     refused = twin_graph("experiment", "run", "file.toml", cwd=tmp_path)
     assert refused.returncode == 2
-    assert f"from.run=another: these runs are forked from {parent.folder}; choose another --out" in refused.stderr
+    assert "from.run=another: these runs are forked from checkpoints/parent; choose another --out" in refused.stderr
     (tmp_path / "file.toml").write_text(whole)
     assert twin_graph("experiment", "report", "what-if", cwd=tmp_path).returncode == 0
     final = {name: [line["mean"] for line in run.evaluation_lines()][-1] for name, run in runs.items()}

@@ -355,7 +355,7 @@ def test_a_run_that_fails_is_tried_again_recorded_and_does_not_stop_the_others(t
     (tmp_path / "tiny.toml").write_text(changed("[1, 2]", "[1]").replace("lag(40)", "own:fragile"))
     failed = twin_graph("experiment", "run", "tiny.toml", "--json", cwd=tmp_path)
     assert failed.returncode == 1
-    where = r"target\.policy=own:fragile: ValueError: the policy broke \(.*/own\.py:7, in fragile\)"
+    where = r"target\.policy=own:fragile: ValueError: the policy broke \(.*own\.py:7, in fragile\)"
     assert re.search(rf"failed: own-fragile,seed=1: at agent step \d+: {where}", failed.stderr)
     assert [run["state"] for run in json.loads(failed.stdout)["runs"]] == ["done", "failed"]
     folder = tmp_path / "checkpoints" / "experiments" / "tiny"
