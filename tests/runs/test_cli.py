@@ -561,7 +561,9 @@ def test_a_swap_by_hand_while_it_trains_names_the_update_and_explain_agrees(tmp_
         into = json.loads(twin_graph("swap", "run", "latest~1", *agreed, cwd=tmp_path).stdout)
         assert into["done"], into
         back = twin_graph("swap", "run", "--undo", *agreed, cwd=tmp_path)
-        assert "loses what it learned in at least" in back.stderr.splitlines()[0]
+        # Whether it has learned anything since, and recorded that, is a matter of milliseconds.
+        lost = r"^the online twin loses (what it learned in at least [\d,]+ updates? .*, and )?the optimizer's state; "
+        assert re.match(lost, back.stderr)
         assert json.loads(back.stdout)["done"]
         there = twin_graph("swap", "run", "--undo", *agreed, cwd=tmp_path)
         assert json.loads(there.stdout)["done"]
