@@ -137,9 +137,9 @@ class Reading:
             if self._key:
                 seen = {name: observation[name] for name in self._others}
                 seen = seen[self._others[0]] if len(self._others) == 1 else seen
-            _check(self._space, seen, where)
             if isinstance(self._space, spaces.Box):
                 return as_declared(self._space, seen, where)
+            _check(self._space, seen, where)
             return np.asarray(spaces.flatten(self._space, seen))
         except (KeyError, TypeError, ValueError, IndexError, AssertionError, OverflowError) as error:
             raise ForeignError(f"{where}: {observation!r} is not in observation_space: {error}") from error
