@@ -25,7 +25,7 @@ from twin_graph.snapshots.files import (
 )
 from twin_graph.snapshots.ledger import End, Fork, Ledger, Point, Prune, Start, utc_now
 from twin_graph.snapshots.points import SEGMENTS, PointState
-from twin_graph.snapshots.run import DESCRIPTION, LEDGER, POINTS, RECORDS, Run, make_run
+from twin_graph.snapshots.run import DESCRIPTION, LEDGER, POINTS, RECORDS, Run, make_run, new_id
 from twin_graph.snapshots.store import MANIFEST, Snapshots
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def describe(parent: Run, attempt: int, settings: Settings) -> dict[str, Any]:
         past.append({"attempt": attempt, "settings": before.model_dump(), "settings_sha256": before.sha256()})
     return {
         **parent.description,
+        "id": new_id(),
         "settings": settings.model_dump(),
         "settings_sha256": settings.sha256(),
         "past_settings": past,

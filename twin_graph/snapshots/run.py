@@ -18,9 +18,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import hashlib
 import math
 import os
 import re
+import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -83,6 +85,7 @@ SNAPSHOTS, POINTS, VIDEOS, CONTROL = "snapshots", "resume", "videos", "control"
 #: What readers of an evaluation rely on.
 _OF_AN_EVALUATION = ("snapshot", "scheduled", "returns", "protocol", "played_at", "challenger")
 _NEWEST_METRICS_BYTES = 65_536
+_ID_BYTES = 16
 _GLANCE_SECONDS = 0.2  # to wait for a process that only asks whether the run trains, and holds the lock far shorter
 
 #: Packages whose versions a run records.
@@ -138,6 +141,13 @@ class Run:
     @property
     def name(self) -> str:
         return self.folder.resolve().name
+
+    @property
+    def id(self) -> str:
+        """Hexadecimal digits that no other run has, wherever it is moved; a copy of its folder has the same."""
+        described = self.description
+        known = f"{described['created']} {described['settings_sha256']}"  # of earlier versions
+        return str(described.get("id") or hashlib.sha256(known.encode()).hexdigest()[: 2 * _ID_BYTES])
 
     @property
     def written(self) -> tuple[Path, ...]:
@@ -392,6 +402,11 @@ def check_new_folder(folder: Path, advice: str = "choose another folder") -> Non
         raise UsageError(f"{folder} exists already; {advice}")
 
 
+def new_id() -> str:
+    """That of a new run; see `Run.id`."""
+    return secrets.token_hex(_ID_BYTES)
+
+
 def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] = MappingProxyType({})) -> Run:
     """Makes the folder of a new run.
 
@@ -411,6 +426,7 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
         settings = replace(settings, [("twin.threads", machine.describe().cores)])
     description = {
         "format": FORMAT,
+        "id": new_id(),
         "name": folder.resolve().name,
         "created": utc_now(),
         "settings": settings.model_dump(),
