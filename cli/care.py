@@ -13,7 +13,18 @@ from twin_graph.base.text import command, counted, listed, size
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots.run import find
 
-from .params import REF_HELP, Count, json_option, print_json, ref_argument, run_argument, say, stderr, stdout
+from .params import (
+    REF_HELP,
+    Count,
+    json_option,
+    print_json,
+    ref_argument,
+    run_argument,
+    say,
+    stderr,
+    stdout,
+    trust_option,
+)
 
 if TYPE_CHECKING:
     from twin_graph.snapshots.ledger import Commit
@@ -106,6 +117,7 @@ def unpin(run: str, ref: str, as_json: bool) -> None:
     help="First give up all resume points but so many of the newest.  [default: all that are there]",
 )
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
+@trust_option
 @json_option
 def prune(
     run: str,

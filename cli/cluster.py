@@ -8,7 +8,7 @@ import click
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.errors import UsageError
 
-from .params import PATH, say
+from .params import PATH, say, trust_option
 
 WARNING = (
     "TensorFlow's servers obey everyone who can reach them: there is no password and no encryption, and whoever sends "
@@ -21,6 +21,7 @@ WARNING = (
 @click.option("--task", required=True, metavar="JOB:N", help="Which task: ps:0, worker:0, worker:1 ...")
 @click.option("--listen", metavar="ADDRESS", help="This server's address in FILE, to let other machines reach it.")
 @click.option("--insecure-network", is_flag=True, help="Confirm that you trust everyone who can reach that address.")
+@trust_option
 def cluster(file: Path, task: str, listen: str | None, insecure_network: bool) -> None:
     """Run one task of the cluster described in FILE: a parameter server or a worker.
 

@@ -7,7 +7,17 @@ from twin_graph.snapshots.lines import record_evaluation
 from twin_graph.snapshots.run import find, locate
 
 from .display import Meter
-from .params import ANY_REF_HELP, Count, echo, json_option, print_json, protocol_line, ref_argument, run_argument
+from .params import (
+    ANY_REF_HELP,
+    Count,
+    echo,
+    json_option,
+    print_json,
+    protocol_line,
+    ref_argument,
+    run_argument,
+    trust_option,
+)
 
 
 @click.command(epilog=ANY_REF_HELP)
@@ -15,6 +25,7 @@ from .params import ANY_REF_HELP, Count, echo, json_option, print_json, protocol
 @ref_argument(default="latest")
 @click.option("--episodes", type=Count(min=1, max=100_000), default=30, show_default=True, help="Games to play.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
+@trust_option
 @json_option
 def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> None:
     """Measure the true score of snapshot REF of RUN, and record it.

@@ -22,6 +22,7 @@ from .params import (
     run_argument,
     say,
     stdout,
+    trust_option,
 )
 from .tables import print_table
 
@@ -68,6 +69,7 @@ def diff(run: str, first: str, second: str, as_json: bool) -> None:
     type=click.Choice(["tf1", "savedmodel", "onnx", "tflite", "npz"]),
     help="Format of PATH.  [default: by its ending: .onnx, .tflite, .npz; else tf1]",
 )
+@trust_option
 @json_option
 def export(run: str, ref: str, path: Path, form: str | None, as_json: bool) -> None:
     """Write snapshot REF of RUN to PATH for other programs.
@@ -134,6 +136,7 @@ def _is_path(word: str) -> bool:
     help="Whether images had their channels last or first when they were flattened.  [default: as in PATH.meta, else "
     "NHWC]",
 )
+@trust_option
 @json_option
 def import_(run: str, path: Path, renames: tuple[str, ...], data_format: str | None, as_json: bool) -> None:
     """Import the Saver checkpoint PATH into RUN as a snapshot, for `swap`.
@@ -189,6 +192,7 @@ def import_(run: str, path: Path, renames: tuple[str, ...], data_format: str | N
     type=Count(min=2),
     help=f"Without REF: how many of the newest snapshots with weights to average.  [default: {_MEAN_OF}]",
 )
+@trust_option
 @json_option
 def average(run: str, refs: tuple[str, ...], last: int | None, as_json: bool) -> None:
     """Average the weights of snapshots REF... into a new snapshot of RUN, which must not be training.

@@ -30,7 +30,7 @@ from twin_graph.records import code
 from twin_graph.training.lines import RATE_SECONDS, clock
 
 from .display import Meter
-from .params import PATH, Count, extra_is_missing, json_option, print_json, say, stderr, stdout
+from .params import PATH, Count, extra_is_missing, json_option, print_json, say, stderr, stdout, trust_option
 from .tables import print_table
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def experiment() -> None:
     help="Continue though a module of your own was edited after runs began. Reports then name their different code.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the plan, with time and disk; begin no run, write nothing.")
+@trust_option
 @json_option
 def run(
     file: Path,

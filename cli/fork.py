@@ -7,6 +7,7 @@ import click
 
 from twin_graph import config, targets
 from twin_graph.base.text import command, counted
+from twin_graph.config import trust
 from twin_graph.config.no_effect import without_effect
 from twin_graph.errors import UsageError
 from twin_graph.snapshots import control, swaps
@@ -72,7 +73,8 @@ def fork(
             point = point_at(parent, at)
         before = settings_from(parent, point)
         settings = config.change(before, overrides, seed=seed)
-        targets.check_present(settings, parent.store(), point.counters.updates)
+        if all(trust.is_trusted(code) for _, code in trust.named(settings)):  # else `resume` looks, and asks first
+            targets.check_present(settings, parent.store(), point.counters.updates)
         change: forks.Change | None = None
         if nudge:
             from twin_graph.analysis import nudge as nudging
@@ -81,6 +83,8 @@ def fork(
         made = make_in(
             run_dir, f"{parent.name}-fork", lambda folder: forks.fork(parent, point, folder, settings, change)
         )
+    if any(key == "log.to" for key, _ in overrides):
+        trust.claim(made.id)
     changes = list(config.differences(before, settings))
     if as_json:
         changed = {key: after for key, _, after in changes}

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from twin_graph import config
 from twin_graph.base.here import absolute, shortened
+from twin_graph.config import trust
 from twin_graph.config.loading import ungrouped
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots.files import finite
@@ -213,6 +214,13 @@ verbose_option: Callable[[Any], Any] = click.option(
     "--verbose",
     is_flag=True,
     help="Also show loss, Q, epsilon, how long the target has served, and where the time goes.",
+)
+trust_option: Callable[[Any], Any] = click.option(
+    "--trust-code",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda ctx, param, given: trust.offer(say) if given else None,  # noqa: ARG005
+    help="Let code run that the settings of a run begun elsewhere name. Asked for once.",
 )
 json_option: Callable[[Any], Any] = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document to stdout, and nothing else."

@@ -12,7 +12,19 @@ from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.run import Run, find, locate
 
 from .display import Meter
-from .params import ANY_REF_HELP, PATH, Count, Number, json_option, print_json, ref_argument, run_argument, say, stdout
+from .params import (
+    ANY_REF_HELP,
+    PATH,
+    Count,
+    Number,
+    json_option,
+    print_json,
+    ref_argument,
+    run_argument,
+    say,
+    stdout,
+    trust_option,
+)
 
 #: Scale and pictures per second.
 _SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
@@ -31,6 +43,7 @@ _SIZES = {".mp4": (1.5, 60), ".gif": (1.0, 20)}
     help=f"Size of the picture; 1 is {film.HEIGHT} pixels high.  [default: 1.5; 1 for a GIF]",
 )
 @click.option("--seconds", type=Number(min=0, min_open=True), help="End the film after this long.")
+@trust_option
 @json_option
 def record(
     run: str,

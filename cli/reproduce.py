@@ -13,7 +13,7 @@ from twin_graph.snapshots.run import Run, find
 from twin_graph.snapshots.store import update_of
 
 from .display import TrainingDisplay
-from .params import PATH, json_option, print_json, run_argument, say, stderr
+from .params import PATH, json_option, print_json, run_argument, say, stderr, trust_option
 from .train import starting_up
 
 _START = "start"
@@ -36,6 +36,7 @@ _START = "start"
     type=PATH,
     help="Folder to train in, which must not exist yet and is kept.  [default: one that is removed afterwards]",
 )
+@trust_option
 @json_option
 def reproduce(run: str, begin: str | None, end: str | None, run_dir: Path | None, as_json: bool) -> None:
     """Train part of RUN again, and compare every snapshot and every evaluation with the record.

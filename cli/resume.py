@@ -6,13 +6,14 @@ from pathlib import Path
 import click
 
 from twin_graph import config
+from twin_graph.config import trust
 from twin_graph.config.no_effect import without_effect
 from twin_graph.errors import UsageError
 from twin_graph.records.report import restored
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import find
 
-from .params import Count, json_option, overrides_of, run_argument, say, set_option, verbose_option
+from .params import Count, json_option, overrides_of, run_argument, say, set_option, trust_option, verbose_option
 from .train import cluster_options, described_cluster, elsewhere_of, show_training, starting_up
 
 
@@ -22,6 +23,7 @@ from .train import cluster_options, described_cluster, elsewhere_of, show_traini
 @cluster_options
 @set_option
 @verbose_option
+@trust_option
 @json_option
 def resume(
     run: str,
@@ -49,6 +51,8 @@ def resume(
         raise UsageError(f"{cluster} describes {described.run}, not {found.folder}")
     overrides = overrides_of(assignments, {"train.steps": steps})
     settings = config.change(found.settings, overrides)
+    if any(key == "log.to" for key, _ in overrides):
+        trust.claim(found.id)
     if described and described.workers != settings.workers.count:
         raise UsageError(
             f"{cluster} has {described.workers} workers, and {found.folder} is trained by "

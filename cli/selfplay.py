@@ -30,6 +30,7 @@ from .params import (
     ref_argument,
     run_argument,
     say,
+    trust_option,
 )
 from .tables import print_table, print_text
 
@@ -68,6 +69,7 @@ if TYPE_CHECKING:  # needs the extra `selfplay`
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the games.")
 @click.option("--plot", type=PATH, help="Also draw who beat whom, to this PNG, SVG or PDF file.")
+@trust_option
 @json_option
 def tournament(
     runs: tuple[str, ...],
@@ -168,6 +170,7 @@ _HELP = "type a move or its number; ? for Q values, q to give up"
 @run_argument
 @ref_argument(default="latest")
 @click.option("--second", is_flag=True, help="Let the snapshot move first.")
+@trust_option
 def play(run: str, ref: str, second: bool) -> None:
     """Play a game against snapshot REF of RUN in the terminal.
 

@@ -25,6 +25,10 @@ class CompleteError(UsageError):
     """A run that is to be trained is complete, or has reached the score at which it ends."""
 
 
+class UntrustedError(UsageError):
+    """The settings of a run name code that its reader has not trusted; see `twin_graph.config.trust`."""
+
+
 class DamagedError(TwinGraphError):
     """A record on disk is not what was written."""
 

@@ -38,6 +38,7 @@ class Why(NamedTuple):
         into: str,
         learner: str,
         snapshots: Sequence[str],
+        combine: str,
         previous: Sequence[str],
     ) -> Restore:
         """Records what was restored, durable when this returns; returns the ledger's line."""
@@ -47,6 +48,7 @@ class Why(NamedTuple):
             into=into,
             learner=learner,
             snapshots=tuple(snapshots),
+            combine=combine if len(snapshots) > 1 else "",
             first_update=counters.updates + 1,
             counters=counters,
             previous=tuple(previous),
@@ -145,6 +147,7 @@ class Role(Ensemble):
             into=self.name,
             learner=self._learner,
             snapshots=self.snapshots,
+            combine=self.policy.combine,
             previous=previous,
         )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from twin_graph.base.text import first_line
+from twin_graph.config import trust
 from twin_graph.config.loading import describe
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import checked, read_file, read_lines, whole_bytes, write_file
@@ -168,7 +169,7 @@ class Tracker:
         client.log(_seconds(record), agent_steps, numbers)
         if film := record.get(FILM):
             try:
-                client.film(agent_steps, self._run.videos / film)
+                client.film(agent_steps, self._run.videos / Path(str(film)).name)
             except Exception as error:  # it may have been removed, or there is no place for files
                 left_out = f"refuses a film, which is left out: {first_line(error)}"
                 self._notices.append(f"log.to={self._name} {left_out}")
@@ -280,9 +281,21 @@ def has_record(run: Run, settings: Settings) -> bool:
     return isinstance(newest, Start) and run.settings_of(newest.attempt).log.to == settings.log.to
 
 
+def needs_nothing(run: Run, settings: Settings) -> bool:
+    """Whether a run can be continued though what these settings ask for is not installed, or does not answer."""
+    return has_record(run, settings) or not trust.is_own(run.id)
+
+
 def of(run: Run, notices: list[str], secured: int) -> Tracker | None:
-    """The tracker that `log.to` asks for; None for TensorBoard alone. Takes and raises the same as `Tracker`."""
-    return Tracker(run, notices, secured) if run.settings.log.to in CLIENTS else None
+    """The tracker that `log.to` asks for; None for TensorBoard alone, and for a run that the user has not begun, whose
+    records others may have written. Takes and raises the same as `Tracker`."""
+    name = run.settings.log.to
+    if name not in CLIENTS:
+        return None
+    if not trust.is_own(run.id):
+        notices.append(f"log.to={name} gets nothing: this run was not begun here; resume with --set log.to={name}")
+        return None
+    return Tracker(run, notices, secured)
 
 
 def _seconds(record: Mapping[str, Any]) -> float:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twin_graph import config, envs
 from twin_graph.base import machine
-from twin_graph.config import lookup
+from twin_graph.config import lookup, trust
 from twin_graph.errors import UsageError
 from twin_graph.evaluation.player import check_declared
 from twin_graph.snapshots.files import checked, make_folder, write_new
@@ -151,6 +151,8 @@ def reproduce(
     """
     _check(run, point)
     parts = list(_parts(run, point, last))
+    for part in parts:
+        trust.check_all(part.settings, run.folder)
     ours, first = _Recorded.of(run), point.counters.updates + 1 if point else 1
     if not any(first <= commit.updates and (last is None or commit.updates <= last) for commit in ours.commits):
         raise UsageError(f"{run.folder} has recorded no snapshot in that stretch: there is nothing to compare")

@@ -16,6 +16,7 @@ import pydantic
 from pydantic import BaseModel
 
 from twin_graph.base.text import nearest, what_is_wrong
+from twin_graph.config import trust
 from twin_graph.config.settings import UNITS, Named
 from twin_graph.config.settings import Settings as Settings  # for modules that load them
 from twin_graph.errors import UsageError
@@ -157,6 +158,7 @@ def _as_it_comes(preset: str) -> Settings:
 
 
 def _changed(tree: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    trust.give(value for _, value in overrides)
     for key, value in overrides:
         if not is_setting(key):
             raise UsageError(

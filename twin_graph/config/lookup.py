@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import importlib.util
+import importlib
 import inspect
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pydantic
 
 from twin_graph.base.text import nearest, what_is_wrong
+from twin_graph.config import trust
 from twin_graph.errors import UsageError, place
 
 if TYPE_CHECKING:
@@ -23,23 +22,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def find_modules_here() -> None:
-    """Lets this process find modules in the present folder: last, so that none can stand in for an installed one.
-
-    It needs to have been started without them, as by `python -P -m` or by a console script.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        sys.path.append(str(Path.cwd()))
-
-
 def sources(settings: Settings) -> dict[str, str]:
     """SHA-256 of the file of each module that a setting names, as `module:function` does, by the module's name.
 
     Of that file alone, not of what it imports. A process that has imported it already runs the code of then.
     """
-    sections = settings.model_dump().values()
-    values = [one for section in sections for one in (section.values() if isinstance(section, dict) else [section])]
-    named = {match[1] for text in values if isinstance(text, str) and (match := re.match(r"\s*([\w.]+):\w", text))}
+    named = {code.partition(":")[0] for _, code in trust.named(settings)}
     return {module: digest for module in sorted(named) if (digest := _sha256_of_file(module))}
 
 
@@ -51,9 +39,9 @@ def edited(recorded: Mapping[str, str]) -> list[str]:
 def _sha256_of_file(module: str) -> str:
     """Empty where there is no file that can be read; whoever imports the module says why."""
     try:
-        found = importlib.util.find_spec(module)
-        return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest() if found and found.origin else ""
-    except Exception:  # to find a module in a package imports the package
+        file = trust.file_of(module)
+        return hashlib.sha256(file.read_bytes()).hexdigest() if file else ""
+    except OSError:  # of a built-in module, for example
         return ""
 
 
@@ -67,6 +55,7 @@ def find(setting: str, name: str, table: Mapping[str, T]) -> T | Any:
 
     Raises:
       UsageError: there is neither.
+      UntrustedError: a run that came from elsewhere names the function.
     """
     if name in table:
         return table[name]
@@ -76,6 +65,8 @@ def find(setting: str, name: str, table: Mapping[str, T]) -> T | Any:
             f"{setting}={name}: unknown {setting.rpartition('.')[2]} {name!r}; choose {', '.join(table)}, or your own "
             f"as module:function{nearest(name, table)}"
         )
+    trust.check(setting, name)
+    trust.prepare(module)
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:

@@ -17,6 +17,7 @@ from twin_graph.agent.ensemble import Ensemble
 from twin_graph.agent.learner import feeds
 from twin_graph.base.counters import Tally
 from twin_graph.base.streams import Purpose, environment_seeds
+from twin_graph.config import trust
 from twin_graph.distributed.copy import Applied, Copy
 from twin_graph.distributed.shared import ANOTHER_CHIEF, Shared
 from twin_graph.errors import TwinGraphError, UsageError
@@ -208,6 +209,7 @@ def work(cluster: Cluster, index: int) -> None:
     """
     run = _wait_for_run(cluster)
     whole = run.settings
+    trust.check_all(whole, run.folder)
     if index >= whole.workers.count:
         raise UsageError(f"{run.folder} is trained by {whole.workers.count} workers: there is no {name_of(index)}")
     with hold_folder(run.folder), contextlib.ExitStack() as open_:

@@ -26,6 +26,7 @@ import twin_graph.envs.minatar  # noqa: F401 - both register environments
 from twin_graph.base import doing
 from twin_graph.base.signals import WARNINGS
 from twin_graph.base.text import assigned, nearest
+from twin_graph.config import trust
 from twin_graph.config.settings import EVALUATION_MAX_STEPS, EnvSettings
 from twin_graph.envs import EnvSpec, VectorEnv, VectorStep, check_finite, lasting, masks
 from twin_graph.envs.observations import Reading, check_readable
@@ -332,6 +333,7 @@ def _look_at(settings: EnvSettings) -> _Declared:
         raise UsageError(
             f"{settings.id!r} is an old name: write {present}; env.frame_skip and env.sticky do what it said"
         )
+    _check_trusted(settings.id)
     try:
         environment = _make(settings)
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
@@ -414,6 +416,7 @@ def check_version(environment_id: str) -> None:
     namespace, stem, version = parse_env_id(name)
     if version is not None or name in gymnasium.registry:
         return
+    _check_trusted(environment_id)
     with contextlib.suppress(Exception):  # what it registers is not known before; its errors are told when one is made
         importlib.import_module(module or "ale_py")
     newest = find_highest_version(namespace, stem)
@@ -423,6 +426,12 @@ def check_version(environment_id: str) -> None:
     raise UsageError(
         f"{environment_id} names no version, and the newest may change: give {_atari_name(versioned) or versioned}"
     )
+
+
+def _check_trusted(environment_id: str) -> None:
+    """Raises `UntrustedError` if an id names a module that may not be imported."""
+    trust.check("env.id", environment_id)
+    trust.prepare(environment_id.rpartition(":")[0])
 
 
 def _check_actions(environment_id: str, actions: spaces.Space[Any]) -> None:

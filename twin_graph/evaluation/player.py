@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from twin_graph import envs
+from twin_graph.config import trust
 from twin_graph.envs.observations import essence
 from twin_graph.errors import UsageError
 from twin_graph.evaluation.games import Contender, Evaluation, Watch
@@ -35,6 +36,7 @@ def spec_of(run: Run) -> ModelSpec:
 def _looked_at(run: Run) -> tuple[ModelSpec, Reading | None]:
     """The model of a run, and how what its environment gives becomes an array."""
     settings = run.settings
+    trust.check_all(settings, run.folder)
     with contextlib.closing(envs.make(settings.env, count=1)) as env:
         check_declared(run, env)
         return ModelSpec.of(settings, env.spec), env.reading

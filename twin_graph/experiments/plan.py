@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from twin_graph import config, targets
 from twin_graph.base.text import counted, nearest, what_is_wrong
+from twin_graph.config import trust
 from twin_graph.config.loading import FREE, nearest_setting
 from twin_graph.config.no_effect import without_effect
 from twin_graph.config.rules import check_that_it_learns
@@ -380,6 +381,8 @@ def check_plan(plan: Plan, path: Path) -> None:
     """Raises `UsageError` if a policy in a plan's file is unknown, cannot be imported, or cannot work; or if runs will
     have fewer evaluations than a score is the mean of."""
     for settings in {run.condition: run.settings for run in plan.runs}.values():
+        if plan.origin:
+            trust.check_all(settings, plan.origin.folder)
         try:
             targets.roles(settings)
         except UsageError as error:

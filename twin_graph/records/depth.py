@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from twin_graph.errors import UsageError
 from twin_graph.snapshots.ledger import Commit, Follower, Restore, Start
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Depths:
     def _forget(self) -> None:
         self._snapshots: dict[str, float | None] = {}
         self._online: dict[str, float | None] = {}  # by learner
-        self._targets: dict[str, tuple[str, ...]] = {}  # by learner, the ids of its target's snapshots
+        self._targets: dict[str, Restore] = {}  # by learner, what its target was last restored from
         self._learning: dict[str, tuple[int, float | None]] = {}  # the depth it has from an update on
 
     def catch_up(self) -> None:
@@ -107,31 +108,33 @@ class Depths:
         if swap.into == "opponent":  # an opponent supplies no target values
             return
         if swap.into == "target":
-            self._targets[swap.learner] = swap.snapshots
+            self._targets[swap.learner] = swap
         self._learn(swap.learner, swap.first_update, swap.attempt)
         if swap.into == "online":
             self._online[swap.learner] = self.of(swap.snapshots[0])
 
     def _learn(self, learner: str, first_update: int, attempt: int) -> None:
         self._online[learner] = self._now(learner, first_update - 1)
-        self._learning[learner] = first_update, self._learnt_from(self._targets.get(learner, ()), attempt)
+        self._learning[learner] = first_update, self._learnt_from(self._targets.get(learner), attempt)
 
-    def _learnt_from(self, snapshots: Sequence[str], attempt: int) -> float | None:
-        settings = self._run.settings_of(attempt)
-        train, known = settings.train, [depth for name in snapshots if (depth := self.of(name)) is not None]
-        if not known or len(known) < len(snapshots) or not train.target_q:
+    def _learnt_from(self, target: Restore | None, attempt: int) -> float | None:
+        train, snapshots = self._run.settings_of(attempt).train, target.snapshots if target else ()
+        known = [depth for name in snapshots if (depth := self.of(name)) is not None]
+        if target is None or not known or len(known) < len(snapshots) or not train.target_q:
             return None
-        combine = combined_by(settings.target.policy) if len(known) > 1 else "mean"
+        combine = combined_by(target) if len(known) > 1 else "mean"
         if combine is None:
             return None
         return learnt_from(known, n_steps=train.return_lengths, discount=train.discount, combine=combine)
 
 
-def combined_by(policy: str) -> str | None:
-    """How several snapshots become one; None for a policy that is not here: records outlive users' modules."""
+def combined_by(target: Restore) -> str | None:
+    """How several snapshots became one; None where an earlier version recorded the choice of a user's own policy."""
+    if target.combine or ":" in target.policy:
+        return target.combine or None
     from twin_graph.targets.policies import parse  # NumPy: commands that read records need not wait for it
 
     try:
-        return parse(policy).combine
-    except Exception:  # such a module may raise anything
+        return parse(target.policy).combine
+    except UsageError:  # one that this version does not have
         return None

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twin_graph.config import trust
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots import workers
 from twin_graph.snapshots.files import (
@@ -67,6 +68,9 @@ def fork(parent: Run, point: PointState, folder: Path, settings: Settings, chang
         origin |= {**point.counters.model_dump(), "weights_sha256": state.weights_sha256, "moved": changed}
         description = describe(parent, point.attempt, settings)
         description |= {"name": folder.name, "created": now, "forked_from": origin}
+        trust.remember(settings)
+        if trust.is_own(parent.id):
+            trust.claim(description["id"])
         write_new(temporary / DESCRIPTION, checked(description, indent=1))
         _fsync_folders(temporary)
 

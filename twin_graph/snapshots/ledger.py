@@ -173,6 +173,8 @@ class Restore(_Event):
       learner: whose.
       worker: which worker's target; empty for that of the run, which workers follow as soon as they can.
       snapshots: one, or the members of an ensemble; none for an opponent that needs none.
+      combine: how several become one: `mean` or `min` of their Q values, or `weights`; empty in runs of earlier
+        versions.
       policy: the one that chose; `BY_HAND` or `UNDO` if a person did.
       candidates: what it could choose from.
       reason: in words.
@@ -190,6 +192,7 @@ class Restore(_Event):
     learner: str = ONLY_LEARNER
     worker: str = ""
     snapshots: tuple[str, ...]
+    combine: Literal["", "mean", "min", "weights"] = ""
     policy: str
     candidates: tuple[str, ...]
     reason: str

@@ -33,7 +33,7 @@ import filelock
 
 from twin_graph.base import machine
 from twin_graph.base.here import absolute
-from twin_graph.config import lookup
+from twin_graph.config import lookup, trust
 from twin_graph.config.loading import replace, validate
 from twin_graph.errors import DamagedError, InUseError, UsageError
 from twin_graph.snapshots.files import (
@@ -134,6 +134,7 @@ class Run:
                     f"{path}, of twin-graph {made_by}, has settings of another version: {error}"
                 ) from None
             raise DamagedError(f"{path} is damaged: {error}") from None
+        trust.take(self.settings)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.folder}>"
@@ -289,6 +290,7 @@ class Run:
             "past_settings": [*self.description["past_settings"], past],
         }
         self.settings = settings
+        trust.remember(settings)
         write_file(self.folder / DESCRIPTION, checked(self.description, indent=1))
 
     @contextlib.contextmanager
@@ -310,7 +312,10 @@ class Run:
         for past in self.description["past_settings"]:
             if past["attempt"] >= attempt:
                 key = past["settings_sha256"]
-                return self._past_settings.get(key) or self._past_settings.setdefault(key, validate(past["settings"]))
+                if key not in self._past_settings:
+                    self._past_settings[key] = validate(past["settings"])
+                    trust.take(self._past_settings[key])
+                return self._past_settings[key]
         return self.settings
 
     @property
@@ -424,9 +429,10 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
     folder = Path(folder)
     if not settings.twin.threads:
         settings = replace(settings, [("twin.threads", machine.describe().cores)])
+    run_id = new_id()
     description = {
         "format": FORMAT,
-        "id": new_id(),
+        "id": run_id,
         "name": folder.resolve().name,
         "created": utc_now(),
         "settings": settings.model_dump(),
@@ -436,6 +442,8 @@ def create(folder: Path | str, settings: Settings, protocol: Mapping[str, Any] =
         "cpu": machine.describe()._asdict(),
         "past_settings": [],
     }
+    trust.remember(settings)
+    trust.claim(run_id)
     return make_run(folder, lambda temporary: write_new(temporary / DESCRIPTION, checked(description, indent=1)))
 
 

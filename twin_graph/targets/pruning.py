@@ -6,6 +6,7 @@ import contextlib
 import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
+from twin_graph.config import trust
 from twin_graph.config.loading import change
 from twin_graph.errors import InUseError, UsageError
 from twin_graph.snapshots.points import descent
@@ -53,6 +54,7 @@ def prune(
       UsageError: it has no resume point, or a newer one than those to be kept is damaged.
     """
     settings = _with_retention(run, keep_last, keep_every)
+    trust.check_all(settings, run.folder)
     with contextlib.nullcontext() if dry_run else run.lock("prune"):
         oldest, *_ = _points(run, keep_points, dry_run=dry_run)
         store = run.store()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from twin_graph import envs, targets
 from twin_graph.agent import trackers
 from twin_graph.base import doing
+from twin_graph.config import trust
 from twin_graph.config.rules import check_length, check_that_it_learns
 from twin_graph.envs.gym import check_version
 from twin_graph.errors import CompleteError, UsageError
@@ -65,6 +66,7 @@ def ready(
     """
     if continued:
         run, made = continued[0], continued[1].counters
+        trust.check_all(settings, run.folder)
         check_length(settings, made.agent_steps)
         if why := nothing_left(run, made.agent_steps, settings):
             raise CompleteError(why)
@@ -80,7 +82,7 @@ def ready(
         requirements.check_enough(needs, begun=folder.exists())
         with env.aside():
             check_settings(settings, env)
-        if not (continued and trackers.has_record(continued[0], settings)):
+        if not (continued and trackers.needs_nothing(continued[0], settings)):
             trackers.check_tracker(settings)
         notices = env.notices(settings.train.steps)
         if continued:
