@@ -26,8 +26,9 @@ from rich.table import Table
 from selenium import webdriver
 
 from twin_graph.base import machine
+from twin_graph.snapshots.forms import METRICS
 from twin_graph.snapshots.lines import record_metrics
-from twin_graph.snapshots.run import METRICS, Run
+from twin_graph.snapshots.run import Run
 
 ROUNDS = 5
 PAGES = {

@@ -3,8 +3,11 @@
 `tests/unit` needs no TensorFlow; `tests/runs` trains.
 """
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +20,10 @@ from twin_graph import config
 # ask for `durable`. It is two thousand fsyncs a minute.
 _FSYNC = os.fsync
 os.fsync = lambda descriptor: None
+
+# What tests begin is not to be remembered as the user's own.
+os.environ["XDG_CONFIG_HOME"] = _configuration = tempfile.mkdtemp(prefix="twin-graph-")
+atexit.register(shutil.rmtree, _configuration, ignore_errors=True)
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where they run under nohup: some send it
 

@@ -35,7 +35,7 @@ from twin_graph.config.settings import Settings
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.exchange.importing import import_checkpoint
 from twin_graph.records import report
-from twin_graph.records.depth import Depths, combined_by, learnt_from
+from twin_graph.records.depth import Depths, learnt_from
 from twin_graph.records.verify import verify
 from twin_graph.snapshots import control
 from twin_graph.snapshots.fork import fork, settings_from
@@ -336,7 +336,7 @@ class Life:
                 of, settings = self._of(run, snapshot.updates)
                 if any(one not in known for one in of):  # a mean of others, which is no snapshot of the run's own
                     return
-                combine = combined_by(settings.target.policy) if len(of) > 1 else "mean"
+                combine = parse(settings.target.policy).combine if len(of) > 1 else "mean"
                 assert combine
                 train = settings.train
                 known[snapshot.id] = learnt_from(

@@ -38,10 +38,11 @@ from twin_graph.records.verify import _Verifier, verify
 from twin_graph.snapshots import control, swaps
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.fork import fork
+from twin_graph.snapshots.forms import METRICS
 from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Restore, Start
 from twin_graph.snapshots.points import PointState, PointStore
 from twin_graph.snapshots.resumable import has_begun, newest_point
-from twin_graph.snapshots.run import METRICS, Run, create
+from twin_graph.snapshots.run import Run, create
 from twin_graph.targets.evaluations import nothing_left
 from twin_graph.training import requirements
 from twin_graph.training.loop import StepByStep

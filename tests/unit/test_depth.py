@@ -7,8 +7,9 @@ import pytest
 
 from twin_graph.config.settings import Settings
 from twin_graph.records.depth import Depths, learnt_from, mean_depth, value_of
+from twin_graph.snapshots.forms import LEDGER
 from twin_graph.snapshots.ledger import Commit, Counters, Ledger, Restore, Start, utc_now
-from twin_graph.snapshots.run import LEDGER, create
+from twin_graph.snapshots.run import create
 
 Make = Callable[..., Settings]
 
@@ -19,32 +20,35 @@ class Story:
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.run = create(folder, settings)
         self.run.record_start()
-        self._number = 0
+        self._ids: dict[str, str] = {}
 
     def commit(self, name: str, updates: int, *, learner: str = "online", imported: bool = False) -> None:
         counters = Counters(agent_steps=updates, updates=updates, frames=updates, episodes=0)
         commit = Commit(
             attempt=self.run.ledger.attempt,
             time=utc_now(),
-            number=None if imported else self._number,
+            number=None if imported else len(self._ids),
             lineage="import" if imported else learner,
             learner=learner,
             parent=None,
             counters=counters,
             weights_sha256="0" * 64,
-            snapshot=name,
+            snapshot=self._ids.setdefault(name, "import-" + "0" * 12 if imported else f"{len(self._ids):06d}-00000000"),
             bytes=1,
         )
-        self._number += not imported
         self.run.ledger.append(commit)
 
-    def restore(self, names: Sequence[str], after: int, *, learner: str = "online", into: str = "target") -> None:
+    def restore(
+        self, names: Sequence[str], after: int, *, learner: str = "online", into: str = "target", combine: str = ""
+    ) -> None:
+        ids = tuple(self._ids[name] for name in names)
         counters = Counters(agent_steps=after, updates=after, frames=after, episodes=0)
         fields = {"attempt": self.run.ledger.attempt, "time": utc_now(), "into": into, "learner": learner}
         fields |= {
-            "snapshots": names,
+            "snapshots": ids,
+            "combine": combine,
             "policy": "latest",
-            "candidates": names,
+            "candidates": ids,
             "reason": "",
             "first_update": after + 1,
             "counters": counters,
@@ -62,7 +66,7 @@ class Story:
     def depths(self, *names: str) -> list[float | None]:
         depths = Depths(self.run)
         depths.catch_up()
-        return [depths.of(name) for name in names]
+        return [depths.of(self._ids.get(name, name)) for name in names]
 
 
 @pytest.mark.parametrize("discount", [0.99, 0.9, 1.0])
@@ -145,15 +149,17 @@ def test_swaps_into_the_online_twin_and_imports(cartpole: Make, tmp_path: Path) 
     assert story.depths("s2", "s3", "s4", "import-1", "s5", "s6") == [6, 0, 6, None, None, None]
 
 
-def test_the_depth_of_an_ensemble_is_unknown_where_its_module_is_not(cartpole: Make, tmp_path: Path) -> None:
-    """Records are read on other machines, too."""
+def test_the_depth_of_an_ensemble_is_known_by_its_record_alone(cartpole: Make, tmp_path: Path) -> None:
+    """Records are read on other machines, too; those of earlier versions do not have it."""
     story = Story(tmp_path / "run", cartpole(train__n_step=3, target__policy="nowhere:spread"))
     story.commit("s0", 0)
     story.restore(["s0"], 0)
     story.commit("s1", 50)
     story.restore(["s0", "s1"], 50)
     story.commit("s2", 100)
-    assert story.depths("s0", "s1", "s2") == [0, 3, None]
+    story.restore(["s0", "s1"], 100, combine="min")
+    story.commit("s3", 150)
+    assert story.depths("s0", "s1", "s2", "s3") == [0, 3, None, 3]
 
 
 def test_two_learners_learn_through_each_other(cartpole: Make, tmp_path: Path) -> None:

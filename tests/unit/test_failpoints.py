@@ -32,11 +32,12 @@ from twin_graph.snapshots import control, store
 from twin_graph.snapshots import run as runs
 from twin_graph.snapshots.control import Answer
 from twin_graph.snapshots.files import append_line, write_new
+from twin_graph.snapshots.forms import RECORDS
 from twin_graph.snapshots.ledger import Commit, Counters, utc_now
 from twin_graph.snapshots.lines import record_evaluation, record_metrics
 from twin_graph.snapshots.points import LearnerState, PointState, RoleState
 from twin_graph.snapshots.resumable import newest_point
-from twin_graph.snapshots.run import RECORDS, Run, create
+from twin_graph.snapshots.run import Run, create
 from twin_graph.snapshots.store import Provenance, Variable
 from twin_graph.targets.pruning import prune
 
@@ -161,7 +162,7 @@ class Training:
 
     def record_evaluation(self) -> None:
         newest = self.store.newest
-        result = {"returns": [1.0] * 20, "protocol": {}}
+        result = {"mean": 1.0, "interval_95": [1.0, 1.0], "returns": [1.0] * 20, "protocol": {}}
         record_evaluation(self.run, newest, result, played_at=self.counters, challenger=newest.id)
 
 
@@ -296,7 +297,7 @@ OPERATIONS: dict[str, Callable[[Training], Act]] = {
     "evaluation": lambda training: training.record_evaluation,
     "metrics": lambda training: lambda: record_metrics(training.run, {"agent_steps": training.replay.written}),
     "settings": change_of_settings,
-    "request": lambda training: lambda: control.ask(training.run.control, "swap", "000000"),
+    "request": lambda training: lambda: control.ask(training.run.control, "swap", "000000-00000000"),
     "answer": answer,
     "lock": lock,
     "start": start,
@@ -325,7 +326,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         training = Training(run.folder)
         training.commit()
         training.commit_point()
-    record_evaluation(training.run, training.store.snapshots[0], {"returns": [1.0], "protocol": {}})
+    result = {"mean": 1.0, "interval_95": None, "returns": [1.0], "protocol": {}}
+    record_evaluation(training.run, training.store.snapshots[0], result)
     control.ask(run.control, "swap", training.store.newest.id)
     return run.folder
 

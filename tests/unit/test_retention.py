@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,7 @@ def play(run: Run, updates: int, returns: dict[Commit, list[float]], protocol: d
     """A scheduled evaluation; the last player is the newest."""
     *_, newest = returns
     for player, scores in returns.items():
-        result = {"returns": scores, "protocol": protocol}
+        result = {"mean": fmean(scores), "interval_95": None, "returns": scores, "protocol": protocol}
         record_evaluation(run, player, result, played_at=counters(updates), challenger=newest.id)
 
 
@@ -178,7 +179,9 @@ def test_the_best_by_mean_of_scheduled_evaluations_is_kept(run: Run, ten: list[C
     play(run, 100, {ten[1]: [5.0, 7.0]})
     play(run, 300, {ten[3]: [6.0, 6.0]})
     play(run, 500, {ten[5]: [0.0, 11.0]})
-    record_evaluation(run, ten[7], {"returns": [500.0], "protocol": PROTOCOL})  # by hand
+    record_evaluation(
+        run, ten[7], {"mean": 500.0, "interval_95": None, "returns": [500.0], "protocol": PROTOCOL}
+    )  # by hand
     assert removed(run) == [0, 1, 2, 4, 5, 6, 7, 8]  # 1 and 3 are equal: the newer
     play(run, 600, {ten[1]: [7.0], ten[6]: [1.0]})
     assert removed(run) == [0, 2, 3, 4, 5, 6, 7, 8]
@@ -314,10 +317,10 @@ def test_the_best_of_the_oldest_point_is_kept_though_the_protocol_changed_since(
 def test_swaps_by_hand_since_the_oldest_point_are_kept_and_what_undoing_one_would_want_always(
     run: Run, seven: list[Commit]
 ) -> None:
-    swap(run, seven[1], 150, [seven[0], seven[2]], request="request-1")
+    swap(run, seven[1], 150, [seven[0], seven[2]], request=f"request-{1:020}-00000000")
     swap(run, seven[3], 300, [seven[1]])
     commit_point(run, 650, [seven[6]])
-    swap(run, seven[4], 650, [seven[6]], request="request-2")
+    swap(run, seven[4], 650, [seven[6]], request=f"request-{2:020}-00000000")
     late = commit_each(run, range(7, 10))
     assert removed(run) == [1, 3, 5]
     last = commit_point(run, 950, [late[2]])
@@ -335,10 +338,10 @@ def test_what_people_asked_for_is_kept_while_they_have_no_answer(run: Run, ten: 
 
 
 def test_requests_keep_their_order_where_the_clock_is_set_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = [control.ask(run.control, "swap", "000001")]
+    asked = [control.ask(run.control, "swap", "000001-00000000")]
     monkeypatch.setattr("time.time_ns", lambda: 1)
-    asked += [control.ask(run.control, "swap", name) for name in ("000002", "000003")]
-    assert [request.snapshot for request in control.pending(run.control)] == ["000001", "000002", "000003"]
+    asked += [control.ask(run.control, "swap", name) for name in ("000002-00000000", "000003-00000000")]
+    assert [request.snapshot for request in control.pending(run.control)] == [f"00000{i}-00000000" for i in (1, 2, 3)]
     assert asked == control.pending(run.control)
 
 
@@ -399,7 +402,9 @@ def test_a_swap_by_hand_that_a_crash_took_back_and_that_happens_again_keeps_its_
 ) -> None:
     run.record_start()
     point = commit_point(run, 950, [ten[9]])
-    swap(run, ten[1], 980, [ten[9]], request="request-1")  # `Requests` carries it out at update 980 again
+    swap(
+        run, ten[1], 980, [ten[9]], request=f"request-{1:020}-00000000"
+    )  # `Requests` carries it out at update 980 again
     run.record_start(point)
     commit_point(run, 960, [ten[9]])
     assert 1 not in removed(run)

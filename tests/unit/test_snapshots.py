@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -351,7 +352,7 @@ def test_several_processes_append_whole_lines(tmp_path: Path) -> None:
 def test_records_that_lack_what_they_must_say_are_damage(tmp_path: Path) -> None:
     run = create(tmp_path / "run", config.load("cartpole"))
     append_line(run.folder / "evaluations.jsonl", {"snapshot": "a"})
-    with pytest.raises(DamagedError, match=r"evaluations\.jsonl is damaged: a record has no 'scheduled'"):
+    with pytest.raises(DamagedError, match=r"evaluations\.jsonl is damaged: attempt: Field required"):
         run.scores()
 
 
@@ -616,7 +617,8 @@ def test_scores_come_from_scheduled_evaluations_alone(tmp_path: Path) -> None:
     store = run.store()
     a, b = commit(store, 0), commit(store, 100)
     for snapshot, played_at, returns in ((a, a.counters, [1.0, 3.0]), (a, None, [99.0]), (b, b.counters, [4.0])):
-        record_evaluation(run, snapshot, {"returns": returns, "protocol": {}}, played_at=played_at)
+        result = {"mean": fmean(returns), "interval_95": None, "returns": returns, "protocol": {}}
+        record_evaluation(run, snapshot, result, played_at=played_at)
     assert run.scores() == {a.id: 2.0, b.id: 4.0}
 
 
@@ -624,7 +626,12 @@ def test_an_interval_that_an_older_version_gave_to_one_game_is_none(tmp_path: Pa
     run = create(tmp_path / "run", config.load("cartpole"))
     one = commit(run.store(), 0)
     for returns in ([54.5], [54.5, 60.5]):
-        result = {"returns": returns, "protocol": {}, "interval_95": [min(returns), max(returns)]}
+        result = {
+            "mean": fmean(returns),
+            "returns": returns,
+            "protocol": {},
+            "interval_95": [min(returns), max(returns)],
+        }
         record_evaluation(run, one, result, played_at=one.counters)
     assert [line["interval_95"] for line in run.evaluation_lines()] == [None, [54.5, 60.5]]
 

@@ -50,9 +50,9 @@ def test_runs_with_workers_have_the_steps_in_common_at_which_they_were_due(tmp_p
         run = create(tmp_path / name, of.settings)
         for step in played:
             counters = ledger.Counters.zero().model_copy(update={"agent_steps": step})
-            snapshot: Any = SimpleNamespace(id="a", counters=counters)
-            told = {"returns": [float(step)], "protocol": {}}
-            record_evaluation(run, snapshot, told, played_at=counters, challenger="a")
+            snapshot: Any = SimpleNamespace(id="000000-00000000", counters=counters)
+            told = {"mean": float(step), "interval_95": None, "returns": [float(step)], "protocol": {}}
+            record_evaluation(run, snapshot, told, played_at=counters, challenger="000000-00000000")
         for step in logged:
             line = {"agent_steps": step, "updates": 0, "agent_steps_per_second": 1.0, "seconds": 1.0}
             record_metrics(run, {**line, "train_return": float(step)})

@@ -21,9 +21,9 @@ from twin_graph.config.turns import Turns
 from twin_graph.envs.lasting import pooled
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.files import displaced
+from twin_graph.snapshots.forms import METRICS
 from twin_graph.snapshots.ledger import BY_HAND, UNDO, Cause, Commit, Counters, End, Restore, utc_now
 from twin_graph.snapshots.lines import record_metrics
-from twin_graph.snapshots.run import METRICS
 from twin_graph.targets import retention
 from twin_graph.targets.evaluations import Matches
 

@@ -38,8 +38,8 @@ class Why(NamedTuple):
         into: str,
         learner: str,
         snapshots: Sequence[str],
-        combine: str,
         previous: Sequence[str],
+        combine: str = "",
     ) -> Restore:
         """Records what was restored, durable when this returns; returns the ledger's line."""
         swap = Restore(
@@ -147,8 +147,8 @@ class Role(Ensemble):
             into=self.name,
             learner=self._learner,
             snapshots=self.snapshots,
-            combine=self.policy.combine,
             previous=previous,
+            combine=self.policy.combine,
         )
 
     @property

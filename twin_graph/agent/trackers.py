@@ -21,8 +21,8 @@ from twin_graph.config import trust
 from twin_graph.config.loading import describe
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import checked, read_file, read_lines, whole_bytes, write_file
+from twin_graph.snapshots.forms import METRICS
 from twin_graph.snapshots.ledger import Fork, Start
-from twin_graph.snapshots.run import METRICS
 
 if TYPE_CHECKING:
     from twin_graph.config.settings import Settings

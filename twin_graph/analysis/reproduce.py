@@ -19,6 +19,7 @@ from twin_graph.errors import UsageError
 from twin_graph.evaluation.player import check_declared
 from twin_graph.snapshots.files import checked, make_folder, write_new
 from twin_graph.snapshots.fork import copy_past, describe, reading_past, share_snapshot
+from twin_graph.snapshots.forms import LEDGER
 from twin_graph.snapshots.ledger import (
     BY_REQUEST,
     IMPORT,
@@ -31,7 +32,7 @@ from twin_graph.snapshots.ledger import (
     Start,
     utc_now,
 )
-from twin_graph.snapshots.run import DESCRIPTION, LEDGER, Run, check_new_folder
+from twin_graph.snapshots.run import DESCRIPTION, Run, check_new_folder
 from twin_graph.training import requirements, trainer
 from twin_graph.twin.twin import weights_sha256
 from twin_graph.twin.weights import read_checkpoint

@@ -2,9 +2,12 @@
 
 import dataclasses
 import math
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field
+
+#: What is counted: far above anything that can happen, and within what NumPy can hold.
+Whole = Annotated[int, Field(ge=0, le=2**62)]
 
 
 class Counters(BaseModel):
@@ -12,10 +15,10 @@ class Counters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    agent_steps: int = Field(ge=0)
-    updates: int = Field(ge=0)
-    frames: int = Field(ge=0)
-    episodes: int = Field(ge=0)
+    agent_steps: Whole
+    updates: Whole
+    frames: Whole
+    episodes: Whole
 
     @classmethod
     def zero(cls) -> Self:

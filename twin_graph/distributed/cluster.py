@@ -11,7 +11,7 @@ from pydantic import Field
 
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import checked, read_file, write_file
-from twin_graph.snapshots.ledger import Record, first_problem
+from twin_graph.snapshots.forms import Record, first_problem
 
 
 def _valid(address: str) -> str:

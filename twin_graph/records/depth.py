@@ -118,23 +118,24 @@ class Depths:
         self._learning[learner] = first_update, self._learnt_from(self._targets.get(learner), attempt)
 
     def _learnt_from(self, target: Restore | None, attempt: int) -> float | None:
-        train, snapshots = self._run.settings_of(attempt).train, target.snapshots if target else ()
+        settings, snapshots = self._run.settings_of(attempt), target.snapshots if target else ()
+        train = settings.train
         known = [depth for name in snapshots if (depth := self.of(name)) is not None]
         if target is None or not known or len(known) < len(snapshots) or not train.target_q:
             return None
-        combine = combined_by(target) if len(known) > 1 else "mean"
+        combine = combined_by(target, settings.target.policy) if len(known) > 1 else "mean"
         if combine is None:
             return None
         return learnt_from(known, n_steps=train.return_lengths, discount=train.discount, combine=combine)
 
 
-def combined_by(target: Restore) -> str | None:
-    """How several snapshots became one; None where an earlier version recorded the choice of a user's own policy."""
-    if target.combine or ":" in target.policy:
+def combined_by(target: Restore, policy: str) -> str | None:
+    """How several snapshots became one; None where an earlier version did so with a user's own policy, in force then."""
+    if target.combine or ":" in policy:
         return target.combine or None
     from twin_graph.targets.policies import parse  # NumPy: commands that read records need not wait for it
 
     try:
-        return parse(target.policy).combine
+        return parse(policy).combine
     except UsageError:  # one that this version does not have
         return None

@@ -10,11 +10,12 @@ from twin_graph.base import doing
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots import control, workers
 from twin_graph.snapshots.files import damaged_line, leftovers, read_file, read_lines
+from twin_graph.snapshots.forms import EVALUATIONS, ID, LEDGER, METRICS
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.points import SEGMENTS, STATE, PointState, PointStore
 from twin_graph.snapshots.resumable import lost_point, too_short
-from twin_graph.snapshots.run import DESCRIPTION, EVALUATIONS, GAMES, LEDGER, METRICS, RATINGS, Run
-from twin_graph.snapshots.store import ID, MANIFEST, MODEL_PREFIX, Manifest, SnapshotStore
+from twin_graph.snapshots.run import DESCRIPTION, GAMES, RATINGS, Run
+from twin_graph.snapshots.store import MANIFEST, MODEL_PREFIX, Manifest, SnapshotStore
 
 
 class Findings(NamedTuple):

@@ -8,15 +8,20 @@ import time
 import uuid
 from collections.abc import Callable, Container, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from twin_graph.base.counters import Whole
 from twin_graph.base.text import command
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots.files import checked, make_folder, write_file
-from twin_graph.snapshots.ledger import ONLY_LEARNER, Into, Record, utc_now
+from twin_graph.snapshots.forms import REQUEST_ID, LearnerName, OptionalSnapshotId, Record, RequestId
+from twin_graph.snapshots.ledger import ONLY_LEARNER, Into, utc_now
 
 Kind = Literal["swap", "undo", "point"]
 _PATTERN = "request-*.json"
+_LAST_NS = 2**63 - 1  # of 64 bits: in the year 2262
 _TICK_NS = 1_000_000_000  # more than a tick of any clock that marks files
 
 
@@ -31,7 +36,7 @@ class Answer(Record):
 
     done: bool
     message: str
-    first_update: int | None = None
+    first_update: Whole | None = None
 
 
 class Request(Record):
@@ -48,14 +53,14 @@ class Request(Record):
       answer: None until there is one.
     """
 
-    id: str
+    id: Annotated[RequestId, Field(min_length=1)]
     time: str
     kind: Kind
-    snapshot: str = ""
+    snapshot: OptionalSnapshotId = ""
     into: Into = "target"
-    learner: str = ONLY_LEARNER
+    learner: LearnerName = ONLY_LEARNER
     hold: bool = False
-    undoes: str = ""
+    undoes: RequestId = ""
     answer: Answer | None = None
 
     def words(self) -> str:
@@ -97,8 +102,8 @@ def ask(
 ) -> Request:
     """Writes a request, durably."""
     make_folder(folder)
-    earlier = (path.stem.split("-")[1] for path in folder.glob(_PATTERN))
-    newest = max((int(digits) for digits in earlier if digits.isdecimal()), default=0)
+    earlier = (path.stem.split("-")[1] for path in folder.glob(_PATTERN) if REQUEST_ID.fullmatch(path.stem))
+    newest = max((made for digits in earlier if (made := int(digits)) < _LAST_NS), default=0)
     now = max(time.time_ns(), newest + 1)  # later than that, though the clock may have been set back
     request_id = f"request-{now:020d}-{uuid.uuid4().hex[:8]}"
     what = {"kind": kind, "snapshot": snapshot, "into": into, "learner": learner, "hold": hold, "undoes": undoes}
@@ -114,7 +119,11 @@ def answer(folder: Path, request: Request, reply: Answer) -> None:
 
 def read(folder: Path, request_id: str) -> Request:
     """The present state of a request. Raises `DamagedError`."""
-    return Request.from_file(folder / f"{request_id}.json")
+    path = folder / f"{request_id}.json"
+    request = Request.from_file(path)
+    if request.id != request_id:
+        raise DamagedError(f"{path} is damaged: it names itself {request.id}")
+    return request
 
 
 def pending(folder: Path) -> list[Request]:

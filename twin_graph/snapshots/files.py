@@ -9,12 +9,14 @@ import errno
 import fcntl
 import functools
 import hashlib
+import io
 import json
 import math
 import os
 import re
 import shutil
 import socket
+import stat
 import tempfile
 import time
 import zlib
@@ -37,6 +39,9 @@ _ABANDONED_SECONDS = 7 * 86_400.0
 _FICLONE = 0x40049409  # of linux/fs.h: the files share their blocks until one of them is written to
 _WAIT_FOR_READERS_SECONDS = 2.0
 _SUM = b'"crc": '
+#: Bytes of what may be read: of a file of lines, and of one record. Those of the longest runs have a tenth of it.
+_LARGEST, _LARGEST_RECORD = 2**30, 2**26
+_MOST_EMPTY = 10_000  # lines without room for a checksum
 _TAIL = len(_SUM) + 11  # of a line: its sum, eight digits in quotes, and the end of the record
 
 
@@ -295,10 +300,11 @@ def write_file(path: Path, content: bytes) -> None:
 
 def lengthen(path: Path, length: int) -> None:
     """Makes a file of lines at least this long, durably: what it lacks becomes a damaged line."""
-    lost = length - (path.stat().st_size if path.exists() else 0)
-    if lost > 0:
+    there = path.stat().st_size if path.exists() else 0
+    if there < length:
         with path.open("ab") as file:
-            file.write(b" " * (lost - 1) + b"\n")
+            file.truncate(length - 1)  # which takes no room on most disks, however much is lost
+            file.write(b"\n")
         fsync(path)
         fsync(path.parent)
 
@@ -390,7 +396,10 @@ def unchecked(content: bytes) -> dict[str, Any]:
     head, mark, tail = content.rpartition(_SUM)
     if mark + tail not in (_sum(head) + b"}", _sum(head) + b"\n}\n"):
         raise ValueError("its checksum is wrong")
-    record = json.loads(content)
+    try:
+        record = json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(record, dict):
         raise ValueError("it holds no record")
     del record["crc"]
@@ -476,7 +485,7 @@ def read_lines(path: Path, *, start: int = 0, newest_bytes: int | None = None) -
       newest_bytes: only the lines that begin in the last `newest_bytes`; they are numbered from there.
     """
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             if newest_bytes is not None and file.seek(0, os.SEEK_END) > newest_bytes:
                 file.seek(-newest_bytes - 1, os.SEEK_END)
                 file.readline()  # the rest of a line that began earlier
@@ -485,8 +494,6 @@ def read_lines(path: Path, *, start: int = 0, newest_bytes: int | None = None) -
             yield from _lines(file, number=1, start=start)
     except FileNotFoundError:
         return
-    except IsADirectoryError:
-        raise DamagedError(f"{path} is damaged: it is a folder") from None
 
 
 class GrowingLines:
@@ -507,7 +514,7 @@ class GrowingLines:
     def new(self) -> tuple[bool, list[Line]]:
         """Whether what was read before is no longer there, and the lines since: of the whole file, if so."""
         try:
-            with self._path.open("rb") as file:
+            with open_plain(self._path) as file:
                 status = os.fstat(file.fileno())
                 file.seek(self._stop - len(self._last))
                 is_same = self._file in (None, (status.st_dev, status.st_ino)) and (
@@ -521,8 +528,6 @@ class GrowingLines:
             is_same = self._file is None
             self._forget()
             return not is_same, []
-        except IsADirectoryError:
-            raise DamagedError(f"{self._path} is damaged: it is a folder") from None
         self._file = status.st_dev, status.st_ino
         if lines:
             self._last = lines[-1].content + b"\n"
@@ -531,10 +536,27 @@ class GrowingLines:
         return not is_same, lines
 
 
+def open_plain(path: Path, largest: int | None = _LARGEST) -> io.BufferedReader:
+    """Opens a file to be read, without waiting. Raises OSError, and `DamagedError` if it is no file, or too large."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and (largest is None or status.st_size <= largest):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    what = "is a folder" if stat.S_ISDIR(status.st_mode) else "is no file"
+    raise DamagedError(f"{path} is damaged: it {'is too large' if stat.S_ISREG(status.st_mode) else what}")
+
+
 def _lines(file: BinaryIO, *, number: int, start: int) -> Iterator[Line]:
-    for line in file:
+    empty = 0
+    while line := file.readline(_LARGEST_RECORD):
         if not line.endswith(b"\n"):
+            if len(line) == _LARGEST_RECORD:
+                raise DamagedError(f"{file.name} is damaged: line {number} is too long")
             return  # what follows, if its writer is about to end it, is no line of its own
+        empty += len(line) < _TAIL
+        if empty > _MOST_EMPTY:
+            raise DamagedError(f"{file.name} is damaged: {empty:,} of its lines hold nothing")
         yield Line(number, start, line[:-1])
         number += 1
         start += len(line)
@@ -543,7 +565,7 @@ def _lines(file: BinaryIO, *, number: int, start: int) -> Iterator[Line]:
 def whole_bytes(path: Path) -> int:
     """How much of a file is whole lines; 0 where there is no file."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             return _end_of_whole_lines(file.fileno())
     except FileNotFoundError:
         return 0
@@ -556,7 +578,10 @@ def read_file(path: Path) -> dict[str, Any]:
       DamagedError: it is missing, or not what was written.
     """
     try:
-        return unchecked(path.read_bytes())
+        with open_plain(path) as file:
+            if os.fstat(file.fileno()).st_size > _LARGEST_RECORD:
+                raise DamagedError(f"{path} is damaged: it is too large")
+            return unchecked(file.read())
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -24,9 +24,10 @@ from twin_graph.snapshots.files import (
     share,
     write_new,
 )
+from twin_graph.snapshots.forms import LEDGER, RECORDS
 from twin_graph.snapshots.ledger import End, Fork, Ledger, Point, Prune, Start, utc_now
 from twin_graph.snapshots.points import SEGMENTS, PointState
-from twin_graph.snapshots.run import DESCRIPTION, LEDGER, POINTS, RECORDS, Run, make_run, new_id
+from twin_graph.snapshots.run import DESCRIPTION, POINTS, Run, make_run, new_id
 from twin_graph.snapshots.store import MANIFEST, Snapshots
 
 if TYPE_CHECKING:

@@ -13,25 +13,13 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar, get_args, overload
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from twin_graph.base.counters import Counters as Counters
+from twin_graph.base.counters import Whole
 from twin_graph.errors import DamagedError
-from twin_graph.snapshots.files import GrowingLines, Line, append_line, damaged_line, read_file
-
-
-class Record(BaseModel):
-    """The base of everything read from a run's records: no unknown keys, no changes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-    @classmethod
-    def from_file(cls, path: Path) -> Self:
-        """The record in a file of its own. Raises `DamagedError` if it is missing or not what was written."""
-        try:
-            return cls.model_validate(read_file(path))
-        except pydantic.ValidationError as error:
-            raise DamagedError(f"{path} is damaged: {first_problem(error)}") from None
+from twin_graph.snapshots.files import GrowingLines, Line, append_line, damaged_line
+from twin_graph.snapshots.forms import LearnerName, Lengths, Record, RequestId, SnapshotId, WorkerName, first_problem
 
 
 class Health(Record):
@@ -55,7 +43,7 @@ ONLY_LEARNER = "online"
 
 
 class _Event(Record):
-    attempt: int = Field(ge=1)
+    attempt: Annotated[Whole, Field(ge=1)]
     time: str
 
 
@@ -78,13 +66,13 @@ class Start(_Event):
     pid: int
     host: str
     process_started: float | None = None
-    resumed_from: int | None = None
+    resumed_from: Whole | None = None
     counters: Counters | None = None
-    known_bytes: dict[str, int] = {}
-    found_bytes: dict[str, int] = {}
-    modules: dict[str, str] = {}
+    known_bytes: Lengths = Field({})
+    found_bytes: Lengths = Field({})
+    modules: dict[str, str] = Field({})
     declared: tuple[str, ...] = ()
-    processor: dict[str, Any] = {}
+    processor: dict[str, Any] = Field({})
 
 
 #: Why a training ended: it made all its steps; its score was reached; a callback ended it; a person interrupted it; its
@@ -134,11 +122,11 @@ class SnapshotRecord(_Event):
       health: None before there are held-out observations.
     """
 
-    number: int | None = Field(ge=0)
-    lineage: str
-    parent: str | None
-    learner: str = ONLY_LEARNER
-    learner_updates: int | None = None
+    number: Whole | None
+    lineage: LearnerName
+    parent: SnapshotId | None
+    learner: LearnerName = ONLY_LEARNER
+    learner_updates: Whole | None = None
     counters: Counters
     weights_sha256: str
     health: Health | None = None
@@ -153,8 +141,15 @@ class Commit(SnapshotRecord):
     """
 
     event: Literal["commit"] = "commit"
-    snapshot: str
-    bytes: int = Field(ge=0)
+    snapshot: SnapshotId
+    bytes: Whole
+
+    @pydantic.model_validator(mode="after")
+    def _is_in_order(self) -> Self:
+        number = None if is_import(self.snapshot) else int(self.snapshot.partition("-")[0])
+        if number != self.number:
+            raise ValueError(f"{self.snapshot} has number {self.number}")
+        return self
 
     @property
     def id(self) -> str:
@@ -189,18 +184,18 @@ class Restore(_Event):
 
     event: Literal["swap"] = "swap"
     into: Into
-    learner: str = ONLY_LEARNER
-    worker: str = ""
-    snapshots: tuple[str, ...]
+    learner: LearnerName = ONLY_LEARNER
+    worker: WorkerName = ""
+    snapshots: tuple[SnapshotId, ...]
     combine: Literal["", "mean", "min", "weights"] = ""
     policy: str
-    candidates: tuple[str, ...]
+    candidates: tuple[SnapshotId, ...]
     reason: str
     draw: float | None = None
-    first_update: int = Field(ge=1)
+    first_update: Annotated[Whole, Field(ge=1)]
     counters: Counters
-    previous: tuple[str, ...] = ()
-    request: str | None = None
+    previous: tuple[SnapshotId, ...] = ()
+    request: RequestId | None = None
     hold: bool = False
     at_point: bool = False
 
@@ -216,10 +211,10 @@ class Point(_Event):
     """
 
     event: Literal["point"] = "point"
-    number: int = Field(ge=0)
+    number: Whole
     counters: Counters
     weights_sha256: str
-    request: str | None = None
+    request: RequestId | None = None
 
 
 class Fork(_Event):
@@ -234,7 +229,7 @@ class Fork(_Event):
 
     event: Literal["fork"] = "fork"
     run: str
-    point: int = Field(ge=0)
+    point: Whole
     counters: Counters
     weights_sha256: str
     changed: str = ""
@@ -244,14 +239,14 @@ class Pin(_Event):
     """A person keeps a snapshot's weights, or releases them; never abandoned."""
 
     event: Literal["pin", "unpin"]
-    snapshot: str
+    snapshot: SnapshotId
 
 
 class Prune(_Event):
     """The weight files of these snapshots are removed from here on; never abandoned."""
 
     event: Literal["prune"] = "prune"
-    snapshots: tuple[str, ...]
+    snapshots: tuple[SnapshotId, ...]
 
 
 Event = Start | End | Commit | Restore | Point | Fork | Pin | Prune
@@ -501,13 +496,6 @@ def target_swaps(events: Sequence[Event], *, learner: str = ONLY_LEARNER, worker
 def is_import(snapshot: str) -> bool:
     """Whether a snapshot of this id was imported, or is a mean of others: it was made at no update of its run."""
     return snapshot.startswith(f"{IMPORT}-")
-
-
-def first_problem(error: pydantic.ValidationError) -> str:
-    """One line for the first thing that is wrong with a record."""
-    first: Any = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{f'{where}: ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
 
 
 def utc_now() -> str:

@@ -22,10 +22,11 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
 
+from twin_graph.base.counters import Whole
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots.files import (
     checked,
@@ -37,7 +38,8 @@ from twin_graph.snapshots.files import (
     remove_leftovers,
     write_new,
 )
-from twin_graph.snapshots.ledger import Counters, Point, Record
+from twin_graph.snapshots.forms import POINT_FOLDER, LearnerName, Lengths, Record, SnapshotId
+from twin_graph.snapshots.ledger import Counters, Point
 from twin_graph.snapshots.store import FileRecord
 
 if TYPE_CHECKING:  # imported where arrays are read or written: commands that only look at records need not wait
@@ -59,8 +61,8 @@ class Segment(Record):
     """
 
     file: FileRecord
-    first: int = Field(ge=0)
-    stop: int = Field(ge=0)
+    first: Whole
+    stop: Whole
 
 
 class RoleState(Record):
@@ -73,7 +75,7 @@ class RoleState(Record):
       held: refreshes are suspended.
     """
 
-    snapshots: tuple[str, ...]
+    snapshots: tuple[SnapshotId, ...]
     since: Counters
     policy: str
     held: bool
@@ -88,8 +90,8 @@ class LearnerState(Record):
       target, opponent: see `RoleState`; there is an opponent in games of two players.
     """
 
-    name: str
-    updates: int = Field(ge=0)
+    name: LearnerName
+    updates: Whole
     target: RoleState
     opponent: RoleState | None = None
 
@@ -118,8 +120,8 @@ class PointState(Record):
     """
 
     format: Literal[1] = 1
-    number: int = Field(ge=0)
-    attempt: int = Field(ge=1)
+    number: Whole
+    attempt: Annotated[Whole, Field(ge=1)]
     time: str
     counters: Counters
     weights_sha256: str
@@ -128,7 +130,7 @@ class PointState(Record):
     reward_limit: float
     r_max: float = 1.0
     returns: tuple[float, ...]
-    known_bytes: dict[str, int]
+    known_bytes: Lengths = Field(min_length=1)
     segments: tuple[Segment, ...]
     files: tuple[FileRecord, ...] = ()
 
@@ -162,7 +164,9 @@ class PointStore:
 
     def folders(self) -> list[Path]:
         """The folders of points, oldest first."""
-        return sorted((p for p in self.folder.glob("*") if p.name.isdecimal()), key=lambda path: int(path.name))
+        return sorted(
+            (p for p in self.folder.glob("*") if POINT_FOLDER.fullmatch(p.name)), key=lambda path: int(path.name)
+        )
 
     def path(self, number: int) -> Path:
         """The folder of a point."""

@@ -1,17 +1,22 @@
 """Which resume points of a run are whole: for all who continue from one, or read it. No TensorFlow import."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from twin_graph.base import doing
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import damaged_line, read_lines
+from twin_graph.snapshots.forms import METRICS
 from twin_graph.snapshots.ledger import IMPORT, Commit, End, Point, Restore, Start
 from twin_graph.snapshots.points import PointState
-from twin_graph.snapshots.run import METRICS, Run
 from twin_graph.snapshots.store import Snapshots, update_of
+
+if TYPE_CHECKING:
+    from twin_graph.snapshots.run import Run
 
 
 class Found(NamedTuple):

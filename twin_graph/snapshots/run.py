@@ -58,6 +58,18 @@ from twin_graph.snapshots.files import (
     write_file,
     write_new,
 )
+from twin_graph.snapshots.forms import (
+    EVALUATIONS,
+    LEDGER,
+    METRICS,
+    RECORDS,
+    Description,
+    EvaluationLine,
+    Holder,
+    MetricsLine,
+    check_plain,
+    problem,
+)
 from twin_graph.snapshots.ledger import (
     Commit,
     End,
@@ -76,14 +88,11 @@ if TYPE_CHECKING:
 RUNS = Path("checkpoints")
 #: The file of a run that says what it is; without one, a folder is no run.
 DESCRIPTION = "run.json"
-RECORDS = LEDGER, EVALUATIONS, METRICS = "ledger.jsonl", "evaluations.jsonl", "metrics.jsonl"
 #: Files of a run that played tournaments.
 GAMES, RATINGS = "games.jsonl", "ratings.json"
 #: Folders of a run.
 SNAPSHOTS, POINTS, VIDEOS, CONTROL = "snapshots", "resume", "videos", "control"
 
-#: What readers of an evaluation rely on.
-_OF_AN_EVALUATION = ("snapshot", "scheduled", "returns", "protocol", "played_at", "challenger")
 _NEWEST_METRICS_BYTES = 65_536
 _ID_BYTES = 16
 _GLANCE_SECONDS = 0.2  # to wait for a process that only asks whether the run trains, and holds the lock far shorter
@@ -120,20 +129,21 @@ class Run:
         path = folder / DESCRIPTION
         if not path.exists():
             raise UsageError(f"no run in {folder}; `twin-graph runs` lists those in {RUNS}/")
+        check_plain(folder)
         self.description = read_file(path)
         try:
             if self.description["format"] != FORMAT:
                 raise DamagedError(
                     f"{folder} has format {self.description['format']}; this version of twin-graph reads {FORMAT}"
                 )
+            if wrong := problem(Description, self.description):
+                raise DamagedError(f"{path} is damaged: {wrong}")
             self.settings: Settings = validate(self.description["settings"])
-        except (KeyError, TypeError, UsageError) as error:  # its checksum is right
-            made_by = self.description.get("versions", {}).get("twin-graph")
-            if isinstance(error, UsageError) and made_by:
-                raise DamagedError(
-                    f"{path}, of twin-graph {made_by}, has settings of another version: {error}"
-                ) from None
-            raise DamagedError(f"{path} is damaged: {error}") from None
+        except KeyError as error:
+            raise DamagedError(f"{path} is damaged: it has no {error}") from None
+        except UsageError as error:  # its checksum is right
+            made_by = self.description["versions"].get("twin-graph", "?")
+            raise DamagedError(f"{path}, of twin-graph {made_by}, has settings of another version: {error}") from None
         trust.take(self.settings)
 
     def __repr__(self) -> str:
@@ -174,11 +184,10 @@ class Run:
         try:
             acquire(self._lock, self.folder, timeout=_GLANCE_SECONDS)
         except filelock.Timeout:
-            try:
-                who = read_file(holder)
-                by = f"process {who['pid']} on {who['host']} ({who['purpose']}, since {who['since'][:19]} UTC)"
-            except DamagedError:
-                by = "another process"
+            by = "another process"
+            with contextlib.suppress(DamagedError):
+                if not problem(Holder, who := read_file(holder)):
+                    by = f"process {who['pid']} on {who['host']} ({who['purpose']}, since {who['since'][:19]} UTC)"
             raise InUseError(f"{self.folder} is in use by {by}") from None
         with contextlib.ExitStack() as held:
             held.callback(self._lock.release)
@@ -200,7 +209,7 @@ class Run:
         if not is_locked(self.control / "lock"):
             return False
         try:
-            return read_file(self.control / "holder.json")["purpose"] in ("train", "resume")
+            return read_file(self.control / "holder.json").get("purpose") in ("train", "resume")
         except DamagedError:  # on a full disk, none says who has the lock
             return True
 
@@ -313,7 +322,10 @@ class Run:
             if past["attempt"] >= attempt:
                 key = past["settings_sha256"]
                 if key not in self._past_settings:
-                    self._past_settings[key] = validate(past["settings"])
+                    try:
+                        self._past_settings[key] = validate(past["settings"])
+                    except UsageError as error:
+                        raise DamagedError(f"{self.folder / DESCRIPTION} has unknown past settings: {error}") from None
                     trust.take(self._past_settings[key])
                 return self._past_settings[key]
         return self.settings
@@ -337,8 +349,8 @@ class Run:
             self._evaluated = []
         self._evaluated += [(line._replace(content=b""), line.record) for line in lines]
         for line in self._that_hold(EVALUATIONS, self._evaluated):
-            if missing := [key for key in _OF_AN_EVALUATION if key not in line]:
-                raise DamagedError(f"{self.evaluations_file} is damaged: a record has no {missing[0]!r}")
+            if wrong := problem(EvaluationLine, line):
+                raise DamagedError(f"{self.evaluations_file} is damaged: {wrong}")
             yield line if len(line["returns"]) > 1 else {**line, "interval_95": None}
 
     def metric_lines(self) -> Iterator[dict[str, Any]]:
@@ -367,7 +379,7 @@ class Run:
         """The newest line of metrics with counters and rates; empty before the first."""
         lines = read_lines(self.metrics_file, newest_bytes=_NEWEST_METRICS_BYTES)
         records = (line.record for line in reversed(list(lines)))
-        return next((record for record in records if record and "agent_steps_per_second" in record), {})
+        return next((record for record in records if record and not problem(MetricsLine, record)), {})
 
     def scores(self) -> dict[str, float]:
         """Mean return by snapshot id, over the episodes of its scheduled evaluations that are comparable."""

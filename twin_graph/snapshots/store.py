@@ -19,8 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
-from pydantic import Field
-
+from twin_graph.base.counters import Whole
 from twin_graph.base.text import counted
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import (
@@ -28,9 +27,11 @@ from twin_graph.snapshots.files import (
     commit_folder,
     lock_folder,
     make_folder,
+    open_plain,
     remove_leftovers,
     write_new,
 )
+from twin_graph.snapshots.forms import FileName, Record, SnapshotId
 from twin_graph.snapshots.ledger import (
     IMPORT,
     ONLY_LEARNER,
@@ -41,7 +42,6 @@ from twin_graph.snapshots.ledger import (
     Ledger,
     Pin,
     Prune,
-    Record,
     SnapshotRecord,
     utc_now,
 )
@@ -54,14 +54,12 @@ MANIFEST = "manifest.json"
 MODEL_PREFIX = "model"
 _ENVIRONMENT = f"{MODEL_PREFIX}.environment.npz"
 
-ID = re.compile(r"\d{6,}-[0-9a-f]{8}|import-[0-9a-f]{12}")
-
 
 class Variable(Record):
     """Name, shape and type of a variable, in a twin or in the files of one."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Whole, ...]
     dtype: str
 
     @classmethod
@@ -73,14 +71,14 @@ class Variable(Record):
 class FileRecord(Record):
     """One file in the folder of the record that names it; size in bytes."""
 
-    name: str
-    size: int = Field(ge=0)
+    name: FileName
+    size: Whole
     sha256: str
 
     @classmethod
     def of(cls, path: Path) -> Self:
         """Reads the whole file."""
-        with path.open("rb") as file:
+        with open_plain(path, largest=None) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             return cls(name=path.name, size=os.fstat(file.fileno()).st_size, sha256=digest)
 
@@ -133,7 +131,7 @@ class Manifest(SnapshotRecord):
     """
 
     format: Literal[1] = FORMAT
-    id: str
+    id: SnapshotId
     settings_sha256: str
     origin: str | None
     variables: tuple[Variable, ...]

@@ -11,10 +11,14 @@ import fcntl
 import os
 import time
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field
+
+from twin_graph.base.counters import Whole
 from twin_graph.errors import DamagedError, InUseError
 from twin_graph.snapshots.files import check_in_place, checked
-from twin_graph.snapshots.ledger import Record
+from twin_graph.snapshots.forms import UPDATES_FILE, Record, SnapshotId, WorkerName
 
 FOLDER = "workers"
 CLUSTER = "cluster.json"
@@ -41,19 +45,19 @@ class WorkerStatus(Record):
       returns: true scores of its newest episodes.
     """
 
-    name: str
-    pid: int
-    attempt: int
+    name: Annotated[WorkerName, Field(min_length=1)]
+    pid: Whole
+    attempt: Whole
     state: str
     message: str = ""
     error: str = ""
     time: float
-    agent_steps: int = 0
-    updates: int = 0
-    episodes: int = 0
+    agent_steps: Whole = 0
+    updates: Whole = 0
+    episodes: Whole = 0
     agent_steps_per_second: float = 0.0
     staleness: float = 0.0
-    target: tuple[str, ...] = ()
+    target: tuple[SnapshotId, ...] = ()
     reward_limit: float = 0.0
     loss: float | None = None
     q_mean: float | None = None
@@ -96,7 +100,7 @@ def statuses(run: Path, attempt: int) -> list[WorkerStatus]:
             status = WorkerStatus.from_file(path)
         except DamagedError:
             continue
-        if status.attempt == attempt:
+        if status.attempt == attempt and status.name == path.stem:
             found.append(status)
     return found
 
@@ -123,7 +127,8 @@ class UpdateLog:
 
 def update_logs(run: Path, *, upto: int) -> list[Path]:
     """The files that `UpdateLog` wrote in attempts up to this one."""
-    return [path for path in (run / FOLDER).glob("*.updates") if int(path.stem.rpartition("-")[2]) <= upto]
+    named = ((path, UPDATES_FILE.fullmatch(path.name)) for path in (run / FOLDER).glob("*.updates"))
+    return [path for path, found in named if found and int(found["attempt"]) <= upto]
 
 
 def who_applied(run: Path, attempt: int, update: int) -> str | None:

@@ -9,7 +9,8 @@ from typing import Any
 from twin_graph import config
 from twin_graph.errors import DamagedError, TwinGraphError, UsageError, place
 from twin_graph.records import report
-from twin_graph.snapshots.run import CONTROL, DESCRIPTION, EVALUATIONS, LEDGER, METRICS, VIDEOS, Run, folders_of_runs
+from twin_graph.snapshots.forms import EVALUATIONS, LEDGER, METRICS
+from twin_graph.snapshots.run import CONTROL, DESCRIPTION, VIDEOS, Run, folders_of_runs
 from twin_graph.view.records import Records
 
 # How long a request waits for runs that nobody has read yet; what is missing then comes with the next.

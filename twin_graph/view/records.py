@@ -1,11 +1,13 @@
 """What the page shows of a run, read from its records. Files that grow are read one line at a time, each line once."""
 
+from __future__ import annotations
+
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from twin_graph.records import report
 from twin_graph.records.depth import Depths
 from twin_graph.records.told import plain
 from twin_graph.snapshots.files import GrowingLines, damaged_line
+from twin_graph.snapshots.forms import METRICS
 from twin_graph.snapshots.ledger import (
     BY_HAND,
     ONLY_LEARNER,
@@ -34,8 +37,10 @@ from twin_graph.snapshots.ledger import (
     is_import,
 )
 from twin_graph.snapshots.lines import learning_curve, like_the_newest
-from twin_graph.snapshots.run import METRICS, Run
 from twin_graph.targets.policies import PURPOSES
+
+if TYPE_CHECKING:
+    from twin_graph.snapshots.run import Run
 
 #: A plot has no more points, since no screen has more columns; lines of metrics are averaged to so many.
 POINTS = 1_500
