@@ -15,7 +15,7 @@ from rich.text import Text
 
 from twin_graph.base import doing
 from twin_graph.base.doing import LINE_SECONDS
-from twin_graph.base.text import counted
+from twin_graph.base.text import counted, printable
 from twin_graph.training.lines import RATE_SECONDS, Lines, clock, number, phases, recent_return, targets
 
 from .params import say, stderr
@@ -34,7 +34,7 @@ class TrainingDisplay:
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
         def say(text: str) -> None:
-            console.print(text, soft_wrap=True)
+            console.print(printable(text), soft_wrap=True)
 
         def draw(progress: Any, elapsed: float, rate: Task) -> None:
             self._live.update(_panel(progress, elapsed, rate, verbose=verbose), refresh=True)
@@ -121,7 +121,7 @@ def _panel(progress: Any, elapsed: float, rate: Task, *, verbose: bool) -> Group
         again = f", restarted {counted(restarts, 'time')}" if restarts else ""
         workers.add_row(worker.name, worker_line(worker) + again)
     where = Text(phases(progress) if verbose else "", "dim")
-    return Group(bar, counts, facts, workers, where, Text(progress.note, "yellow"))
+    return Group(bar, counts, facts, workers, where, Text(printable(progress.note), "yellow"))
 
 
 def _score(progress: Any) -> str:

@@ -13,6 +13,7 @@ import click
 
 from twin_graph.base.here import began_here, shortened
 from twin_graph.base.signals import WARNINGS, set_stops
+from twin_graph.base.text import printable
 from twin_graph.config import trust
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, TwinGraphError, place
 
@@ -111,6 +112,10 @@ def _flush() -> None:
         raise ReaderGoneError from None
 
 
+def _tell(error: str) -> None:
+    click.echo(printable(shortened(f"Error: {error}")), err=True)
+
+
 def _run(debug: bool) -> object:
     """Runs the command; returns its exit code, or what it returns instead."""
     given = sys.stdout
@@ -133,20 +138,20 @@ def _run(debug: bool) -> object:
     except TwinGraphError as error:
         if debug:
             raise
-        click.echo(shortened(f"Error: {error}"), err=True)
+        _tell(str(error))
         code = error.exit_code
     except OSError as error:
         if debug:
             raise
         where = f" ({error.filename})" if error.filename else ""
         hint = "" if error.errno in _SAYS_ENOUGH else "; --debug shows where it came from"
-        click.echo(shortened(f"Error: {error.strerror or error}{where}{hint}"), err=True)
+        _tell(f"{error.strerror or error}{where}{hint}")
         code = 1
     except Exception as error:
         if debug:
             raise
         what = f"{type(error).__name__}: {error} ({place(error)})"
-        click.echo(shortened(f"Error: {what}; --debug shows a traceback"), err=True)
+        _tell(f"{what}; --debug shows a traceback")
         code = 1
     return code
 

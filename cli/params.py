@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import IO, Any, TextIO
 import click
 from click.shell_completion import CompletionItem
 from rich.console import Console
+from rich.text import Text
 
 from twin_graph import config
 from twin_graph.base.here import absolute, shortened
+from twin_graph.base.text import printable
 from twin_graph.config import trust
 from twin_graph.config.loading import ungrouped
 from twin_graph.errors import TwinGraphError, UsageError
@@ -23,7 +26,12 @@ from twin_graph.snapshots.files import finite
 from twin_graph.snapshots.run import RUNS, find, folders_of_runs
 
 
-class _People(Console):
+class _Console(Console):
+    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+        return super().render_str(printable(text), **options)
+
+
+class _People(_Console):
     """A console on stderr. The reader may go away, or its disk be full: that never ends a training."""
 
     def _check_buffer(self) -> None:  # where all writes, its bars' too
@@ -48,6 +56,11 @@ REF_HELP = "REF is a snapshot's number, its id or the beginning of it, latest, l
 ANY_REF_HELP = f"{REF_HELP} RUN:REF names a snapshot of another run."
 
 
+#: What JSON lets stand in a string, and a terminal would obey.
+_IN_STRINGS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+#: Names that shells do not read as anything else.
+_PLAIN = re.compile(r"[\w][\w.,=+@-]*")
 _COMPLETIONS = 30  # of a run with thousands of snapshots the newest are enough to choose from
 
 
@@ -106,11 +119,11 @@ def results() -> TextIO:
 
 
 def echo(text: str = "") -> None:
-    """Prints a line of a result, as it is."""
-    click.echo(text, file=results())
+    """Prints lines of a result."""
+    click.echo(printable(text), file=results())
 
 
-class _Results(Console):
+class _Results(_Console):
     @property
     def file(self) -> IO[str]:
         return results()
@@ -141,7 +154,7 @@ def overrides_of(assignments: Iterable[str], named: Mapping[str, Any]) -> list[t
 
 def say(text: str, console: Console = stderr) -> None:
     """Prints one line for people, on stderr; never wrapped by us, so that paths and hashes can be copied."""
-    console.print(shortened(text), soft_wrap=True)
+    console.print(printable(shortened(text), one_line=True), soft_wrap=True)
 
 
 def extra_is_missing(what: str, extra: str, error: ImportError) -> TwinGraphError:
@@ -159,13 +172,14 @@ def protocol_line(protocol: Mapping[str, Any]) -> str:
 def print_json(document: Any) -> None:
     """The one JSON document of a command run with `--json`; numbers that JSON lacks, such as NaN, become null."""
     ascii_only = results().encoding.lower() != "utf-8"  # what an encoding lacks would be no JSON
-    echo(json.dumps(finite(document), indent=1, ensure_ascii=ascii_only, allow_nan=False))
+    text = json.dumps(finite(document), indent=1, ensure_ascii=ascii_only, allow_nan=False)
+    click.echo(_IN_STRINGS.sub(lambda found: f"\\u{ord(found[0]):04x}", text), file=results())
 
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
     """Runs under `checkpoints/`, or else folders."""
     names = (folder.name for folder in folders_of_runs(RUNS))
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)] or [
+    return [CompletionItem(name) for name in names if name.startswith(incomplete) and _PLAIN.fullmatch(name)] or [
         CompletionItem(incomplete, type="dir")
     ]
 

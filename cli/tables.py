@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from rich.cells import cell_len
 from rich.console import Console
 
+from twin_graph.base.text import printable
+
 from .params import stdout
 
 _GAP = "  "
@@ -20,7 +22,7 @@ def print_text(text: str, console: Console = stdout) -> None:
 
 def print_facts(facts: Iterable[tuple[str, str]], console: Console = stdout) -> None:
     """Prints names, and beside each what is known of it."""
-    facts = list(facts)
+    facts = [(printable(name, one_line=True), printable(text)) for name, text in facts]
     beside = max(cell_len(name) for name, _ in facts) + len(_GAP)
     lines: list[str] = []
     for name, text in facts:
@@ -44,7 +46,7 @@ def print_table(
       left: how many columns, the first ones, are aligned left; the others are aligned right.
       console: where to.
     """
-    rows, count = list(rows), len(headings)
+    rows, count = [[printable(cell, one_line=True) for cell in row] for row in rows], len(headings)
     cells = [max((cell_len(row[i]) for row in rows), default=0) for i in range(count)]
     heads, widths = _columns(headings, cells, console.width)
     if is_stacked := count > 1 and _total(widths) > console.width:

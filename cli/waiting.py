@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from twin_graph.base import doing
+from twin_graph.base.text import printable
 
 _PATIENCE_SECONDS = 0.3  # many commands have shown what they found soon after
 
@@ -35,7 +36,7 @@ class _Line:
 
     def show(self, what: str) -> None:
         with self._lock, contextlib.suppress(OSError):  # the terminal may be gone
-            text = f"{what} ..."[: shutil.get_terminal_size().columns - 1]
+            text = f"{printable(what, one_line=True)} ..."[: shutil.get_terminal_size().columns - 1]
             self._replace(text)
 
     def erase(self) -> None:
@@ -68,7 +69,7 @@ class _Erasing:
 
 def _say(what: str) -> None:
     with contextlib.suppress(OSError):  # nobody reads it any more
-        print(what, file=sys.stderr, flush=True)
+        print(printable(what, one_line=True), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

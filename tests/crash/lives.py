@@ -42,6 +42,7 @@ from twin_graph.snapshots.fork import fork, settings_from
 from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import Run, create
 from twin_graph.targets.evaluations import nothing_left
+from twin_graph.targets.policies import parse
 from twin_graph.training.progress import Progress
 from twin_graph.view.library import ShownRun
 from twin_graph.view.records import Records, rounded

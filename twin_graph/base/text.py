@@ -96,3 +96,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for the name most like this one, or nothing."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+# What a terminal obeys, or what turns the order of letters round: all but tab and the end of a line.
+_COMMANDS = (*range(0x20), *range(0x7F, 0xA0), 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+_SHOWN = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _COMMANDS if chr(code) not in "\t\n"}
+
+
+def printable(text: str, *, one_line: bool = False) -> str:
+    """A text with what a terminal would obey spelled out: texts of records are anybody's.
+
+    Args:
+      text: whatever it is.
+      one_line: also ends of lines, so that it cannot pass for more than one.
+    """
+    shown = text.translate(_SHOWN)
+    return shown.replace("\n", "\\n") if one_line else shown

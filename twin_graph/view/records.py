@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from twin_graph.base.stopwatch import PHASES
-from twin_graph.base.text import command, counted
+from twin_graph.base.text import command, counted, printable
 from twin_graph.config import turns
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.records import report
@@ -362,11 +362,14 @@ class _Served(NamedTuple):
 
 
 def rounded(value: Any) -> Any:
-    """Numbers for a screen, with only as many digits as it shows; null for what is not a number."""
+    """Numbers for a screen, with only as many digits as it shows, null for what is not a number; texts without
+    anything that is no text."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [rounded(item) for item in value]
+    if isinstance(value, str):
+        return printable(value)
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
