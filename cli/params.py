@@ -27,7 +27,7 @@ from twin_graph.snapshots.run import RUNS, find, folders_of_runs
 
 
 class _Console(Console):
-    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+    def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
 
 

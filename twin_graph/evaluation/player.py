@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from twin_graph import envs
+from twin_graph.base.text import printable
 from twin_graph.config import trust
 from twin_graph.envs.observations import essence
 from twin_graph.errors import UsageError
@@ -60,7 +61,7 @@ def check_declared(run: Run, env: envs.VectorEnv) -> None:
         what = f"{id_} is not what it was when {run.folder} was trained: {differ}"
         if [*map(essence, newest.declared)] != [*map(essence, now)]:
             raise UsageError(f"{what}. Restore its code")
-        warnings.warn(what, stacklevel=2)
+        warnings.warn(printable(what), stacklevel=2)
     if env.reading and env.reading.is_rescaled:
         raise UsageError(
             f"{run.folder} was trained by a version that took the observations of {id_} as they are, and this one "

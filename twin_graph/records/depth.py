@@ -130,7 +130,7 @@ class Depths:
 
 
 def combined_by(target: Restore, policy: str) -> str | None:
-    """How several snapshots became one; None where an earlier version did so with a user's own policy, in force then."""
+    """How several snapshots became one; None of a user's own policy in runs of earlier versions."""
     if target.combine or ":" in policy:
         return target.combine or None
     from twin_graph.targets.policies import parse  # NumPy: commands that read records need not wait for it

@@ -47,6 +47,7 @@ def status(run: Run) -> Status:
     counters, metrics, point, targets, opponent = _now(run, store)
     (state, reason), has_target = run.outcome(), run.settings.train.target_q
     latest = next((snapshot for snapshot in reversed(store.snapshots) if snapshot.id in scores), None)
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float | None)}
     return Status(
         run=run.name,
         state=state,
@@ -58,8 +59,8 @@ def status(run: Run) -> Status:
         **counters.model_dump(),
         targets=[target for swap in targets for target in _targets(swap, counters.updates)] if has_target else [],
         opponent=_opponent(opponent, counters) if opponent else None,
-        telemetry={name: value for name, value in metrics.items() if has_target and name.startswith("target/")},
-        refresh_milliseconds=metrics.get("milliseconds/refresh"),
+        telemetry={name: value for name, value in numbers.items() if has_target and name.startswith("target/")},
+        refresh_milliseconds=numbers.get("milliseconds/refresh"),
         workers=list(worker_records.statuses(run.folder, run.ledger.attempt)),
         snapshots=len(store.snapshots),
         snapshots_with_weights=len(store.available),
@@ -68,7 +69,7 @@ def status(run: Run) -> Status:
             Waiting(**one.model_dump(include={"kind", "snapshot", "into", "learner", "hold"}), words=one.words())
             for one in control.pending(run.control)
         ],
-        agent_steps_per_second=metrics.get("agent_steps_per_second"),
+        agent_steps_per_second=numbers.get("agent_steps_per_second"),
         scores=Scores(*(Score(one.id, scores[one.id]) if one else None for one in (latest, store.best(scores)))),
         weights_sha256=point.weights_sha256 if point else None,
         code=code.of(run),

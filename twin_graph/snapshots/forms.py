@@ -92,6 +92,7 @@ class _ForkedFrom(_Document):
     run: str
     folder: str = ""
     point: Whole
+    updates: Whole
     moved: str = ""
 
 
