@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from twin_graph import config, targets
-from twin_graph.base.text import command, counted
+from twin_graph.base.text import command, counted, some_of
 from twin_graph.config import trust
 from twin_graph.config.no_effect import without_effect
 from twin_graph.errors import UsageError
@@ -106,6 +106,9 @@ def _tell(made: Run, parent: Run, point: PointState, changes: list[tuple[str, An
         say(f"  moved: {moved}")
     for key, was, now in changes:
         say(f"  changed: {key} from {was} to {now}")
+    left = [one.id for one in made.store().snapshots if not made.store().has_weights(one.id)]
+    if damaged := [i for i in left if parent.store().has_weights(i)]:
+        say(f"  left behind, since they are damaged: the weights of {some_of(damaged)}")
 
 
 def _tell_of_holds(made: Run, point: PointState) -> None:

@@ -15,6 +15,7 @@ from twin_graph.base import doing, machine
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.evaluation.player import spec_of
 from twin_graph.records import code
+from twin_graph.snapshots.forms import MetricsLine, problem
 from twin_graph.snapshots.ledger import ONLY_LEARNER, Commit, Counters, Fork, Point, Restore
 from twin_graph.snapshots.lines import learning_curve
 from twin_graph.snapshots.points import HELD_OUT
@@ -151,7 +152,7 @@ def _marks(run: Run) -> _Marks:
     """Everything that a run's records say about its training, in a form in which two runs can be compared."""
     marks: _Marks = {}
     for line in run.metric_lines():
-        if "agent_steps_per_second" in line and line["loss"] is not None:
+        if not problem(MetricsLine, line) and line.get("loss") is not None:
             counters = Counters(**{name: line[name] for name in Counters.model_fields})
             key = counters.updates, 0, f"{counters.agent_steps}"
             marks[key] = f"the loss logged at {counters.agent_steps:,} agent steps", repr(line["loss"])

@@ -491,7 +491,7 @@ def read_lines(path: Path, *, start: int = 0, newest_bytes: int | None = None) -
                 file.readline()  # the rest of a line that began earlier
                 start = file.tell()
             file.seek(start)
-            yield from _lines(file, number=1, start=start)
+            yield from _lines(file, path, number=1, start=start)
     except FileNotFoundError:
         return
 
@@ -523,7 +523,7 @@ class GrowingLines:
                 if not is_same:
                     self._forget()
                     file.seek(0)
-                lines = list(_lines(file, number=self._count + 1, start=self._stop))
+                lines = list(_lines(file, self._path, number=self._count + 1, start=self._stop))
         except FileNotFoundError:
             is_same = self._file is None
             self._forget()
@@ -547,16 +547,16 @@ def open_plain(path: Path, largest: int | None = _LARGEST) -> io.BufferedReader:
     raise DamagedError(f"{path} is damaged: it {'is too large' if stat.S_ISREG(status.st_mode) else what}")
 
 
-def _lines(file: BinaryIO, *, number: int, start: int) -> Iterator[Line]:
+def _lines(file: BinaryIO, path: Path, *, number: int, start: int) -> Iterator[Line]:
     empty = 0
     while line := file.readline(_LARGEST_RECORD):
         if not line.endswith(b"\n"):
             if len(line) == _LARGEST_RECORD:
-                raise DamagedError(f"{file.name} is damaged: line {number} is too long")
+                raise DamagedError(f"{path} is damaged: line {number} is too long")
             return  # what follows, if its writer is about to end it, is no line of its own
         empty += len(line) < _TAIL
         if empty > _MOST_EMPTY:
-            raise DamagedError(f"{file.name} is damaged: {empty:,} of its lines hold nothing")
+            raise DamagedError(f"{path} is damaged: {empty:,} of its lines hold nothing")
         yield Line(number, start, line[:-1])
         number += 1
         start += len(line)

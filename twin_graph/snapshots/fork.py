@@ -26,7 +26,7 @@ from twin_graph.snapshots.files import (
 )
 from twin_graph.snapshots.forms import LEDGER, RECORDS
 from twin_graph.snapshots.ledger import End, Fork, Ledger, Point, Prune, Start, utc_now
-from twin_graph.snapshots.points import SEGMENTS, PointState
+from twin_graph.snapshots.points import SEGMENTS, STATE, PointState
 from twin_graph.snapshots.run import DESCRIPTION, POINTS, Run, make_run, new_id
 from twin_graph.snapshots.store import MANIFEST, Snapshots
 
@@ -113,7 +113,7 @@ def copy_past(parent: Run, point: PointState, folder: Path) -> tuple[str, ...]:
     """Copies the records of a run before one of its points, and shares all files that belong to that past.
 
     Returns:
-      The snapshots whose weights were there when the point was made, and are no longer.
+      The snapshots whose weights were there when the point was made, and are no longer, or not whole.
     """
     for name in RECORDS:
         if size := point.known_bytes[name]:
@@ -138,29 +138,37 @@ def copy_past(parent: Run, point: PointState, folder: Path) -> tuple[str, ...]:
     then = Snapshots(parent.store_folder, parent.ledger, upto=point.known_bytes[LEDGER])
     now, gone = parent.store(), []
     for snapshot in [*then.snapshots, *then.imports, *then.abandoned]:
-        has_weights = now.has_weights(snapshot.id)
-        if then.has_weights(snapshot.id) and not has_weights:
+        is_whole = now.has_weights(snapshot.id) and _is_whole(now, snapshot.id)
+        if then.has_weights(snapshot.id) and not is_whole:
             gone.append(snapshot.id)
-        share_snapshot(
-            then, snapshot.id, folder / then.folder.name, weights=then.has_weights(snapshot.id) and has_weights
-        )
+        share_snapshot(then, snapshot.id, folder / then.folder.name, weights=then.has_weights(snapshot.id) and is_whole)
 
     points, kept = parent.points(), folder / parent.points().folder.name
     into = kept / points.path(point.number).name
     into.mkdir(parents=True)
-    for path in points.path(point.number).iterdir():
-        share(path, into / path.name)
+    for name in (STATE, *(file.name for file in point.files)):
+        share(points.path(point.number) / name, into / name)
     (kept / SEGMENTS).mkdir()
     for segment in point.segments:
         share(points.folder / SEGMENTS / segment.file.name, kept / SEGMENTS / segment.file.name)
     return tuple(gone)
 
 
+def _is_whole(store: Snapshots, snapshot_id: str) -> bool:
+    """Whether a snapshot's files are what was written: a point does without most of those that are not."""
+    try:
+        store.check_files(snapshot_id)
+    except DamagedError:
+        return False
+    return True
+
+
 def share_snapshot(store: Snapshots, snapshot_id: str, folder: Path, *, weights: bool) -> None:
     """Shares a snapshot with the store of another run: its manifest, and its weights too if they are wanted."""
     into = folder / snapshot_id
     into.mkdir(parents=True)
-    names = [file.name for file in store.manifest(snapshot_id).files] if weights else []
+    manifest = store.manifest(snapshot_id)
+    names = [file.name for file in manifest.files] if weights else []
     for name in (MANIFEST, *names):
         path = store.folder / snapshot_id / name
         if not path.exists():

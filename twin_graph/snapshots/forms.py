@@ -125,7 +125,7 @@ class EvaluationLine(_Document):
     agent_steps: Whole
     updates: Whole
     mean: float | None
-    interval_95: list[float | None] | None
+    interval_95: Annotated[list[float | None], Field(min_length=2, max_length=2)] | None
     returns: list[float] = Field(min_length=1)
     seeds: list[int] = []
     q_start: list[float | None] | None = None
@@ -177,14 +177,17 @@ def problem(form: type[BaseModel], record: Any) -> str:
 
 
 def check_plain(folder: Path) -> None:
-    """Raises `DamagedError` if there is anything in the folder of a run but folders and files: a link would lead
-    elsewhere, and to open a pipe or a device may take forever."""
+    """Raises `DamagedError` if there is anything in the folder of a run but folders and files, each in their places: a
+    link would lead elsewhere, and to open a pipe or a device may take forever."""
     for entry in _entries(folder):
+        if _FILES.search(entry.name) and entry.is_dir(follow_symlinks=False):
+            raise DamagedError(f"{entry.path} is a folder, where every run has a file; look where it comes from")
         if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
             what = "a symbolic link" if entry.is_symlink() else _KINDS.get(stat.S_IFMT(entry.stat().st_mode), "no file")
             raise DamagedError(f"{entry.path} is {what}, which no run has; look where it comes from, and remove it")
 
 
+_FILES = re.compile(r"^lock$|\.(index|jsonl?|mp4|npys?|npz|updates)$")
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 

@@ -124,8 +124,7 @@ class _Columns:
                     if name in (*_COUNTERS, *_CURVES) or name.startswith(_CURVE_GROUPS):
                         self._columns[name] = array("d", [math.nan]) * row
                 for name, column in self._columns.items():
-                    value = record.get(name)
-                    column.append(value if isinstance(value, float | int) else math.nan)  # users log what they like
+                    column.append(_float(record.get(name)))
 
 
 class Records:
@@ -375,6 +374,14 @@ def rounded(value: Any) -> Any:
             return None
         return float(f"{value:.6g}") if abs(value) < 10_000 else round(value, 2)
     return value
+
+
+def _float(value: Any) -> float:
+    """NaN for what is no number, since users log what they like."""
+    try:
+        return float(value) if isinstance(value, float | int) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def _means(column: np.ndarray, first: np.ndarray) -> list[float]:
