@@ -387,7 +387,6 @@ PLAIN_COMMANDS = (
     "show run 5 --json",
     "explain run --update 120",
     "verify run",
-    "compare run good",
     "pin run 4",
     "unpin run 4",
     "swap run best --dry-run",
@@ -399,6 +398,7 @@ PLAIN_COMMANDS = (
     "prune run --keep-last 1",
 )
 TENSORFLOW_COMMANDS = (
+    "compare run good",
     "diff run 4 5",
     "evaluate run --episodes 1",
     "record run --seconds 1",
@@ -425,11 +425,10 @@ ROUTES = (
 )
 
 
-def complaints(folder: Path, before: dict[str, Any], output: str, code: int) -> Iterator[str]:
-    """What is wrong with how a command ended, besides new files of its own."""
+def complaints(folder: Path, before: dict[str, Any], after: dict[str, Any], output: str, code: int) -> Iterator[str]:
+    """What is wrong with how a command ended; what was `outside` before and after it may have new files of its own."""
     if (folder / "RAN").exists():
         yield "code ran"
-    after = outside(folder)
     yield from (f"changed {name}" for name in before if after.get(name) != before[name])
     if "Traceback" in output or "--debug shows" in output:
         yield f"failed: {output.strip().splitlines()[-1][:200]}"
@@ -466,7 +465,7 @@ def _main() -> None:
                     print(f"{name} | {words}: not done after 60 s", flush=True)
                     counts["complaints"] += 1
                     continue
-                for complaint in complaints(folder, before, output, command.wait()):
+                for complaint in complaints(folder, before, outside(folder), output, command.wait()):
                     counts["complaints"] += 1
                     print(f"{name} | {words}: {complaint}", flush=True)
         print(counts, file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ import numpy as np
 from twin_graph import config
 from twin_graph.base import doing
 from twin_graph.base.text import counted
+from twin_graph.config import trust
 from twin_graph.config.settings import Settings
 from twin_graph.envs.legal import ILLEGAL, pick
 from twin_graph.errors import CompleteError, UsageError
@@ -177,6 +178,17 @@ class NotebookRun(Run):
                 for progress in trained:
                     show(progress)
         return self
+
+    def trust_code(self) -> list[str]:
+        """Lets the code run that the settings of this run name, though somebody else began it: read that code first.
+
+        Returns:
+          What is trusted from here on: settings, files and the beginnings of their hashes; empty if all was.
+        """
+        found = trust.untrusted(self.settings)
+        for code in found:
+            trust.accept(code)
+        return [code.words() for code in found]
 
     def _policy_of(self, ref: str | int) -> Policy:
         """The policy of a snapshot, kept for the next call."""

@@ -106,7 +106,7 @@ def test_a_hostile_run_is_shown_or_refused_by_every_route_of_the_page(name: str,
             if status not in (200, 400, 404, *([500] if may_fail else [])):
                 wrong.append(f"{route.format(index)}: {status} {body[:200]!r}")
             wrong += [f"{route}: {text!r}" for text in _strings(json.loads(body)) if hostile.RAW.search(text)]
-    wrong += hostile.complaints(here, before, "", 0)
+    wrong += hostile.complaints(here, before, hostile.outside(here), "", 0)
     assert not wrong, "\n".join(wrong)
 
 
@@ -118,10 +118,12 @@ def test_there_are_enough_of_them() -> None:
 def test_a_hostile_run_is_read_or_refused_by_every_command(name: str, here: Path) -> None:
     hostile.make(here, VARIANTS[name])
     wrong = []
+    before = hostile.outside(here)
     for i, words in enumerate(hostile.PLAIN_COMMANDS):
-        before = hostile.outside(here)
         output, code, seconds = _run(words.format(fork=here / f"fork{i}"))
-        wrong += [f"{words}: {complaint}" for complaint in hostile.complaints(here, before, output, code)]
+        after = hostile.outside(here)
+        wrong += [f"{words}: {complaint}" for complaint in hostile.complaints(here, before, after, output, code)]
+        before = after
         if seconds > _MOST_SECONDS:
             wrong.append(f"{words}: {seconds:.1f} s")
     assert not wrong, "\n".join(wrong)

@@ -38,6 +38,7 @@ _DIGITS = 12  # of a hash, for people
 
 _given: set[str] = set()  # names in settings that this process was given by its user
 _read: set[str] = set()  # names in settings that were read from folders of runs
+_accepted: set[str] = set()  # names that this process was told to trust
 _here: list[str] = []  # the folder in which the process began, where modules may be
 _offered: list[Callable[[str], object]] = []
 
@@ -89,7 +90,7 @@ def take(settings: Settings) -> None:
 
 def is_trusted(name: str) -> bool:
     """Whether code of this name, as `named_by` has it, may be run."""
-    if not name or name in _given or name not in _read or name in os.environ.get(ALSO_TRUSTED, "").split(","):
+    if not name or name not in _read or name in _given | _accepted | {*os.environ.get(ALSO_TRUSTED, "").split(",")}:
         return True
     file = file_of(name)
     if file is None:
@@ -108,14 +109,24 @@ def check_all(settings: Settings, whose: Path) -> None:
 
     With `--trust-code` it is trusted from here on, and people are told.
     """
-    refused = [Code(setting, name, file_of(name)) for setting, name in named(settings) if not is_trusted(name)]
+    refused = untrusted(settings)
     if refused and not _offered:
         raise _refusal(refused, f"{whose} was not begun here, and its settings name")
     for code in refused:
-        _given.add(code.name)
-        if code.file:
-            _write(_by_content(code.name, code.file), f"{code.name} in a file like {code.file}")
+        accept(code)
         _offered[-1](f"trusted from here on: {code.words()}")
+
+
+def untrusted(settings: Settings) -> list[Code]:
+    """The code that settings name and that may not be run."""
+    return [Code(setting, name, file_of(name)) for setting, name in named(settings) if not is_trusted(name)]
+
+
+def accept(code: Code) -> None:
+    """Trusts code from here on, in a file of the content that it has now."""
+    _accepted.add(code.name)
+    if code.file:
+        _write(_by_content(code.name, code.file), f"{code.name} in a file like {code.file}")
 
 
 def _refusal(refused: Iterable[Code], who: str) -> UntrustedError:
