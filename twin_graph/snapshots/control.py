@@ -17,7 +17,7 @@ from twin_graph.base.text import command
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots.files import checked, make_folder, write_file
 from twin_graph.snapshots.forms import REQUEST_ID, LearnerName, OptionalSnapshotId, Record, RequestId
-from twin_graph.snapshots.ledger import ONLY_LEARNER, Into, utc_now
+from twin_graph.snapshots.ledger import ONLY_LEARNER, Into, read_record, utc_now
 
 Kind = Literal["swap", "undo", "point"]
 _PATTERN = "request-*.json"
@@ -120,7 +120,7 @@ def answer(folder: Path, request: Request, reply: Answer) -> None:
 def read(folder: Path, request_id: str) -> Request:
     """The present state of a request. Raises `DamagedError`."""
     path = folder / f"{request_id}.json"
-    request = Request.from_file(path)
+    request = read_record(Request, path)
     if request.id != request_id:
         raise DamagedError(f"{path} is damaged: it names itself {request.id}")
     return request

@@ -11,14 +11,13 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
 from twin_graph.base.counters import Counters, Whole
 from twin_graph.errors import DamagedError
-from twin_graph.snapshots.files import read_file
 
 RECORDS = LEDGER, EVALUATIONS, METRICS = "ledger.jsonl", "evaluations.jsonl", "metrics.jsonl"
 
@@ -59,14 +58,6 @@ class Record(BaseModel):
     """The base of everything read from a run's records: no unknown keys, no changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-    @classmethod
-    def from_file(cls, path: Path) -> Self:
-        """The record in a file of its own. Raises `DamagedError` if it is missing or not what was written."""
-        try:
-            return cls.model_validate(read_file(path))
-        except pydantic.ValidationError as error:
-            raise DamagedError(f"{path} is damaged: {first_problem(error)}") from None
 
 
 def first_problem(error: pydantic.ValidationError) -> str:

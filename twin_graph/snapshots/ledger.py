@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter
 from twin_graph.base.counters import Counters as Counters
 from twin_graph.base.counters import Whole
 from twin_graph.errors import DamagedError
-from twin_graph.snapshots.files import GrowingLines, Line, append_line, damaged_line
+from twin_graph.snapshots.files import GrowingLines, Line, append_line, damaged_line, read_file
 from twin_graph.snapshots.forms import LearnerName, Lengths, Record, RequestId, SnapshotId, WorkerName, first_problem
 
 
@@ -266,6 +266,7 @@ _KINDS: dict[bytes, type[Event]] = {
     name.encode(): kind for kind in get_args(Event) for name in get_args(kind.model_fields["event"].annotation)
 }
 _E = TypeVar("_E", bound=_Event)
+_Record = TypeVar("_Record", bound=Record)
 
 
 class _Entry:
@@ -496,6 +497,14 @@ def target_swaps(events: Sequence[Event], *, learner: str = ONLY_LEARNER, worker
 def is_import(snapshot: str) -> bool:
     """Whether a snapshot of this id was imported, or is a mean of others: it was made at no update of its run."""
     return snapshot.startswith(f"{IMPORT}-")
+
+
+def read_record(form: type[_Record], path: Path) -> _Record:
+    """The record in a file of its own. Raises `DamagedError` if it is missing or not what was written."""
+    try:
+        return form.model_validate(read_file(path))
+    except pydantic.ValidationError as error:
+        raise DamagedError(f"{path} is damaged: {first_problem(error)}") from None
 
 
 def utc_now() -> str:

@@ -39,7 +39,7 @@ from twin_graph.snapshots.files import (
     write_new,
 )
 from twin_graph.snapshots.forms import POINT_FOLDER, LearnerName, Lengths, Record, SnapshotId
-from twin_graph.snapshots.ledger import Counters, Point
+from twin_graph.snapshots.ledger import Counters, Point, read_record
 from twin_graph.snapshots.store import FileRecord
 
 if TYPE_CHECKING:  # imported where arrays are read or written: commands that only look at records need not wait
@@ -148,7 +148,7 @@ class PointState(Record):
     @classmethod
     def read(cls, folder: Path) -> Self:
         """The state in a point's folder. Raises `DamagedError`."""
-        state = cls.from_file(folder / STATE)
+        state = read_record(cls, folder / STATE)
         if f"{state.number:06d}" != folder.name:
             raise DamagedError(f"{folder / STATE} is damaged: it names itself {state.number}")
         return state

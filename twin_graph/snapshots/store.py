@@ -43,6 +43,7 @@ from twin_graph.snapshots.ledger import (
     Pin,
     Prune,
     SnapshotRecord,
+    read_record,
     utc_now,
 )
 
@@ -150,7 +151,7 @@ class Manifest(SnapshotRecord):
           DamagedError: it is missing, not what was written, or does not belong to this folder.
         """
         path = folder / MANIFEST
-        manifest = cls.from_file(path)
+        manifest = read_record(cls, path)
         if manifest.id != folder.name:
             raise DamagedError(f"{path} is damaged: it names itself {manifest.id}")
         return manifest

@@ -19,6 +19,7 @@ from twin_graph.base.counters import Whole
 from twin_graph.errors import DamagedError, InUseError
 from twin_graph.snapshots.files import check_in_place, checked
 from twin_graph.snapshots.forms import UPDATES_FILE, Record, SnapshotId, WorkerName
+from twin_graph.snapshots.ledger import read_record
 
 FOLDER = "workers"
 CLUSTER = "cluster.json"
@@ -97,7 +98,7 @@ def statuses(run: Path, attempt: int) -> list[WorkerStatus]:
     found = []
     for path in sorted((run / FOLDER).glob("worker-*.json")):
         try:
-            status = WorkerStatus.from_file(path)
+            status = read_record(WorkerStatus, path)
         except DamagedError:
             continue
         if status.attempt == attempt and status.name == path.stem:
