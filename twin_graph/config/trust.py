@@ -151,8 +151,19 @@ def remember(settings: Settings) -> None:
         if (name in _given or name not in _read) and file:
             _given.add(name)
             if not _by_place(name, file).exists() and not _write(_by_place(name, file), f"{name} in {file}"):
-                known = os.environ.get(ALSO_TRUSTED, "")
-                os.environ[ALSO_TRUSTED] = ",".join(dict.fromkeys(filter(None, [*known.split(","), name])))
+                _tell_children(name)
+
+
+def tell_children(settings: Settings) -> None:
+    """Lets processes that this one starts, also on other machines, run what it may run itself of these settings."""
+    for _, name in named(settings):
+        if is_trusted(name):
+            _tell_children(name)
+
+
+def _tell_children(name: str) -> None:
+    known = os.environ.get(ALSO_TRUSTED, "")
+    os.environ[ALSO_TRUSTED] = ",".join(dict.fromkeys(filter(None, [*known.split(","), name])))
 
 
 def claim(run_id: str) -> None:

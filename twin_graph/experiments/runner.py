@@ -22,7 +22,7 @@ import psutil
 
 from twin_graph.base import ended
 from twin_graph.base.signals import on_signal
-from twin_graph.config import lookup
+from twin_graph.config import lookup, trust
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, DamagedError, DivergedError, InUseError, TwinGraphError, UsageError
 from twin_graph.experiments.experiment import Experiment, State, edited_since, look, state_of
 from twin_graph.snapshots.ledger import utc_now
@@ -178,6 +178,7 @@ class Runner:
         if why := self._edited(planned):
             self.states[planned.name] = state._replace(state="failed", error=why)
             return
+        trust.tell_children(planned.settings)
         command = self.experiment.command(planned)
         log = self.experiment.log(planned)
         with log.open("a", encoding="utf-8") as file:
