@@ -42,7 +42,7 @@ def cluster(file: Path, task: str, listen: str | None, insecure_network: bool) -
       twin-graph cluster pong.toml --task worker:0
       twin-graph cluster pong.toml --task ps:0 --listen 10.0.0.1 --insecure-network
     """
-    from twin_graph.distributed.task import parse, run_task
+    from twin_graph.distributed.task import parse, relay_for, run_task
 
     described = Cluster.described(file)
     job, index = parse(described, task)
@@ -59,8 +59,9 @@ def cluster(file: Path, task: str, listen: str | None, insecure_network: bool) -
             )
     elif listen:
         raise UsageError(f"{task} does not listen; leave out --listen {listen}")
-    say(f"{task} of {described.run}{listening}; ends with the run")
+    relay = relay_for(described, task)
+    say(f"{task} of {described.run}{listening}; ends with the run{f'; {relay.protection}' if relay else ''}")
     # Of a server, Python would first wait for the session's answer; a shell's background tasks would ignore it.
     signal.signal(signal.SIGINT, signal.SIG_DFL if job == "ps" else signal.default_int_handler)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm warns all tasks: the chief needs this one to save
-    run_task(described, task)
+    run_task(described, task, relay)

@@ -243,6 +243,7 @@ def show_training(
 
         progresses = chief.train(run, env, point, cluster=cluster)
         say("asynchronous: weights depend on timing, so two runs with the same seed end differently")
+        say(f"parameter servers: {chief.protection(cluster)}")
     else:
         progresses = trainer.train(run, env, point)
     progress = None

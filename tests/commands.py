@@ -158,6 +158,8 @@ leash = 0
 if program[:2] == ["-m", "twin_graph.base.leash"]:  # this process is what the leash has
     leash = int(program[2])
     program[1:] = program[3:]
+elif program[:2] == ["-m", "twin_graph.distributed"]:
+    leash = int(program.pop())
 if program[0] not in ("-c", "-m", "twin-graph") and not program[0].endswith(".py"):
     os.execv("{python}", ["{python}", *sys.argv[1:]])
 

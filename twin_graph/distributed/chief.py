@@ -15,8 +15,9 @@ from twin_graph.agent.held_out import HELD_OUT_SIZE
 from twin_graph.agent.live_run import LiveRun
 from twin_graph.base.counters import Tally
 from twin_graph.base.streams import Purpose, environment_seeds, stream
+from twin_graph.distributed import private, relay
 from twin_graph.distributed.cluster import Cluster
-from twin_graph.distributed.shared import Counts, Shared, in_words
+from twin_graph.distributed.shared import Counts, NotOursError, Shared, in_words
 from twin_graph.distributed.supervisor import Supervisor
 from twin_graph.errors import NoWorkerError, TwinGraphError
 from twin_graph.snapshots.files import make_folder
@@ -74,7 +75,7 @@ class Chief(Stepper):
         self._patient_until = math.inf
         self._since = self._tally.counters
         self.supervisor = supervisor
-        self._shared = Shared(cluster, self._learner.online, live.settings.vector_steps)
+        self._shared = Shared(cluster, self._learner.online, live.settings.vector_steps, self._run.id)
 
     def start(self) -> Iterator[None]:
         """Lets the workers begin, once the servers answer; yields while they do not.
@@ -83,7 +84,8 @@ class Chief(Stepper):
           TwinGraphError: they never do, or not as they should.
         """
         counts = Counts(self._tally.agent_steps // self._env.count, self._tally.updates, self._tally.episodes)
-        for _ in self._shared.begin(self._learner.online.all_variables(), counts, attempt=self._run.attempt):
+        for news in self._shared.begin(self._learner.online.all_variables(), counts, attempt=self._run.attempt):
+            self._live.notices += filter(None, [news])
             self._supervise()
             yield
         self._has_servers = True
@@ -94,7 +96,7 @@ class Chief(Stepper):
         """Lets the servers go once the workers have ended, or have had time to; nothing where one is lost."""
         try:
             if self._has_servers and not self._has_waited:
-                with contextlib.suppress(tf.errors.OpError):
+                with contextlib.suppress(tf.errors.OpError, NotOursError):
                     self._shared.ask_to_stop()
                 self._wait_for_workers(_WORKERS_STOP_SECONDS)
         finally:
@@ -240,6 +242,9 @@ class Chief(Stepper):
             lost = self._shared.unheard()
             which = f"the parameter server at {', '.join(lost)}" if lost else "a parameter server"
             raise TwinGraphError(f"{which} does not answer ({in_words(error)})") from None
+        except NotOursError:
+            self._has_servers = False
+            raise
 
     def _supervise(self) -> None:
         if self.supervisor:
@@ -264,6 +269,15 @@ def _raise_failure(worker: WorkerStatus) -> None:
     """Raises the error with which a worker failed, if it did."""
     if worker.state == "failed":
         raise getattr(errors, worker.error, TwinGraphError)(f"{worker.name}: {worker.message}")
+
+
+def protection(cluster: Cluster | None) -> str:
+    """What keeps others from a run's servers, for people.
+
+    Args:
+      cluster: as for `train`.
+    """
+    return relay.protection(list(cluster.ps) if cluster else [], is_private=private.is_possible())
 
 
 def train(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,19 +17,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from twin_graph.distributed.cluster import Cluster, is_loopback
-from twin_graph.distributed.loopback import accept_loopback_only
+from twin_graph.distributed.probe import OTHER, SILENT, look
 from twin_graph.errors import TwinGraphError
 from twin_graph.snapshots.store import Variable
 from twin_graph.twin import optimizers
 from twin_graph.twin.tf import tf
-from twin_graph.twin.twin import Twin, setters, to_set
+from twin_graph.twin.twin import Twin, to_set
 
 if TYPE_CHECKING:
     from twin_graph.twin.model import ModelSpec
 
-_COUNTERS = ("vector_steps", "updates", "episodes", "stop", "attempt")
+_COUNTERS = ("vector_steps", "updates", "episodes", "stop", "finished", "attempt", "run")
 _NO_LIMIT = 2**62
 _ANSWER_MILLISECONDS = 10_000
+_ANSWER_BEYOND_MILLISECONDS = 30_000  # of another machine: a link may be down for 10 s, and TCP asks again ever later
+_RUN_DIGITS = 15  # of a run's id, which are a number that an int64 holds
 _START_SECONDS = 600.0
 _TRY_SECONDS = 0.2
 _LINE = 300  # characters
@@ -38,6 +39,9 @@ _REFUSED = "RunGraph (Worker) request was received twice"
 #: What a call raises whose server is gone, or not up yet.
 _NOT_THERE = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError)
 ANOTHER_CHIEF = "the run was resumed without this task; start it again"
+_ANOTHER_RUN = "the server is another run's"
+#: Of waiting for a server, before it is said.
+PATIENT_SECONDS = 10.0
 
 
 class Counts(NamedTuple):
@@ -91,20 +95,24 @@ def in_words(error: Any) -> str:
     return f"{type(error).__name__}: {' '.join(error.message.split())[:_LINE]}"
 
 
+class NotOursError(TwinGraphError):
+    """A server that answers is another run's, another attempt's, or was started anew and knows nothing."""
+
+
 def start_server(address: str) -> Any:
-    """A `tf.train.Server`, alone in its cluster; on a loopback address it accepts connections from this machine only.
+    """A `tf.train.Server`, alone in its cluster. It listens on every interface: who starts it keeps others away.
+
+    Args:
+      address: its port may be 0, for a free one.
 
     Raises:
-      TwinGraphError: its port is taken, most likely.
+      TwinGraphError: it cannot listen.
     """
     config = tf.ConfigProto(device_count={"GPU": 0})  # graphics memory is for workers
     try:
-        server = tf.train.Server({"ps": [address]}, job_name="ps", task_index=0, config=config)
+        return tf.train.Server({"ps": [address]}, job_name="ps", task_index=0, config=config)
     except tf.errors.OpError as error:
         raise TwinGraphError(f"cannot listen on {address}: {error.message}. Does another run use the port?") from None
-    if is_loopback(address):
-        accept_loopback_only(int(address.rpartition(":")[2]))
-    return server
 
 
 def placement(variables: Sequence[Variable], servers: int) -> list[list[Variable]]:
@@ -128,10 +136,56 @@ def done_queue() -> Any:
     return tf.FIFOQueue(1, tf.bool, shapes=[[]], shared_name="done")
 
 
-class _Part:
-    """What one server holds: some trainables, what the optimizer has of them, counters."""
+def _counters() -> dict[str, Any]:
+    """By name: of a server, or for its clients."""
+    return {
+        name: tf.get_variable(
+            f"counters/{name}",
+            [],
+            tf.int64,
+            initializer=tf.zeros_initializer(),
+            trainable=False,
+            use_resource=True,
+            collections=[],
+        )
+        for name in _COUNTERS
+    }
 
-    def __init__(self, address: str, spec: ModelSpec, trainables: Sequence[Variable], vector_steps: int) -> None:
+
+def _is_set(counter: Any) -> Any:
+    return tf.raw_ops.VarIsInitializedOp(resource=counter.handle)
+
+
+def _or_zero(counter: Any) -> Any:
+    """A counter's value; 0 while nobody has set it."""
+    return tf.cond(_is_set(counter), counter.read_value, lambda: tf.zeros([], tf.int64))
+
+
+def is_finished() -> Any:
+    """Whether a worker has found that all steps of the server's run are made."""
+    return _or_zero(_counters()["finished"]) > 0
+
+
+def number_of(run_id: str) -> int:
+    """A run's number on the servers, from its id."""
+    return int(run_id[:_RUN_DIGITS], 16)
+
+
+class _Part:
+    """What one server holds: some trainables, what the optimizer has of them, counters.
+
+    Args:
+      address: of the server.
+      spec: of the twins.
+      trainables: which it holds.
+      vector_steps: at which the run ends.
+      run: its number.
+    """
+
+    def __init__(
+        self, address: str, spec: ModelSpec, trainables: Sequence[Variable], vector_steps: int, run: int
+    ) -> None:
+        self.address, self._number = address, run
         graph = tf.Graph()
         with graph.as_default():
             held = [
@@ -140,54 +194,99 @@ class _Part:
             ]
             self.gradients = {v.name: tf.placeholder(v.dtype, v.shape) for v in trainables}
             self.learning_rate = tf.placeholder(tf.float32, [])
-            self.counters = {
-                name: tf.get_variable(
-                    f"counters/{name}",
-                    [],
-                    tf.int64,
-                    initializer=tf.zeros_initializer(),
-                    trainable=False,
-                    use_resource=True,
-                    collections=[],
-                )
-                for name in _COUNTERS
-            }
+            self.counters = _counters()
             self.attempt = tf.placeholder(tf.int64, [])
-            present = tf.debugging.assert_equal(self.counters["attempt"], self.attempt, message=ANOTHER_CHIEF)
-            applied = present
+            self._run_number = tf.constant(run, tf.int64)
+            self._ours = tf.debugging.assert_equal(self.counters["run"], self._run_number, message=_ANOTHER_RUN)
+            with tf.control_dependencies([self._ours]):
+                self.present = tf.debugging.assert_equal(self.counters["attempt"], self.attempt, message=ANOTHER_CHIEF)
+            applied = self.present
             if held:
                 optimizer = optimizers.Optimizer(spec.train)
-                with tf.control_dependencies([present]):
+                with tf.control_dependencies([self.present]):
                     applied = optimizer.apply(list(self.gradients.values()), held, self.learning_rate)
             self.trainables = {v.op.name: v for v in held}
             self.variables = {v.op.name: v for v in tf.global_variables()}
-            self._setters = setters({**self.variables, **self.counters})
-            self.is_begun = tf.raw_ops.VarIsInitializedOp(resource=self.counters["attempt"].handle)
+            self._setters = self._guarded_setters({**self.variables, **self.counters})
+            self.begun = _or_zero(self.counters["attempt"])
             with tf.control_dependencies([applied]):
                 self.update = _count_up(self.counters["updates"], _NO_LIMIT)
             self.ended = tf.placeholder(tf.int64, [])
-            with tf.control_dependencies([present]):
+            with tf.control_dependencies([self.present]):
                 self.stops = tf.identity(self.counters["stop"])
                 self.claim = _count_up(self.counters["vector_steps"], vector_steps)
                 self.count_episodes = self.counters["episodes"].assign_add(self.ended, read_value=False)
-            self.leave = done_queue().enqueue(True)
+                self.finish = self.counters["finished"].assign(1, read_value=False)
+                self.leave = done_queue().enqueue(True)
+            self._take = self._taken()
+            self._owner = _or_zero(self.counters["run"])
         graph.finalize()
-        config = tf.ConfigProto(operation_timeout_in_ms=_ANSWER_MILLISECONDS)
+        patience = _ANSWER_MILLISECONDS if is_loopback(address) else _ANSWER_BEYOND_MILLISECONDS
+        config = tf.ConfigProto(operation_timeout_in_ms=patience)
         # Not `SessionCalls`: what these look up is given back at the end, which takes forever if the server is gone.
         self.run = ServerSession(f"grpc://{address}", graph=graph, config=config).run
 
+    def _guarded_setters(self, variables: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """As `setters`, of a server that is this run's: of another's, nothing is changed."""
+        guarded = {}
+        with tf.control_dependencies([self._ours]):
+            for name, variable in variables.items():
+                value = tf.placeholder(variable.dtype.base_dtype, variable.shape)
+                guarded[name] = variable.assign(value, read_value=False), value
+        return guarded
+
+    def _taken(self) -> Any:
+        """Makes the server this run's if it is nobody's yet; whose it is then. No two chiefs get it."""
+
+        def take() -> Any:
+            owner = _or_zero(self.counters["run"])
+            owner = tf.where(tf.equal(owner, 0), self._run_number, owner)
+            with tf.control_dependencies([self.counters["run"].assign(owner, read_value=False)]):
+                return tf.identity(owner)
+
+        return tf.CriticalSection(shared_name="taking").execute(take)
+
+    def take(self) -> None:
+        """Makes the server this run's, for its life. Raises `NotOursError` if it is another's; nothing is changed."""
+        self._check(int(self.run(self._take)))
+
+    def check_owner(self) -> None:
+        """Raises `NotOursError` if the server is another run's; it may be nobody's yet."""
+        if owner := int(self.run(self._owner)):
+            self._check(owner)
+
+    def _check(self, owner: int) -> None:
+        if owner != self._number:
+            raise NotOursError(
+                f"the parameter server at {self.address} serves another run (its id begins with "
+                f"{owner:0{_RUN_DIGITS}x}); end it or use another address"
+            )
+
     def run_in(self, attempt: int, wanted: Any, fed: Mapping[Any, Any] = MappingProxyType({})) -> Any:
-        """As `run`, for workers. Raises `TwinGraphError` if the server is at another attempt of the run."""
-        try:
-            return self.run(wanted, {**fed, self.attempt: attempt})
-        except tf.errors.InvalidArgumentError as error:
-            if ANOTHER_CHIEF not in error.message:
-                raise
-            raise TwinGraphError(ANOTHER_CHIEF) from None
+        """As `run`, if the server is at this attempt of this run. Raises `NotOursError` if it is not."""
+        with self._explained():
+            return self.run([wanted, self.present], {**fed, self.attempt: attempt})[0]
 
     def assign(self, values: Mapping[str, Any]) -> None:
-        """Sets variables and counters by name."""
-        self.run(*to_set(self._setters, values))
+        """Sets variables and counters by name. Raises `NotOursError` if the server is not this run's."""
+        with self._explained():
+            self.run(*to_set(self._setters, values))
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            if ANOTHER_CHIEF in error.message:
+                raise NotOursError(ANOTHER_CHIEF) from None
+            if _ANOTHER_RUN not in error.message:
+                raise
+            self.check_owner()
+            raise
+        except tf.errors.FailedPreconditionError:  # its variables were never set
+            raise NotOursError(
+                f"the parameter server at {self.address} was started anew, and the newest updates are lost"
+            ) from None
 
 
 def _reach_directly(addresses: Sequence[str]) -> None:
@@ -204,17 +303,19 @@ class Shared:
       cluster: whose.
       twin: whose trainables they are, by name, shape and optimizer.
       vector_steps: of all workers together, at which the run ends.
+      run: its id.
 
-    Every method raises `tf.errors.OpError` where a server does not answer.
+    Every method raises `tf.errors.OpError` where a server does not answer, and `NotOursError` where one is another
+    run's, or another attempt's.
     """
 
-    def __init__(self, cluster: Cluster, twin: Twin, vector_steps: int) -> None:
+    def __init__(self, cluster: Cluster, twin: Twin, vector_steps: int, run: str) -> None:
         self._addresses = cluster.ps
         _reach_directly(cluster.ps)
-        self._attempt = 0  # of the run, as a worker found it
+        self._attempt = 0  # of the run, as the chief began it
         placed = placement([Variable.of(v) for v in twin.model.trainables], len(cluster.ps))
         self._parts = [
-            _Part(address, twin.spec, trainables, vector_steps)
+            _Part(address, twin.spec, trainables, vector_steps, number_of(run))
             for address, trainables in zip(cluster.ps, placed, strict=True)
         ]
         self._first = self._parts[0]  # whose counters count
@@ -227,15 +328,17 @@ class Shared:
             self._threads.shutdown()
 
     def unheard(self) -> list[str]:
-        """Addresses at which no server listens."""
-        return [address for address in self._addresses if not _listens(address)]
+        """Addresses at which no server answers."""
+        return [address for address in self._addresses if look(address)]
 
     def _of_each(self, work: Callable[[_Part], Any]) -> Iterator[Any]:
         """By each server that holds something, at once."""
         return self._threads.map(work, self._holding) if self._threads else map(work, self._holding)
 
-    def begin(self, values: Mapping[str, np.ndarray], counts: Counts, *, attempt: int) -> Iterator[None]:
+    def begin(self, values: Mapping[str, np.ndarray], counts: Counts, *, attempt: int) -> Iterator[str]:
         """Sets everything, once the servers answer; workers wait for this. Yields while they do not.
+
+        Now and then it yields what it waits for, in words, once each; otherwise an empty string.
 
         Args:
           values: of the shared variables, by name.
@@ -243,38 +346,54 @@ class Shared:
           attempt: of the run, from 1; workers of an earlier one end when they see it.
 
         Raises:
+          NotOursError: a server is another run's; nothing was changed there.
           TwinGraphError: no server answers, or not as one should.
         """
+        waiting = _Waiting(self._addresses)
         for _ in _tries(_START_SECONDS):
-            if not all(map(_listens, self._addresses)):  # up to the first that does not
-                yield
+            if not waiting.is_over():
+                yield waiting.news()
                 continue
             try:
+                for part in self._parts:
+                    part.check_owner()
+                for part in self._parts:
+                    part.take()
                 for part in self._parts:  # no worker begins, and those that have begun change nothing any more
                     part.assign({"attempt": 0})
                 self.push(values)
                 for part in reversed(self._parts):  # workers wait for the first
-                    part.assign(counts._asdict() | {"stop": 0})
+                    part.assign(counts._asdict() | {"stop": 0, "finished": 0})
                     part.assign({"attempt": attempt})
+                self._attempt = attempt
                 return
             except _NOT_THERE:
-                yield
+                yield ""
             except tf.errors.OpError as error:
                 raise TwinGraphError(f"a parameter server cannot be used: {in_words(error)}") from None
         raise TwinGraphError(f"no parameter server answers at {', '.join(self._addresses)}")
 
-    def wait_for_chief(self, seconds: float) -> int:
+    def wait_for_chief(self, seconds: float, tell: Callable[[str], None] = lambda _: None) -> int:
         """The run's attempt, when the chief has begun it, in whatever order processes were started. For workers, first.
 
+        Args:
+          seconds: to wait.
+          tell: told in words if it takes long.
+
         Raises:
-          TwinGraphError: it has not.
+          NotOursError: the server is another run's.
+          TwinGraphError: the chief has not begun.
         """
+        waiting = _Waiting(self._addresses[:1])
         for _ in _tries(seconds):
             with contextlib.suppress(*_NOT_THERE):
-                if _listens(self._addresses[0]) and self._first.run(self._first.is_begun):
-                    self._attempt = int(self._first.run(self._first.counters["attempt"]))
+                if waiting.is_over():
+                    self._first.check_owner()
+                    self._attempt = int(self._first.run(self._first.begun))
                     if self._attempt:
                         return self._attempt
+                elif news := waiting.news():
+                    tell(news)
         raise TwinGraphError(f"no chief in {seconds:.0f} s: has it been started?")
 
     def push(self, values: Mapping[str, np.ndarray]) -> None:
@@ -289,13 +408,16 @@ class Shared:
         """How many updates were made, and the trainables; for those that come in meanwhile see `pull`."""
         return self._values(lambda part: part.trainables)
 
+    def _ask(self, part: _Part, wanted: Any, fed: Mapping[Any, Any] = MappingProxyType({})) -> Any:
+        return part.run_in(self._attempt, wanted, fed)
+
     def _values(self, of: Callable[[_Part], dict[str, Any]]) -> tuple[int, dict[str, np.ndarray]]:
-        answers = list(self._of_each(lambda part: part.run([part.counters["updates"], *of(part).values()])))
+        answers = list(self._of_each(lambda part: self._ask(part, [part.counters["updates"], *of(part).values()])))
         names = [name for part in self._holding for name in of(part)]
         return int(answers[0][0]), dict(zip(names, (value for answer in answers for value in answer[1:]), strict=True))
 
     def counts(self) -> Counts:
-        values = self._first.run([self._first.counters[name] for name in Counts._fields])
+        values = self._ask(self._first, [self._first.counters[name] for name in Counts._fields])
         return Counts(*map(int, values))
 
     def ask_to_stop(self) -> None:
@@ -305,30 +427,33 @@ class Shared:
     def leave(self) -> None:
         """Ends the servers; one that is gone is passed over."""
         for part in self._parts:
-            with contextlib.suppress(tf.errors.OpError):
-                part.run(part.leave)
+            with contextlib.suppress(tf.errors.OpError, NotOursError):
+                self._ask(part, part.leave)
 
     def claim_step(self) -> int | None:
         """The number of a vector step that nobody else makes; None if all are made, or the chief wants an end.
 
-        As the two below, it raises `TwinGraphError` if a chief has begun another attempt than this worker's.
+        As the two below, it raises `NotOursError` if a chief has begun another attempt than this worker's.
         """
-        if self._first.run_in(self._attempt, self._first.stops):
+        if self._ask(self._first, self._first.stops):
             return None
         try:
-            return int(self._first.run_in(self._attempt, self._first.claim))
+            return int(self._ask(self._first, self._first.claim))
         except tf.errors.OutOfRangeError:
+            for part in self._parts:
+                with contextlib.suppress(tf.errors.OpError):  # the chief may have ended it by now
+                    self._ask(part, part.finish)
             return None
 
     def count_episodes(self, ended: int) -> None:
-        self._first.run_in(self._attempt, self._first.count_episodes, {self._first.ended: ended})
+        self._ask(self._first, self._first.count_episodes, {self._first.ended: ended})
 
     def apply(self, gradients: Mapping[str, np.ndarray], learning_rate: float) -> int:
         """One optimizer step; returns its number in the run, from 0."""
 
         def apply_part(part: _Part) -> int:
             fed = {placeholder: gradients[name] for name, placeholder in part.gradients.items()}
-            return int(part.run_in(self._attempt, part.update, {**fed, part.learning_rate: learning_rate}))
+            return int(self._ask(part, part.update, {**fed, part.learning_rate: learning_rate}))
 
         update, *_ = self._of_each(apply_part)
         return int(update)
@@ -342,9 +467,32 @@ def _tries(seconds: float) -> Iterator[None]:
         time.sleep(_TRY_SECONDS)
 
 
-def _listens(address: str) -> bool:
-    """Whether anybody does; a session would wait for that, and could not be interrupted meanwhile."""
-    host, _, port = address.rpartition(":")
-    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+class _Waiting:
+    """For servers that do not answer yet.
+
+    Args:
+      addresses: of the servers.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = addresses
+        self._found: dict[str, str] = {}  # of those that do not answer, what is there instead
+        self._said: dict[str, str] = {}
+        self._since = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Whether all answer. A session would wait for that, and could not be interrupted meanwhile."""
+        for address in self._addresses:  # up to the first that does not
+            if found := look(address):
+                self._found = {address: found}
+                return False
         return True
-    return False
+
+    def news(self) -> str:
+        """Which does not answer, and how, if that was not said yet and some time has passed; or nothing."""
+        if time.monotonic() - self._since < PATIENT_SECONDS or self._found == self._said:
+            return ""
+        self._said = self._found
+        [(address, found)] = self._found.items()
+        what = {OTHER: "something else answers there", SILENT: "something listens there, and does not answer"}
+        return f"no parameter server answers at {address}: {what.get(found, 'nothing listens there')}"

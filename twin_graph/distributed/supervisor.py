@@ -73,11 +73,10 @@ class Supervisor:
             sys.executable,
             "-P",
             "-m",
-            "twin_graph.base.leash",
-            str(os.getpid()),
             "twin_graph.distributed",
             str(self._file),
             task,
+            str(os.getpid()),
         ]
         check_in_place(log)
         with log.open("ab") as output:

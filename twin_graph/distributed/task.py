@@ -5,31 +5,45 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from twin_graph.distributed.relay import Relay
 from twin_graph.errors import TwinGraphError, UsageError
 
 if TYPE_CHECKING:
     from twin_graph.distributed.cluster import Cluster
 
 
-def run_task(cluster: Cluster, task: str) -> None:
+def relay_for(cluster: Cluster, task: str) -> Relay | None:
+    """The public end of a parameter server; none for a worker. To be made before TensorFlow is imported.
+
+    Raises:
+      UsageError: there is no such task, or its host is unknown.
+      TwinGraphError: this is not Linux.
+    """
+    job, index = parse(cluster, task)
+    return Relay(cluster.ps[index]) if job == "ps" else None
+
+
+def run_task(cluster: Cluster, task: str, relay: Relay | None) -> None:
     """The whole life of a parameter server or a worker.
 
     Args:
       cluster: described.
       task: its name.
+      relay: see `relay_for`.
 
     Raises:
-      UsageError: there is no such task.
       TwinGraphError: it failed.
     """
-    job, index = parse(cluster, task)
+    if relay:
+        relay.take_port()
+    _, index = parse(cluster, task)
     from twin_graph.distributed import server, worker
     from twin_graph.distributed.shared import in_words
     from twin_graph.twin.tf import tf
 
     try:
-        if job == "ps":
-            server.serve(cluster, index)
+        if relay:
+            server.serve(relay)
         else:
             worker.work(cluster, index)
     except tf.errors.OpError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -219,8 +220,8 @@ def work(cluster: Cluster, index: int) -> None:
         twin = open_.enter_context(
             Twin(name_of(index), spec, compute=Compute(threads=whole.twin.threads, gpu_memory_fraction=fraction))
         )
-        shared = open_.enter_context(contextlib.closing(Shared(cluster, twin, whole.vector_steps)))
-        run.attempt = shared.wait_for_chief(_CHIEF_SECONDS)
+        shared = open_.enter_context(contextlib.closing(Shared(cluster, twin, whole.vector_steps, run.id)))
+        run.attempt = shared.wait_for_chief(_CHIEF_SECONDS, lambda news: print(news, file=sys.stderr, flush=True))
         if Run(run.folder).settings != whole:
             raise TwinGraphError(f"the settings of {run.folder} were changed since this task began; start it again")
         copy = Copy(shared, twin)
