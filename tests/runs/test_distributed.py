@@ -75,6 +75,7 @@ def test_what_lies_on_the_servers_is_what_a_twin_has_without_its_sums(optimizer:
     ):
         values = {name: value + 1 for name, value in twin.all_variables().items()}
         list(chief.begin(values, Counts(0, 0, 0), attempt=1))
+        assert worker.wait_for_chief(30) == 1
         shared = worker.pull()
         assert sorted(shared) == sorted(name for name in values if not name.startswith("accumulated/"))
         for name, value in shared.items():
@@ -428,6 +429,7 @@ def chief_of(settings: Settings, folder: Path) -> Iterator[tuple[LiveRun, Chief,
                 contextlib.closing(Chief(live, env, cluster, None)) as chief,
             ):
                 list(chief.start())
+                client.wait_for_chief(30)
                 yield live, chief, client
     del kept
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 from twin_graph.distributed import private
 from twin_graph.distributed.cluster import LOOPBACK, is_loopback
-from twin_graph.distributed.connections import ESTABLISHED, Connections, plain
+from twin_graph.distributed.connections import Connections, plain
 from twin_graph.distributed.gate import Gate
 from twin_graph.errors import TwinGraphError, UsageError
 
@@ -150,7 +150,7 @@ class Relay:
             return None  # the network was said to be trusted
         for _ in range(_LOOKS):
             end = self._connections.end_of(theirs, ours)
-            if end and end.state == ESTABLISHED and end.is_open:
+            if end and end.is_open:
                 return None if end.user in (self._user, _ROOT) else f"of user {end.user}"
         if is_here:
             raise ConnectionError  # it says nothing any more
