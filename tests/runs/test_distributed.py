@@ -222,6 +222,85 @@ def test_workers_of_an_earlier_attempt_change_nothing_any_more(tmp_path: Path) -
             np.testing.assert_array_equal(value, values[name], err_msg=name)
 
 
+OTHER_RUN = "fedcba9876543210" * 2
+SERVES_ANOTHER = (
+    r"^the parameter server at {} serves another run \(its id begins with {}\); end it or use another address$"
+)
+
+
+def test_a_server_serves_one_run_and_changes_nothing_for_another(tmp_path: Path) -> None:
+    with (
+        Twin("online", spec(), compute=Compute(threads=1)) as twin,
+        sharing(2, 1, twin, 9, tmp_path) as (chief, worker),
+    ):
+        values = {name: value + 1 for name, value in twin.all_variables().items()}
+        list(chief.begin(values, Counts(3, 2, 1), attempt=1))
+        assert worker.wait_for_chief(30) == 1
+        cluster = Cluster(run=tmp_path, ps=tuple(chief._addresses), workers=1)
+        with contextlib.closing(Shared(cluster, twin, 9, OTHER_RUN)) as other:
+            message = SERVES_ANOTHER.format(cluster.ps[0], RUN[:15])
+            with pytest.raises(TwinGraphError, match=message):
+                list(other.begin(twin.all_variables(), Counts(0, 0, 0), attempt=1))
+            with pytest.raises(TwinGraphError, match=message):
+                other.wait_for_chief(30)
+            for call in (other.ask_to_stop, other.counts, other.pull, lambda: other.push(twin.all_variables())):
+                other._attempt = 1  # as where the server of its run was replaced by this one
+                with pytest.raises(TwinGraphError, match="serves another run"):
+                    call()
+            other.leave()
+        assert worker.claim_step() == 3
+        assert chief.counts() == Counts(4, 2, 1)
+        for name, value in chief.pull().items():
+            np.testing.assert_array_equal(value, values[name], err_msg=name)
+
+
+def test_of_two_runs_that_begin_on_a_server_at_once_one_gets_it(tmp_path: Path) -> None:
+    with Twin("online", spec(), compute=Compute(threads=1)) as twin, sharing(1, 1, twin, 9, tmp_path) as (first, _):
+        cluster = Cluster(run=tmp_path, ps=tuple(first._addresses), workers=1)
+        values = twin.all_variables()
+        with contextlib.ExitStack() as open_, ThreadPoolExecutor(6) as threads:
+            chiefs = [Shared(cluster, twin, 9, f"{number}" * 32) for number in range(1, 7)]
+            for chief in chiefs:
+                open_.callback(chief.close)
+
+            def begins(chief: Shared) -> bool:
+                try:
+                    return list(chief.begin(values, Counts(0, 0, 0), attempt=1)) == []
+                except TwinGraphError as error:
+                    assert "serves another run" in str(error)  # noqa: PT017
+                    return False
+
+            assert sum(threads.map(begins, chiefs)) == 1
+
+
+def test_a_server_that_was_started_anew_is_not_taken_for_the_runs(tmp_path: Path) -> None:
+    with Twin("online", spec(), compute=Compute(threads=1)) as twin, sharing(1, 1, twin, 9, tmp_path) as (chief, _):
+        for call in (chief.counts, chief.pull, chief.claim_step, chief.ask_to_stop):
+            with pytest.raises(TwinGraphError, match=r"was started anew, and the newest updates are lost$"):
+                call()
+
+
+def test_what_is_waited_for_is_said_if_it_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twin_graph.distributed.shared.PATIENT_SECONDS", 0.0)
+    cluster = Cluster.on_this_machine(tmp_path, workers=1, servers=1)
+    [address] = cluster.ps
+    host, _, port = address.rpartition(":")
+    with (
+        Twin("online", spec(), compute=Compute(threads=1)) as twin,
+        contextlib.closing(Shared(cluster, twin, 9, RUN)) as chief,
+    ):
+        waiting = chief.begin(twin.all_variables(), Counts(0, 0, 0), attempt=1)
+        said = [next(waiting), next(waiting)]
+        with socket.create_server((host, int(port))):
+            said += [next(waiting), next(waiting)]
+        kept = start_server(address)
+        assert list(filter(None, waiting)) == []
+        del kept
+    no_server = f"no parameter server answers at {address}: "
+    silent = "something listens there, and does not answer"
+    assert said == [no_server + "nothing listens there", "", no_server + silent, ""]
+
+
 def test_workers_stop_when_the_chief_asks(tmp_path: Path) -> None:
     chosen = spec()
     with (
@@ -858,6 +937,88 @@ def test_a_described_cluster_starts_in_any_order(tmp_path: Path) -> None:
             process.kill()
     status = report.status(Run(tmp_path / "run"))
     assert status.agent_steps == sum(worker.agent_steps for worker in status.workers) == 1_200
+
+
+def test_a_second_run_on_the_same_server_is_refused_and_the_first_ends_exactly(tmp_path: Path) -> None:
+    file, cluster = described(tmp_path)
+    other = tmp_path / "other.toml"
+    other.write_text(f'run = "{tmp_path / "other"}"\nps = ["{cluster.ps[0]}"]\nworkers = 1\n')
+    tasks = [Command("cluster", str(file), f"--task={task}", cwd=tmp_path) for task in ("ps:0", "worker:0")]
+    chief = Command("train", "cartpole", f"--cluster={file}", "--steps=4000", *TINY, cwd=tmp_path)
+    try:
+        wait_until(lambda: working(tmp_path / "run", attempt=1, workers=1))
+        second = twin_graph("train", "cartpole", f"--cluster={other}", "--steps=2000", *TINY, cwd=tmp_path)
+        assert second.returncode == 1
+        message = SERVES_ANOTHER.format(cluster.ps[0], Run(tmp_path / "run").id[:15])
+        assert re.match(message.replace("^", "Error: "), second.stderr.splitlines()[-1]), second.stderr
+        _, said = chief.communicate(timeout=60)
+        assert chief.returncode == 0, said
+        assert [task.wait(30) for task in tasks] == [0, 0]
+    finally:
+        for process in (chief, *tasks):
+            process.kill()
+    assert not (tmp_path / "other").exists()
+    status = report.status(Run(tmp_path / "run"))
+    assert (status.state, status.agent_steps) == ("finished", 4_000)
+    assert status.updates > 100
+
+
+# A server that waits for a second only.
+IMPATIENT = """
+import runpy, sys
+from twin_graph.distributed import server
+server.ALONE_SECONDS = 1.0
+runpy.run_module("twin_graph.distributed", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_server_whose_chief_was_killed_waits_for_resume_and_ends_when_all_steps_are_made(tmp_path: Path) -> None:
+    file, _ = described(tmp_path)
+    run, log = tmp_path / "run", tmp_path / "ps.log"
+    with log.open("w") as output:
+        server = subprocess.Popen([python(), "-c", IMPATIENT, str(file), "ps:0"], stderr=output)
+    worker = Command("cluster", str(file), "--task=worker:0", cwd=tmp_path)
+    chief = Command("train", "cartpole", f"--cluster={file}", "--steps=4000", *TINY, cwd=tmp_path)
+    try:
+        wait_until(lambda: working(run, attempt=1, workers=1))
+        for process in (worker, chief):
+            process.kill()
+            process.wait(10)
+        time.sleep(3)
+        assert server.poll() is None
+        worker = Command("cluster", str(file), "--task=worker:0", cwd=tmp_path)  # it takes part in either attempt
+        chief = Command("resume", str(run), f"--cluster={file}", cwd=tmp_path)
+        wait_until(lambda: working(run, attempt=2, workers=1))
+        chief.kill()
+        assert worker.wait(60) == 0
+        assert server.wait(20) == 0
+    finally:
+        for process in (chief, worker, server):
+            process.kill()
+    ends = "all steps are made, and nobody was connected for 1 s: this server ends"
+    assert log.read_text().splitlines()[-1] == ends
+
+
+def test_a_worker_takes_part_in_the_attempt_after_its_own(tmp_path: Path) -> None:
+    file, _ = described(tmp_path)
+    run = tmp_path / "run"
+    server, worker = (Command("cluster", str(file), f"--task={task}", cwd=tmp_path) for task in ("ps:0", "worker:0"))
+    chief = Command("train", "cartpole", f"--cluster={file}", "--steps=6000", *TINY, cwd=tmp_path)
+    try:
+        wait_until(lambda: working(run, attempt=1, workers=1))
+        chief.kill()
+        chief.wait(10)
+        chief = Command("resume", str(run), f"--cluster={file}", cwd=tmp_path)
+        _, said = chief.communicate(timeout=60)
+        assert chief.returncode == 0, said
+        assert [worker.wait(30), server.wait(30)] == [0, 0]
+        _, said = worker.communicate()
+    finally:
+        for process in (chief, worker, server):
+            process.kill()
+    assert "the run was resumed: this worker begins again, with an empty replay\n" in said
+    status = report.status(Run(run))
+    assert (status.state, status.attempt, status.agent_steps) == ("finished", 2, 6_000)
 
 
 def test_a_server_that_is_lost_is_named(tmp_path: Path) -> None:

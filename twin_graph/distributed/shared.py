@@ -38,8 +38,8 @@ _LINE = 300  # characters
 _REFUSED = "RunGraph (Worker) request was received twice"
 #: What a call raises whose server is gone, or not up yet.
 _NOT_THERE = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError)
-ANOTHER_CHIEF = "the run was resumed without this task; start it again"
-_ANOTHER_RUN = "the server is another run's"
+_ANOTHER_CHIEF = "the run was resumed without this task; start it again"
+_ANOTHER_RUN = "the server is of another run"
 #: Of waiting for a server, before it is said.
 PATIENT_SECONDS = 10.0
 
@@ -97,6 +97,13 @@ def in_words(error: Any) -> str:
 
 class NotOursError(TwinGraphError):
     """A server that answers is another run's, another attempt's, or was started anew and knows nothing."""
+
+
+class AnotherAttemptError(NotOursError):
+    """The run was resumed by another chief."""
+
+    def __init__(self) -> None:
+        super().__init__(_ANOTHER_CHIEF)
 
 
 def start_server(address: str) -> Any:
@@ -199,7 +206,7 @@ class _Part:
             self._run_number = tf.constant(run, tf.int64)
             self._ours = tf.debugging.assert_equal(self.counters["run"], self._run_number, message=_ANOTHER_RUN)
             with tf.control_dependencies([self._ours]):
-                self.present = tf.debugging.assert_equal(self.counters["attempt"], self.attempt, message=ANOTHER_CHIEF)
+                self.present = tf.debugging.assert_equal(self.counters["attempt"], self.attempt, message=_ANOTHER_CHIEF)
             applied = self.present
             if held:
                 optimizer = optimizers.Optimizer(spec.train)
@@ -228,12 +235,12 @@ class _Part:
 
     def _guarded_setters(self, variables: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """As `setters`, of a server that is this run's: of another's, nothing is changed."""
-        guarded = {}
+        # Made outside: what is made inside waits for the check in place of what takes it in, and not where it is fed.
+        fed = {name: tf.placeholder(variable.dtype.base_dtype, variable.shape) for name, variable in variables.items()}
         with tf.control_dependencies([self._ours]):
-            for name, variable in variables.items():
-                value = tf.placeholder(variable.dtype.base_dtype, variable.shape)
-                guarded[name] = variable.assign(value, read_value=False), value
-        return guarded
+            return {
+                name: (variable.assign(fed[name], read_value=False), fed[name]) for name, variable in variables.items()
+            }
 
     def _taken(self) -> Any:
         """Makes the server this run's if it is nobody's yet; whose it is then. No two chiefs get it."""
@@ -277,8 +284,8 @@ class _Part:
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
-            if ANOTHER_CHIEF in error.message:
-                raise NotOursError(ANOTHER_CHIEF) from None
+            if _ANOTHER_CHIEF in error.message:
+                raise AnotherAttemptError from None
             if _ANOTHER_RUN not in error.message:
                 raise
             self.check_owner()
@@ -373,11 +380,12 @@ class Shared:
                 raise TwinGraphError(f"a parameter server cannot be used: {in_words(error)}") from None
         raise TwinGraphError(f"no parameter server answers at {', '.join(self._addresses)}")
 
-    def wait_for_chief(self, seconds: float, tell: Callable[[str], None] = lambda _: None) -> int:
+    def wait_for_chief(self, seconds: float, *, since: int = 1, tell: Callable[[str], None] = lambda _: None) -> int:
         """The run's attempt, when the chief has begun it, in whatever order processes were started. For workers, first.
 
         Args:
           seconds: to wait.
+          since: the first attempt that will do: a server may still be at that of a chief that is gone.
           tell: told in words if it takes long.
 
         Raises:
@@ -390,7 +398,7 @@ class Shared:
                 if waiting.is_over():
                     self._first.check_owner()
                     self._attempt = int(self._first.run(self._first.begun))
-                    if self._attempt:
+                    if self._attempt >= since:
                         return self._attempt
                 elif news := waiting.news():
                     tell(news)

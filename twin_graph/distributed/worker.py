@@ -20,7 +20,7 @@ from twin_graph.base.counters import Tally
 from twin_graph.base.streams import Purpose, environment_seeds
 from twin_graph.config import trust
 from twin_graph.distributed.copy import Applied, Copy
-from twin_graph.distributed.shared import ANOTHER_CHIEF, Shared
+from twin_graph.distributed.shared import AnotherAttemptError, Shared
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.replay.ring import Batch, Transition
 from twin_graph.snapshots.files import hold_folder
@@ -92,7 +92,7 @@ class Worker:
 
         Raises:
           DivergedError: a loss is not finite.
-          TwinGraphError: another chief has taken over the run.
+          AnotherAttemptError: the run was resumed.
           tf.errors.OpError: a parameter server is lost.
         """
         write_status(self._run.folder, self._status)
@@ -138,7 +138,7 @@ class Worker:
         swaps = self._run.ledger.newest_first(Restore)
         newest = next((swap for swap in swaps if is_target_of(swap, ONLY_LEARNER)), None)
         if self._run.ledger.attempt != self._run.attempt:
-            raise TwinGraphError(ANOTHER_CHIEF)
+            raise AnotherAttemptError
         if newest and newest != self._followed:
             store = self._run.store()
             with store.reading():
@@ -221,19 +221,34 @@ def work(cluster: Cluster, index: int) -> None:
             Twin(name_of(index), spec, compute=Compute(threads=whole.twin.threads, gpu_memory_fraction=fraction))
         )
         shared = open_.enter_context(contextlib.closing(Shared(cluster, twin, whole.vector_steps, run.id)))
-        run.attempt = shared.wait_for_chief(_CHIEF_SECONDS, lambda news: print(news, file=sys.stderr, flush=True))
-        if Run(run.folder).settings != whole:
-            raise TwinGraphError(f"the settings of {run.folder} were changed since this task began; start it again")
         copy = Copy(shared, twin)
-        copy.pull()
-        settings = whole.of_worker(index, updates=copy.version)
-        with contextlib.closing(Worker(run, index, settings, env, shared, copy)) as worker:
-            try:
-                worker.train()
-            except TwinGraphError as error:
-                failed = own_status(index, run.attempt, "failed", str(error), type(error).__name__)
-                write_status(run.folder, failed)
-                raise
+        while _train(run, index, env, shared, copy):
+            tell("the run was resumed: this worker begins again, with an empty replay")
+
+
+def _train(run: Run, index: int, env: VectorEnv, shared: Shared, copy: Copy) -> bool:
+    """Trains in the run's next attempt, until the end; returns whether another attempt has begun meanwhile."""
+    newest = max(1, Run(run.folder).ledger.attempt)  # 0 before the first
+    run.attempt = shared.wait_for_chief(_CHIEF_SECONDS, since=newest, tell=tell)
+    if Run(run.folder).settings != run.settings:
+        raise TwinGraphError(f"the settings of {run.folder} were changed since this task began; start it again")
+    copy.pull()
+    settings = run.settings.of_worker(index, updates=copy.version)
+    with contextlib.closing(Worker(run, index, settings, env, shared, copy)) as worker:
+        try:
+            worker.train()
+        except AnotherAttemptError:
+            return True
+        except TwinGraphError as error:
+            failed = own_status(index, run.attempt, "failed", str(error), type(error).__name__)
+            write_status(run.folder, failed)
+            raise
+    return False
+
+
+def tell(line: str) -> None:
+    """Says something to whoever reads this task's output."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def _wait_for_run(cluster: Cluster) -> Run:
