@@ -1,4 +1,4 @@
-"""A run on two hosts, which are network namespaces: what listens where, exact steps, and a second run on the address."""
+"""A run on two hosts, which are network namespaces: what listens where, exact steps, a second run on its server."""
 
 import re
 import subprocess

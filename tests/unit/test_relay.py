@@ -116,7 +116,7 @@ def test_the_owner_gets_through_and_there_is_no_other_way_in(served: Served) -> 
     assert says_again(served.port, b"once more") == b"once more"
     assert not connects("127.0.0.1", served.inner)
     assert not connects("127.0.0.2", served.port)  # it listens at one address and at no other
-    assert served.protection.startswith("only processes of this user reach it")
+    assert served.protection.startswith("only this user's processes can connect")
 
 
 def test_many_connections_at_once_get_through(served: Served) -> None:

@@ -181,8 +181,8 @@ def protection(addresses: list[str], *, is_private: bool) -> str:
     if beyond:
         return f"no password: everyone on another machine who reaches {', '.join(beyond)} can read and write your files"
     if is_private:
-        return "only processes of this user reach it"
-    return "only processes of this user reach it, by a packet filter: this kernel refuses network namespaces"
+        return "only this user's processes can connect"
+    return "only this user's processes can connect, by a packet filter: this kernel refuses network namespaces"
 
 
 def _entered() -> bool:
