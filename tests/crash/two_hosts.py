@@ -29,7 +29,7 @@ from twin_graph.records import report
 from twin_graph.records.verify import verify
 from twin_graph.snapshots.run import Run
 
-STEPS = 12_000
+STEPS = 8_000
 CONSENT = "--insecure-network"
 START_SECONDS = 120.0
 TRY = """

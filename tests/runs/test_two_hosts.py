@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,20 @@ from test_distributed import TINY, wait_until, working
 from twin_graph.records import report
 from twin_graph.records.verify import verify
 from twin_graph.snapshots.run import Run
+
+AS_ANOTHER_USER = """
+import os, socket, sys
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+with socket.socket() as client:
+    client.settimeout(10)
+    client.connect((b"10.77.0.1", 24000))
+    try:
+        print(client.recv(100))
+    except ConnectionError:
+        print(b"")
+"""
 
 
 @pytest.fixture
@@ -49,6 +64,7 @@ def test_a_run_on_two_hosts_is_exact_listens_where_it_was_asked_to_and_shares_no
     wait_until(lambda: working(run, attempt=1) or chief.poll() is not None)
     assert first.listening() == [address]
     assert second.listening() == []
+    assert first.says(sys.executable, "-c", AS_ANOTHER_USER) == "b''\n"
     late = second.twin_graph("train", "cartpole", f"--cluster={other}", *TINY, *consent, log=logs["second"])
     assert late.wait(60) == 1
     refused = rf"Error: the parameter server at {address} serves another run .*; end it or use another address"
