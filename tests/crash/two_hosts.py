@@ -32,6 +32,7 @@ from twin_graph.snapshots.run import Run
 STEPS = 8_000
 CONSENT = "--insecure-network"
 START_SECONDS = 120.0
+PATIENT_SECONDS = 300.0
 TRY = """
 import socket, sys
 try:
@@ -94,18 +95,20 @@ class Trial:
             time.sleep(0.2)
 
     def finish(self) -> str:
-        """Waits for the end, resuming if need be; returns in words what was needed."""
-        words = []
-        for _ in range(3):
-            code = self.processes["chief"].wait(300)
-            if code == 0:
+        """Waits for the end, and starts again what has ended before it; returns in words what was needed."""
+        words, deadline = [], time.monotonic() + PATIENT_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(1)
+            ended = [name for name, process in self.processes.items() if process.poll() is not None]
+            if "chief" in ended and self.processes["chief"].returncode == 0:
                 break
-            at = self.last("chief")
-            time.sleep(3)  # for the others to notice
-            gone = [name for name, process in self.processes.items() if process.poll() is not None]
-            words.append(f"chief: {at}; resumed with {', '.join(sorted(gone))}")
-            for name in gone:
-                self.start(name)
+            if "chief" in ended:
+                words.append(f"chief: {self.last('chief')}")
+                self.start("chief")
+            elif ended and self.steps() < STEPS:
+                words += [f"started again: {', '.join(ended)}"]
+                for name in ended:
+                    self.start(name)
         return "; ".join(words) or "went on by itself"
 
     def end(self) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
 import sys
@@ -26,7 +25,7 @@ from twin_graph.errors import TwinGraphError, UsageError
 _PORT_SECONDS = 60.0
 _TRY_SECONDS = 0.5
 _WAITING = 128  # connections that were not accepted yet
-_AT_ONCE = 1 << 20  # bytes
+_AT_ONCE = 1 << 18  # bytes
 _LOOKS = 3  # at a list that changes while it is read
 # Of a peer whose machine or network is gone, for TCP to give its connection up.
 _SILENT_SECONDS, _ASK_SECONDS = 30, 10
@@ -213,22 +212,16 @@ def _give_up_the_silent(peer: socket.socket) -> None:
 
 
 def _move(source: socket.socket, sink: socket.socket) -> None:
-    """Passes bytes on until the source ends, through a pipe: they stay in the kernel."""
-    taken, given = os.pipe()
+    """Passes bytes on until the source ends. (By `splice`, weights and gradients took a quarter longer.)"""
+    view = memoryview(bytearray(_AT_ONCE))
     try:
-        with contextlib.suppress(OSError):  # a user may have only so many large ones
-            fcntl.fcntl(given, fcntl.F_SETPIPE_SZ, _AT_ONCE)
-        while count := os.splice(source.fileno(), given, _AT_ONCE):
-            while count:
-                count -= os.splice(taken, sink.fileno(), count)
+        while count := source.recv_into(view):
+            sink.sendall(view[:count])
         sink.shutdown(socket.SHUT_WR)
     except OSError:  # one of them is gone: so that the other direction ends, too
         for one in (source, sink):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-    finally:
-        os.close(taken)
-        os.close(given)
 
 
 def _say(line: str) -> None:
