@@ -22,13 +22,14 @@ class Host:
 
     def __init__(self, name: str, address: str) -> None:
         self.name, self.address = name, address
+        self._started: list[subprocess.Popen[str]] = []
 
     def start(self, *command: str, log: Path | None = None, user: int | None = None) -> subprocess.Popen[str]:
         """A command in this network, in a session of its own; what it says on stderr goes to a file."""
         as_user = [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
         with contextlib.ExitStack() as open_:
             err = open_.enter_context(log.open("a")) if log else subprocess.DEVNULL
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 ["ip", "netns", "exec", self.name, *as_user, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -36,6 +37,8 @@ class Host:
                 text=True,
                 start_new_session=True,
             )
+        self._started.append(process)
+        return process
 
     def twin_graph(self, *arguments: str, log: Path) -> subprocess.Popen[str]:
         return self.start(sys.executable, "-P", "-m", "twin_graph_cli", *arguments, log=log)
@@ -50,7 +53,9 @@ class Host:
         return sorted(line.split()[3] for line in self.says("ss", "-tlnH").splitlines())
 
     def processes(self) -> list[int]:
-        return [int(process) for process in _ip("netns", "pids", self.name).split()]
+        """Those that are in this network, and those started here that have gone into one of their own."""
+        here = {int(process) for process in _ip("netns", "pids", self.name).split()}
+        return sorted(here | {process.pid for process in self._started if process.poll() is None})
 
     def plug(self, *, into: bool) -> None:
         """Puts the cable in, or pulls it out."""
