@@ -54,7 +54,7 @@ class Trial:
         self.file = folder / "cluster.toml"
         self.file.write_text(f'run = "{self.run}"\nps = ["{FIRST}:{port}"]\nworkers = 2\n')
         self.processes: dict[str, subprocess.Popen[str]] = {}
-        self.restarted: list[str] = []
+        self.wanted = STEPS
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -72,7 +72,9 @@ class Trial:
             words += (f"--listen={FIRST}", CONSENT)
         elif name == "chief":
             begun = self.run.exists()
-            words = ("resume", str(self.run)) if begun else ("train", "cartpole", f"--steps={STEPS}", *SETTINGS[:-1])
+            words = (
+                ("resume", str(self.run)) if begun else ("train", "cartpole", f"--steps={self.wanted}", *SETTINGS[:-1])
+            )
             words += (f"--cluster={self.file}", CONSENT)
         self.processes[name] = host.twin_graph(*words, log=self.log(name))
 
@@ -105,7 +107,7 @@ class Trial:
             if "chief" in ended:
                 words.append(f"chief: {self.last('chief')}")
                 self.start("chief")
-            elif ended and self.steps() < STEPS:
+            elif ended and self.steps() < self.wanted:
                 words += [f"started again: {', '.join(ended)}"]
                 for name in ended:
                     self.start(name)
@@ -123,7 +125,7 @@ class Trial:
         damage = len(verify(Run(self.run)).damage)
         for process in self.processes.values():
             process.kill()
-        exact = status.state == "finished" and status.agent_steps == STEPS
+        exact = status.state == "finished" and status.agent_steps == self.wanted
         return {"steps": status.agent_steps, "exact": exact, "processes left": left, "damage": damage}
 
 
@@ -169,6 +171,7 @@ def _killed(name: str) -> Callable[[Trial], str]:
 
 
 def _second_run(trial: Trial) -> str:
+    trial.wanted *= 4  # so that the first still trains
     _all(trial)
     other = trial.folder / "other.toml"
     other.write_text(f'run = "{trial.folder / "other"}"\nps = ["{FIRST}:{trial.port}"]\nworkers = 1\n')

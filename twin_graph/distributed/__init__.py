@@ -5,6 +5,6 @@
     workers        act, sample, compute gradients of a copy, apply them to the shared variables (`worker.work`)
 
 Servers are TensorFlow's own `tf.train.Server`s, and all other processes open sessions on them, through the relay that
-each has in front of it (`relay.Relay`): they obey everyone who gets through. Snapshots reach the
-workers' targets through the run's folder.
+each has in front of it (`relay.Relay`): they obey everyone who gets through. Snapshots reach the workers' targets
+through the run's folder.
 """
