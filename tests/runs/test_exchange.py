@@ -679,6 +679,71 @@ def test_a_graph_that_cannot_be_read_is_named(of_images: Run, tmp_path: Path) ->
         import_checkpoint(of_images, tmp_path / "old", {})
 
 
+def _is_none(meta: Path) -> None:
+    meta.write_bytes(b"\xff" * 1_000)
+
+
+def _is_a_pipe(meta: Path) -> None:
+    meta.unlink()
+    os.mkfifo(meta)
+
+
+def _reads_itself(meta: Path) -> None:
+    """What is multiplied by the first dense layer's weights is read from what it is read from."""
+    graph = tf.MetaGraphDef.FromString(meta.read_bytes())
+    [weights] = [node for node in graph.graph_def.node if node.name == "fc1/weights"]
+    weights.op = "Identity"
+    weights.input[:] = ["fc1/weights"]
+    meta.write_bytes(graph.SerializeToString())
+
+
+def _has_no_inputs(meta: Path) -> None:
+    graph = tf.MetaGraphDef.FromString(meta.read_bytes())
+    for node in graph.graph_def.node:
+        node.input[:] = ["nothing"] if node.op == "Reshape" else node.input
+    meta.write_bytes(graph.SerializeToString())
+
+
+def _is_deep(meta: Path) -> None:
+    graph = tf.MetaGraphDef.FromString(meta.read_bytes())
+    for node in graph.graph_def.node:
+        if node.op == "Reshape":
+            node.input[0] = "deep0"
+    for i in range(5_000):
+        graph.graph_def.node.add(name=f"deep{i}", op="Identity", input=[f"deep{i + 1}"])
+    meta.write_bytes(graph.SerializeToString())
+
+
+def _transposes_by_too_much(meta: Path) -> None:
+    """A constant of one number and of a shape that no memory holds."""
+    graph = tf.MetaGraphDef.FromString(meta.read_bytes())
+    for node in graph.graph_def.node:
+        if node.op == "Const" and node.name.endswith("/perm"):
+            node.attr["value"].tensor.tensor_content = b""
+            node.attr["value"].tensor.int_val[:] = [3]
+            node.attr["value"].tensor.tensor_shape.dim[0].size = 1 << 50
+    meta.write_bytes(graph.SerializeToString())
+
+
+@pytest.mark.parametrize("spoil", [_is_none, _is_a_pipe, _reads_itself, _has_no_inputs, _is_deep])
+def test_a_graph_that_no_saver_writes_neither_hangs_nor_fails_unnamed(
+    of_images: Run, tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    saved(of_images, Classic("NHWC", "CHW"), tmp_path / "old")
+    spoil(tmp_path / "old.meta")
+    if spoil is _reads_itself:
+        assert import_checkpoint(of_images, tmp_path / "old", {}).reordered == ["fc1/weights"]
+        return
+    with pytest.raises(DamagedError, match=r"old\.meta cannot be read; without it, import with --data-format"):
+        import_checkpoint(of_images, tmp_path / "old", {})
+
+
+def test_a_constant_that_no_memory_holds_is_not_made(of_images: Run, tmp_path: Path) -> None:
+    saved(of_images, Classic("NHWC", "CHW"), tmp_path / "old")
+    _transposes_by_too_much(tmp_path / "old.meta")
+    assert not import_checkpoint(of_images, tmp_path / "old", {}).reordered
+
+
 def test_what_is_no_checkpoint_is_refused(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no TensorFlow Saver checkpoint \S+nothing: give what was passed"):
         import_checkpoint(run, tmp_path / "nothing", {})
@@ -821,7 +886,12 @@ def test_a_checkpoint_that_is_not_whole_is_damaged_and_not_missing(run: Run, tmp
         data.write_bytes(
             content[:half] + (b"" if damage == "cut" else bytes([content[half] ^ 1]) + content[half + 1 :])
         )
-    with pytest.raises(DamagedError, match=r"net cannot be read: [^\n]+$"):
+    name, reason = {
+        "cut": (data.name, "is damaged: it ends before "),
+        "flipped": ("net", "cannot be read: "),
+        "gone": (data.name, "is missing"),
+    }[damage]
+    with pytest.raises(DamagedError, match=rf"{name} {reason}[^\n]*$"):
         import_checkpoint(run, tmp_path / "net", {})
 
 

@@ -124,7 +124,7 @@ def test_weights_that_are_missing_damaged_or_of_another_network_are_refused(
 ) -> None:
     online, target = pair
     before = target.weights_sha256()
-    with pytest.raises(DamagedError, match="nothing cannot be restored"):
+    with pytest.raises(DamagedError, match=r"nothing\.index cannot be read: No such file"):
         target.restore(tmp_path / "nothing")
     with Twin("other", dataclasses.replace(spec, model=ModelSettings(hidden_units=[32]))) as other:
         other.save(tmp_path / "other")
@@ -133,7 +133,7 @@ def test_weights_that_are_missing_damaged_or_of_another_network_are_refused(
     online.save(tmp_path / "model")
     data = tmp_path / "model.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:-20])
-    with pytest.raises(DamagedError, match="model cannot be restored"):
+    with pytest.raises(DamagedError, match=r"model\.data-00000-of-00001 is damaged: it ends before"):
         target.restore(tmp_path / "model")
     assert target.weights_sha256() == before
     online.save(tmp_path / "model")

@@ -252,6 +252,15 @@ class Learner:
         advice = "Try a smaller train.learning_rate" if self.updates else "Look at rewards, observations and the loss"
         return DivergedError(f"{what}; {newest}. {advice}")
 
+    def try_online(self, snapshot: Commit) -> None:
+        """Changes nothing. Raises `DamagedError` if a snapshot cannot be restored, or has other weights than those
+        committed."""
+        before = self.online.weights()
+        try:
+            self.online.restore_snapshot(snapshot, self._store)
+        finally:
+            self.online.load(before)
+
     def swap_online(self, snapshot: Commit, counters: Counters, why: Why) -> Restore:
         """Restores what a person chose into the online twin, forgets the optimizer's moments, and records it."""
         assert self.newest is not None

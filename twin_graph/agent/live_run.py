@@ -205,6 +205,10 @@ class LiveRun:
 
         Returns:
           The ledger's record.
+
+        Raises:
+          DamagedError: a snapshot cannot be restored, or has other weights than those committed. A target or an
+            opponent holds what it did; for the online twin, see `Learner.try_online`.
         """
         if into == "online":
             self.commit()

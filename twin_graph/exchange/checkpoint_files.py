@@ -63,7 +63,10 @@ def prefix_of(path: Path) -> Path:
 
 def _newest_in(folder: Path) -> Path:
     """The checkpoint of a folder, the newest by its file `checkpoint`, which names where it was when it was written."""
-    state = tf.train.get_checkpoint_state(str(folder))
+    try:
+        state = tf.train.get_checkpoint_state(str(folder))
+    except ValueError:  # it is no text
+        state = None
     if state and _is_checkpoint(newest := folder / Path(state.model_checkpoint_path).name):
         return newest
     there = [index.with_suffix("") for index in folder.glob("*.index")]
@@ -90,8 +93,11 @@ def _of_another_program(path: Path) -> str | None:
     with path.open("rb") as file:
         beginning = file.read(16)
     if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            inside = archive.namelist()
+        try:
+            with zipfile.ZipFile(path) as archive:
+                inside = archive.namelist()
+        except (zipfile.BadZipFile, ValueError, NotImplementedError):
+            inside = []
         found = (what for pattern, what in _ZIPPED.items() if any(re.fullmatch(pattern, name) for name in inside))
         return next(found, "a zip archive")
     found = (what for known, what in _BEGINNINGS.items() if beginning.startswith(known))

@@ -83,17 +83,26 @@ def in_our_order(
 def _graph_beside(prefix: Path) -> Graph | None:
     """The graph that a Saver wrote beside a checkpoint, if it did."""
     path = Path(f"{prefix}.meta")
-    try:
-        return Graph(tf.MetaGraphDef.FromString(path.read_bytes()).graph_def)
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except DecodeError:
-        raise DamagedError(f"{path} cannot be read; without it, import with --data-format NCHW or NHWC") from None
+    try:
+        if path.is_file():  # no pipe, which nobody may ever write to
+            return Graph(tf.MetaGraphDef.FromString(path.read_bytes()).graph_def)
+    except (DecodeError, UnicodeDecodeError):
+        pass
+    raise _unreadable(prefix)
+
+
+def _unreadable(prefix: Path) -> DamagedError:
+    return DamagedError(f"{prefix}.meta cannot be read; without it, import with --data-format NCHW or NHWC")
 
 
 def _axes_of(variable: str, graph: Graph, prefix: Path) -> str:
     """The axes of what the graph of a checkpoint flattens before it is multiplied by a variable."""
-    axes = graph.axes(variable)
+    try:
+        axes = graph.axes(variable)
+    except (LookupError, ValueError, TypeError, RecursionError):  # what no Saver writes
+        raise _unreadable(prefix) from None
     if axes[:1] == "N" and sorted(axes) == sorted("NHWC"):
         return axes
     if graph.has_channels_first:
@@ -146,7 +155,9 @@ class Graph:
         for node in self._nodes.values():
             if node.op == "MatMul" and not node.attr["transpose_b"].b:
                 inputs, weights = self._inputs(node)
-                while weights.op in _READS:
+                seen = set[str]()
+                while weights.op in _READS and weights.name not in seen:
+                    seen.add(weights.name)
                     [weights] = self._inputs(weights)[:1]
                 if weights.name == variable:
                     yield inputs
@@ -172,9 +183,11 @@ class Graph:
         if node.op != "Transpose":
             return next(filter(None, (self._axes(one, seen) for one in inputs)), "")
         before, order = self._axes(inputs[0], seen), inputs[1]
-        if order.op != "Const" or len(places := tf.make_ndarray(order.attr["value"].tensor)) != len(before):
+        tensor = order.attr["value"].tensor
+        # Of another shape, it might also be too large for memory.
+        if order.op != "Const" or [axis.size for axis in tensor.tensor_shape.dim] != [len(before)]:
             return ""
-        return "".join(before[place] for place in places)
+        return "".join(before[place] for place in tf.make_ndarray(tensor))
 
     def _inputs(self, node: Node) -> list[Node]:
         names = (name.partition(":")[0] for name in node.input if not name.startswith("^"))

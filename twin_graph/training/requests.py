@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from twin_graph.base.text import counted
-from twin_graph.errors import TwinGraphError, UsageError
+from twin_graph.errors import DamagedError, ForeignError, UsageError
 from twin_graph.snapshots import control
 from twin_graph.snapshots.control import Answer, Request
 from twin_graph.snapshots.ledger import BY_REQUEST, UNDO, Commit, Fork, Point, Restore
@@ -81,11 +81,10 @@ class Requests:
         undo = swap.policy == UNDO
         try:
             snapshots = self._usable(swap.snapshots, swap.learner, swap.into)
-        except TwinGraphError as error:
+            self._swap(snapshots, swap.learner, swap.into, hold=swap.hold, request=request, undo=undo)
+        except (UsageError, DamagedError, ForeignError) as error:
             what, after = "the undo of a swap" if undo else "a swap", counted(swap.counters.agent_steps, "agent step")
             self._live.notices.append(f"{what} after {after} was not repeated: {error}")
-        else:
-            self._swap(snapshots, swap.learner, swap.into, hold=swap.hold, request=request, undo=undo)
 
     def _answer(self, request: Request) -> str | None:
         """Carries out a new request, or one that a crash left unanswered; returns as `carry_out` does."""
@@ -97,16 +96,15 @@ class Requests:
             message = f"resume point {point.number} is after {counted(point.counters.updates, 'update')}"
             control.answer(self._run.control, request, Answer(done=True, message=message))
         elif ("swap", request.id) not in self._done:
+            learner, into, undo = request.learner, request.into, request.kind == "undo"
             try:
                 snapshots, hold = self._wanted(request)
-            except TwinGraphError as error:
+                if into == "online" and not self._live.at_point:
+                    return request.id
+                self._swap(snapshots, learner, into, hold=hold, request=request.id, undo=undo)
+            except (UsageError, DamagedError, ForeignError) as error:
                 control.answer(self._run.control, request, Answer(done=False, message=str(error)))
                 self._live.notices.append(f"{request.words()} is refused: {error}")
-                return None
-            learner, into = request.learner, request.into
-            if into == "online" and not self._live.at_point:
-                return request.id
-            self._swap(snapshots, learner, into, hold=hold, request=request.id, undo=request.kind == "undo")
         return None
 
     def _wanted(self, request: Request) -> tuple[list[Commit], bool]:
@@ -139,6 +137,8 @@ class Requests:
         for snapshot in snapshots:
             store.check_usable(snapshot.id)
             store.check_fits(snapshot.id)
+        if into == "online":  # before a resume point and a snapshot are made for it
+            self._live.learners[learner].try_online(*snapshots)
         return snapshots
 
     def _swap(self, snapshots: list[Commit], learner: str, into: str, *, hold: bool, request: str, undo: bool) -> None:

@@ -17,6 +17,7 @@ from twin_graph.base import machine
 from twin_graph.errors import DamagedError, TwinMismatchError
 from twin_graph.snapshots.files import check_no_pattern
 from twin_graph.snapshots.store import SnapshotStore, Variable
+from twin_graph.twin import checkpoints
 from twin_graph.twin.callables import SessionCalls
 from twin_graph.twin.model import Model, ModelSpec, build_model
 from twin_graph.twin.tf import tf
@@ -206,6 +207,7 @@ class Twin:
           UsageError: TensorFlow cannot read files at this kind of path.
         """
         check_no_pattern(prefix, "rename the folder")
+        checkpoints.check(prefix)
         saver = self._built.saver_of_all if optimizer else self._built.saver
         variables = self._built.variables if optimizer else self.model.trainables
         try:

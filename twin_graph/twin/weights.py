@@ -11,6 +11,7 @@ import numpy as np
 
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import check_no_pattern
+from twin_graph.twin import checkpoints
 from twin_graph.twin.tf import tf
 
 if TYPE_CHECKING:
@@ -71,8 +72,14 @@ def _weights(store: SnapshotStore, snapshot: Commit) -> dict[str, np.ndarray]:
 
 
 def read_checkpoint(prefix: Path) -> dict[str, np.ndarray]:
-    """All variables of a Saver checkpoint, sorted by name. Raises `DamagedError` if its files are not whole."""
+    """All variables of a Saver checkpoint, sorted by name.
+
+    Raises:
+      DamagedError: its files are not whole, or not what a Saver writes.
+      UsageError: TensorFlow cannot read files at this kind of path, or it is of TensorFlow's first format.
+    """
     check_no_pattern(prefix, "move the checkpoint elsewhere")
+    checkpoints.check(prefix)
     try:
         reader = tf.train.NewCheckpointReader(str(prefix))  # `load_checkpoint` would prefer a folder of this name
         return {name: np.asarray(reader.get_tensor(name)) for name in sorted(reader.get_variable_to_shape_map())}
