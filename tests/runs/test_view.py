@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,6 +30,7 @@ from twin_graph.snapshots.files import checked, read_lines
 from twin_graph.snapshots.ledger import End, Restore, utc_now
 from twin_graph.snapshots.lines import record_metrics
 from twin_graph.snapshots.run import Run, create, folders_of_runs
+from twin_graph.view import connections
 from twin_graph.view import library as library_module
 from twin_graph.view.library import Library
 from twin_graph.view.records import Records, rounded
@@ -100,8 +101,8 @@ def run_folder(work: Path, name: str = "cartpole-seed1-1") -> Path:
 class Server:
     """`twin-graph view` in a process."""
 
-    def __init__(self, *arguments: str, cwd: Path) -> None:
-        command = [sys.executable, "-m", "twin_graph_cli", "view", "--no-browser", *arguments]
+    def __init__(self, *arguments: str, cwd: Path, program: Sequence[str] = ("-m", "twin_graph_cli")) -> None:
+        command = [sys.executable, *program, "view", "--no-browser", *arguments]
         self.process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.address = self.process.stdout.readline().strip()
@@ -136,8 +137,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(*arguments: str, cwd: Path) -> Iterator[Server]:
-    server = Server(*arguments, cwd=cwd)
+def serving(*arguments: str, cwd: Path, program: Sequence[str] = ("-m", "twin_graph_cli")) -> Iterator[Server]:
+    server = Server(*arguments, cwd=cwd, program=program)
     try:
         yield server
     finally:
@@ -1148,6 +1149,95 @@ def test_browsers_leave_out_port_80(port: int, host: str, admits: bool) -> None:
         headers = {"host": b"127.0.0.1:%d" % port, name: host.encode() if name == "host" else f"http://{host}".encode()}
         scope = {"path": "/t/", "headers": [(n.encode(), v) for n, v in headers.items()]}
         assert (guard._refusal(scope) == "") == admits
+
+
+IMPATIENT = """
+from twin_graph.view import connections
+connections.PATIENCE_SECONDS, connections._MOST = 1.0, 20
+from twin_graph_cli import run
+run()
+"""
+HALF = b"GET / HTTP/1.1\r\nHost: "
+
+
+@pytest.fixture(scope="module")
+def impatient(work: Path) -> Iterator[Server]:
+    """A server with 20 connections, which waits for a second."""
+    with serving("--allow-swaps", cwd=work, program=("-c", IMPATIENT)) as server:
+        yield server
+
+
+def connected(server: Server, content: bytes = b"") -> socket.socket:
+    host, port = server.host.split(":")
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection.sendall(content)
+    return connection
+
+
+def is_closed(connection: socket.socket, seconds: float) -> bool:
+    """Whether the other side closes it within this time; what it says before is left out."""
+    connection.settimeout(seconds)
+    try:
+        while connection.recv(10_000):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
+
+
+def test_connections_that_ask_for_nothing_make_room_for_those_that_do(impatient: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(connected(impatient, HALF if i % 2 else b"")) for i in range(100)]
+        began = time.monotonic()
+        for _ in range(5):
+            assert impatient.ask("api/runs").status == 200
+        assert time.monotonic() - began < 1
+        assert all(is_closed(connection, 0.5) for connection in idle[:70])
+        assert psutil.Process(impatient.process.pid).num_fds() < 60
+
+
+def test_a_request_that_never_becomes_whole_is_ended(impatient: Server) -> None:
+    asks = f"GET /{impatient.token}/ HTTP/1.1\r\nHost: {impatient.host}\r\n\r\n".encode()
+    swap = (
+        f"POST /{impatient.token}/api/runs/0/swap HTTP/1.1\r\nHost: {impatient.host}\r\n"
+        "Content-Type: application/json\r\nContent-Length: 500\r\n\r\n{"
+    ).encode()
+    began = time.monotonic()
+    with connected(impatient, HALF) as slow, connected(impatient, asks) as second, connected(impatient, swap) as third:
+        second.sendall(HALF)
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() - began < 3:  # a byte now and then makes no difference
+                slow.sendall(b"x")
+                time.sleep(0.1)
+        assert 0.5 < time.monotonic() - began < 2.5
+        assert is_closed(second, 2)
+        assert is_closed(third, 2)
+
+
+def test_who_is_refused_is_disconnected(impatient: Server) -> None:
+    with connected(impatient, b"GET /wrong/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n") as refused:
+        assert is_closed(refused, 0.5)
+    answer = impatient.ask("", token="wrong")
+    assert (answer.status, answer.getheader("connection")) == (403, "close")
+
+
+def test_a_failure_of_the_server_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+    server = connections.Server(connections.config(PlainTextResponse()))
+    for number in range(3):
+        for error in (OSError(errno.EMFILE, "Too many open files"), ValueError(f"{number}\nand more")):
+            server._tell(None, {"message": "socket.accept() out of system resource", "exception": error})
+    assert capfd.readouterr().err.splitlines() == [
+        "the page's server: socket.accept() out of system resource: [Errno 24] Too many open files",
+        "the page's server: socket.accept() out of system resource: 0",
+    ]
+
+
+def test_fewer_connections_than_files_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    for files, most in ((1 << 20, 256), (1024, 256), (256, 64), (10, 1)):
+        monkeypatch.setattr(connections.resource, "getrlimit", lambda _, files=files: (files, files))
+        assert connections.most.__wrapped__() == most
 
 
 def test_view_needs_no_tensorflow(work: Path) -> None:

@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -33,6 +32,7 @@ from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots import swaps
 from twin_graph.snapshots.run import Run
 from twin_graph.targets.policies import PURPOSES
+from twin_graph.view import connections
 from twin_graph.view.records import Records, rounded
 
 if TYPE_CHECKING:
@@ -83,7 +83,10 @@ class Guard:
             await send(message)
 
         refusal = self._refusal(scope)
-        app = PlainTextResponse(f"not for you: {refusal}\n", status_code=403) if refusal else self._app
+        app: ASGIApp = self._app
+        if refusal:
+            closing = {"connection": "close"}
+            app = PlainTextResponse(f"not for you: {refusal}\n", status_code=403, headers=closing)
         await app(scope, receive, with_headers)
 
     def _refusal(self, scope: Scope) -> str:
@@ -131,16 +134,7 @@ def serve(
     inside = Mount(f"/{token}", routes=[*api.routes(), Mount("/", StaticFiles(directory=STATIC, html=True))])
     app = Starlette(routes=[inside], exception_handlers={TwinGraphError: _failed, HTTPException: _refused})
     guarded = Guard(app, token=token, port=listening.getsockname()[1], also=hosts)
-    config = uvicorn.Config(
-        guarded,
-        log_level="critical",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        timeout_graceful_shutdown=3,
-    )
-    api.server = uvicorn.Server(config)
+    api.server = connections.Server(connections.config(guarded))
     sys.setswitchinterval(0.0005)  # seconds: files of the page are not to wait for a thread that reads runs
     threading.Thread(target=_read, args=(library,), daemon=True).start()
     api.server.run(sockets=[listening])
@@ -157,7 +151,7 @@ def _read(library: Library) -> None:
 class _Api:
     """Requests for data. Starlette answers each in a thread; the library's lock lets one at a time read a run."""
 
-    server: uvicorn.Server
+    server: connections.Server
 
     def __init__(self, library: Library, *, allow_swaps: bool) -> None:
         self._library = library
