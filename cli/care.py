@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 def verify(run: str, as_json: bool) -> None:
     """Check the files of RUN against what was recorded when they were written.
 
-    Lists damaged files (exit code 3), files left unfinished by a process that died, and files that do not belong to the
-    run. No hashes are recorded of films, TensorBoard's events and workers' logs. Changes nothing.
+    Lists damaged files (exit code 3), files left unfinished by a process that died, also beside RUN, and files that do
+    not belong to the run. No hashes are recorded of films, TensorBoard's events and workers' logs. Changes nothing.
 
     \b
     Example:
@@ -53,6 +53,8 @@ def verify(run: str, as_json: bool) -> None:
     tell = functools.partial(say, console=stderr if as_json else stdout)
     for path in findings.leftover:
         tell(f"left by a process that died; the next `resume` removes it: {path}")
+    for path in findings.beside:
+        tell(f"left beside the run by a process that died, and of no use: remove it: {path}")
     for path in findings.unknown:
         tell(f"unknown, left alone: {path}")
     if findings.unchecked:

@@ -147,6 +147,13 @@ def _run(debug: bool) -> object:
         hint = "" if error.errno in _SAYS_ENOUGH else "; --debug shows where it came from"
         _tell(f"{error.strerror or error}{where}{hint}")
         code = 1
+    except MemoryError as error:
+        if debug:
+            raise
+        what = f" ({error})" if str(error) else ""
+        advice = "end other programs, or set replay.capacity_steps, env.count or train.batch_size lower"
+        click.echo(shortened(f"Error: memory ran out{what}: {advice}"), err=True)
+        code = 1
     except Exception as error:
         if debug:
             raise

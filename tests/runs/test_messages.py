@@ -42,6 +42,20 @@ def console_script(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[st
     return subprocess.run([SCRIPT, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
 
 
+def test_memory_that_ran_out_is_told_in_a_line(tmp_path: Path) -> None:
+    code = (
+        "import numpy as np, twin_graph_cli.main as m\n"
+        "m.cli.main = lambda *arguments, **options: np.zeros(1 << 50)\nm.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: memory ran out (Unable to allocate 8.00 PiB ")
+    assert done.stderr.endswith(
+        ": end other programs, or set replay.capacity_steps, env.count or train.batch_size lower\n"
+    )
+    assert done.stderr.count("\n") == 1
+
+
 MODULE = """
 import gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv

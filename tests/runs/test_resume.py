@@ -966,10 +966,14 @@ def test_a_resumed_run_may_change_settings_but_not_those_that_its_data_depend_on
 def test_a_run_that_never_made_a_point_says_so(cartpole: Make, tmp_path: Path) -> None:
     run = create(tmp_path / "run", cartpole())
     assert run.outcome() == ("stopped", "not trained yet")
-    with pytest.raises(UsageError, match=r"has not been trained yet: call its train\(\), or train a new run"):
+    with pytest.raises(
+        UsageError, match=r"call its train\(\) in Python; or `twin-graph train cartpole` begins a new run"
+    ):
         newest_point(run)
     run.record_start()
-    with pytest.raises(UsageError, match="ended before its first resume point; train a new run"):
+    with pytest.raises(
+        UsageError, match="ended before its first resume point; or `twin-graph train cartpole` begins a new run"
+    ):
         newest_point(run)
 
 
@@ -1080,6 +1084,17 @@ def test_what_a_death_left_unfinished_is_named_as_that_and_the_next_resume_remov
         assert not averaging.exists()
         assert not filming.exists()
     assert verify(run).leftover == []
+
+
+def test_what_a_dead_export_or_fork_left_beside_a_run_is_named(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole())
+    left, living = tmp_path / ".tmp-network-4194305", tmp_path / f".tmp-fork-{os.getppid()}"
+    for path in left, living, tmp_path / ".tmp-of-somebody-else":
+        path.mkdir()
+    assert verify(run).beside == [str(left)]
+    told = twin_graph("verify", "run", cwd=tmp_path)
+    assert told.returncode == 0
+    assert f"left beside the run by a process that died, and of no use: remove it: {left.name}" in told.stdout
 
 
 def test_a_run_that_goes_back_to_a_point_that_was_mended_is_whole(cartpole: Make, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import contextlib
 import io
 import json
 import re
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from tables import rows
 
 from twin_graph import config
-from twin_graph.errors import UsageError
+from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.experiments import experiment, plan, statistics, tables, trial
 from twin_graph.experiments.experiment import Experiment, assignment
 from twin_graph.snapshots.files import checked, read_file
@@ -55,6 +57,27 @@ def test_a_factor_may_be_a_table_of_variants() -> None:
     found = plan.parse(changed('[factors]\ntarget.policy = ["latest", "lag(40)"]', variants))
     assert found.conditions == ["plain", "mutual"]
     assert found.runs[1].overrides[-2:] == (("mode", "mutual"), ("mutual.learn", "both"))
+
+
+def test_more_runs_than_anybody_means_are_refused_at_once() -> None:
+    many = "\n".join(
+        f'"{name}" = {list(range(1, 101))}' for name in ("save.keep_last", "replay.capacity_steps", "train.batch_size")
+    )
+    began = time.monotonic()
+    with pytest.raises(
+        UsageError, match=r"factors and seeds make 4,000,000 runs, and at most 10,000 are possible: leave "
+    ):
+        plan.parse(changed('target.policy = ["latest", "lag(40)"]', f'target.policy = ["latest", "lag(40)"]\n{many}'))
+    assert time.monotonic() - began < 1
+
+
+def test_a_check_that_was_killed_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dies = tmp_path / "python"
+    dies.write_text("#!/bin/sh\necho half a line >&2\nkill -9 $$\n")
+    dies.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(dies))
+    with pytest.raises(TwinGraphError, match=r"check of the runs was killed by SIGKILL, .* memory .* try again$"):
+        trial.run({})
 
 
 def test_environments_are_tasks_of_the_same_condition() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -421,17 +423,61 @@ def test_films_that_died_unfinished_are_removed_by_the_next_writer(tmp_path: Pat
     run = create(tmp_path / "run", config.load("cartpole"))
     run.videos.mkdir()
     here = files.temporary_of(run.videos / "000001-aaaaaaaa.mp4").name
-    assert here.startswith(f".tmp-000001-aaaaaaaa.mp4-{os.getpid()}@")
-    by_a_parent = here.replace(f"-{os.getpid()}@", f"-{os.getppid()}@")
-    elsewhere, long_ago = f"{here[:-8]}00000000", f"{here[:-8]}00000001"
-    by_an_older_version = f".tmp-000001-aaaaaaaa.mp4-{os.getppid()}"
-    dead = here.replace(f"-{os.getpid()}@", "-4194305@")
-    for name in (here, by_a_parent, elsewhere, long_ago, by_an_older_version, dead, ".tmp-000001-aaaaaaaa.mp4-4194305"):
-        (run.videos / name).touch()
+    name, us, parent = ".tmp-000001-aaaaaaaa.mp4", os.getpid(), os.getppid()
+    since, its_since = (
+        Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19] for process in (us, parent)
+    )
+    machine, boot = here.rpartition("@")[2].split(".")
+    assert here == f"{name}-{us}.{since}@{machine}.{boot}"
+    by_a_parent = f"{name}-{parent}.{its_since}@{machine}.{boot}"
+    elsewhere, long_ago = f"{name}-{us}.{since}@00000000.{boot}", f"{name}-{us}.{since}@00000001.{boot}"
+    by_older_versions = f"{name}-{parent}", f"{name}-{parent}@{machine}"
+    dead = [
+        *(here, f"{name}-4194305", f"{name}-4194305@{machine}", f"{name}-4194305.{since}@{machine}.{boot}"),
+        f"{name}-{parent}.{int(its_since) - 1}@{machine}.{boot}",  # whose number is the parent's now
+        f"{name}-{parent}.{its_since}@{machine}.00000000",  # before the machine was started again
+    ]
+    for one in (by_a_parent, elsewhere, long_ago, *by_older_versions, *dead):
+        (run.videos / one).touch()
     os.utime(run.videos / long_ago, times=(0, 0))
+    assert {path.name for path in files.abandoned(run.videos)} == {long_ago, *dead}
     with run.lock("train"):
         left = {path.name for path in run.videos.iterdir()}
-    assert left == {by_a_parent, elsewhere, by_an_older_version}
+    assert left == {by_a_parent, elsewhere, *by_older_versions}
+
+
+def test_a_folder_that_cannot_be_renamed_goes_piece_by_piece(tmp_path: Path) -> None:
+    """As one of an image in a container; and is gone after a death at any of its steps."""
+
+    def rename(source: str, destination: str) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    for steps in range(7):
+        folder = tmp_path / f"points{steps}" / "000001"
+        folder.mkdir(parents=True)
+        for name in ("online.index", "online.data", "state.json"):
+            (folder / name).write_text("")
+        if process := os.fork():
+            assert os.waitpid(process, 0)[1] in (0, 9)
+        else:
+            left = steps
+
+            def step(path: object, *, function: Any, **options: Any) -> None:
+                nonlocal left
+                if not left:
+                    os.kill(os.getpid(), 9)
+                left -= 1
+                function(path, **options)
+
+            os.rename = rename
+            os.unlink = functools.partial(step, function=os.unlink)
+            os.rmdir = functools.partial(step, function=os.rmdir)
+            files.remove_folder(folder)
+            os._exit(0)
+        if steps and folder.exists():
+            assert not (folder / "state.json").exists()
+        files.remove_leftovers(folder.parent)
+        assert not any(folder.parent.iterdir())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

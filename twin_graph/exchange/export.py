@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +44,7 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
 
     Raises:
       UsageError: something is there already, or the extra `onnx` is missing.
+      OSError: the disk is full or failed.
     """
     if path.name in ("", ".."):
         raise UsageError(f"{path} is a folder: give a path in it, such as {path / 'network'}")
@@ -65,7 +68,7 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
         with store.reading(), Twin("export", spec, learns=form == "tf1") as twin:
             store.check_usable(snapshot.id)
             twin.restore_snapshot(snapshot, store)
-            write(twin, temporary / (targets[0] if len(targets) == 1 else path).name)
+            _write(write, twin, temporary / (targets[0] if len(targets) == 1 else path).name, path)
         for target in targets:
             made = temporary / target.name
             for path_inside in [made, *made.rglob("*")]:
@@ -77,6 +80,20 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return targets
+
+
+def _write(write: Callable[[Twin, Path], None], twin: Twin, made: Path, path: Path) -> None:
+    """Raises OSError, with the path that people know, where TensorFlow cannot write."""
+    try:
+        write(twin, made)
+    except tf.errors.OpError as error:
+        # On a full disk also that a temporary file of TensorFlow's own, never written, is not there.
+        is_full = isinstance(error, tf.errors.ResourceExhaustedError) or not shutil.disk_usage(made.parent).free
+        number = errno.ENOSPC if is_full else errno.EIO
+        raise OSError(number, os.strerror(number), str(path)) from error
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # people do not know the temporary one
+        raise
 
 
 def _publish_state(path: Path, temporary: Path) -> Path | None:

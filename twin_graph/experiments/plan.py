@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import tomllib
 import unicodedata
@@ -43,6 +44,8 @@ _NO_LABELS = (
     *("", "null", "none", "na", "n/a", "#na", "#n/a", "#n/a n/a", "<na>", "nan", "-nan", "true", "false"),
     *("1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"),
 )
+#: So that a plan answers at once where values were multiplied by mistake.
+_MOST_RUNS = 10_000
 _TASK = "env.id"
 _OWN_KEYS = {"seed": "seeds, or noise_seeds in [from]", "train.steps": "steps", "preset": "preset"}
 
@@ -301,6 +304,12 @@ def parse(
     seeds = file.from_.noise_seeds if file.from_ else file.seeds or []
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"{'noise_seeds' if file.from_ else 'seeds'}={seeds}: one of them is repeated")
+    beginnings = len(seeds) * (len(file.from_.references) if file.from_ else 1)
+    if (count := beginnings * math.prod(map(len, levels))) > _MOST_RUNS:
+        raise UsageError(
+            f"factors and {'noise_seeds' if file.from_ else 'seeds'} make {count:,} runs, and at most {_MOST_RUNS:,} "
+            "are possible: leave values out, or compare some factors in an experiment of their own"
+        )
     origin = _origin(file.from_, origin) if file.from_ else None
     points: list[OriginPoint | None] = list(origin.points.values()) if origin else [None]
     if origin:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from twin_graph.base import doing
+from twin_graph.base import doing, ended
 from twin_graph.errors import TwinGraphError, UsageError
 
 if TYPE_CHECKING:
@@ -66,6 +66,11 @@ def run(settings: Mapping[str, config.Settings]) -> Trial:
             except BaseException:
                 process.kill()
                 raise
+        if process.returncode < 0:
+            raise TwinGraphError(
+                f"the check of the runs was {ended.killed(process.returncode)}, as happens where memory runs out: end "
+                "other programs, or set replay.capacity_steps or env.count lower, and try again"
+            )
         if process.returncode:
             kind = UsageError if process.returncode == UsageError.exit_code else TwinGraphError
             raise kind(said or f"exit code {process.returncode}")

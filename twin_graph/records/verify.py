@@ -9,7 +9,7 @@ from typing import NamedTuple
 from twin_graph.base import doing
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots import control, workers
-from twin_graph.snapshots.files import damaged_line, leftovers, read_file, read_lines
+from twin_graph.snapshots.files import abandoned, damaged_line, leftovers, read_file, read_lines
 from twin_graph.snapshots.forms import EVALUATIONS, ID, LEDGER, METRICS
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.points import SEGMENTS, STATE, PointState, PointStore
@@ -24,6 +24,7 @@ class Findings(NamedTuple):
     Attributes:
       damage: a line for each file that is not what was written.
       leftover: what a process that died had begun to write; nothing reads it, and the next that trains removes it.
+      beside: what one had begun to write next to the run, as an export or a fork; the next of the same name removes it.
       unknown: paths that do not belong to a run; nothing reads them.
       unchecked: files that belong to a run, and of which nothing is recorded, such as films and TensorBoard's events.
       files, bytes: how much was read and found whole.
@@ -31,6 +32,7 @@ class Findings(NamedTuple):
 
     damage: list[str]
     leftover: list[str]
+    beside: list[str]
     unknown: list[str]
     unchecked: list[str]
     files: int
@@ -49,7 +51,8 @@ def verify(run: Run) -> Findings:
         with contextlib.suppress(FileNotFoundError):  # or a kind of file that this run does not have
             sizes.append(path.stat().st_size)
     unchecked = sorted(str(path) for path in verifier.unchecked if path.is_file())
-    return Findings(verifier.damage, verifier.leftover, verifier.unknown, unchecked, len(sizes), sum(sizes))
+    beside = [str(path) for path in abandoned(run.folder.parent)]
+    return Findings(verifier.damage, verifier.leftover, beside, verifier.unknown, unchecked, len(sizes), sum(sizes))
 
 
 class _Verifier:

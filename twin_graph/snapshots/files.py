@@ -30,10 +30,14 @@ from twin_graph.errors import DamagedError, MovedError, UsageError
 
 _Result = TypeVar("_Result")
 _TEMPORARY = ".tmp-"
-#: `.tmp-NAME-PROCESS@MACHINE`; those of 0.2.0 name no machine.
-_TEMPORARY_NAME = re.compile(r"\.tmp-(?P<of>.*)-(?P<process>\d+)(@(?P<machine>[0-9a-f]{8}))?", re.DOTALL)
+#: `.tmp-NAME-PROCESS.SINCE@MACHINE.BOOT`; those of 0.3.0 say neither since when nor which boot, and those of 0.2.0 no
+#: machine.
+_TEMPORARY_NAME = re.compile(
+    r"\.tmp-(?P<of>.*)-(?P<process>\d+)(\.(?P<since>\d+))?(@(?P<machine>[0-9a-f]{8})(\.(?P<boot>[0-9a-f]{8}))?)?",
+    re.DOTALL,
+)
 #: Letters in the longest name of what can be written, one byte each.
-LONGEST_NAME = 255 - len(".tmp--4194304@00000000")
+LONGEST_NAME = 255 - len(".tmp--4194304.000000000000@00000000.00000000")
 #: After so long nobody on another machine is still writing.
 _ABANDONED_SECONDS = 7 * 86_400.0
 _FICLONE = 0x40049409  # of linux/fs.h: the files share their blocks until one of them is written to
@@ -46,8 +50,29 @@ _TAIL = len(_SUM) + 11  # of a line: its sum, eight digits in quotes, and the en
 
 
 def temporary_of(path: Path) -> Path:
-    """Where this process writes what is to be at a path: beside it, under a name that no other process has."""
-    return path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}@{_machine()}")
+    """Where this process writes what is to be at a path: beside it, under a name that no other process has, or had."""
+    process = os.getpid()
+    since = f".{since}" if (since := _since(process)) else ""
+    boot = f".{boot}" if (boot := _boot()) else ""
+    return path.with_name(f"{_TEMPORARY}{path.name}-{process}{since}@{_machine()}{boot}")
+
+
+def _since(process: int) -> str:
+    """When a process of this machine began, in ticks since its boot; empty if that cannot be seen."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text("latin-1").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+@functools.cache
+def _boot() -> str:
+    """Of this machine: the same until it is started again; empty if that cannot be seen."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("latin-1").replace("-", "")[:8]
+    except OSError:
+        return ""
+    return boot if re.fullmatch("[0-9a-f]{8}", boot) else ""
 
 
 @functools.cache
@@ -353,8 +378,15 @@ def remove_leftovers(folder: Path, *, of: str = "", spare_the_living: bool = Fal
             continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+            continue
+        if named and named["of"].isdecimal() and (folder / named["of"]).is_dir():  # see `remove_folder`
+            _remove_piece_by_piece(folder / named["of"])
+        path.unlink(missing_ok=True)
+
+
+def abandoned(folder: Path) -> list[Path]:
+    """What dead writers left in a folder; what living ones may be writing is not among it."""
+    return [path for path in leftovers(folder) if _TEMPORARY_NAME.fullmatch(path.name) and not _may_be_written(path)]
 
 
 def _may_be_written(path: Path) -> bool:
@@ -365,23 +397,48 @@ def _may_be_written(path: Path) -> bool:
         with contextlib.suppress(FileNotFoundError):
             return time.time() - path.stat().st_mtime < _ABANDONED_SECONDS
         return False
-    if int(named["process"]) == os.getpid():
+    process = int(named["process"])
+    if process == os.getpid() or (named["boot"] and named["boot"] != _boot()):
         return False
     try:
-        os.kill(int(named["process"]), 0)
-    except ProcessLookupError:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:  # another user's
-        return True
-    return True
+        pass
+    # Another may have its number by now.
+    return named["since"] is None or _since(process) in ("", named["since"])
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes one of our folders: readers see all of it or nothing."""
+    """Removes one of our folders: readers see all of it or nothing.
+
+    In a container (overlayfs), a folder of the image cannot be renamed. There it goes piece by piece, and a mark beside
+    it says so, that `remove_leftovers` may finish it; of a resume point, that is.
+    """
     check_in_place(folder)
     doomed = temporary_of(folder)
-    folder.rename(doomed)
-    shutil.rmtree(doomed)
+    try:
+        folder.rename(doomed)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    else:
+        shutil.rmtree(doomed)
+        return
+    write_new(doomed)
+    fsync(folder.parent)
+    _remove_piece_by_piece(folder)
+    doomed.unlink()
+
+
+def _remove_piece_by_piece(folder: Path) -> None:
+    """Removes the file that says what the others are before these, durably."""
+    for index in folder.glob("*.json"):
+        index.unlink()
+    fsync(folder)
+    shutil.rmtree(folder)
+    fsync(folder.parent)
 
 
 def checked(record: dict[str, Any], *, indent: int | None = None) -> bytes:

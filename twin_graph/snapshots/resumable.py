@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from twin_graph.base import doing
+from twin_graph.base.text import command
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import damaged_line, read_lines
 from twin_graph.snapshots.forms import METRICS
@@ -52,11 +53,16 @@ def newest_point(run: Run) -> Found:
                 why = "a custom loop makes them with Agent.commit_point()"
             raise UsageError(f"{run.folder} has no resume point, after {steps:,} agent steps: {why}")
         if not run.ledger.events(Start):
-            raise UsageError(f"{run.folder} has not been trained yet: call its train(), or train a new run")
-        raise UsageError(f"{run.folder} ended before its first resume point; train a new run")
+            raise UsageError(f"{run.folder} has not been trained yet: call its train() in Python{_or_anew(run)}")
+        raise UsageError(f"{run.folder} ended before its first resume point{_or_anew(run)}")
     lost = lost_point(run)
     point, damage = _first_whole(run, reversed(folders))
     return Found(point, [lost, *damage] if lost else damage)
+
+
+def _or_anew(run: Run) -> str:
+    """How a run that has nothing to lose is begun again, for the end of a message."""
+    return f"; or `{command('train', run.settings.preset)}` begins a new run, and this one may be removed"
 
 
 def oldest_point(run: Run) -> Found | None:
