@@ -304,12 +304,7 @@ def parse(
     seeds = file.from_.noise_seeds if file.from_ else file.seeds or []
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"{'noise_seeds' if file.from_ else 'seeds'}={seeds}: one of them is repeated")
-    beginnings = len(seeds) * (len(file.from_.references) if file.from_ else 1)
-    if (count := beginnings * math.prod(map(len, levels))) > _MOST_RUNS:
-        raise UsageError(
-            f"factors and {'noise_seeds' if file.from_ else 'seeds'} make {count:,} runs, and at most {_MOST_RUNS:,} "
-            "are possible: leave values out, or compare some factors in an experiment of their own"
-        )
+    _check_count(file, levels, seeds)
     origin = _origin(file.from_, origin) if file.from_ else None
     points: list[OriginPoint | None] = list(origin.points.values()) if origin else [None]
     if origin:
@@ -537,6 +532,16 @@ def _check_disjoint(common: Pairs, levels: Sequence[Sequence[_Level]]) -> None:
     for (where, ours), (elsewhere, theirs) in itertools.combinations(places, 2):
         if both := sorted(ours & theirs):
             raise UsageError(f"{both[0]} is set by {where} and by {elsewhere}; keep one")
+
+
+def _check_count(file: _File, levels: Sequence[Sequence[_Level]], seeds: Sequence[int]) -> None:
+    """Raises `UsageError` if there would be more runs than anybody means."""
+    points = len(file.from_.references) if file.from_ else 1
+    if (count := len(seeds) * points * math.prod(map(len, levels))) > _MOST_RUNS:
+        raise UsageError(
+            f"factors and {'noise_seeds' if file.from_ else 'seeds'} make {count:,} runs, and at most {_MOST_RUNS:,} "
+            "are possible: leave values out, or compare some factors in an experiment of their own"
+        )
 
 
 def _run(
