@@ -302,9 +302,7 @@ def parse(
         )
     _check_disjoint(common, levels)
     seeds = file.from_.noise_seeds if file.from_ else file.seeds or []
-    if len(set(seeds)) < len(seeds):
-        raise UsageError(f"{'noise_seeds' if file.from_ else 'seeds'}={seeds}: one of them is repeated")
-    _check_count(file, levels, seeds)
+    _check_seeds(file, levels, seeds)
     origin = _origin(file.from_, origin) if file.from_ else None
     points: list[OriginPoint | None] = list(origin.points.values()) if origin else [None]
     if origin:
@@ -534,13 +532,16 @@ def _check_disjoint(common: Pairs, levels: Sequence[Sequence[_Level]]) -> None:
             raise UsageError(f"{both[0]} is set by {where} and by {elsewhere}; keep one")
 
 
-def _check_count(file: _File, levels: Sequence[Sequence[_Level]], seeds: Sequence[int]) -> None:
-    """Raises `UsageError` if there would be more runs than anybody means."""
+def _check_seeds(file: _File, levels: Sequence[Sequence[_Level]], seeds: Sequence[int]) -> None:
+    """Raises `UsageError` if one is repeated, or they would make more runs than anybody means."""
+    name = "noise_seeds" if file.from_ else "seeds"
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"{name}={seeds}: one of them is repeated")
     points = len(file.from_.references) if file.from_ else 1
     if (count := len(seeds) * points * math.prod(map(len, levels))) > _MOST_RUNS:
         raise UsageError(
-            f"factors and {'noise_seeds' if file.from_ else 'seeds'} make {count:,} runs, and at most {_MOST_RUNS:,} "
-            "are possible: leave values out, or compare some factors in an experiment of their own"
+            f"factors and {name} make {count:,} runs, and at most {_MOST_RUNS:,} are possible: leave values out, or "
+            "compare some factors in an experiment of their own"
         )
 
 
