@@ -429,6 +429,8 @@ def test_films_that_died_unfinished_are_removed_by_the_next_writer(tmp_path: Pat
     )
     machine, boot = here.rpartition("@")[2].split(".")
     assert here == f"{name}-{us}.{since}@{machine}.{boot}"
+    longest = "x" * files.LONGEST_NAME
+    assert files.temporary_of(Path(longest)).name == f".tmp-{longest}-{us}@{machine}"
     by_a_parent = f"{name}-{parent}.{its_since}@{machine}.{boot}"
     elsewhere, long_ago = f"{name}-{us}.{since}@00000000.{boot}", f"{name}-{us}.{since}@00000001.{boot}"
     by_older_versions = f"{name}-{parent}", f"{name}-{parent}@{machine}"

@@ -37,7 +37,7 @@ _TEMPORARY_NAME = re.compile(
     re.DOTALL,
 )
 #: Letters in the longest name of what can be written, one byte each.
-LONGEST_NAME = 255 - len(".tmp--4194304.000000000000@00000000.00000000")
+LONGEST_NAME = 255 - len(".tmp--4194304@00000000")
 #: After so long nobody on another machine is still writing.
 _ABANDONED_SECONDS = 7 * 86_400.0
 _FICLONE = 0x40049409  # of linux/fs.h: the files share their blocks until one of them is written to
@@ -54,7 +54,10 @@ def temporary_of(path: Path) -> Path:
     process = os.getpid()
     since = f".{since}" if (since := _since(process)) else ""
     boot = f".{boot}" if (boot := _boot()) else ""
-    return path.with_name(f"{_TEMPORARY}{path.name}-{process}{since}@{_machine()}{boot}")
+    name = f"{_TEMPORARY}{path.name}-{process}{since}@{_machine()}{boot}"
+    if len(os.fsencode(name)) > 255:  # the longest names have no room for more
+        name = f"{_TEMPORARY}{path.name}-{process}@{_machine()}"
+    return path.with_name(name)
 
 
 def _since(process: int) -> str:
