@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin_graph.agent.replay_log import ReplayLog
-from twin_graph.errors import UsageError
+from twin_graph.base.text import first_line
+from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.ledger import Counters, Point, utc_now
 from twin_graph.snapshots.points import HELD_OUT, PointState, descent
 from twin_graph.twin.twin import weights_sha256
@@ -110,10 +111,15 @@ class ResumePoints:
         arrays = self._points.arrays(point)
         self._tally.restore(point.counters, reward_limit=point.reward_limit, r_max=point.r_max)
         self._held_out.observations = arrays.get(HELD_OUT)
-        if self._actor and self._log:
-            self._log.restore(point.segments)
-            self._actor.restore(arrays)
-        self.newest = point
         folder = self._points.path(point.number)
+        if self._actor and self._log:
+            try:
+                self._log.restore(point.segments)
+                self._actor.restore(arrays)
+            except (ValueError, LookupError, TypeError) as error:
+                raise DamagedError(
+                    f"{folder} is damaged: its arrays do not fit the run ({first_line(error)})"
+                ) from None
+        self.newest = point
         restored = zip(self._learners, point.learners, strict=True)
         return [left for learner, state in restored for left in learner.restore(state, folder / learner.name)]

@@ -27,20 +27,11 @@ def takes(dtype: np.dtype[Any], given: np.dtype[Any]) -> bool:
     return given == dtype if dtype == np.uint8 else np.can_cast(given, dtype, "same_kind")
 
 
-def load(path: Path) -> np.ndarray:
-    """The array of an `.npy` file. Raises OSError; ValueError, with a reason, if it is not one whole array."""
-    with path.open("rb") as file:
-        array = _array(file, _size(file))
-        if file.read(1):
-            raise ValueError("something follows its array")
-        return array
-
-
 def load_all(path: Path, names: Sequence[str] = ()) -> dict[str, np.ndarray]:
     """The arrays of a file, by name.
 
     Args:
-      path: of an `.npz` file, or of one that has `.npy` files one after the other.
+      path: of an `.npz` file, or of one that is an `.npy` file, or several one after the other.
       names: of the latter.
 
     Raises:

@@ -40,7 +40,7 @@ from twin_graph.snapshots.files import (
 )
 from twin_graph.snapshots.forms import POINT_FOLDER, LearnerName, Lengths, Record, SnapshotId
 from twin_graph.snapshots.ledger import Counters, Point, read_record
-from twin_graph.snapshots.store import FileRecord
+from twin_graph.snapshots.store import FileRecord, read_arrays
 
 if TYPE_CHECKING:  # imported where arrays are read or written: commands that only look at records need not wait
     import numpy as np
@@ -206,12 +206,9 @@ class PointStore:
 
     def read_segment(self, segment: Segment, names: Sequence[str]) -> dict[str, np.ndarray]:
         """The arrays of a part of the replay. Raises `DamagedError`."""
-        import numpy as np
-
         path = self.folder / SEGMENTS / segment.file.name
         segment.file.check_in(path.parent)
-        with path.open("rb") as file:
-            return {name: np.lib.format.read_array(file, allow_pickle=False) for name in names}
+        return read_arrays(path, names)
 
     def commit(self, state: PointState, save: Callable[[Path], None], arrays: Mapping[str, np.ndarray]) -> None:
         """Makes a resume point durable; `save(folder)` writes all variables. Raises OSError: nothing was committed."""
@@ -234,20 +231,15 @@ class PointStore:
 
     def arrays(self, state: PointState) -> dict[str, np.ndarray]:
         """What `commit` was given, by name."""
-        import numpy as np
-
         paths = [self.path(state.number) / file.name for file in state.files if file.name.endswith(".npy")]
-        return {path.stem: np.load(path, allow_pickle=False) for path in paths}
+        return {path.stem: read_arrays(path, [path.stem])[path.stem] for path in paths}
 
     def array(self, state: PointState, name: str) -> np.ndarray | None:
         """One of them, checked; None if there is none of this name. Raises `DamagedError`."""
-        import numpy as np
-
         for file in state.files:
             if file.name == f"{name}.npy":
                 file.check_in(self.path(state.number))
-                array: np.ndarray = np.load(self.path(state.number) / file.name, allow_pickle=False)
-                return array
+                return read_arrays(self.path(state.number) / file.name, [name])[name]
         return None
 
     def check_files(self, state: PointState) -> None:

@@ -282,13 +282,8 @@ class Snapshots:
 
     def lasting(self, snapshot_id: str) -> dict[str, np.ndarray]:
         """What its environments had kept when it was committed, `[1, ...]` by name; see `twin_graph.envs.lasting`."""
-        import numpy as np
-
         path = self.folder / snapshot_id / _ENVIRONMENT
-        if not path.exists():
-            return {}
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
+        return read_arrays(path) if path.exists() else {}
 
     def check_files(self, snapshot_id: str) -> None:
         """Compares the sizes and hashes of a snapshot's files with its manifest. Raises `DamagedError`."""
@@ -481,6 +476,16 @@ class SnapshotStore(Snapshots):
         for path in folder.iterdir() if folder.exists() else ():
             if path.name.startswith(f"{MODEL_PREFIX}."):
                 path.unlink(missing_ok=True)
+
+
+def read_arrays(path: Path, names: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """As `twin_graph.base.arrays.load_all`. Raises `DamagedError`."""
+    from twin_graph.base import arrays
+
+    try:
+        return arrays.load_all(path, names)
+    except (ValueError, MemoryError) as error:
+        raise DamagedError(f"{path} is damaged: {error}") from None
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
