@@ -152,7 +152,7 @@ def _run(debug: bool) -> object:
             raise
         what = f" ({error})" if str(error) else ""
         advice = "end other programs, or set replay.capacity_steps, env.count or train.batch_size lower"
-        click.echo(shortened(f"Error: memory ran out{what}: {advice}"), err=True)
+        _tell(f"memory ran out{what}: {advice}")
         code = 1
     except Exception as error:
         if debug:

@@ -15,8 +15,7 @@ from mutate import DATA, INDEX, table
 
 from twin_graph import envs
 from twin_graph.config.settings import Settings
-from twin_graph.errors import DamagedError, UsageError
-from twin_graph.exchange.importing import import_checkpoint
+from twin_graph.errors import DamagedError
 from twin_graph.snapshots import control
 from twin_graph.snapshots.files import checked
 from twin_graph.snapshots.ledger import Commit
@@ -142,13 +141,14 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
         checkpoints.check(tmp_path / "large")
 
 
-def test_a_checkpoint_of_the_first_format_is_refused_with_advice(
-    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path
-) -> None:
-    run = trained(cartpole(train__steps=600, evaluate__episodes=0))
-    path = saved(tmp_path / "v1", lambda: tf.get_variable("v", [3]), write_version=tf.train.SaverDef.V1)
-    with pytest.raises(UsageError, match=r"v1 is a checkpoint of TensorFlow's first format: .* and save it by tf\."):
-        import_checkpoint(run, path, {})
+def test_a_checkpoint_of_the_first_format_is_read_by_a_process_of_its_own(tmp_path: Path) -> None:
+    path = saved(tmp_path / "v1", lambda: tf.get_variable("a/v", [3]), write_version=tf.train.SaverDef.V1)
+    found = read_checkpoint(path)
+    assert {name: (value.shape, value.dtype) for name, value in found.items()} == {"a/v": ((3,), np.float32)}
+    whole = path.read_bytes()
+    path.write_bytes(whole[:20] + bytes(64) + whole[84:])
+    with pytest.raises(DamagedError, match=r"v1 cannot be read, though it ends as a checkpoint of TensorFlow's first"):
+        read_checkpoint(path)
 
 
 READS = """

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from twin_graph.errors import DamagedError, UsageError
+from twin_graph.errors import DamagedError
 
 #: What `Saver` has written since TensorFlow 0.12 ends with it, and what it wrote before, too.
 _MAGIC = bytes.fromhex("57fb808b247547db")
@@ -63,12 +63,11 @@ def check(prefix: Path) -> None:
 
     Raises:
       DamagedError: one of them is missing, or not what a Saver writes; the message names it.
-      UsageError: it is a checkpoint of the format before TensorFlow 0.12.
     """
     path = Path(f"{prefix}.index")
     try:
         if not path.exists() and prefix.is_file():
-            raise _single(prefix)
+            raise DamagedError(f"{prefix} cannot be read: it is no checkpoint of TensorFlow")
         rows = _rows(_content(path))
         _check_bundle(rows, prefix)
     except OSError as error:
@@ -77,15 +76,13 @@ def check(prefix: Path) -> None:
         raise DamagedError(f"{path} is damaged: {error}") from None
 
 
-def _single(path: Path) -> Exception:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - len(_MAGIC)))
-        if file.read() != _MAGIC:
-            return DamagedError(f"{path} cannot be read: it is no checkpoint of TensorFlow")
-    return UsageError(
-        f"{path} is a checkpoint of TensorFlow's first format: restore it with the program that wrote it, and save it "
-        "by tf.train.Saver(write_version=tf.train.SaverDef.V2)"
-    )
+def is_of_first_format(prefix: Path) -> bool:
+    """Whether it is a single file, as Savers wrote before TensorFlow 0.12: its tables are not checked here."""
+    if Path(f"{prefix}.index").exists() or not prefix.is_file():
+        return False
+    with prefix.open("rb") as file:
+        file.seek(max(0, prefix.stat().st_size - len(_MAGIC)))
+        return file.read() == _MAGIC
 
 
 def _content(path: Path) -> bytes:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from twin_graph.base.arrays import load_all
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import check_no_pattern
-from twin_graph.twin import checkpoints
+from twin_graph.twin import checkpoints, first_format
 from twin_graph.twin.tf import tf
 
 if TYPE_CHECKING:
@@ -76,9 +80,11 @@ def read_checkpoint(prefix: Path) -> dict[str, np.ndarray]:
 
     Raises:
       DamagedError: its files are not whole, or not what a Saver writes.
-      UsageError: TensorFlow cannot read files at this kind of path, or it is of TensorFlow's first format.
+      UsageError: TensorFlow cannot read files at this kind of path.
     """
     check_no_pattern(prefix, "move the checkpoint elsewhere")
+    if checkpoints.is_of_first_format(prefix):
+        return _read_apart(prefix)
     checkpoints.check(prefix)
     try:
         reader = tf.train.NewCheckpointReader(str(prefix))  # `load_checkpoint` would prefer a folder of this name
@@ -86,3 +92,17 @@ def read_checkpoint(prefix: Path) -> dict[str, np.ndarray]:
     except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:  # the last where data is cut short
         reason = str(error).partition("\n")[0]
         raise DamagedError(f"{prefix} cannot be read: {reason}") from None
+
+
+def _read_apart(prefix: Path) -> dict[str, np.ndarray]:
+    """By a process of its own, which TensorFlow may end."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "variables.npz")
+        command = [sys.executable, "-P", "-m", first_format.__name__, str(prefix.absolute()), str(path)]
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        try:
+            if not ended.returncode:
+                return load_all(path)
+        except (OSError, ValueError):  # as where it holds what is no array
+            pass
+    raise DamagedError(f"{prefix} cannot be read, though it ends as a checkpoint of TensorFlow's first format does")
