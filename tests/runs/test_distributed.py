@@ -524,7 +524,7 @@ def test_a_swap_into_the_online_twin_reaches_the_servers_whenever_it_is_made(
         chief.begin()
         chief.settle()  # the servers still hold the first weights
         assert online.weights_sha256() != wanted.weights_sha256
-        live.swap([wanted], learner="online", into="online", hold=False, request="r")
+        live.swap([wanted], learner="online", into="online", hold=False, request=f"request-{1:020}-00000000")
         getattr(chief, next_call)()
         trainable = {variable.op.name for variable in online.model.trainables}
         assert weights_sha256({k: v for k, v in client.pull().items() if k in trainable}) == wanted.weights_sha256

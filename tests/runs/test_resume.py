@@ -701,7 +701,7 @@ def test_a_swap_into_the_online_twin_loses_nothing_and_resets_the_optimizer(cart
         initial = online.all_variables()
         online.load_all({name: value + 1 for name, value in initial.items()})
         learnt, agent.tally.updates = online.weights_sha256(), 7
-        agent.live.swap([first], learner="online", into="online", hold=False, request="request")
+        agent.live.swap([first], learner="online", into="online", hold=False, request=f"request-{1:020}-00000000")
         assert agent.store.newest.weights_sha256 == learnt
         for name, value in online.all_variables().items():
             np.testing.assert_array_equal(value, initial[name], err_msg=name)
