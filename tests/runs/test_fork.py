@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from attempts import attempt, end
 from commands import Command, twin_graph
+from twin_graph_cli.fork import fork as fork_command
 
 from twin_graph import config, envs, training
 from twin_graph.analysis import nudge
@@ -123,11 +124,27 @@ def test_what_a_fork_needs_and_does_not_find_is_named(
     cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path
 ) -> None:
     parent = trained(cartpole(resume__keep="all"))
-    gone = parent.store().prefix(parent.store().snapshots[1].id).with_name("model.index")
+    gone = parent.store().prefix(parent.store().snapshots[1].id).with_name("manifest.json")
     gone.unlink()
-    with pytest.raises(DamagedError, match=rf"{gone} is gone"):
+    with pytest.raises(DamagedError, match=rf"{gone} cannot be read: No such file"):
         forked(parent, tmp_path / "fork")
     assert not (tmp_path / "fork").exists()
+
+
+@pytest.mark.parametrize("what", ["gone", "damaged"])
+def test_weights_that_are_not_whole_stay_behind_and_are_named(
+    cartpole: Make, trained: Callable[[Settings], Run], tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parent = trained(cartpole(resume__keep="all"))
+    old = parent.store().snapshots[1].id
+    path = parent.store().prefix(old).with_name("model.index")
+    path.unlink() if what == "gone" else path.write_bytes(path.read_bytes()[:-1] + b"x")
+    fork_command.main([str(parent.folder), "--run-dir", str(tmp_path / "fork")], standalone_mode=False)
+    assert f"left behind, since they are damaged: the weights of {old}" in capsys.readouterr().err
+    made = Run(tmp_path / "fork")
+    assert [s.id for s in made.store().snapshots if not made.store().has_weights(s.id)] == [old]
+    assert verify(made).damage == []
+    attempt(made)
 
 
 @pytest.mark.parametrize("variant", ["plain", "compiled", "mutual"])

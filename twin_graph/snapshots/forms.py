@@ -172,7 +172,7 @@ def check_plain(folder: Path) -> None:
     link would lead elsewhere, and to open a pipe or a device may take forever."""
     for entry in _entries(folder):
         if _FILES.search(entry.name) and entry.is_dir(follow_symlinks=False):
-            raise DamagedError(f"{entry.path} is a folder, where every run has a file; look where it comes from")
+            raise DamagedError(f"{entry.path} is damaged: it is a folder")
         if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
             what = "a symbolic link" if entry.is_symlink() else _KINDS.get(stat.S_IFMT(entry.stat().st_mode), "no file")
             raise DamagedError(f"{entry.path} is {what}, which no run has; look where it comes from, and remove it")
