@@ -21,9 +21,10 @@ from twin_graph import config
 _FSYNC = os.fsync
 os.fsync = lambda descriptor: None
 
-# What tests begin is not to be remembered as the user's own.
-os.environ["XDG_CONFIG_HOME"] = _configuration = tempfile.mkdtemp(prefix="twin-graph-")
-atexit.register(shutil.rmtree, _configuration, ignore_errors=True)
+# What tests begin is not to be remembered as the user's own. All processes of a session share one folder.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["XDG_CONFIG_HOME"] = _configuration = tempfile.mkdtemp(prefix="twin-graph-")
+    atexit.register(shutil.rmtree, _configuration, ignore_errors=True)
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where they run under nohup: some send it
 
@@ -84,7 +85,7 @@ TICTACTOE = {
 # Files that take a minute or more, the longest first: one that began last would keep a single core busy at the end.
 LONG = (
     *("distributed", "experiments", "experiments_ray", "resume", "howtos", "reproduce", "exchange", "selfplay"),
-    *("findings", "combinations", "cli", "training", "kill", "branches"),
+    *("findings", "combinations", "cli", "training", "kill", "strangers", "trust", "two_hosts", "branches"),
 )
 
 
