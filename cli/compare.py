@@ -13,7 +13,7 @@ from twin_graph.records import code
 from twin_graph.snapshots.ledger import ONLY_LEARNER
 from twin_graph.snapshots.run import find
 
-from .params import PATH, complete_run, json_option, print_json, say
+from .params import PATH, complete_run, json_option, print_json, say, trust_option
 from .tables import print_table, print_text
 
 if TYPE_CHECKING:  # imports TensorFlow
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # imports TensorFlow
 @click.argument("first", shell_complete=complete_run)
 @click.argument("second", shell_complete=complete_run)
 @click.option("--plot", type=PATH, help="Also write a picture to this PNG, SVG or PDF file.")
+@trust_option
 @json_option
 def compare(first: str, second: str, plot: Path | None, as_json: bool) -> None:
     """Show where runs FIRST and SECOND diverge, and by how much.

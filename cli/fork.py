@@ -73,7 +73,7 @@ def fork(
             point = point_at(parent, at)
         before = settings_from(parent, point)
         settings = config.change(before, overrides, seed=seed)
-        if all(trust.is_trusted(code) for _, code in trust.named(settings)):  # else `resume` looks, and asks first
+        if not trust.untrusted(settings):  # else `resume` looks, and asks first
             targets.check_present(settings, parent.store(), point.counters.updates)
         change: forks.Change | None = None
         if nudge:

@@ -11,10 +11,10 @@ import sys
 
 import click
 
+from twin_graph.base import modules
 from twin_graph.base.here import began_here, shortened
 from twin_graph.base.signals import WARNINGS, set_stops
 from twin_graph.base.text import printable
-from twin_graph.config import trust
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, TwinGraphError, place
 
 from .params import ReaderGoneError, foreign_output_apart
@@ -169,7 +169,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     if sys.stdout.errors == "strict":  # not every terminal has all letters; stderr is so already
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    trust.find_here()  # env.id and target.policy may name a user's own
+    modules.find_here()  # env.id and target.policy may name a user's own
     command = next((argument for argument in sys.argv if argument in COMMANDS), "")
     if command in ("train", "resume", "reproduce", "experiment"):
         # As Ctrl-C, until the run answers all of them by itself.

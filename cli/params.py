@@ -233,7 +233,7 @@ trust_option: Callable[[Any], Any] = click.option(
     "--trust-code",
     is_flag=True,
     expose_value=False,
-    callback=lambda ctx, param, given: trust.offer(say) if given else None,  # noqa: ARG005
+    callback=lambda ctx, param, given: trust.trust_all(say) if given else None,  # noqa: ARG005
     help="Let code run that the settings of a run begun elsewhere name. Asked for once.",
 )
 json_option: Callable[[Any], Any] = click.option(

@@ -17,7 +17,7 @@ import numpy as np
 
 from twin_graph import config
 from twin_graph.base import doing
-from twin_graph.base.text import counted
+from twin_graph.base.text import counted, printable
 from twin_graph.config import trust
 from twin_graph.config.settings import Settings
 from twin_graph.envs.legal import ILLEGAL, pick
@@ -378,7 +378,7 @@ def _lines(run: NotebookRun) -> Iterator[Callable[[Progress], object]]:
 
     def say(text: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads it any more
-            print(text, file=sys.stderr, flush=True)
+            print(printable(text, one_line=True), file=sys.stderr, flush=True)
 
     newest = run.points().newest()
     begin = f"from {newest.counters.agent_steps:,} agent steps on" if newest else "from the beginning"

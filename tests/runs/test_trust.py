@@ -15,13 +15,17 @@ from pathlib import Path
 import pytest
 from commands import twin_graph
 
-from twin_graph import notebook
+from twin_graph import config, notebook
+from twin_graph.base import modules
 from twin_graph.config import trust
-from twin_graph.errors import UntrustedError
+from twin_graph.errors import UntrustedError, UsageError
+from twin_graph.experiments import plan as plans
 from twin_graph.snapshots.files import checked
+from twin_graph.snapshots.run import Run
 
 POLICY = """
 from pathlib import Path
+from twin_graph.layers import last_layer, torch_default
 from twin_graph.targets import Choice
 
 with (Path(__file__).parent / "ran").open("a") as file:
@@ -29,11 +33,14 @@ with (Path(__file__).parent / "ran").open("a") as file:
 
 def mine(history, random, size: int = 1):
     return Choice(history.snapshots[-1:], history.snapshots[-size:], "mine")
+
+def build(observation, n_actions, build):
+    return last_layer("q", observation, n_actions, torch_default)
 """
 SMALL = (
     *("--steps", "600", "--set", "train.start_steps=200", "--set", "train.every_steps=4"),
     *("--set", "evaluate.episodes=0", "--set", "twin.threads=1", "--set", "twin.compiled=false"),
-    *("--set", "model.hidden_units=[16]", "--set", "target.refresh_every_updates=50"),
+    *("--set", "target.refresh_every_updates=50"),
 )
 
 
@@ -46,7 +53,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run and the module of its target's policy, and the user `author` who began it."""
     folder = tmp_path_factory.mktemp("begun")
     (folder / "ours.py").write_text(POLICY)
-    policy = ("--set", "target.policy=ours:mine(2)")
+    policy = ("--set", "target.policy=ours:mine(2)", "--set", "network=ours:build")
     made = twin_graph(
         *("train", "cartpole", "--run-dir", "run", *policy, *SMALL), cwd=folder, env=_environment(folder, "author")
     )
@@ -67,7 +74,12 @@ def received(begun: Path, tmp_path: Path) -> Path:
 NEEDS_CODE = (
     *(("evaluate", "run", "--episodes", "1"), ("resume", "run", "--steps", "700"), ("prune", "run")),
     *(("prune", "run", "--dry-run"), ("reproduce", "run"), ("export", "run", "latest", "weights.npz")),
-    *(("average", "run", "0", "1"), ("record", "run"), ("import", "run", "run/resume/NEWEST/online")),
+    *(
+        ("average", "run", "0", "1"),
+        ("record", "run"),
+        ("compare", "run", "run"),
+        ("import", "run", "run/resume/NEWEST/online"),
+    ),
 )
 READERS = (
     *(("log", "run"), ("show", "run", "latest"), ("explain", "run", "--update", "60"), ("status", "run"), ("runs",)),
@@ -95,6 +107,7 @@ def test_what_needs_code_names_it_and_asks(received: Path, arguments: tuple[str,
     assert told.returncode == 2
     assert "run was not begun here" in told.stderr
     assert "target.policy=ours:mine(2) (ours.py, sha256" in told.stderr
+    assert "network=ours:build (ours.py, sha256" in told.stderr
     assert "--trust-code" in told.stderr
     assert not (received / "ran").exists()
 
@@ -166,11 +179,11 @@ def test_a_packages_parents_do_not_run_when_a_modules_file_is_looked_for(
         (tmp_path / folder / "__init__.py").write_text("raise SystemExit('ran')")
     (tmp_path / "outer" / "inner" / "code.py").write_text("raise SystemExit('ran')")
     monkeypatch.syspath_prepend(tmp_path)
-    assert trust.file_of("outer.inner.code:build") == tmp_path / "outer" / "inner" / "code.py"
-    assert trust.file_of("outer.inner") == tmp_path / "outer" / "inner" / "__init__.py"
-    assert trust.file_of("outer.absent:build") is None
-    assert trust.file_of("../evil:x") is None
-    assert str(trust.file_of("sys:exit")) == "built-in"
+    first, second = tmp_path / "outer" / "__init__.py", tmp_path / "outer" / "inner" / "__init__.py"
+    assert modules.files_of("outer.inner.code") == [first, second, second.with_name("code.py")]
+    assert modules.files_of("outer.inner") == [first, second]
+    assert modules.files_of("outer.absent") == modules.files_of("../evil") == modules.files_of(" outer") == []
+    assert modules.files_of("sys") == [Path("built-in")]
 
 
 def test_a_machine_that_keeps_nothing_is_told_by_its_environment(received: Path) -> None:
@@ -183,9 +196,11 @@ def test_where_the_users_folder_cannot_be_written_a_run_trains_all_the_same(begu
     (tmp_path / "ours.py").write_text(POLICY)
     (tmp_path / "no-folder").write_text("")
     environment = _environment(tmp_path, "no-folder")
-    policy = ("--set", "target.policy=ours:mine")
+    environment |= {"MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlruns", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    policy = ("--set", "target.policy=ours:mine", "--set", "log.to=mlflow")
     told = twin_graph("train", "cartpole", "--run-dir", "run", *policy, *SMALL, cwd=tmp_path, env=environment)
     assert told.returncode == 0, told.stderr
+    assert "gets nothing" not in told.stderr
 
 
 def test_a_notebook_asks_too(received: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +210,8 @@ def test_a_notebook_asks_too(received: Path, monkeypatch: pytest.MonkeyPatch) ->
     run = notebook.find("run")
     with pytest.raises(UntrustedError, match="ours:mine"):
         run.play(episodes=1)
-    assert [words.partition(" (")[0] for words in run.trust_code()] == ["target.policy=ours:mine(2)"]
+    named = ["network=ours:build", "target.policy=ours:mine(2)"]
+    assert [words.partition(" (")[0] for words in run.trust_code()] == named
     assert run.trust_code() == []
     assert len(run.play(episodes=1).returns) == 1
 
@@ -212,6 +228,7 @@ def test_the_record_elsewhere_of_a_strangers_run_gets_nothing(
     del description["crc"]
     description["settings"]["log"]["to"] = "mlflow"
     description["settings"]["target"]["policy"] = "latest"
+    description["settings"]["network"] = "mlp"
     (received / "run" / "run.json").write_bytes(checked(description, indent=1))
     more = ("--set", "log.to=mlflow") if is_own else ()
     told = twin_graph("resume", "run", "--steps", "620", *more, cwd=received, env=environment)
@@ -223,3 +240,106 @@ def test_the_record_elsewhere_of_a_strangers_run_gets_nothing(
 @pytest.fixture
 def sent_to() -> Callable[[Path], list[str]]:
     return lambda folder: [str(path) for path in folder.glob("mlruns/**/metrics/*")]
+
+
+def _in_a_fresh_process(*command: str, cwd: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_processes_of_environments_import_nothing_from_the_present_folder(tmp_path: Path) -> None:
+    """By the console script: a process that Python starts looks there first, unless it is told not to."""
+    environment = _environment(tmp_path, "reader")
+    made = ("train", "cartpole", "--run-dir", "run", *SMALL, "--set", "env.vectorization=async")
+    assert twin_graph(*made, cwd=tmp_path, env=environment).returncode == 0
+    (tmp_path / "multiprocessing.py").write_text("from pathlib import Path\nPath(__file__).with_name('RAN').touch()\n")
+    command = (str(Path(sys.executable).with_name("twin-graph")), "evaluate", "run", "--episodes", "1")
+    told = _in_a_fresh_process(*command, cwd=tmp_path, environment=environment)
+    assert (told.returncode, (tmp_path / "RAN").exists()) == (0, False), told.stderr
+
+
+def test_the_package_run_as_a_module_imports_nothing_from_the_present_folder(tmp_path: Path) -> None:
+    (tmp_path / "psutil.py").write_text("raise SystemExit('psutil ran')")
+    command = (sys.executable, "-m", "twin_graph_cli", "runs")
+    told = _in_a_fresh_process(*command, cwd=tmp_path, environment=_environment(tmp_path, "reader"))
+    assert "psutil ran" not in told.stderr
+
+
+def test_what_a_package_runs_first_is_a_part_of_what_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusting: None
+) -> None:
+    (tmp_path / "lab").mkdir()
+    first, module = tmp_path / "lab" / "__init__.py", tmp_path / "lab" / "pol.py"
+    first.write_text("")
+    module.write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    code = trust.Code("target.policy=lab.pol:mine", "lab.pol:mine")
+    monkeypatch.setattr(trust, "_read", {code.name})
+    assert not code.is_trusted
+    trust.accept(code)
+    monkeypatch.setattr(trust, "_accepted", set())
+    assert code.is_trusted
+    assert f"after {first}" in code.words()
+    first.write_text("import os\n")
+    assert not code.is_trusted
+
+
+def test_folders_without_an_init_file_are_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "c.py").write_text("")
+    monkeypatch.setattr(modules, "_here", [str(tmp_path)])
+    assert modules.files_of("a.b.c") == [tmp_path / "a" / "b" / "c.py"]
+    monkeypatch.setattr(modules, "_here", [])
+    monkeypatch.syspath_prepend(tmp_path)
+    assert modules.files_of("a.b.c") == [tmp_path / "a" / "b" / "c.py"]
+
+
+def test_a_name_that_python_would_not_import_is_refused() -> None:
+    for name in (" nets:Mine-v0", "../nets:Mine-v0", "nets/x:Mine-v0", ".nets:Mine-v0"):
+        with pytest.raises(UsageError, match="cannot be the name of a module"):
+            trust.check("env.id", name)
+
+
+def test_what_an_experiment_has_recorded_is_not_its_users_word(trusting: None) -> None:
+    text = """
+        name = "study"
+        preset = "cartpole"
+        steps = 5000
+        seeds = [1]
+        last_evaluations = 1
+        [factors]
+        "target.policy" = ["latest", "evil:pick(2)"]
+    """
+    given, _ = plans.recorded({"file": text, "fixed": {}})
+    assert [code.name for run in given.runs for code in trust.untrusted(run.settings)] == ["evil:pick"]
+    asked = plans.parse(text)
+    assert [code.name for run in asked.runs for code in trust.untrusted(run.settings)] == []
+    with pytest.raises(UsageError, match="network is fixed for all runs"):
+        plans.recorded({"file": text, "fixed": {"network": "evil:pick"}})
+
+
+def test_what_was_trusted_reaches_child_processes_where_it_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusting: None
+) -> None:
+    monkeypatch.setattr(trust, "_folder", lambda: tmp_path / "no-folder" / "trusted")
+    (tmp_path / "no-folder").write_text("")
+    (tmp_path / "ours.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    trust.accept(trust.Code("loss=ours:mine", "ours:mine"))
+    assert os.environ[trust.ALSO_TRUSTED] == "ours:mine"
+    trust.claim("a run")
+    assert trust.is_own("a run")
+
+
+def test_the_id_of_a_run_without_one_stays(tmp_path: Path) -> None:
+    run = Run(Path(shutil.copytree(Path(__file__).parents[1] / "data" / "run-of-format-1", tmp_path / "run")))
+    before = run.id
+    run.change_settings(config.change(run.settings, [("train.steps", 1_900)]))
+    assert Run(run.folder).id == before
+
+
+@pytest.fixture
+def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was given, read or trusted yet."""
+    for name in ("_given", "_read", "_accepted", "_owned"):
+        monkeypatch.setattr(trust, name, set())
+    monkeypatch.setenv(trust.ALSO_TRUSTED, "")

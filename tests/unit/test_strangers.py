@@ -22,6 +22,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from twin_graph_cli import main
 
+from twin_graph.base import modules
 from twin_graph.config import trust
 from twin_graph.errors import TwinGraphError
 from twin_graph.view import server
@@ -34,12 +35,12 @@ VARIANTS = dict(hostile.variants())
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trust, "_here", [])
+    monkeypatch.setattr(modules, "_here", [])
     monkeypatch.setattr(trust, "_read", set())
     monkeypatch.setattr(trust, "_given", set())
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "path_hooks", [*sys.path_hooks])
-    trust.find_here()
+    modules.find_here()
     yield tmp_path
     sys.modules.pop("evil", None)
 

@@ -108,6 +108,9 @@ class ResumePoints:
         Returns:
           What the caller must refresh because another policy chose its snapshots, and that policy.
         """
+        if [state.name for state in point.learners] != [learner.name for learner in self._learners]:
+            names = ", ".join(state.name for state in point.learners)
+            raise DamagedError(f"{self._points.path(point.number)} is damaged: it is of other learners ({names})")
         arrays = self._points.arrays(point)
         self._tally.restore(point.counters, reward_limit=point.reward_limit, r_max=point.r_max)
         self._held_out.observations = arrays.get(HELD_OUT)

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 #: What is counted: far above anything that can happen, and within what NumPy can hold.
 Whole = Annotated[int, Field(ge=0, le=2**62)]
+#: Bytes of a file of records: those of the longest runs have a tenth of it.
+LARGEST_FILE = 2**29
 
 
 class Counters(BaseModel):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import inspect
 import re
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pydantic
 
+from twin_graph.base import modules
 from twin_graph.base.text import nearest, what_is_wrong
 from twin_graph.config import trust
 from twin_graph.errors import UsageError, place
@@ -27,7 +27,7 @@ def sources(settings: Settings) -> dict[str, str]:
 
     Of that file alone, not of what it imports. A process that has imported it already runs the code of then.
     """
-    named = {code.partition(":")[0] for _, code in trust.named(settings)}
+    named = {code.module for code in trust.named(settings)}
     return {module: digest for module in sorted(named) if (digest := _sha256_of_file(module))}
 
 
@@ -37,12 +37,9 @@ def edited(recorded: Mapping[str, str]) -> list[str]:
 
 
 def _sha256_of_file(module: str) -> str:
-    """Empty where there is no file that can be read; whoever imports the module says why."""
-    try:
-        file = trust.file_of(module)
-        return hashlib.sha256(file.read_bytes()).hexdigest() if file else ""
-    except OSError:  # of a built-in module, for example
-        return ""
+    """Empty where there is no file; whoever imports the module says why."""
+    files = [file for file in modules.files_of(module)[-1:] if file.is_file()]
+    return trust.sha256_of(files) if files else ""
 
 
 def find(setting: str, name: str, table: Mapping[str, T]) -> T | Any:
@@ -66,7 +63,7 @@ def find(setting: str, name: str, table: Mapping[str, T]) -> T | Any:
             f"as module:function{nearest(name, table)}"
         )
     trust.check(setting, name)
-    trust.prepare(module)
+    modules.prepare(module)
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:

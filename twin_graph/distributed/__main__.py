@@ -7,9 +7,9 @@ import signal
 import sys
 from pathlib import Path
 
-from twin_graph.base import leash
+from twin_graph.base import leash, modules
 from twin_graph.base.signals import STOPS
-from twin_graph.config import trust
+from twin_graph.base.text import printable
 from twin_graph.distributed.cluster import Cluster
 from twin_graph.distributed.task import relay_for, run_task
 from twin_graph.errors import TwinGraphError
@@ -17,7 +17,7 @@ from twin_graph.errors import TwinGraphError
 if __name__ == "__main__":
     for number in STOPS:  # which may reach all processes of a run: the chief needs this one to save, and then ends it
         signal.signal(number, signal.SIG_IGN)
-    trust.find_here()
+    modules.find_here()
     file, task, *chief = sys.argv[1:]
     try:
         cluster = Cluster.described(Path(file))
@@ -26,5 +26,5 @@ if __name__ == "__main__":
             leash.hold(int(process))
         run_task(cluster, task, relay)
     except TwinGraphError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        print(printable(f"Error: {error}", one_line=True), file=sys.stderr)
         sys.exit(error.exit_code)

@@ -23,7 +23,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import twin_graph.envs.blob
 import twin_graph.envs.minatar  # noqa: F401 - both register environments
-from twin_graph.base import doing
+from twin_graph.base import doing, modules
 from twin_graph.base.signals import WARNINGS
 from twin_graph.base.text import assigned, nearest
 from twin_graph.config import trust
@@ -238,7 +238,8 @@ def _vector(
     multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
     # An error in one of them is raised here, too, with its place; Gymnasium warns of it with whole tracebacks.
     warnings.filterwarnings("ignore", r"\S*ERROR: ", module=r"gymnasium\.vector")
-    with _alive(environment_id, _unguarded()):
+    with _alive(environment_id, _unguarded()), modules.safe_children():
+        each = [modules.for_child(one) for one in each]
         return AsyncVectorEnv(each, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
 
 
@@ -431,7 +432,7 @@ def check_version(environment_id: str) -> None:
 def _check_trusted(environment_id: str) -> None:
     """Raises `UntrustedError` if an id names a module that may not be imported."""
     trust.check("env.id", environment_id)
-    trust.prepare(environment_id.rpartition(":")[0])
+    modules.prepare(environment_id.rpartition(":")[0])
 
 
 def _check_actions(environment_id: str, actions: spaces.Space[Any]) -> None:

@@ -40,6 +40,7 @@ from twin_graph.snapshots.files import (
     write_file,
 )
 from twin_graph.snapshots.fork import settings_from
+from twin_graph.snapshots.forms import check_plain
 from twin_graph.snapshots.ledger import Point, utc_now
 from twin_graph.snapshots.run import DESCRIPTION, RUNS, Run, check_new_folder
 from twin_graph.targets.evaluations import Matches
@@ -76,13 +77,14 @@ class Experiment:
         path = folder / _RECORD
         if not path.exists():
             raise UsageError(f"no experiment in {folder}; `twin-graph experiment run FILE.toml` makes one")
+        check_plain(folder, runs_apart=True)
         record = read_file(path)
         try:
             if record["format"] != _FORMAT:
                 raise UsageError(f"it has format {record['format']}, and this version of twin-graph reads {_FORMAT}")
             trial = Trial(*(record["trial"][name] for name in Trial._fields))
             return cls(folder, *plans.recorded(record), trial)
-        except (KeyError, TypeError, UsageError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, UsageError) as error:
             raise DamagedError(f"{path} cannot be used: {error}") from None
 
     @staticmethod

@@ -148,6 +148,8 @@ class Origin(NamedTuple):
         points = {
             n: OriginPoint(**{**p, "settings": config.validate(p["settings"])}) for n, p in record["points"].items()
         }
+        for point in points.values():
+            trust.take(point.settings)
         return cls(Path(record["folder"]), points)
 
 
@@ -342,9 +344,18 @@ def record(plan: Plan, fixed: Pairs) -> dict[str, Any]:
 
 def recorded(record: Mapping[str, Any]) -> tuple[Plan, Pairs]:
     """What `record` was given. Raises `KeyError`, `TypeError` or `UsageError` if it is something else."""
+    with trust.reading():
+        return _recorded(record)
+
+
+def _recorded(record: Mapping[str, Any]) -> tuple[Plan, Pairs]:
     fixed = tuple((str(key), value) for key, value in record["fixed"].items())
+    if others := [key for key, _ in fixed if not key.startswith("twin.")]:
+        raise UsageError(f"{others[0]} is fixed for all runs, which nothing but threads and precision is")
     origin = Origin.recorded(record["origin"]) if record.get("origin") else None
     preset = config.validate(record["preset"]) if "preset" in record else None  # older ones lack it
+    if preset:
+        trust.take(preset)
     names = record.get("names", 1)  # likewise
     plan = parse(record["file"], fixed=fixed, origin=origin, preset=preset, names=names)
     if names < NAMES:

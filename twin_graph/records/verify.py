@@ -9,7 +9,7 @@ from typing import NamedTuple
 from twin_graph.base import doing
 from twin_graph.errors import DamagedError
 from twin_graph.snapshots import control, workers
-from twin_graph.snapshots.files import abandoned, damaged_line, leftovers, read_file, read_lines
+from twin_graph.snapshots.files import abandoned, damaged_line, leftovers, read_file, read_lines, whole_bytes
 from twin_graph.snapshots.forms import EVALUATIONS, ID, LEDGER, METRICS
 from twin_graph.snapshots.ledger import Commit
 from twin_graph.snapshots.points import SEGMENTS, STATE, PointState, PointStore
@@ -84,11 +84,7 @@ class _Verifier:
         for name in (LEDGER, EVALUATIONS, METRICS, GAMES):
             path = self._run.folder / name
             self.known.add(path)
-            for line in read_lines(path):
-                if line.record is None:
-                    self.damage.append(damaged_line(path, line.number))
-            if path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size:
-                self.unknown.append(f"{path}: a line without an end; what a crash left, or the newest line, damaged")
+            self._try(self._lines, path)
         self._try(self._run.ledger.events)
         if (ratings := self._run.folder / RATINGS).exists():
             self.known.add(ratings)
@@ -96,6 +92,13 @@ class _Verifier:
         for request in self._run.control.glob("request-*.json"):
             self.known.add(request)
             self._try(control.read, self._run.control, request.stem)
+
+    def _lines(self, path: Path) -> None:
+        for line in read_lines(path):
+            if line.record is None:
+                self.damage.append(damaged_line(path, line.number))
+        if path.exists() and whole_bytes(path) < path.stat().st_size:
+            self.unknown.append(f"{path}: a line without an end; what a crash left, or the newest line, damaged")
 
     def snapshots(self) -> None:
         """Each snapshot in the ledger: its manifest, and its weights unless retention removed them."""

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import filelock
 
+from twin_graph.base.counters import LARGEST_FILE
 from twin_graph.errors import DamagedError, MovedError, UsageError
 
 _Result = TypeVar("_Result")
@@ -43,9 +44,10 @@ _ABANDONED_SECONDS = 7 * 86_400.0
 _FICLONE = 0x40049409  # of linux/fs.h: the files share their blocks until one of them is written to
 _WAIT_FOR_READERS_SECONDS = 2.0
 _SUM = b'"crc": '
-#: Bytes of what may be read: of a file of lines, and of one record. Those of the longest runs have a tenth of it.
-_LARGEST, _LARGEST_RECORD = 2**30, 2**26
-_MOST_EMPTY = 10_000  # lines without room for a checksum
+#: Bytes of a line, and of a record in a file of its own; see `LARGEST_FILE`.
+_LARGEST_LINE, _LARGEST_RECORD = 2**24, 2**23
+_BLOCK = 2**16
+_MOST_DAMAGED = 1_000  # lines, after which nothing is to be expected of a file
 _TAIL = len(_SUM) + 11  # of a line: its sum, eight digits in quotes, and the end of the record
 
 
@@ -456,13 +458,17 @@ def unchecked(content: bytes) -> dict[str, Any]:
     head, mark, tail = content.rpartition(_SUM)
     if mark + tail not in (_sum(head) + b"}", _sum(head) + b"\n}\n"):
         raise ValueError("its checksum is wrong")
+    return _record(content)
+
+
+def _record(content: bytes) -> dict[str, Any]:
     try:
         record = json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(record, dict):
         raise ValueError("it holds no record")
-    del record["crc"]
+    record.pop("crc", None)
     return record
 
 
@@ -505,11 +511,13 @@ class Line(NamedTuple):
       number: from 1.
       start: its first byte's place in the file.
       content: its bytes, without the end of the line.
+      is_whole: whether its checksum is right.
     """
 
     number: int
     start: int
     content: bytes
+    is_whole: bool
 
     @property
     def stop(self) -> int:
@@ -517,16 +525,10 @@ class Line(NamedTuple):
         return self.start + len(self.content) + 1
 
     @property
-    def is_whole(self) -> bool:
-        """Whether its checksum is right."""
-        end = len(self.content) - _TAIL
-        return end > 0 and self.content[end:] == _sum(self.content[:end]) + b"}"
-
-    @property
     def record(self) -> dict[str, Any] | None:
         """What it says; None where the line is not what was written."""
         try:
-            return unchecked(self.content)
+            return _record(self.content) if self.is_whole else None
         except ValueError:
             return None
 
@@ -596,7 +598,7 @@ class GrowingLines:
         return not is_same, lines
 
 
-def open_plain(path: Path, largest: int | None = _LARGEST) -> io.BufferedReader:
+def open_plain(path: Path, largest: int | None = LARGEST_FILE) -> io.BufferedReader:
     """Opens a file to be read, without waiting. Raises OSError, and `DamagedError` if it is no file, or too large."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     status = os.fstat(descriptor)
@@ -608,18 +610,19 @@ def open_plain(path: Path, largest: int | None = _LARGEST) -> io.BufferedReader:
 
 
 def _lines(file: BinaryIO, path: Path, *, number: int, start: int) -> Iterator[Line]:
-    empty = 0
-    while line := file.readline(_LARGEST_RECORD):
-        if not line.endswith(b"\n"):
-            if len(line) == _LARGEST_RECORD:
+    damaged = 0
+    while content := file.readline(_LARGEST_LINE):
+        if not content.endswith(b"\n"):
+            if len(content) == _LARGEST_LINE:
                 raise DamagedError(f"{path} is damaged: line {number} is too long")
             return  # what follows, if its writer is about to end it, is no line of its own
-        empty += len(line) < _TAIL
-        if empty > _MOST_EMPTY:
-            raise DamagedError(f"{path} is damaged: {empty:,} of its lines hold nothing")
-        yield Line(number, start, line[:-1])
-        number += 1
-        start += len(line)
+        end = len(content) - 1 - _TAIL
+        line = Line(number, start, content[:-1], end > 0 and content[end:-1] == _sum(content[:end]) + b"}")
+        damaged += not line.is_whole
+        if damaged > _MOST_DAMAGED:
+            raise DamagedError(f"{path} is damaged: {damaged:,} of its lines are not what was written")
+        yield line
+        number, start = number + 1, line.stop
 
 
 def whole_bytes(path: Path) -> int:
@@ -660,9 +663,12 @@ def _write(descriptor: int, content: bytes | memoryview) -> None:
 
 def _end_of_whole_lines(descriptor: int) -> int:
     end = os.fstat(descriptor).st_size
-    while end and os.pread(descriptor, 1, end - 1) != b"\n":
-        end -= 1
-    return end
+    while end:
+        block = os.pread(descriptor, min(end, _BLOCK), max(0, end - _BLOCK))
+        if (at := block.rfind(b"\n")) >= 0:
+            return end - len(block) + at + 1
+        end -= len(block)
+    return 0
 
 
 def finite(value: Any) -> Any:

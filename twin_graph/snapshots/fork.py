@@ -21,6 +21,7 @@ from twin_graph.snapshots.files import (
     fsync,
     lengthen,
     make_folder,
+    open_plain,
     share,
     write_new,
 )
@@ -118,7 +119,7 @@ def copy_past(parent: Run, point: PointState, folder: Path) -> tuple[str, ...]:
     for name in RECORDS:
         if size := point.known_bytes[name]:
             if (parent.folder / name).exists():
-                with (parent.folder / name).open("rb") as file:
+                with open_plain(parent.folder / name) as file:
                     write_new(folder / name, file.read(size))
             lengthen(folder / name, size)  # some metrics, or all, may be lost
     # What the records of then do not say: how the attempt ended there, and that the parent is itself a fork from there.
@@ -133,7 +134,8 @@ def copy_past(parent: Run, point: PointState, folder: Path) -> tuple[str, ...]:
             ledger.append(before)
     for path in workers.update_logs(parent.folder, upto=point.attempt):
         make_folder(folder / workers.FOLDER)
-        write_new(folder / workers.FOLDER / path.name, path.read_bytes())
+        with open_plain(path) as file:
+            write_new(folder / workers.FOLDER / path.name, file.read())
 
     then = Snapshots(parent.store_folder, parent.ledger, upto=point.known_bytes[LEDGER])
     now, gone = parent.store(), []

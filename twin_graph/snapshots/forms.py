@@ -6,6 +6,7 @@ a range and values a type, before anything is made of them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -16,7 +17,7 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
-from twin_graph.base.counters import Counters, Whole
+from twin_graph.base.counters import LARGEST_FILE, Counters, Whole
 from twin_graph.errors import DamagedError
 
 RECORDS = LEDGER, EVALUATIONS, METRICS = "ledger.jsonl", "evaluations.jsonl", "metrics.jsonl"
@@ -44,6 +45,16 @@ LearnerName = Annotated[str, Field(pattern=r"^[a-z]{1,16}$")]
 WorkerName = Annotated[str, Field(pattern=r"^(worker-[0-9]{1,5})?$")]
 
 
+def _each_once(files: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len({file.name for file in files}) < len(files):
+        raise ValueError("names a file twice")
+    return files
+
+
+#: Of files with names, each of which there is once.
+EachOnce = pydantic.AfterValidator(_each_once)
+
+
 def _of_all_records(lengths: dict[str, int]) -> dict[str, int]:
     if lengths and lengths.keys() != set(RECORDS):
         raise ValueError(f"must have the lengths of {', '.join(RECORDS)}")
@@ -51,7 +62,7 @@ def _of_all_records(lengths: dict[str, int]) -> dict[str, int]:
 
 
 #: Of each file of records in bytes, by its name; empty in some of earlier versions.
-Lengths = Annotated[dict[str, Whole], pydantic.AfterValidator(_of_all_records)]
+Lengths = Annotated[dict[str, Annotated[int, Field(ge=0, le=LARGEST_FILE)]], pydantic.AfterValidator(_of_all_records)]
 
 
 class Record(BaseModel):
@@ -167,22 +178,29 @@ def problem(form: type[BaseModel], record: Any) -> str:
     return ""
 
 
-def check_plain(folder: Path) -> None:
-    """Raises `DamagedError` if there is anything in the folder of a run but folders and files, each in their places: a
-    link would lead elsewhere, and to open a pipe or a device may take forever."""
-    for entry in _entries(folder):
-        if _FILES.search(entry.name) and entry.is_dir(follow_symlinks=False):
-            raise DamagedError(f"{entry.path} is damaged: it is a folder")
-        if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
-            what = "a symbolic link" if entry.is_symlink() else _KINDS.get(stat.S_IFMT(entry.stat().st_mode), "no file")
-            raise DamagedError(f"{entry.path} is {what}, which no run has; look where it comes from, and remove it")
-
-
 _FILES = re.compile(r"^lock$|\.(index|jsonl?|mp4|npys?|npz|updates)$")
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
-def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+def check_plain(folder: Path, *, runs_apart: bool = False) -> None:
+    """Raises `DamagedError` if there is anything in the folder of a run but folders and files, each in their places: a
+    link would lead elsewhere, and to open a pipe or a device may take forever.
+
+    Args:
+      folder: of the run, or of an experiment.
+      runs_apart: leave out what is in folders of runs inside, which is looked at when these are opened.
+    """
+    for entry in _entries(folder, runs_apart=runs_apart):
+        with contextlib.suppress(FileNotFoundError):  # what a process that trains has removed meanwhile
+            if _FILES.search(entry.name) and entry.is_dir(follow_symlinks=False):
+                raise DamagedError(f"{entry.path} is damaged: it is a folder")
+            if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
+                kind = stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode)
+                what = "a symbolic link" if entry.is_symlink() else _KINDS.get(kind, "no file")
+                raise DamagedError(f"{entry.path} is {what}, which no run has; look where it comes from, and remove it")
+
+
+def _entries(folder: Path, *, runs_apart: bool) -> Iterator[os.DirEntry[str]]:
     waiting, foreign = [str(folder)], str(folder / FOREIGN_FOLDER)
     while waiting:
         inside = waiting.pop()
@@ -190,7 +208,8 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
             with os.scandir(inside) as entries:
                 for entry in entries:
                     yield entry
-                    if entry.is_dir(follow_symlinks=False) and entry.path != foreign:
+                    is_run = runs_apart and os.path.lexists(os.path.join(entry.path, "run.json"))  # noqa: PTH118
+                    if entry.is_dir(follow_symlinks=False) and entry.path != foreign and not is_run:
                         waiting.append(entry.path)
         except FileNotFoundError:  # what a process that trains has removed meanwhile
             continue

@@ -295,7 +295,7 @@ class _Entry:
             return _EVENT.validate_python(self.line.record)
         event = self.kind.model_validate_json(self.line.content.rpartition(b', "crc": ')[0] + b"}")
         if self.kind is not Restore:
-            self.event, self.line = event, Line(self.line.number, self.line.start, b"")
+            self.event, self.line = event, self.line._replace(content=b"")
         return event
 
     def is_late(self, attempt: int) -> bool:

@@ -38,7 +38,7 @@ from twin_graph.snapshots.files import (
     remove_leftovers,
     write_new,
 )
-from twin_graph.snapshots.forms import POINT_FOLDER, LearnerName, Lengths, Record, SnapshotId
+from twin_graph.snapshots.forms import POINT_FOLDER, EachOnce, LearnerName, Lengths, Record, SnapshotId
 from twin_graph.snapshots.ledger import Counters, Point, read_record
 from twin_graph.snapshots.store import FileRecord, read_arrays
 
@@ -132,7 +132,7 @@ class PointState(Record):
     returns: tuple[float, ...]
     known_bytes: Lengths = Field(min_length=1)
     segments: tuple[Segment, ...]
-    files: tuple[FileRecord, ...] = ()
+    files: Annotated[tuple[FileRecord, ...], EachOnce] = ()
 
     @property
     def snapshots(self) -> tuple[str, ...]:

@@ -102,7 +102,7 @@ VERSIONED = ("twin-graph", "tensorflow", "numpy", "gymnasium", "ale-py")
 
 
 class Run:
-    """Paths and records of one run. Opening it reads `run.json` alone.
+    """Paths and records of one run. Opening it looks at the kinds of all files, and reads `run.json` alone.
 
     Attributes:
       folder: absolute.
@@ -157,7 +157,8 @@ class Run:
     def id(self) -> str:
         """Hexadecimal digits that no other run has, wherever it is moved; a copy of its folder has the same."""
         described = self.description
-        known = f"{described['created']} {described['settings_sha256']}"  # of earlier versions
+        first = next(iter(described["past_settings"]), described)  # of earlier versions: what does not change
+        known = f"{described['created']} {first['settings_sha256']}"
         return str(described.get("id") or hashlib.sha256(known.encode()).hexdigest()[: 2 * _ID_BYTES])
 
     @property

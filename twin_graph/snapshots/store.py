@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
 from twin_graph.base.counters import Whole
 from twin_graph.base.text import counted
@@ -31,7 +31,7 @@ from twin_graph.snapshots.files import (
     remove_leftovers,
     write_new,
 )
-from twin_graph.snapshots.forms import FileName, Record, SnapshotId
+from twin_graph.snapshots.forms import EachOnce, FileName, Record, SnapshotId
 from twin_graph.snapshots.ledger import (
     IMPORT,
     ONLY_LEARNER,
@@ -136,7 +136,7 @@ class Manifest(SnapshotRecord):
     settings_sha256: str
     origin: str | None
     variables: tuple[Variable, ...]
-    files: tuple[FileRecord, ...]
+    files: Annotated[tuple[FileRecord, ...], EachOnce]
 
     @property
     def bytes(self) -> int:

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from twin_graph.base.counters import Whole
 from twin_graph.errors import DamagedError, InUseError
-from twin_graph.snapshots.files import check_in_place, checked
+from twin_graph.snapshots.files import check_in_place, checked, open_plain
 from twin_graph.snapshots.forms import UPDATES_FILE, Record, SnapshotId, WorkerName
 from twin_graph.snapshots.ledger import read_record
 
@@ -137,7 +137,8 @@ def who_applied(run: Path, attempt: int, update: int) -> str | None:
     import numpy as np  # commands that do not need it need not wait for it
 
     for path in sorted((run / FOLDER).glob(f"worker-*-{attempt:06d}.updates")):
-        content = path.read_bytes()
+        with open_plain(path) as file:
+            content = file.read()
         updates = np.frombuffer(content[: len(content) // 8 * 8], "<i8")
         at = int(np.searchsorted(updates, update))
         if at < len(updates) and updates[at] == update:

@@ -15,8 +15,7 @@ import psutil
 
 from twin_graph import config, envs
 from twin_graph.agent.trackers import check_tracker
-from twin_graph.base import doing
-from twin_graph.config import trust
+from twin_graph.base import doing, modules
 from twin_graph.envs.gym import check_version
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.snapshots.run import RUNS
@@ -56,7 +55,7 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    trust.find_here()
+    modules.find_here()
     try:
         with doing.heard_by(_tell):
             _main()
