@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.machinery
+import multiprocessing
 import os
 import re
 import sys
@@ -84,7 +85,8 @@ class _Made:
         self._folders, self._make = folders, make
 
     def __call__(self) -> Any:
-        os.environ.pop(_SAFE_PATH, None)  # what this process starts is not ours
+        if multiprocessing.parent_process():
+            os.environ.pop(_SAFE_PATH, None)  # what the child starts is not ours
         for folder in self._folders:
             if folder not in _here:
                 find_here(folder)
@@ -114,12 +116,15 @@ def _found(module: str, path: list[str] | None) -> list[Path]:
     for i in range(1, len(parts) + 1):
         spec = _spec(".".join(parts[:i]), path, finders)
         if spec is None:
-            return []
+            # A folder without `__init__.py`: in another one, its parent would have to be imported to find it.
+            path = [str(inside) for one in path or () if (inside := Path(one, parts[i - 1])).is_dir()]
+            continue
         if spec.origin and spec.has_location:
             files.append(Path(spec.origin))
         locations = spec.submodule_search_locations
-        # Those of a folder without `__init__.py` are looked for again by its parent, which is not imported.
         path = list(getattr(locations, "_path", locations) or [])
+        if not path and i < len(parts):
+            return []
     return files if spec is not None and spec.has_location else []
 
 

@@ -157,8 +157,7 @@ class Run:
     def id(self) -> str:
         """Hexadecimal digits that no other run has, wherever it is moved; a copy of its folder has the same."""
         described = self.description
-        first = next(iter(described["past_settings"]), described)  # of earlier versions: what does not change
-        known = f"{described['created']} {first['settings_sha256']}"
+        known = f"{described['created']} {described['versions']} {described['cpu']}"  # of earlier versions
         return str(described.get("id") or hashlib.sha256(known.encode()).hexdigest()[: 2 * _ID_BYTES])
 
     @property
