@@ -92,7 +92,8 @@ for line in lines():
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     process = os.fork()
     if process:
-        with open(heard_by_caller(call, process), "w", buffering=1) as told:
+        # Where the caller dies at this moment, nobody else removes the pipe, for which other callers would wait.
+        with contextlib.suppress(BrokenPipeError), open(heard_by_caller(call, process), "w", buffering=1) as told:
             print(process, file=told)
             if call.get("ends_with_caller"):
                 ended, heard = os.pidfd_open(process), select.poll()
@@ -104,6 +105,12 @@ for line in lines():
                     os.unlink(call["told"])
                     os._exit(0)
             print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), file=told)
+            os._exit(0)
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(process, os.WNOHANG) == (0, 0):
+                os.kill(process, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            os.unlink(call["told"])
         os._exit(0)
     os.setsid()
     os.chdir(call["cwd"])

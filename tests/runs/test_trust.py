@@ -281,6 +281,15 @@ def test_what_a_package_runs_first_is_a_part_of_what_is_trusted(
     assert not code.is_trusted
 
 
+def test_what_the_user_named_is_trusted_in_its_file_wherever_a_command_is_started(begun: Path, tmp_path: Path) -> None:
+    environment = {**_environment(begun, "author"), "PYTHONPATH": f"{begun}:{os.environ.get('PYTHONPATH', '')}"}
+    told = twin_graph("prune", str(begun / "run"), "--dry-run", cwd=tmp_path, env=environment)
+    assert told.returncode == 0, told.stderr
+    (tmp_path / "ours.py").write_text((begun / "ours.py").read_text())
+    told = twin_graph("prune", str(begun / "run"), "--dry-run", cwd=tmp_path, env=_environment(begun, "author"))
+    assert (told.returncode, "--trust-code" in told.stderr) == (2, True)
+
+
 def test_folders_without_an_init_file_are_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "c.py").write_text("")

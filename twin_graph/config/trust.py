@@ -77,7 +77,7 @@ class Code(NamedTuple):
 
     @property
     def _place(self) -> str:
-        return str([*modules.files_of(self.module), Path()][-1].absolute())
+        return str([Path(), *modules.files_of(self.module)][-1].absolute())
 
     @property
     def is_trusted(self) -> bool:
