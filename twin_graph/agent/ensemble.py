@@ -85,14 +85,23 @@ class Ensemble:
 
     def q_values(self, observations: np.ndarray) -> np.ndarray:
         """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`."""
-        if self._average or len(self.active) == 1:
-            return (self._average or self.active[0]).q_values(observations)
-        combined: np.ndarray = self._combine([twin.q_values(observations) for twin in self.active], axis=0)
+        return self._combined([twin.q_values(observations) for twin in self._supplying])
+
+    def supplied(self, observations: np.ndarray) -> np.ndarray:
+        """What it supplies as a target; see `Twin.supplied`. Of several members, each number's mean, or minimum."""
+        return self._combined([twin.supplied(observations) for twin in self._supplying])
+
+    @property
+    def _supplying(self) -> list[Twin]:
+        return [self._average] if self._average else self.active
+
+    def _combined(self, values: Sequence[np.ndarray]) -> np.ndarray:
+        combined: np.ndarray = values[0] if len(values) == 1 else self._combine(values, axis=0)
         return combined
 
     def in_blocks(self, observations: np.ndarray) -> np.ndarray:
-        """`q_values` of many observations, evaluated in blocks."""
-        return np.concatenate([self.q_values(block) for block in blocks(observations)])
+        """`supplied` of many observations, evaluated in blocks."""
+        return np.concatenate([self.supplied(block) for block in blocks(observations)])
 
     def weights(self) -> dict[str, np.ndarray]:
         """The members' mean weights by name."""

@@ -38,8 +38,8 @@ class Prepared(NamedTuple):
       per_minibatch: updates that learn from one minibatch.
       batch: their minibatches, one after the other.
       snapshots: the snapshots in each learner's target.
-      q_target_t: Q values of the target of each update's learner at `s_t` of its minibatch, float32
-        `[updates * examples, A]`; None without `train.target_q`.
+      q_target_t: what the target of each update's learner supplies at `s_t` of its minibatch, float32
+        `[updates * examples, A]`, or `[..., A, N]` of distributions; None without `train.target_q`.
     """
 
     updates: range

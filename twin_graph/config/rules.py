@@ -24,6 +24,8 @@ def check_together(settings: Settings) -> None:
     if train.minto and (train.double or not train.target_q):
         other = "train.double=false" if train.double else "train.target_q=true"
         raise ValueError(f"train.minto takes the smaller of target and online Q for each action: it needs {other}")
+    if settings.model.head != "scalar":
+        _check_distribution(settings)
     if not train.target_q and settings.act.with_ == "target":
         raise ValueError("act.with=target needs a target: train.target_q=true")
     if not train.target_q and policy != "latest":
@@ -84,6 +86,20 @@ def _check_workers(settings: Settings, reach: int) -> None:
         raise ValueError(
             f"replay.capacity_steps={settings.replay.capacity_steps} is too small for {settings.workers.count} "
             f"workers, which share it: each needs {max(reach, own.train.start_steps)}"
+        )
+
+
+def _check_distribution(settings: Settings) -> None:
+    """Raises ValueError if something is set that is of values, and has no meaning for distributions."""
+    head, train, (lowest, highest) = f"model.head={settings.model.head}", settings.train, settings.model.support
+    if train.minto:
+        raise ValueError(f"train.minto takes the smaller of two values: {head} has distributions; train.minto=false")
+    if settings.loss in ("mse", "mse_all", "dqn3"):
+        raise ValueError(f"loss={settings.loss} is of values: {head} has a loss of its own; loss=huber")
+    if settings.model.head == "categorical" and not (lowest < highest and settings.model.atoms > 1):
+        raise ValueError(
+            f"model.support={settings.model.support} of {settings.model.atoms} atoms: it needs the lowest return, then "
+            "the highest, and model.atoms=2 or more"
         )
 
 

@@ -146,6 +146,27 @@ class ModelSettings(_Section):
     padding: Literal["VALID", "SAME"] = _setting(
         "VALID", "padding of the convolutions (not in `pooled80` and `blob`)", source=NATURE
     )
+    head: Literal["scalar", "categorical", "quantile"] = _setting(
+        "scalar",
+        "what the network says of each action: its expected return, probabilities of returns (C51), or quantiles of "
+        "its return (QR-DQN)",
+        source="Bellemare et al. 2017; Dabney et al. 2018",
+    )
+    atoms: int = _setting(
+        200,
+        "returns, or quantiles, of each action's distribution (not with model.head=scalar)",
+        source="Dabney et al. 2018; 51 in Bellemare et al. 2017",
+        ge=1,
+        le=1024,
+    )
+    support: list[float] = _setting(
+        [-10.0, 10.0],
+        "lowest and highest return of model.head=categorical",
+        unit="score",
+        source="Bellemare et al. 2017",
+        min_length=2,
+        max_length=2,
+    )
     hidden_units: list[Annotated[int, Field(ge=1, le=8192)]] = _setting(
         [256, 256],
         "widths of the hidden layers in `mlp`",

@@ -127,7 +127,7 @@ class _Trial:
             model.a_tm1: np.zeros(size, np.int32),
             model.r_t: np.zeros(size, np.float32),
             model.discount_t: np.ones(size, np.float32),
-            model.q_target_t: np.zeros((size, spec.env.n_actions), np.float32),
+            model.q_target_t: np.zeros((size, *model.q_target_t.shape[1:]), np.float32),
             model.s_t: observations[:size],
         }
         self._chunk()  # the first runs are slow

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twin_graph.config import lookup
 from twin_graph.errors import ForeignError, foreign_error
+from twin_graph.twin import heads
 from twin_graph.twin.tf import tf
 
 if TYPE_CHECKING:
@@ -120,51 +121,89 @@ def find_loss(name: str) -> Loss:
         return found
 
     def of_examples(td_error: Tensor, n_actions: int) -> Tensor:
-        try:
-            loss = tf.convert_to_tensor(found(td_error, n_actions))
-        except Exception as error:
-            raise foreign_error(f"loss={name}", error) from error
-        if not loss.shape.is_compatible_with(td_error.shape):
-            raise ForeignError(
-                f"loss={name} must return each example's loss, of shape {td_error.shape}, not {loss.shape}"
-            )
-        return loss
+        return _own_loss(name, lambda: found(td_error, n_actions), td_error.shape)
 
     return Loss(of_examples)
 
 
-def td_learning(
-    name: str,
-    train: TrainSettings,
-    fed: Mapping[str, Tensor],
-    q_tm1: Tensor,
-    q_own_t: Tensor | None,
-    variables: Sequence[Tensor],
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """From Q values to gradients.
+class Learning(NamedTuple):
+    """How a twin learns from its target.
 
-    Args:
-      name: of the loss.
+    Attributes:
+      loss: its name.
       train: settings.
-      fed: `a_tm1`, `r_t`, `discount_t`, `weight`, and `q_target_t` if there is a target; see `Model`.
-      q_tm1: Q values at `s_tm1`, float32 `[B, A]`.
-      q_own_t: by the same twin at `s_t`, float32 `[B, A]`; None if nothing needs them.
-      variables: differentiate with respect to these.
-
-    Returns:
-      TD errors, float32 `[B]`; the loss, a scalar; a gradient for each variable.
+      head: what the network's outputs mean.
     """
-    loss_function = find_loss(name)
-    n_actions = int(q_tm1.shape[1])
-    q_bootstrap_t = fed["q_target_t"] if train.target_q else q_own_t
-    if train.minto:
-        q_bootstrap_t = tf.minimum(q_bootstrap_t, q_own_t)
-    y = q_learning_target(fed["r_t"], fed["discount_t"], q_bootstrap_t, q_own_t if train.double else None)
-    taken = tf.one_hot(fed["a_tm1"], n_actions)
-    td_error = tf.subtract(y, tf.reduce_sum(q_tm1 * taken, axis=1), name="td_error")
-    loss = tf.reduce_mean(fed["weight"] * loss_function.of_examples(td_error, n_actions), name="loss")
-    if loss_function.gradients:
-        gradients = loss_function.gradients(q_tm1, fed["a_tm1"], td_error, fed["weight"], list(variables), train)
-    else:
-        gradients = tf.gradients(loss / train.accumulate, variables)
-    return td_error, loss, gradients
+
+    loss: str
+    train: TrainSettings
+    head: heads.Head
+
+    def gradients(
+        self, fed: Mapping[str, Tensor], outputs_tm1: Tensor, outputs_t: Tensor | None, variables: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """From what a network says to gradients.
+
+        Args:
+          fed: `a_tm1`, `r_t`, `discount_t`, `weight`, and `q_target_t` if there is a target; see `Model`.
+          outputs_tm1: of the network at `s_tm1`, float32 `[B, A]`, or `[B, A, N]` of a distribution.
+          outputs_t: of the same twin at `s_t`; None if nothing needs them.
+          variables: differentiate with respect to these.
+
+        Returns:
+          TD errors, float32 `[B]`; the loss, a scalar; a gradient for each variable.
+        """
+        if isinstance(self.head, heads.Scalar):
+            return self._of_values(fed, outputs_tm1, outputs_t, variables)
+        q_own_t = self.head.q_values(outputs_t) if outputs_t is not None else None
+        supplied_t = fed["q_target_t"] if self.train.target_q else self.head.supplied(outputs_t)
+        selector_t = q_own_t if self.train.double else self.head.expectation(supplied_t)
+        best_t = tf.gather(supplied_t, tf.argmax(selector_t, axis=1), batch_dims=1)
+        target = tf.stop_gradient(self.head.target(fed["r_t"], fed["discount_t"], best_t))
+        taken = tf.one_hot(fed["a_tm1"], int(outputs_tm1.shape[1]))
+        taken_tm1 = tf.reduce_sum(outputs_tm1 * taken[:, :, None], axis=1)
+        of_examples = _of_distribution(self.loss, self.head)(taken_tm1, target)
+        td_error = tf.identity(of_examples, name="td_error")
+        loss = tf.reduce_mean(fed["weight"] * of_examples, name="loss")
+        return td_error, loss, tf.gradients(loss / self.train.accumulate, variables)
+
+    def _of_values(
+        self, fed: Mapping[str, Tensor], q_tm1: Tensor, q_own_t: Tensor | None, variables: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        train, loss_function = self.train, find_loss(self.loss)
+        n_actions = int(q_tm1.shape[1])
+        q_bootstrap_t = fed["q_target_t"] if train.target_q else q_own_t
+        if train.minto:
+            q_bootstrap_t = tf.minimum(q_bootstrap_t, q_own_t)
+        y = q_learning_target(fed["r_t"], fed["discount_t"], q_bootstrap_t, q_own_t if train.double else None)
+        taken = tf.one_hot(fed["a_tm1"], n_actions)
+        td_error = tf.subtract(y, tf.reduce_sum(q_tm1 * taken, axis=1), name="td_error")
+        loss = tf.reduce_mean(fed["weight"] * loss_function.of_examples(td_error, n_actions), name="loss")
+        if loss_function.gradients:
+            gradients = loss_function.gradients(q_tm1, fed["a_tm1"], td_error, fed["weight"], list(variables), train)
+        else:
+            gradients = tf.gradients(loss / train.accumulate, variables)
+        return td_error, loss, gradients
+
+
+def _of_distribution(name: str, head: heads.Categorical | heads.Quantile) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of examples, float32 `[B]`, from what the network has for the action taken and its target, `[B, N]`."""
+    if name in LOSSES:  # `huber`, which is all that the settings let pass
+        return heads.LOSSES[type(head)]
+    found: Callable[..., Any] = lookup.find("loss", name, {})
+
+    def of_examples(outputs_tm1: Tensor, target: Tensor) -> Tensor:
+        return _own_loss(name, lambda: found(outputs_tm1, target), outputs_tm1.shape[:1])
+
+    return of_examples
+
+
+def _own_loss(name: str, compute: Callable[[], Any], shape: Any) -> Tensor:
+    """What a user's own loss returns, of each example. Raises `ForeignError`."""
+    try:
+        loss = tf.convert_to_tensor(compute())
+    except Exception as error:
+        raise foreign_error(f"loss={name}", error) from error
+    if not loss.shape.is_compatible_with(shape):
+        raise ForeignError(f"loss={name} must return each example's loss, of shape {shape}, not {loss.shape}")
+    return loss

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from twin_graph.errors import UsageError
 from twin_graph.twin import compiled_updates as blocks
-from twin_graph.twin import cpu_layers, losses, networks, optimizers, xla_layers
+from twin_graph.twin import cpu_layers, heads, losses, networks, optimizers, xla_layers
 from twin_graph.twin import layers as plain_layers
 from twin_graph.twin.tf import tf
 
@@ -92,7 +92,8 @@ class Inputs:
       a_tm1: int32 `[B]`, the action taken.
       r_t: float32 `[B]`, the n-step return.
       discount_t: float32 `[B]`, 0 after a terminal step.
-      q_target_t: float32 `[B, A]`, Q at `s_t` by the twin that supplies bootstrap values.
+      q_target_t: float32 `[B, A]`, Q at `s_t` by the twin that supplies bootstrap values; with a distribution
+        `[B, A, N]`, its probabilities or quantiles.
       s_t: `[B, *observation_shape]`, used by `double`, `minto` and without `target_q`.
       weight: float32 `[B]`, weight of each example; 1 if not fed.
       dropout_seed: int32 `[2]`, seed of the dropout masks; no dropout if not fed.
@@ -110,14 +111,14 @@ class Inputs:
     learning_rate: Tensor
 
     @classmethod
-    def add(cls, env: EnvSpec, train: TrainSettings) -> Inputs:
+    def add(cls, env: EnvSpec, train: TrainSettings, head: heads.Head) -> Inputs:
         """Adds them to the current default graph."""
         return cls(
             s_tm1=tf.placeholder(env.observation_dtype, [None, *env.observation_shape], name="s_tm1"),
             a_tm1=tf.placeholder(tf.int32, [None], name="a_tm1"),
             r_t=tf.placeholder(tf.float32, [None], name="r_t"),
             discount_t=tf.placeholder(tf.float32, [None], name="discount_t"),
-            q_target_t=tf.placeholder(tf.float32, [None, env.n_actions], name="q_target_t"),
+            q_target_t=tf.placeholder(tf.float32, [None, env.n_actions, *head.axes], name="q_target_t"),
             s_t=tf.placeholder(env.observation_dtype, [None, *env.observation_shape], name="s_t"),
             weight=tf.placeholder_with_default(tf.ones([1]), [None], name="weight"),
             dropout_seed=tf.placeholder_with_default(tf.constant(_NO_DROPOUT), [2], name="dropout_seed"),
@@ -138,6 +139,7 @@ class Model(Inputs):
 
     Attributes:
       q_tm1: float32 `[B, A]`, Q at `s_tm1`.
+      supplied_tm1: what this twin supplies as a target: Q, or with a distribution `[B, A, N]`.
       activations: of hidden layers at `s_tm1`, `[B, ...]` or of parts of the batch, each named `LAYER/activation`.
       trainables: what a snapshot holds, sorted by name.
 
@@ -159,6 +161,7 @@ class Model(Inputs):
     """
 
     q_tm1: Tensor
+    supplied_tm1: Tensor
     activations: tuple[Tensor, ...]
     trainables: tuple[Any, ...]
     q_acting: Tensor = None
@@ -187,13 +190,15 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, learns: bool = True
       block: updates that can be made in one run, apart from those of `train_op`; 0 for none.
     """
     network = _Network(spec, dtype)
-    x = Inputs.add(spec.env, spec.train)
-    q_tm1 = tf.identity(network(x.s_tm1, x.dropout_seed), name="q_tm1")
+    x, head = Inputs.add(spec.env, spec.train, network.head), network.head
+    outputs_tm1 = network(x.s_tm1, x.dropout_seed)
+    q_tm1 = tf.identity(head.q_values(outputs_tm1), name="q_tm1")
     activations = tuple(tf.get_collection(plain_layers.ACTIVATIONS))
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
     _check_variables(spec, trainables)
-    model = Model(**vars(x), q_tm1=q_tm1, activations=activations, trainables=trainables)
-    return _learning(model, network, block) if learns else model
+    supplied_tm1 = tf.identity(head.supplied(outputs_tm1), name="supplied_tm1") if head.axes else q_tm1
+    model = Model(**vars(x), q_tm1=q_tm1, supplied_tm1=supplied_tm1, activations=activations, trainables=trainables)
+    return _learning(model, network, outputs_tm1, block) if learns else model
 
 
 class _Network:
@@ -205,44 +210,48 @@ class _Network:
 
     Attributes:
       spec: as given.
+      head: of the spec.
       block_layers: those for a block of updates.
     """
 
     def __init__(self, spec: ModelSpec, dtype: Any) -> None:
         gpu = bool(tf.config.list_physical_devices("GPU"))
-        self.spec, self._dtype = spec, dtype
+        self.spec, self.head, self._dtype = spec, heads.of(spec.model), dtype
         self._layers: networks.Layers = plain_layers if spec.plain or gpu else cpu_layers
         self.block_layers: networks.Layers = plain_layers if gpu else xla_layers
 
     def __call__(self, observation: Tensor, dropout_seed: Tensor, layers: networks.Layers | None = None) -> Tensor:
-        """Q values of observations; the second call in a variable scope has to reuse its variables."""
-        build = networks.Build(self.spec.model, self._dtype, layers or self._layers, dropout_seed)
+        """What the head needs of observations; the second call in a variable scope has to reuse its variables."""
+        build = networks.Build(self.spec.model, self._dtype, layers or self._layers, dropout_seed, self.head)
         return networks.q_network(self.spec.network, observation, self.spec.env, build)
 
     def td_learning(
         self,
         x: Mapping[str, Tensor],
-        q_tm1: Tensor,
+        outputs_tm1: Tensor,
         trainables: tuple[Any, ...],
         layers: networks.Layers | None = None,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """TD errors, the loss, and its gradients."""
-        q_own_t = None
+        outputs_t = None
         if "s_t" in x:
             with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-                q_own_t = self(x["s_t"], tf.constant(_NO_DROPOUT), layers)
-        return losses.td_learning(self.spec.loss, self.spec.train, x, q_tm1, q_own_t, trainables)
+                outputs_t = self(x["s_t"], tf.constant(_NO_DROPOUT), layers)
+        learning = losses.Learning(self.spec.loss, self.spec.train, self.head)
+        return learning.gradients(x, outputs_tm1, outputs_t, trainables)
 
 
-def _learning(model: Model, network: _Network, block: int) -> Model:
+def _learning(model: Model, network: _Network, outputs_tm1: Tensor, block: int) -> Model:
     """A model with what only a twin that learns has."""
     spec, train, trainables = network.spec, network.spec.train, model.trainables
     fed = model.needed(train)
     with tf.variable_scope("frozen", custom_getter=_local):
-        q_acting = network(model.s_tm1, tf.constant(_NO_DROPOUT))
+        q_acting = network.head.q_values(network(model.s_tm1, tf.constant(_NO_DROPOUT)))
     _check_shared(spec, trainables)
     freeze = _freeze(trainables)
-    td_error, loss, gradients = network.td_learning(fed, model.q_tm1, trainables)
+    # Of a value, differentiated from where it has its name.
+    outputs_tm1 = outputs_tm1 if network.head.axes else model.q_tm1
+    td_error, loss, gradients = network.td_learning(fed, outputs_tm1, trainables)
     _check_gradients(spec, trainables, gradients)
     accumulate_op, clear = None, None
     if train.accumulate > 1:
@@ -261,10 +270,10 @@ def _learning(model: Model, network: _Network, block: int) -> Model:
     def learn(x: Mapping[str, Tensor]) -> tuple[Any, Tensor, Tensor, Tensor]:
         """What `train_op` does, on the same variables, inside the block's loop."""
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-            q_tm1 = network(x["s_tm1"], x["dropout_seed"], network.block_layers)
-        td_error, loss, gradients = network.td_learning(x, q_tm1, trainables, network.block_layers)
+            outputs_tm1 = network(x["s_tm1"], x["dropout_seed"], network.block_layers)
+        td_error, loss, gradients = network.td_learning(x, outputs_tm1, trainables, network.block_layers)
         applied = optimizer.apply(optimizers.clip(gradients, train), trainables, x["learning_rate"])
-        return applied, loss, _q_mean(q_tm1), td_error
+        return applied, loss, _q_mean(network.head.q_values(outputs_tm1)), td_error
 
     per_update = {"dropout_seed": model.dropout_seed, "learning_rate": model.learning_rate}
     return dataclasses.replace(

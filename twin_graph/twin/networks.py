@@ -1,17 +1,18 @@
 """Q networks, as in their papers.
 
 Each takes observations `[B, *observation_shape]`, the number of actions A, and a `Build`; it returns Q values, float32
-`[B, A]`. A network of your own, named as `module:function`, does the same. Its variables come from `tf.get_variable`,
-or from the functions of `twin_graph.layers`.
+`[B, A]`, or with `model.head` what that needs of each action, `[B, A, N]`: `Build.last_layer` makes either. A network
+of your own, named as `module:function`, does the same. Its variables come from `tf.get_variable`, or from the functions
+of `twin_graph.layers`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from twin_graph.config import lookup
-from twin_graph.envs.legal import ILLEGAL
 from twin_graph.errors import ForeignError, UsageError, foreign_error
 from twin_graph.twin.layers import (
     Start,
@@ -32,6 +33,7 @@ from twin_graph.twin.tf import tf
 if TYPE_CHECKING:
     from twin_graph.config.settings import ModelSettings
     from twin_graph.envs import EnvSpec
+    from twin_graph.twin.heads import Head
 
 
 class Layers(Protocol):
@@ -58,12 +60,20 @@ class Build(NamedTuple):
       dtype: in which its layers multiply, float32 or bfloat16.
       layers: the module whose layers to use: `layers` (plain), `cpu_layers` or `xla_layers`.
       dropout_seed: int32 `[2]`, seed of the dropout masks; no dropout if its first number is negative.
+      head: what the last layer's numbers mean.
     """
 
     model: ModelSettings
     dtype: Any
     layers: Layers
     dropout_seed: Tensor
+    head: Head
+
+    def last_layer(self, name: str, x: Tensor, actions: int, start: Start) -> Tensor:
+        """The numbers of the head for so many actions, `[B, actions]` or `[B, actions, N]`."""
+        axes = self.head.axes
+        outputs = last_layer(name, x, actions * math.prod(axes), start)
+        return tf.reshape(outputs, [-1, actions, *axes]) if axes else outputs
 
 
 def nature(observation: Tensor, n_actions: int, build: Build) -> Tensor:
@@ -93,8 +103,8 @@ def dopamine(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     x = _convolutions(observation, glorot, build)
     x = relu("fc1", build.layers.hidden("fc1", x, 512, glorot))
     if not build.model.dueling:
-        return last_layer("q", x, n_actions, glorot)
-    return _dueling(last_layer("value", x, 1, glorot), last_layer("advantage", x, n_actions, glorot))
+        return build.last_layer("q", x, n_actions, glorot)
+    return _dueling(build.last_layer("value", x, 1, glorot), build.last_layer("advantage", x, n_actions, glorot))
 
 
 def pooled80(observation: Tensor, n_actions: int, build: Build) -> Tensor:
@@ -103,7 +113,7 @@ def pooled80(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     Takes uint8 `[B, stack, 80, 80]`, frames first. Layers start as those of `nature`.
     """
     x = relu("conv1", _first_convolution(observation, "SAME", he, build))
-    return last_layer("q", flatten(tf.nn.max_pool2d(x, 2, 2, "SAME")), n_actions, torch_weights)
+    return build.last_layer("q", flatten(tf.nn.max_pool2d(x, 2, 2, "SAME")), n_actions, torch_weights)
 
 
 def minatar(observation: Tensor, n_actions: int, build: Build) -> Tensor:
@@ -153,7 +163,7 @@ def blob(observation: Tensor, n_actions: int, build: Build) -> Tensor:
         x = tf.nn.max_pool2d(x, 2, 2, "VALID")
         x = dropout(x, 0.2, tf.stack([build.dropout_seed[0], 2 * build.dropout_seed[1] + block]))
     x = dense("fc1", flatten(x), 64, glorot)
-    return last_layer("q", x, n_actions, glorot)
+    return build.last_layer("q", x, n_actions, glorot)
 
 
 def _convolutions(observation: Tensor, start: Start, build: Build) -> Tensor:
@@ -225,7 +235,7 @@ def _read_out(name: str, x: Tensor, units: int, n_actions: int, starts: tuple[St
 
     def stream(prefix: str, read_out: str, outputs: int) -> Tensor:
         x_hidden = relu(prefix + name, build.layers.hidden(prefix + name, x, units, before_rectifier))
-        return last_layer(read_out, x_hidden, outputs, before_nothing)
+        return build.last_layer(read_out, x_hidden, outputs, before_nothing)
 
     if not build.model.dueling:
         return stream("", "q", n_actions)
@@ -234,7 +244,8 @@ def _read_out(name: str, x: Tensor, units: int, n_actions: int, starts: tuple[St
 
 
 def _dueling(value: Tensor, advantage: Tensor) -> Tensor:
-    """Q = V + A - mean(A), of `[B, 1]` and `[B, A]` (Wang et al. 2016, equation 9)."""
+    """Q = V + A - mean(A), of `[B, 1]` and `[B, A]` (Wang et al. 2016, equation 9), or of each atom by itself, of
+    `[B, 1, N]` and `[B, A, N]` (Hessel et al. 2018)."""
     return value + advantage - tf.reduce_mean(advantage, axis=1, keepdims=True)
 
 
@@ -298,7 +309,7 @@ def check_fits(name: str, env_id: str, env: EnvSpec) -> None:
 
 
 def q_network(name: str, observation: Tensor, env: EnvSpec, build: Build) -> Tensor:
-    """Q values, float32 `[B, A]`, by the network of this name; those of illegal actions are `ILLEGAL`.
+    """What the network of this name has for the head, float32 `[B, A]` or `[B, A, N]`; see `heads` on illegal actions.
 
     Raises:
       ForeignError: a user's own network fails.
@@ -306,8 +317,8 @@ def q_network(name: str, observation: Tensor, env: EnvSpec, build: Build) -> Ten
     if not env.masked:
         return _of_seen(name, observation, env.n_actions, build)
     seen, legal = observation[:, : -env.n_actions], observation[:, -env.n_actions :]
-    q = _of_seen(name, tf.reshape(seen, [-1, *env.seen_shape]), env.n_actions, build)
-    return tf.where(tf.not_equal(legal, tf.zeros([], legal.dtype)), q, tf.fill(tf.shape(q), ILLEGAL))
+    outputs = _of_seen(name, tf.reshape(seen, [-1, *env.seen_shape]), env.n_actions, build)
+    return build.head.with_illegal(outputs, tf.not_equal(legal, tf.zeros([], legal.dtype)))
 
 
 def _of_seen(name: str, observation: Tensor, n_actions: int, build: Build) -> Tensor:
@@ -318,8 +329,11 @@ def _of_seen(name: str, observation: Tensor, n_actions: int, build: Build) -> Te
         q = tf.convert_to_tensor(network(observation, n_actions, build))
     except Exception as error:
         raise foreign_error(f"network={name}", error) from error
-    if not q.shape.is_compatible_with([None, n_actions]):
-        raise ForeignError(f"network={name} must return Q values of shape (None, {n_actions}), not {q.shape}")
+    wanted = (None, n_actions, *build.head.axes)
+    if not q.shape.is_compatible_with(wanted):
+        by_head = f"model.head={build.model.head} needs outputs" if build.head.axes else "must return Q values"
+        advice = ": end it with build.last_layer" if build.head.axes else ""
+        raise ForeignError(f"network={name} {by_head} of shape {wanted}, not {q.shape}{advice}")
     if q.dtype != tf.float32:
         raise ForeignError(
             f"network={name} must return float32, not {q.dtype.name}, which cannot tell nearly equal actions apart: "

@@ -164,6 +164,13 @@ class Twin:
         values: np.ndarray = self._calls.run(q, feed, in_this_thread=self._forward_in_order)
         return values
 
+    def supplied(self, observations: np.ndarray) -> np.ndarray:
+        """What it supplies as a target: `q_values`, or with a distribution probabilities or quantiles, `[B, A, N]`."""
+        supplied: np.ndarray = self._calls.run(
+            self.model.supplied_tm1, {self.model.s_tm1: observations}, in_this_thread=self._forward_in_order
+        )
+        return supplied
+
     def activations(self, observations: np.ndarray) -> dict[str, np.ndarray]:
         """Outputs of `layers.relu` in the hidden layers, `[B, ...]`, by layer name."""
         if not self.model.activations:

@@ -1,0 +1,161 @@
+"""What a network's outputs mean: a value of each action, or a distribution of its return.
+
+`model.head` names one. Each is a plain class with
+
+    axes                           of what a network has for each action: none of a value, N of a distribution
+    q_values(outputs)              the expectation, float32 `[B, A]`
+    supplied(outputs)              what a target supplies: the value `[B, A]`, probabilities or quantiles `[B, A, N]`
+    expectation(supplied)          the expectation of that, float32 `[B, A]`
+    with_illegal(outputs, legal)   the same, such that no illegal action is ever the best
+    target(r_t, discount_t, best)  of a distribution: what its action is to become, float32 `[B, N]`
+
+where outputs are what the network returns, `[B, A]` or `[B, A, N]`. B examples, A actions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from twin_graph.envs.legal import ILLEGAL
+from twin_graph.twin.tf import tf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twin_graph.config.settings import ModelSettings
+
+Tensor = Any
+_FAR = 1e9  # between logits: the probability of the smaller is 0
+
+
+class Scalar:
+    """The expected return of each action."""
+
+    axes: tuple[int, ...] = ()
+
+    def q_values(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    def supplied(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    def expectation(self, supplied: Tensor) -> Tensor:
+        return supplied
+
+    def with_illegal(self, outputs: Tensor, legal: Tensor) -> Tensor:
+        return tf.where(legal, outputs, tf.fill(tf.shape(outputs), ILLEGAL))
+
+
+class Categorical:
+    """Probabilities of N returns, evenly spaced over a fixed support (C51, Bellemare et al. 2017). Outputs are logits.
+
+    Args:
+      support: the lowest and the highest return.
+      atoms: N.
+
+    Attributes:
+      returns: the N returns, float32.
+    """
+
+    def __init__(self, support: tuple[float, float], atoms: int) -> None:
+        self.axes = (atoms,)
+        self.returns = np.linspace(*support, atoms, dtype=np.float32)
+
+    def q_values(self, outputs: Tensor) -> Tensor:
+        return self.expectation(self.supplied(outputs))
+
+    def supplied(self, outputs: Tensor) -> Tensor:
+        return tf.nn.softmax(outputs)
+
+    def expectation(self, supplied: Tensor) -> Tensor:
+        return tf.reduce_sum(supplied * self.returns, axis=-1)
+
+    def with_illegal(self, outputs: Tensor, legal: Tensor) -> Tensor:
+        """Illegal actions have the lowest return for certain: no legal one is worse, and one as good has the same."""
+        lowest = np.full(self.axes, -_FAR, np.float32)
+        lowest[0] = 0.0
+        return tf.where(legal[..., None], outputs, tf.zeros_like(outputs) + lowest)
+
+    def target(self, r_t: Tensor, discount_t: Tensor, probabilities_t: Tensor) -> Tensor:
+        """The distribution of `r_t + discount_t * Z`, projected to the support (algorithm 1), float32 `[B, N]`.
+
+        Args:
+          r_t, discount_t: float32 `[B]`.
+          probabilities_t: of Z, the return from the best next action, float32 `[B, N]`.
+        """
+        lowest, highest = self.returns[0], self.returns[-1]
+        moved = tf.clip_by_value(r_t[:, None] + discount_t[:, None] * self.returns, lowest, highest)
+        spacing = (highest - lowest) / (len(self.returns) - 1)
+        # Each moved return gives its probability to its two neighbours, to the nearer one more.
+        distance = tf.abs(moved[:, None, :] - self.returns[None, :, None]) / spacing
+        share = tf.clip_by_value(1.0 - distance, 0.0, 1.0)
+        return tf.reduce_sum(share * probabilities_t[:, None, :], axis=2)
+
+
+def cross_entropy(logits_tm1: Tensor, probabilities: Tensor) -> Tensor:
+    """`-sum_i m_i log p_i`, float32 `[B]`: the Kullback-Leibler divergence, but for what the gradient does not see."""
+    return -tf.reduce_sum(probabilities * tf.nn.log_softmax(logits_tm1), axis=1)
+
+
+class Quantile:
+    """Returns at the N quantile levels (2i - 1) / 2N (QR-DQN, Dabney et al. 2018).
+
+    Args:
+      atoms: N.
+    """
+
+    def __init__(self, atoms: int) -> None:
+        self.axes = (atoms,)
+
+    def q_values(self, outputs: Tensor) -> Tensor:
+        return tf.reduce_mean(outputs, axis=-1)
+
+    def supplied(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    def expectation(self, supplied: Tensor) -> Tensor:
+        return tf.reduce_mean(supplied, axis=-1)
+
+    def with_illegal(self, outputs: Tensor, legal: Tensor) -> Tensor:
+        return tf.where(legal[..., None], outputs, tf.fill(tf.shape(outputs), ILLEGAL))
+
+    def target(self, r_t: Tensor, discount_t: Tensor, quantiles_t: Tensor) -> Tensor:
+        """The quantiles of `r_t + discount_t * Z`, float32 `[B, N]`; arguments as of `Categorical.target`."""
+        return r_t[:, None] + discount_t[:, None] * quantiles_t
+
+
+def quantile_huber(quantiles_tm1: Tensor, quantiles: Tensor, kappa: float = 1.0) -> Tensor:
+    """`sum_i mean_j |tau_i - 1(u_ij < 0)| L_kappa(u_ij) / kappa` with `u_ij = target_j - quantile_i` (equation 10).
+
+    Args:
+      quantiles_tm1: of the action taken, at the levels `tau_i`, float32 `[B, N]`.
+      quantiles: of its target, float32 `[B, N']`.
+      kappa: up to which an error is squared.
+
+    Returns:
+      Each example's loss, float32 `[B]`.
+    """
+    atoms = int(quantiles_tm1.shape[1])
+    level = (np.arange(atoms, dtype=np.float32) + 0.5) / atoms
+    error = quantiles[:, None, :] - quantiles_tm1[:, :, None]
+    size = tf.abs(error)
+    inside = tf.minimum(size, kappa)
+    huber = 0.5 * tf.square(inside) + kappa * (size - inside)
+    weight = tf.abs(level[None, :, None] - tf.cast(error < 0, tf.float32))
+    return tf.reduce_sum(tf.reduce_mean(weight * huber / kappa, axis=2), axis=1)
+
+
+Head = Scalar | Categorical | Quantile
+#: What is minimized between the outputs for the action taken and its target, unless `loss` names a function.
+LOSSES: dict[type[Any], Callable[[Tensor, Tensor], Tensor]] = {Categorical: cross_entropy, Quantile: quantile_huber}
+
+
+def of(model: ModelSettings) -> Head:
+    """The head that these settings name."""
+    if model.head == "categorical":
+        return Categorical((model.support[0], model.support[1]), model.atoms)
+    if model.head == "quantile":
+        return Quantile(model.atoms)
+    return Scalar()
