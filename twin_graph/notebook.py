@@ -305,6 +305,26 @@ class Policy:
         Raises:
           UsageError: the environment observes nothing of the kind, or there is no mask.
         """
+        given, is_one = self._given(observations, action_masks)
+        q = self._player.twin.q_values(given)
+        return q[0] if is_one else q
+
+    def predict_distribution(self, observations: Any, action_masks: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """The returns that the snapshot expects of each action, and how probable it takes each to be.
+
+        With `model.head=categorical` N returns that are the same for all, with `quantile` N quantiles of equal
+        probability, with `scalar` the Q value alone. Arguments and errors as of `q_values`.
+
+        Returns:
+          Returns and probabilities, float32 `[B, A, N]` each; `[A, N]` of a single observation. What illegal actions
+          have means nothing.
+        """
+        given, is_one = self._given(observations, action_masks)
+        returns, probabilities = self._player.twin.distribution(given)
+        return (returns[0], probabilities[0]) if is_one else (returns, probabilities)
+
+    def _given(self, observations: Any, action_masks: Any) -> tuple[np.ndarray, bool]:
+        """Observations `[B, *observation_shape]`, and whether it was a single one. Raises `UsageError`."""
         twin, reading = self._player.twin, self._player.reading
         given = reading.arrays(observations, action_masks) if reading else np.asarray(observations)
         spec = twin.spec.env
@@ -316,8 +336,7 @@ class Policy:
             )
         if spec.observation_dtype == "uint8" and given.dtype != np.uint8:
             raise UsageError(f"images are bytes from 0 to 255 (uint8); this is {given.dtype}")
-        q = twin.q_values(given.reshape(-1, *shape))
-        return q if given.ndim > len(shape) else q[0]
+        return given.reshape(-1, *shape), given.ndim == len(shape)
 
     def lend(self, env: gymnasium.Env[Any, Any]) -> None:
         """Prepares an environment of one's own for this snapshot, where its kind has normalizers of Gymnasium's, or

@@ -414,6 +414,12 @@ class SnapshotPolicy(NamedTuple):
             raise UsageError(
                 f"{self.setting}={self.text} combines by {self.combine!r}; possible are {', '.join(get_args(Combine))}"
             )
+        is_target = self.setting == "target.policy"
+        if is_target and self.members > 1 and self.combine == "min" and settings.model.head != "scalar":
+            raise UsageError(
+                f"{self.setting}={self.text} takes the least of several values: model.head={settings.model.head} has "
+                "distributions, of which there is a mean; use ensemble(size, mean)"
+            )
         if wrong := self._needs.check(settings, **self.arguments):
             raise UsageError(f"{self.setting}={self.text} needs {wrong}")
 

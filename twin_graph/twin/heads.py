@@ -76,7 +76,7 @@ class Categorical:
         """Illegal actions have the lowest return for certain: no legal one is worse, and one as good has the same."""
         lowest = np.full(self.axes, -_FAR, np.float32)
         lowest[0] = 0.0
-        return tf.where(legal[..., None], outputs, tf.zeros_like(outputs) + lowest)
+        return tf.where(_of_each_atom(legal, outputs), outputs, tf.zeros_like(outputs) + lowest)
 
     def target(self, r_t: Tensor, discount_t: Tensor, probabilities_t: Tensor) -> Tensor:
         """The distribution of `r_t + discount_t * Z`, projected to the support (algorithm 1), float32 `[B, N]`.
@@ -92,6 +92,11 @@ class Categorical:
         distance = tf.abs(moved[:, None, :] - self.returns[None, :, None]) / spacing
         share = tf.clip_by_value(1.0 - distance, 0.0, 1.0)
         return tf.reduce_sum(share * probabilities_t[:, None, :], axis=2)
+
+
+def _of_each_atom(legal: Tensor, outputs: Tensor) -> Tensor:
+    """Of actions `[B, A]`, of all their numbers `[B, A, N]`."""
+    return tf.logical_and(legal[..., None], tf.ones_like(outputs, tf.bool))
 
 
 def cross_entropy(logits_tm1: Tensor, probabilities: Tensor) -> Tensor:
@@ -119,7 +124,7 @@ class Quantile:
         return tf.reduce_mean(supplied, axis=-1)
 
     def with_illegal(self, outputs: Tensor, legal: Tensor) -> Tensor:
-        return tf.where(legal[..., None], outputs, tf.fill(tf.shape(outputs), ILLEGAL))
+        return tf.where(_of_each_atom(legal, outputs), outputs, tf.fill(tf.shape(outputs), ILLEGAL))
 
     def target(self, r_t: Tensor, discount_t: Tensor, quantiles_t: Tensor) -> Tensor:
         """The quantiles of `r_t + discount_t * Z`, float32 `[B, N]`; arguments as of `Categorical.target`."""

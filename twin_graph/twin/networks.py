@@ -331,9 +331,10 @@ def _of_seen(name: str, observation: Tensor, n_actions: int, build: Build) -> Te
         raise foreign_error(f"network={name}", error) from error
     wanted = (None, n_actions, *build.head.axes)
     if not q.shape.is_compatible_with(wanted):
-        by_head = f"model.head={build.model.head} needs outputs" if build.head.axes else "must return Q values"
-        advice = ": end it with build.last_layer" if build.head.axes else ""
-        raise ForeignError(f"network={name} {by_head} of shape {wanted}, not {q.shape}{advice}")
+        what, advice = "Q values", ""
+        if build.head.axes:
+            what, advice = f"what model.head={build.model.head} needs,", ": end it with build.last_layer"
+        raise ForeignError(f"network={name} must return {what} of shape {wanted}, not {q.shape}{advice}")
     if q.dtype != tf.float32:
         raise ForeignError(
             f"network={name} must return float32, not {q.dtype.name}, which cannot tell nearly equal actions apart: "

@@ -17,7 +17,7 @@ from twin_graph.base import machine
 from twin_graph.errors import DamagedError, TwinMismatchError
 from twin_graph.snapshots.files import check_no_pattern
 from twin_graph.snapshots.store import SnapshotStore, Variable
-from twin_graph.twin import checkpoints
+from twin_graph.twin import checkpoints, heads
 from twin_graph.twin.callables import SessionCalls
 from twin_graph.twin.model import Model, ModelSpec, build_model
 from twin_graph.twin.tf import tf
@@ -170,6 +170,18 @@ class Twin:
             self.model.supplied_tm1, {self.model.s_tm1: observations}, in_this_thread=self._forward_in_order
         )
         return supplied
+
+    def distribution(self, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What it expects of each action, as a distribution.
+
+        Returns:
+          Returns, and their probabilities, float32 `[B, A, N]` each; N is 1 of a single value.
+        """
+        supplied, head = self.supplied(observations), heads.of(self.spec.model)
+        if isinstance(head, heads.Categorical):
+            return np.broadcast_to(head.returns, supplied.shape), supplied
+        values = supplied.reshape(*supplied.shape[:2], -1)
+        return values, np.full(values.shape, 1 / values.shape[-1], np.float32)
 
     def activations(self, observations: np.ndarray) -> dict[str, np.ndarray]:
         """Outputs of `layers.relu` in the hidden layers, `[B, ...]`, by layer name."""
