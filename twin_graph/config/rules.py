@@ -24,8 +24,7 @@ def check_together(settings: Settings) -> None:
     if train.minto and (train.double or not train.target_q):
         other = "train.double=false" if train.double else "train.target_q=true"
         raise ValueError(f"train.minto takes the smaller of target and online Q for each action: it needs {other}")
-    if settings.model.head != "scalar":
-        _check_distribution(settings)
+    _check_distribution(settings)
     if not train.target_q and settings.act.with_ == "target":
         raise ValueError("act.with=target needs a target: train.target_q=true")
     if not train.target_q and policy != "latest":
@@ -91,6 +90,8 @@ def _check_workers(settings: Settings, reach: int) -> None:
 
 def _check_distribution(settings: Settings) -> None:
     """Raises ValueError if something is set that is of values, and has no meaning for distributions."""
+    if settings.model.head == "scalar":
+        return
     head, train, (lowest, highest) = f"model.head={settings.model.head}", settings.train, settings.model.support
     if train.minto:
         raise ValueError(f"train.minto takes the smaller of two values: {head} has distributions; train.minto=false")

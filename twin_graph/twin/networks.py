@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from twin_graph.config import lookup
 from twin_graph.errors import ForeignError, UsageError, foreign_error
+from twin_graph.twin.heads import Scalar
 from twin_graph.twin.layers import (
     Start,
     Tensor,
@@ -67,7 +68,7 @@ class Build(NamedTuple):
     dtype: Any
     layers: Layers
     dropout_seed: Tensor
-    head: Head
+    head: Head = Scalar()
 
     def last_layer(self, name: str, x: Tensor, actions: int, start: Start) -> Tensor:
         """The numbers of the head for so many actions, `[B, actions]` or `[B, actions, N]`."""
