@@ -351,6 +351,31 @@ def test_several_processes_append_whole_lines(tmp_path: Path) -> None:
     assert sorted(line.record["n"] for line in read_lines(path) if line.record) == sorted(list(range(50)) * 3)
 
 
+def test_nothing_is_appended_to_a_file_that_ends_with_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    append_line(path, {"n": 1})
+    with path.open("ab") as file:
+        file.truncate(2**40)
+    with pytest.raises(DamagedError, match=r"lines\.jsonl is damaged: it ends with [0-9,]+ bytes that are no line"):
+        append_line(path, {"n": 2})
+    assert path.stat().st_size == 2**40
+
+
+def test_counters_have_an_end_that_nothing_honest_reaches(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", config.load("cartpole"))
+    run.record_start()
+    [start] = run.ledger.events(Start)
+    run.ledger.append(start.model_copy(update={"attempt": 2**62}))
+    with pytest.raises(DamagedError, match=r"ledger\.jsonl is damaged: it has attempt 4,611,686,018"):
+        Run(run.folder).record_start()
+    store = open_store(tmp_path / "other")
+    last = commit(store, 0)
+    store._ledger.append(last.model_copy(update={"number": 10**15 - 1, "snapshot": f"{10**15 - 1}-00000000"}))
+    store.reload()
+    with pytest.raises(DamagedError, match="it has a snapshot 999,999,999,999,999"):
+        commit(store, 100)
+
+
 def test_records_that_lack_what_they_must_say_are_damage(tmp_path: Path) -> None:
     run = create(tmp_path / "run", config.load("cartpole"))
     append_line(run.folder / "evaluations.jsonl", {"snapshot": "a"})

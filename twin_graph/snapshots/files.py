@@ -487,7 +487,7 @@ def append_line(path: Path, record: dict[str, Any], *, durable: bool = True) -> 
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        end = _end_of_whole_lines(descriptor)
+        end = _end_of_whole_lines(descriptor, path)
         if end < os.fstat(descriptor).st_size:
             os.ftruncate(descriptor, end)
         try:
@@ -629,7 +629,7 @@ def whole_bytes(path: Path) -> int:
     """How much of a file is whole lines; 0 where there is no file."""
     try:
         with open_plain(path) as file:
-            return _end_of_whole_lines(file.fileno())
+            return _end_of_whole_lines(file.fileno(), path)
     except FileNotFoundError:
         return 0
 
@@ -661,9 +661,12 @@ def _write(descriptor: int, content: bytes | memoryview) -> None:
         left = left[os.write(descriptor, left) :]
 
 
-def _end_of_whole_lines(descriptor: int) -> int:
-    end = os.fstat(descriptor).st_size
+def _end_of_whole_lines(descriptor: int, path: Path) -> int:
+    """Raises `DamagedError` if what follows is longer than any line."""
+    size = end = os.fstat(descriptor).st_size
     while end:
+        if size - end > _LARGEST_LINE:
+            raise DamagedError(f"{path} is damaged: it ends with {size - end:,} bytes that are no line")
         block = os.pread(descriptor, min(end, _BLOCK), max(0, end - _BLOCK))
         if (at := block.rfind(b"\n")) >= 0:
             return end - len(block) + at + 1

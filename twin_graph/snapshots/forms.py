@@ -23,6 +23,7 @@ from twin_graph.errors import DamagedError
 RECORDS = LEDGER, EVALUATIONS, METRICS = "ledger.jsonl", "evaluations.jsonl", "metrics.jsonl"
 
 _NUMBER = r"[0-9]{6,15}"
+LAST_NUMBER = 10**15 - 1  # of snapshots and resume points
 _ID = rf"{_NUMBER}-[0-9a-f]{{8}}|import-[0-9a-f]{{12}}"
 _REQUEST = r"request-[0-9]{20}-[0-9a-f]{8}"
 #: Of a snapshot: its number and the beginning of its weights' hash, or, of one that was brought in, of that alone.

@@ -95,6 +95,7 @@ SNAPSHOTS, POINTS, VIDEOS, CONTROL = "snapshots", "resume", "videos", "control"
 
 _NEWEST_METRICS_BYTES = 65_536
 _ID_BYTES = 16
+_MOST_ATTEMPTS = 2**40
 _GLANCE_SECONDS = 0.2  # to wait for a process that only asks whether the run trains, and holds the lock far shorter
 
 #: Packages whose versions a run records.
@@ -244,6 +245,8 @@ class Run:
           declared: of the environment; see `EnvSpec`.
         """
         self.attempt = self.ledger.attempt + 1
+        if self.attempt > _MOST_ATTEMPTS:
+            raise DamagedError(f"{self.ledger.path} is damaged: it has attempt {self.ledger.attempt:,}")
         if point:  # some metrics may be lost
             starts = [start.found_bytes[METRICS] for start in self.ledger.events(Start) if start.found_bytes]
             lengthen(self.metrics_file, max([point.known_bytes[METRICS], *starts]))

@@ -31,7 +31,7 @@ from twin_graph.snapshots.files import (
     remove_leftovers,
     write_new,
 )
-from twin_graph.snapshots.forms import EachOnce, FileName, Record, SnapshotId
+from twin_graph.snapshots.forms import LAST_NUMBER, EachOnce, FileName, Record, SnapshotId
 from twin_graph.snapshots.ledger import (
     IMPORT,
     ONLY_LEARNER,
@@ -387,6 +387,8 @@ class SnapshotStore(Snapshots):
             number, parent, name = None, None, f"{IMPORT}-{made.weights_sha256[:12]}"
         else:
             number = (self.snapshots[-1].number or 0) + 1 if self.snapshots else 0
+            if number > LAST_NUMBER:
+                raise DamagedError(f"{self.folder} is damaged: it has a snapshot {number - 1:,}")
             parent = next((s.id for s in reversed(self.snapshots) if s.lineage == made.lineage), None)
             name = f"{number:06d}-{made.weights_sha256[:8]}"
         both = set(Provenance._fields) & set(Commit.model_fields)
