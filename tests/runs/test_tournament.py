@@ -21,7 +21,7 @@ from twin_graph.errors import UsageError
 from twin_graph.evaluation import tournament
 from twin_graph.evaluation.tournament import Contestant, Pairing, Rules
 from twin_graph.records.verify import verify
-from twin_graph.snapshots.files import lock_folder
+from twin_graph.snapshots.files import append_line, lock_folder
 from twin_graph.snapshots.run import GAMES, RATINGS, Run
 
 Make = Callable[..., Settings]
@@ -98,6 +98,17 @@ def test_other_rules_are_other_games(run: Run) -> None:
         pass
     assert len(tournament.read([run], RULES)) == 2 * 6
     assert tournament.read([run], RULES._replace(seed=1)) == {}
+
+
+@pytest.mark.parametrize("line", [{"rules": {}}, {"keys": ["a"]}, {"returns": ["1"]}, {"rules": None}])
+def test_a_game_that_nobody_here_wrote_is_not_counted(run: Run, tmp_path: Path, line: dict[str, object]) -> None:
+    strange = Run(Path(shutil.copytree(run.folder, tmp_path / "strange")))
+    good = {"rules": RULES._asdict(), "keys": ["a", "b"], "returns": [1.0]}
+    append_line(strange.folder / GAMES, good | {"keys": ["c", "d"]})
+    append_line(strange.folder / GAMES, good | line)
+    append_line(strange.folder / GAMES, {"rules": RULES._asdict()})
+    assert set(tournament.read([strange], RULES)) >= {("c", "d"), ("d", "c")}
+    assert not {("a", "b"), ("b", "a"), ("a",)} & set(tournament.read([strange], RULES))
 
 
 def test_both_sides_of_an_opening_are_played() -> None:

@@ -29,6 +29,7 @@ from twin_graph.envs.seats import NOBODY, Boards, Player, boards_of, by_values, 
 from twin_graph.errors import UsageError
 from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.files import append_line, checked, read_lines, write_file
+from twin_graph.snapshots.forms import GameLine, problem
 from twin_graph.snapshots.ledger import Commit, utc_now
 from twin_graph.snapshots.run import GAMES, RATINGS, Run
 from twin_graph.twin.twin import Compute, Twin
@@ -293,7 +294,7 @@ def read(runs: Sequence[Run], rules: Rules) -> dict[tuple[str, str], Pairing]:
     for run in runs:
         for line in read_lines(run.folder / GAMES):
             record = line.record
-            if record and record["rules"] == rules._asdict():
+            if record and not problem(GameLine, record) and record["rules"] == rules._asdict():
                 first, second = record["keys"]
                 found[first, second] = Pairing(first, second, record["returns"])
                 found[second, first] = Pairing(second, first, [-r for r in record["returns"]])

@@ -140,10 +140,11 @@ def copy_past(parent: Run, point: PointState, folder: Path) -> tuple[str, ...]:
     then = Snapshots(parent.store_folder, parent.ledger, upto=point.known_bytes[LEDGER])
     now, gone = parent.store(), []
     for snapshot in [*then.snapshots, *then.imports, *then.abandoned]:
-        is_whole = now.has_weights(snapshot.id) and _is_whole(now, snapshot.id)
-        if then.has_weights(snapshot.id) and not is_whole:
+        had_weights = then.has_weights(snapshot.id)
+        has_weights = had_weights and now.has_weights(snapshot.id) and _is_whole(now, snapshot.id)
+        if had_weights and not has_weights:
             gone.append(snapshot.id)
-        share_snapshot(then, snapshot.id, folder / then.folder.name, weights=then.has_weights(snapshot.id) and is_whole)
+        share_snapshot(then, snapshot.id, folder / then.folder.name, weights=has_weights)
 
     points, kept = parent.points(), folder / parent.points().folder.name
     into = kept / points.path(point.number).name
