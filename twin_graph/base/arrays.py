@@ -11,6 +11,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from twin_graph.base.text import first_line
+
 _NPZ_MEMBER = ".npy"
 _MOST_MEMBERS = 10_000
 _LONGEST_HEADER = 10_000  # bytes, as NumPy itself evaluates at most
@@ -93,7 +95,7 @@ def _array(file: BinaryIO, stop: int) -> np.ndarray:
         header = io.BytesIO(length + file.read(size))
         shape, in_fortran_order, dtype = read_header(header, max_header_size=_LONGEST_HEADER)
     except Exception as error:  # NumPy parses the header as Python, and raises what that does
-        raise ValueError(f"it holds no array: {str(error).partition(chr(10))[0] or type(error).__name__}") from None
+        raise ValueError(f"it holds no array: {first_line(error)}") from None
     if dtype.hasobject or dtype.itemsize == 0:
         raise ValueError(f"its array is of {dtype}, and not of numbers")
     if not all(type(axis) is int and axis >= 0 for axis in shape) or len(shape) > 32:

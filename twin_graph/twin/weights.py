@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from twin_graph.base.arrays import load_all
+from twin_graph.base.text import first_line
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.snapshots.files import check_no_pattern
 from twin_graph.twin import checkpoints, first_format
@@ -90,8 +91,7 @@ def read_checkpoint(prefix: Path) -> dict[str, np.ndarray]:
         reader = tf.train.NewCheckpointReader(str(prefix))  # `load_checkpoint` would prefer a folder of this name
         return {name: np.asarray(reader.get_tensor(name)) for name in sorted(reader.get_variable_to_shape_map())}
     except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:  # the last where data is cut short
-        reason = str(error).partition("\n")[0]
-        raise DamagedError(f"{prefix} cannot be read: {reason}") from None
+        raise DamagedError(f"{prefix} cannot be read: {first_line(error)}") from None
 
 
 def _read_apart(prefix: Path) -> dict[str, np.ndarray]:
