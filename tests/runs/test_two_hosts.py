@@ -1,6 +1,8 @@
 """A run on two hosts, which are network namespaces: what listens where, exact steps, a second run on its server."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,8 +67,13 @@ def test_a_run_on_two_hosts_is_exact_listens_where_it_was_asked_to_and_shares_no
     assert first.listening() == [address]
     assert second.listening() == []
     assert first.says(sys.executable, "-c", AS_ANOTHER_USER) == "b''\n"
+    workers = tasks[1:]
+    for worker in workers:  # or the first run might end before the second has begun
+        os.killpg(worker.pid, signal.SIGSTOP)
     late = second.twin_graph("train", "cartpole", f"--cluster={other}", *TINY, *consent, log=logs["second"])
     assert late.wait(240) == 1
+    for worker in workers:
+        os.killpg(worker.pid, signal.SIGCONT)
     refused = rf"Error: the parameter server at {address} serves another run .*; end it or use another address"
     assert re.fullmatch(refused, logs["second"].read_text().splitlines()[-1])
     assert chief.wait(240) == 0, logs["chief"].read_text()
