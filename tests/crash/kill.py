@@ -100,6 +100,13 @@ UPDATES: tuple[dict[str, Any], ...] = (
     {"train.chunk_steps": 0, "twin.compiled": False},
     {"train.chunk_steps": 32, "twin.compiled": True},
 )
+#: Of seeds 1, 2, 3, 4, ...: what the network says of each action, and whether its weights are noisy.
+HEADS: tuple[dict[str, Any], ...] = (
+    {},
+    {"model.head": "quantile", "model.atoms": 11},
+    {"model.head": "categorical", "model.noisy": True},
+    {"model.noisy": True},
+)
 
 OTHER = "other"
 SNAPSHOT, POINT, SEGMENT, APPEND, PRUNE = (
@@ -173,7 +180,8 @@ class Life(NamedTuple):
         """The settings that are not the preset's."""
         updates = UPDATES[(self.seed - 1) % len(UPDATES)] if self.game == "cartpole" else {}
         policy = POLICIES[(self.seed - 1) % len(POLICIES)]
-        return {**SMALL[self.game], **updates, "seed": self.seed, "target.policy": policy}
+        head = HEADS[(self.seed - 1) % len(HEADS)]
+        return {**SMALL[self.game], **updates, **head, "seed": self.seed, "target.policy": policy}
 
     @property
     def command(self) -> list[str]:

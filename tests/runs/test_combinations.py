@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from twin_graph import targets
 from twin_graph.config import turns
 from twin_graph.config.settings import Settings
 from twin_graph.errors import UsageError
@@ -22,7 +23,13 @@ ROLLOUT = {"train__rollout_steps": 5, "train__n_step": 5, "train__every_steps": 
 #: Each switch and its positions. What stands first is the usual.
 SWITCHES: Mapping[str, Mapping[str, dict[str, Any]]] = {
     "choice": {"single": {}, "double": {"train__double": True}},
-    "head": {"one": {}, "dueling": {"model__dueling": True}},
+    "streams": {"one": {}, "dueling": {"model__dueling": True}},
+    "head": {
+        "scalar": {},
+        "categorical": {"model__head": "categorical", "model__support": [0, 100]},
+        "quantile": {"model__head": "quantile", "model__atoms": 11},
+    },
+    "noise": {"none": {}, "noisy": {"model__noisy": True}},
     "loss": {
         "huber": {},
         "mse_all": {"loss": "mse_all"},
@@ -65,6 +72,11 @@ SWITCHES: Mapping[str, Mapping[str, dict[str, Any]]] = {
 }
 REFUSED = {
     frozenset({("choice", "double"), ("target", "own")}),
+    *(
+        frozenset({("head", head), other})
+        for head in ("categorical", "quantile")
+        for other in (("loss", "mse_all"), ("loss", "dqn3"), ("policy", "ensemble"))
+    ),
     *(frozenset({("target", "own"), ("policy", policy)}) for policy in ("lag", "ensemble", "best")),
     *(frozenset({("target", "own"), ("mode", mode)}) for mode in ("random", "both", "shared")),
     frozenset({("target", "own"), ("act", "target")}),
@@ -113,7 +125,9 @@ def settings(make: Make, row: Row) -> Settings:
     }
     for switch, position in row.items():
         changes |= SWITCHES[switch][position]
-    return make(**changes)
+    chosen = make(**changes)
+    targets.roles(chosen)
+    return chosen
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: " ".join(row[s] for s in SWITCHES))

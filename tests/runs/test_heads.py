@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from twin_graph import config, targets
 from twin_graph.analysis.reproduce import reproduce
+from twin_graph.base.streams import NoiseKeys, Purpose
 from twin_graph.config.settings import ModelSettings, Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import ForeignError, UsageError
@@ -110,95 +113,213 @@ def test_the_quantile_loss_is_that_of_the_paper(n: int, targets: int, kappa: flo
     np.testing.assert_allclose(found, quantile_loss(theta, target, kappa)[0], rtol=1e-4, atol=1e-6)
 
 
+def test_with_a_large_kappa_the_quantile_loss_is_of_weighted_squares() -> None:
+    theta, target = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    error = target[:, None, :] - theta[:, :, None]
+    weight = np.abs((np.arange(4) + 0.5)[None, :, None] / 4 - (error < 0))
+    squares = (weight * error**2 / 2).mean(axis=2).sum(axis=1)
+    found = evaluated(lambda a, b: 1000 * heads.quantile_huber(a, b, 1000.0), theta, target)
+    np.testing.assert_allclose(found, squares, rtol=1e-5)
+
+
 def test_one_quantile_is_half_a_huber_loss_of_the_value() -> None:
     """Its level is one half, so that both signs of an error weigh the same."""
     theta, target = np.array([[1.0], [4.0]], np.float32), np.array([[1.5], [0.0]], np.float32)
     np.testing.assert_allclose(evaluated(heads.quantile_huber, theta, target), [0.5 * 0.125, 0.5 * 3.5])
 
 
-def spec(head: str, **train: Any) -> ModelSpec:
-    model = ModelSettings(hidden_units=[UNITS], head=head, atoms=N, support=list(SUPPORT))
-    chosen = config.load("cartpole").train.model_copy(
-        update={"optimizer": "rmsprop_centered", "learning_rate": 0.0, "double": False, **train}
-    )
-    return ModelSpec(EnvSpec((4,), A), network="mlp", loss="huber", model=model, train=chosen)
+def spec(head: str, *, model: dict[str, Any] | None = None, masked: bool = False, **train: Any) -> ModelSpec:
+    sizes: dict[str, Any] = {"hidden_units": [UNITS], "head": head, "atoms": N, "support": list(SUPPORT)}
+    chosen = config.load("cartpole").train.model_copy(update={"adam_epsilon": 1e-3, "double": False, **train})
+    env = EnvSpec((4 + A,), A, masked=True, seen_shape=(4,)) if masked else EnvSpec((4,), A)
+    return ModelSpec(env, network="mlp", loss="huber", model=ModelSettings(**sizes | (model or {})), train=chosen)
 
 
-def minibatch(head: str, size: int, seed: int) -> Arrays:
+def minibatch(head: str, size: int, seed: int, *, masked: bool = False) -> Arrays:
     """With terminal steps, and others as truncated ones are: bootstrapped."""
     random = np.random.default_rng(seed)
-    supplied = random.normal(size=(size, A, N)).astype(np.float32)
+    axes = (size, A) if head == "scalar" else (size, A, N)
+    supplied = random.normal(size=axes).astype(np.float32)
+    s_tm1, s_t = random.normal(size=(2, size, 4)).astype(np.float32)
+    a_tm1 = random.integers(0, A, size)
+    if masked:
+        legal = random.random((2, size, A)) < 0.5
+        legal[0, np.arange(size), a_tm1] = True
+        legal[1, np.arange(size), random.integers(0, A, size)] = True
+        s_tm1, s_t = (np.concatenate(both, axis=1, dtype=np.float32) for both in ((s_tm1, legal[0]), (s_t, legal[1])))
     return {
-        "s_tm1": random.normal(size=(size, 4)).astype(np.float32),
-        "s_t": random.normal(size=(size, 4)).astype(np.float32),
-        "a_tm1": random.integers(0, A, size),
+        "s_tm1": s_tm1,
+        "s_t": s_t,
+        "a_tm1": a_tm1,
         "r_t": random.normal(size=size).astype(np.float32),
-        "discount_t": random.choice([0, 0.9, 0.9**3], size).astype(np.float32),
+        "discount_t": random.choice([0, 0.9, 0.9**3], size).astype(np.float32),  # of other lengths, too
         "weight": random.uniform(0.1, 1, size).astype(np.float32),
         "q_target_t": softmax(supplied) if head == "categorical" else supplied,
     }
 
 
-def outputs_of(s: np.ndarray, w: Arrays) -> tuple[np.ndarray, np.ndarray]:
-    hidden = np.maximum(0, s.astype(np.float64) @ w["fc1/weights"] + w["fc1/bias"])
-    return hidden, (hidden @ w["q/weights"] + w["q/bias"]).reshape(-1, A, N)
+@functools.cache
+def normal(n: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Draws n normal numbers from a seed."""
+    with tf.Graph().as_default() as graph:
+        seed = tf.placeholder(tf.int32, [2])
+        drawn = tf.random.stateless_normal([n], seed)
+    session = tf.Session(graph=graph)
+    return lambda value: session.run(drawn, {seed: value})
 
 
-def expected(head: str, batch: Arrays, w: Arrays, *, double: bool) -> tuple[np.ndarray, Arrays]:
-    """Each example's loss, and the gradients of the mean weighted loss, by hand."""
+def noise(name: str, shape: tuple[int, ...], key: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """The noise of weights and biases: equations 10 and 11 of Fortunato et al. 2018."""
+    if key is None:
+        return np.zeros(shape), np.zeros(shape[1])
+    salt = zlib.crc32(name.encode()) >> 1
+    p, q = (normal(n)(np.array([key[0] ^ salt, key[1] ^ which])) for which, n in enumerate(shape))
+    f_p, f_q = (np.sign(z) * np.abs(z.astype(np.float64)) ** 0.5 for z in (p, q))
+    return np.outer(f_p, f_q), f_q
+
+
+class Layer:
+    """A fully connected layer, with noise if there is a key, and its gradients."""
+
+    def __init__(self, name: str, w: Arrays, key: np.ndarray | None) -> None:
+        self.name, self.is_noisy = name, f"{name}/weights_sigma" in w
+        self.of_weights, self.of_bias = noise(name, w[f"{name}/weights"].shape, key)
+        self.weights, self.bias = w[f"{name}/weights"], w[f"{name}/bias"]
+        if self.is_noisy:  # equation 9
+            self.weights = self.weights + w[f"{name}/weights_sigma"] * self.of_weights
+            self.bias = self.bias + w[f"{name}/bias_sigma"] * self.of_bias
+        self.x = np.empty(0)
+
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        self.x = x
+        return x @ self.weights + self.bias
+
+    def back(self, slope: np.ndarray, into: Arrays) -> np.ndarray:
+        into[f"{self.name}/weights"], into[f"{self.name}/bias"] = self.x.T @ slope, slope.sum(axis=0)
+        if self.is_noisy:
+            into[f"{self.name}/weights_sigma"] = into[f"{self.name}/weights"] * self.of_weights
+            into[f"{self.name}/bias_sigma"] = into[f"{self.name}/bias"] * self.of_bias
+        return slope @ self.weights.T
+
+
+class Network:
+    """`mlp` with one hidden layer, in NumPy."""
+
+    def __init__(self, head: str, w: Arrays, key: np.ndarray | None) -> None:
+        self.n = 1 if head == "scalar" else N
+        names = [("value_fc1", "value"), ("advantage_fc1", "advantage")] if "value/bias" in w else [("fc1", "q")]
+        self.streams = [(Layer(hidden, w, key), Layer(last, w, key)) for hidden, last in names]
+
+    def forward(self, s: np.ndarray) -> np.ndarray:
+        """What it has of each action, `[B, A, n]`."""
+        self.hidden = [np.maximum(0, hidden.forward(s[:, :4].astype(np.float64))) for hidden, _ in self.streams]
+        made = [
+            last.forward(h).reshape(len(s), -1, self.n) for h, (_, last) in zip(self.hidden, self.streams, strict=True)
+        ]
+        return made[0] if len(made) == 1 else made[0] + made[1] - made[1].mean(axis=1, keepdims=True)
+
+    def back(self, slope: np.ndarray) -> Arrays:
+        """Gradients of all weights from that of what `forward` returned."""
+        found: Arrays = {}
+        centred = slope - slope.mean(axis=1, keepdims=True)
+        slopes = [slope] if len(self.streams) == 1 else [slope.sum(axis=1, keepdims=True), centred]
+        for of, h, (hidden, last) in zip(slopes, self.hidden, self.streams, strict=True):
+            hidden.back(last.back(of.reshape(len(slope), -1), found) * (h > 0), found)
+        return found
+
+
+def expected(head: str, batch: Arrays, w: Arrays, key: np.ndarray | None, *, double: bool) -> tuple[np.ndarray, Arrays]:
+    """Each example's TD error, or its loss, and the gradients of the mean weighted loss, by hand."""
     z = np.linspace(*SUPPORT, N)
+    size = len(batch["r_t"])
+    rows = np.arange(size)
 
     def mean(supplied: np.ndarray) -> np.ndarray:
         return supplied @ z if head == "categorical" else supplied.mean(axis=-1)
 
-    rows, size = np.arange(len(batch["r_t"])), len(batch["r_t"])
-    own = outputs_of(batch["s_t"], w)[1]
-    selector = mean(softmax(own) if head == "categorical" else own) if double else mean(batch["q_target_t"])
-    best = batch["q_target_t"][rows, selector.argmax(axis=1)]
-    hidden, outputs = outputs_of(batch["s_tm1"], w)
-    taken = outputs[rows, batch["a_tm1"]]
+    supplied = batch["q_target_t"].astype(np.float64).reshape(size, A, -1)
+    selector = mean(supplied)
+    if double:
+        own = Network(head, w, None if key is None else key + 1).forward(batch["s_t"])
+        selector = mean(softmax(own) if head == "categorical" else own)
+        if batch["s_t"].shape[1] > 4:
+            selector = np.where(batch["s_t"][:, 4:] > 0, selector, -np.inf)
+    best = supplied[rows, selector.argmax(axis=1)]
+    network = Network(head, w, key)
+    taken = network.forward(batch["s_tm1"])[rows, batch["a_tm1"]]
     if head == "categorical":
         m = projected(batch["r_t"], batch["discount_t"], best)
-        loss = -(m * np.log(softmax(taken))).sum(axis=1)
+        error = -(m * np.log(softmax(taken))).sum(axis=1)
         slope = softmax(taken) - m
     else:
         target = batch["r_t"][:, None] + batch["discount_t"][:, None] * best
-        loss, slope = quantile_loss(taken, target)
-    at_outputs = np.zeros_like(outputs)
+        error, slope = quantile_loss(taken, target)
+        if head == "scalar":
+            error = (target - taken)[:, 0]
+            slope = -np.clip(target - taken, -1, 1)
+    at_outputs = np.zeros((size, A, network.n))
     at_outputs[rows, batch["a_tm1"]] = slope * (batch["weight"] / size)[:, None]
-    flat = at_outputs.reshape(size, -1)
-    back = (flat @ w["q/weights"].T) * (hidden > 0)
-    return loss, {
-        "fc1/weights": batch["s_tm1"].T.astype(np.float64) @ back,
-        "fc1/bias": back.sum(axis=0),
-        "q/weights": hidden.T @ flat,
-        "q/bias": flat.sum(axis=0),
-    }
+    return error, network.back(at_outputs)
 
 
-@pytest.mark.parametrize("double", [False, True])
-@pytest.mark.parametrize("head", HEADS)
-def test_an_update_is_that_of_the_papers(head: str, double: bool) -> None:
-    with Twin("online", spec(head, double=double), seed=1, compute=Compute(threads=1)) as twin:
+#: What an update is made with: settings of the model, of training, whether some actions are illegal.
+UPDATES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "plain": ({}, {}, False),
+    "double": ({}, {"double": True}, False),
+    "dueling": ({"dueling": True}, {}, False),
+    "masks": ({}, {"double": True}, True),
+    "accumulated": ({}, {"accumulate": 2}, False),
+    "noise": ({"noisy": True}, {}, False),
+    "all": ({"noisy": True, "dueling": True}, {"double": True, "accumulate": 2}, True),
+}
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("head", ["scalar", *HEADS])
+def test_an_update_is_that_of_the_papers(head: str, update: str) -> None:
+    """Errors, gradients and new weights, of 200 minibatches in a row."""
+    of_model, of_training, masked = UPDATES[update]
+    made = spec(head, model=of_model, masked=masked, **of_training)
+    rate, epsilon, parts = made.train.learning_rate, made.train.adam_epsilon, made.train.accumulate
+    keys = NoiseKeys(1, Purpose.NOISE, noisy=made.model.noisy)
+    first, second = ({v.name: np.zeros(v.shape) for v in variables} for variables in 2 * [Twin("w", made).variables])
+    with Twin("online", made, seed=1, compute=Compute(threads=1)) as twin:
         model = twin.model
-        w = {name: value.astype(np.float64) for name, value in twin.weights().items()}
-        for seed in range(200):
-            batch = minibatch(head, 8, seed)
-            feed = {getattr(model, name): value for name, value in batch.items() if name in {*model.fed}}
-            td_error, loss, *gradients = twin.run([model.td_error, model.loss, *model.gradients], feed)
-            of_examples, by_hand = expected(head, batch, w, double=double)
-            np.testing.assert_allclose(td_error, of_examples, rtol=1e-4, atol=1e-6)
-            assert loss == pytest.approx((batch["weight"] * of_examples).mean(), rel=1e-4)
-            for variable, gradient in zip(model.trainables, gradients, strict=True):
-                wanted = by_hand[variable.op.name]
-                np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+        for number in range(200):
+            w = {name: value.astype(np.float64) for name, value in twin.weights().items()}
+            key = keys.at(number)
+            noise_key = {} if key is None else {model.noise_key: key}
+            by_hand = {name: np.zeros(value.shape) for name, value in w.items()}
+            for part in range(parts):
+                batch = minibatch(head, 8, parts * number + part, masked=masked)
+                error, gradients = expected(head, batch, w, key, double=made.train.double)
+                by_hand = {name: by_hand[name] + gradient / parts for name, gradient in gradients.items()}
+                feed = {getattr(model, name): value for name, value in batch.items() if name in {*model.fed}}
+                is_last = part == parts - 1
+                ops = [model.train_op, *model.gradients] if is_last else [model.accumulate_op]
+                td_error, _, *found = twin.run([model.td_error, *ops], feed | noise_key)
+                close(td_error, error, np.abs(error).max())
+            largest = max(np.abs(gradient).max() for gradient in by_hand.values())
+            for variable, gradient in zip(model.trainables, found, strict=True):
+                name = variable.op.name
+                close(gradient, by_hand[name], largest)
+                # Kingma and Ba 2015, as in the note on its order of computation.
+                first[name] = 0.9 * first[name] + 0.1 * by_hand[name]
+                second[name] = 0.999 * second[name] + 0.001 * by_hand[name] ** 2
+                scale = rate * np.sqrt(1 - 0.999 ** (number + 1)) / (1 - 0.9 ** (number + 1))
+                new = w[name] - scale * first[name] / (np.sqrt(second[name]) + epsilon)
+                close(twin.weights()[name], new, np.abs(new).max())
+
+
+def close(found: np.ndarray, wanted: np.ndarray, scale: float) -> None:
+    """To 1e-5, or where larger numbers cancel, a millionth of the scale."""
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6 * scale)
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_no_illegal_action_is_ever_the_best(head: str) -> None:
     """Not by the network, nor by what it supplies as a target, however bad the legal ones are."""
-    chosen = spec(head)
-    masked = ModelSpec(EnvSpec((4 + A,), A, masked=True, seen_shape=(4,)), "mlp", "huber", chosen.model, chosen.train)
+    masked = spec(head, masked=True)
     random = np.random.default_rng(0)
     legal = np.eye(A, dtype=np.float32)[random.integers(0, A, 64)]
     observations = np.concatenate([random.normal(size=(64, 4), scale=30).astype(np.float32), legal], axis=1)
@@ -229,7 +350,7 @@ def test_q_values_are_the_mean_of_the_distribution() -> None:
         ({"loss": "mse"}, "loss=mse is of values: model.head=quantile has a loss of its own"),
         ({"loss": "dqn3"}, "loss=dqn3 is of values"),
         ({"loss": "mse_all"}, "loss=mse_all is of values"),
-        ({"model__head": "categorical", "model__support": [5, 5]}, "it needs the lowest return, then the highest"),
+        ({"model__head": "categorical", "model__support": [5, 5]}, "needs the lowest return, then the highest"),
         ({"model__head": "categorical", "model__atoms": 1}, "model.atoms=2 or more"),
     ],
 )
@@ -270,6 +391,58 @@ def test_a_network_and_a_loss_of_ones_own_may_be_of_distributions() -> None:
         assert td_error.shape == (4,)
 
 
+@pytest.mark.parametrize("head", ["scalar", *HEADS])
+def test_noise_is_a_function_of_its_key_the_same_for_all_examples_and_absent_without_one(head: str) -> None:
+    s = np.repeat(np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32), 3, axis=0)
+    keys = NoiseKeys(1, Purpose.NOISE, noisy=True)
+    with Twin("online", spec(head, model={"noisy": True}), seed=1, compute=Compute(threads=1)) as twin:
+        one, again, other = (twin.q_values(s, noise_key=keys.at(i)) for i in (0, 0, 1))
+        np.testing.assert_array_equal(one, again)
+        assert np.abs(one - other).min() > 0
+        np.testing.assert_allclose(one, one[:1].repeat(3, axis=0), rtol=1e-6)
+        twin.freeze()
+        np.testing.assert_allclose(twin.q_values(s, frozen=True, noise_key=keys.at(0)), one, rtol=1e-6)
+        means = twin.q_values(s)
+        twin.load({name: 0 * w if name.endswith("_sigma") else w for name, w in twin.weights().items()})
+        np.testing.assert_array_equal(means, twin.q_values(s, noise_key=keys.at(0)))
+
+
+def test_a_noisy_agent_acts_and_learns_with_a_draw_for_each_step_and_update(
+    cartpole: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed: list[tuple[str, bytes]] = []
+    forward, run_ = Twin._forward, Twin.run
+
+    def forwarded(twin: Twin, fetched: Any, observations: np.ndarray, key: np.ndarray | None) -> np.ndarray:
+        fed.append((f"{twin.name} {len(observations)}", b"" if key is None else key.tobytes()))
+        return forward(twin, fetched, observations, key)
+
+    def ran(twin: Twin, fetches: Any, feed: Any = None) -> Any:
+        if feed and twin.model.noise_key in feed:
+            fed.append(("update", feed[twin.model.noise_key].tobytes()))
+        return run_(twin, fetches, feed)
+
+    monkeypatch.setattr(Twin, "_forward", forwarded)
+    monkeypatch.setattr(Twin, "run", ran)
+    chosen = cartpole(
+        model__noisy=True, act__epsilon_start=0.0, act__epsilon_end=0.0, train__steps=600, evaluate__episodes=2
+    )
+    attempt(create(tmp_path / "run", chosen))
+    updates = [key for what, key in fed if what == "update"]
+    acting = [key for what, key in fed if what == f"online {chosen.env.count}"]
+    supplied = [key for what, key in fed if what.startswith("target") and key]
+    assert len(set(updates)) == len(updates) == len(set(supplied)) == len(supplied) > 50
+    assert len(set(acting)) == len(acting) == 600 // chosen.env.count
+    assert len({*updates, *acting, *supplied}) == len(updates) + len(acting) + len(supplied)
+    assert all(key or not what.startswith(f"online {chosen.env.count}") for what, key in fed)
+
+
+def test_a_network_of_ones_own_that_leaves_the_noise_out_is_told() -> None:
+    made = dataclasses.replace(spec("scalar", model={"noisy": True}), network=f"{__name__}:of_one_value")
+    with pytest.raises(UsageError, match=r"has no noisy layer: use build.hidden and build.last_layer"):
+        Twin("online", made)
+
+
 #: With what a distribution has to get along.
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -280,6 +453,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no target": {"train__target_q": False},
     "mean of several": {"target__policy": "ensemble(2, mean)"},
     "mean weights": {"target__policy": "average(2)"},
+    "noisy": {"model__noisy": True},
+    "noisy, all together": {
+        "model__noisy": True,
+        "model__dueling": True,
+        "train__double": True,
+        "train__n_step": 3,
+        "replay__prioritized": True,
+        "train__chunk_steps": 64,
+    },
+    "noisy, compiled": {"model__noisy": True, "train__chunk_steps": 64, "twin__compiled": True},
+    "noisy, target acts": {"model__noisy": True, "act__with": "target"},
+    "noisy, mutual": {"model__noisy": True, "mode": "mutual", "mutual__learn": "both"},
 }
 
 

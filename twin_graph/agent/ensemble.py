@@ -83,13 +83,13 @@ class Ensemble:
         if self._average:
             self._average.load(self.weights())
 
-    def q_values(self, observations: np.ndarray) -> np.ndarray:
-        """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`."""
-        return self._combined([twin.q_values(observations) for twin in self._supplying])
+    def q_values(self, observations: np.ndarray, noise_key: np.ndarray | None = None) -> np.ndarray:
+        """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`; `noise_key` as in `Twin.q_values`."""
+        return self._combined([twin.q_values(observations, noise_key=noise_key) for twin in self._supplying])
 
-    def supplied(self, observations: np.ndarray) -> np.ndarray:
+    def supplied(self, observations: np.ndarray, noise_key: np.ndarray | None = None) -> np.ndarray:
         """What it supplies as a target; see `Twin.supplied`. Of several members, each number's mean, or minimum."""
-        return self._combined([twin.supplied(observations) for twin in self._supplying])
+        return self._combined([twin.supplied(observations, noise_key) for twin in self._supplying])
 
     @property
     def _supplying(self) -> list[Twin]:
@@ -99,9 +99,9 @@ class Ensemble:
         combined: np.ndarray = values[0] if len(values) == 1 else self._combine(values, axis=0)
         return combined
 
-    def in_blocks(self, observations: np.ndarray) -> np.ndarray:
-        """`supplied` of many observations, evaluated in blocks."""
-        return np.concatenate([self.supplied(block) for block in blocks(observations)])
+    def in_blocks(self, observations: np.ndarray, noise_key: np.ndarray | None = None) -> np.ndarray:
+        """`supplied` of many observations, evaluated in blocks; all with the same noise, if there is any."""
+        return np.concatenate([self.supplied(block, noise_key) for block in blocks(observations)])
 
     def weights(self) -> dict[str, np.ndarray]:
         """The members' mean weights by name."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from twin_graph import targets
 from twin_graph.agent.role import Role, Why
+from twin_graph.base.streams import NoiseKeys, Purpose
 from twin_graph.envs.seats import Turn, at_random, by_values
 from twin_graph.errors import DivergedError, TwinMismatchError, UsageError
 from twin_graph.snapshots.points import LearnerState
@@ -134,6 +135,7 @@ class Learner:
         self._store = store
         self._stopwatch = stopwatch
         self._settings, self._settings_sha256 = settings, settings.sha256()
+        self._noise = NoiseKeys(settings.seed, Purpose.NOISE, noisy=settings.model.noisy)
         compute = Compute(settings.twin.threads, settings.ops_at_once, settings.twin.precision)
         make = functools.partial(Twin, spec=spec, compute=compute)
         # Far from the seeds that other runs are likely to have. (TensorFlow takes seeds modulo 2**31 - 1.)
@@ -180,13 +182,13 @@ class Learner:
     def _step(self, update: int, prepared: Prepared) -> Losses:
         """One update by `train_op`."""
         model = self.online.model
-        feed: dict[Any, Any] = {model.learning_rate: self._settings.train.learning_rate_at(update)}
+        feed: dict[Any, Any] = {getattr(model, name): value for name, value in self._of_update(update).items()}
         parts = feeds(model, self._settings.train, prepared.values([update]))
         made = []
         with self._stopwatch.phase("train"):
             for i, part in enumerate(parts):
                 op = model.train_op if i == len(parts) - 1 else model.accumulate_op
-                feed[model.dropout_seed] = self._settings.seed, update * len(parts) + i
+                feed[model.dropout_seed] = self._settings.seed, update * len(parts) + i  # each has its own masks
                 _, *fetched = self.online.run((op, model.loss, model.q_mean, model.td_error), {**part, **feed})
                 made.append(fetched)
         loss, q_mean, td_error = zip(*made, strict=True)
@@ -196,16 +198,21 @@ class Learner:
         """Several updates in one run."""
         block = self.online.model.block
         assert block
-        values = {
-            **prepared.values(updates),
-            "dropout_seed": np.array([(self._settings.seed, update) for update in updates]),
-            "learning_rate": np.array(
-                [self._settings.train.learning_rate_at(update) for update in updates], np.float32
-            ),
-        }
+        values = prepared.values(updates)
+        values["dropout_seed"] = np.array([(self._settings.seed, update) for update in updates])
+        each = [self._of_update(update) for update in updates]
+        values |= {name: np.array([of[name] for of in each]) for name in each[0]}
         with self._stopwatch.phase("train"):
             fetched = self.online.run(block.fetches, block.feed(values))
         return Losses(*(values[: len(updates)] for values in fetched))
+
+    def _of_update(self, update: int) -> dict[str, Any]:
+        """What is fed once an update, by its name in `Model`."""
+        fed = {
+            "learning_rate": np.float32(self._settings.train.learning_rate_at(update)),
+            "noise_key": self._noise.at(update),
+        }
+        return {name: value for name, value in fed.items() if value is not None}
 
     def commit(self, counters: Counters, health: Health | None, lasting: Mapping[str, np.ndarray]) -> Commit:
         """Saves the online twin as a durable snapshot, or returns the newest one if nothing was learnt since.
@@ -274,11 +281,13 @@ class Learner:
         if self._settings.twin.check and (wrong := self.target.changed(self._store)):
             raise TwinMismatchError(f"the target twin of {wrong} holds other weights, {when}")
 
-    def acting_q_values(self, observations: np.ndarray, *, frozen: bool) -> np.ndarray:
+    def acting_q_values(
+        self, observations: np.ndarray, *, frozen: bool, noise_key: np.ndarray | None = None
+    ) -> np.ndarray:
         """Q values to act by, float32 `[B, A]`: the online twin's, or with `act.with=target` the target's."""
         if self._settings.act.with_ == "target":
-            return self.target.q_values(observations)
-        return self.online.q_values(observations, frozen=frozen)
+            return self.target.q_values(observations, noise_key)
+        return self.online.q_values(observations, frozen=frozen, noise_key=noise_key)
 
     def opponent_actions(self, turn: Turn, *, frozen: bool) -> np.ndarray:
         """The opponent's actions, int64 `[B]`: by the snapshots it holds, the online twin's weights, or at random."""
@@ -349,6 +358,9 @@ class Learners:
         self._tally = tally
         self._stopwatch = stopwatch
         self._frozen_at = 0
+        seed, noisy = turns.settings.seed, turns.settings.model.noisy
+        self._noise_of_acting = NoiseKeys(seed, Purpose.NOISE_OF_ACTING, noisy=noisy)
+        self._noise_of_target = NoiseKeys(seed, Purpose.NOISE_OF_TARGET, noisy=noisy)
 
     def __iter__(self) -> Iterator[Learner]:
         return iter(self._learners.values())
@@ -392,7 +404,8 @@ class Learners:
         """Q values to act by, float32 `[E, A]`, of the learners whose turn it is."""
         update = self._frozen_at if frozen else self._tally.updates
         acting = self.turns.act(self._tally.agent_steps, update)
-        return _mean([self[name].acting_q_values(observations, frozen=frozen) for name in acting])
+        key = self._noise_of_acting.at(self._tally.agent_steps)
+        return _mean([self[name].acting_q_values(observations, frozen=frozen, noise_key=key) for name in acting])
 
     def weights(self) -> dict[str, np.ndarray]:
         """The online twin's trainable weights by name; of two learners, by `a/` or `b/` and the name."""
@@ -413,9 +426,11 @@ class Learners:
             return prepared
         q = []
         with self._stopwatch.phase("target"):
-            for name, turn in itertools.groupby(updates, self.turns.learns):
+            # At once what one target supplies with one draw of noise.
+            draw = settings.model.noisy
+            for (name, update), turn in itertools.groupby(updates, lambda u: (self.turns.learns(u), u if draw else 0)):
                 s_t = prepared.rows(batch.s_t, prepared.minibatches(list(turn)))
-                q.append(self[name].target.in_blocks(s_t))
+                q.append(self[name].target.in_blocks(s_t, self._noise_of_target.at(update)))
         return prepared._replace(q_target_t=np.concatenate(q))
 
     def by_present_targets(self, prepared: Prepared) -> Prepared:

@@ -24,6 +24,9 @@ class Purpose(enum.IntEnum):
     OPENING = 13
     SHIFT = 14
     TARGET_OF_B = 15
+    NOISE = 16
+    NOISE_OF_TARGET = 17
+    NOISE_OF_ACTING = 18
 
 
 def stream(seed: int, purpose: Purpose, counter: int) -> np.random.Generator:
@@ -48,6 +51,22 @@ class Streams:
         self._beginning["state"]["counter"][3] = counter
         self._generator.bit_generator.state = self._beginning
         return self._generator
+
+
+class NoiseKeys:
+    """Keys of what TensorFlow's stateless ops draw, one for each counter.
+
+    Args:
+      seed, purpose: see `stream`.
+      noisy: whether there is any noise.
+    """
+
+    def __init__(self, seed: int, purpose: Purpose, *, noisy: bool) -> None:
+        self._streams = Streams(seed, purpose) if noisy else None
+
+    def at(self, counter: int) -> np.ndarray | None:
+        """Int32 `[2]`, not negative, also if 1 is added, which makes another key; None without noise."""
+        return self._streams.at(counter).integers(0, 2**31 - 1, size=2, dtype=np.int32) if self._streams else None
 
 
 def environment_seeds(seed: int, purpose: Purpose, counter: int, count: int) -> np.ndarray:

@@ -22,6 +22,9 @@ _USED_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
     ("evaluate.every_steps",): (lambda s: s.evaluate.episodes > 0, "with evaluate.episodes=1 or more"),
     ("twin.overlap",): (lambda s: s.train.chunk_steps > 0, "with train.chunk_steps=1 or more"),
     ("model.dueling",): (lambda s: s.network != "blob", "with another network than blob"),
+    ("model.atoms",): (lambda s: s.model.head != "scalar", "with model.head=categorical or quantile"),
+    ("model.support",): (lambda s: s.model.head == "categorical", "with model.head=categorical"),
+    ("model.noisy_sigma",): (lambda s: s.model.noisy, "with model.noisy=true"),
     ("train.clip_delta",): (lambda s: s.loss == "dqn3", "with loss=dqn3"),
     ("train.adam_",): (lambda s: s.train.optimizer == "adam" or ":" in s.train.optimizer, "with train.optimizer=adam"),
     ("train.rmsprop_",): (

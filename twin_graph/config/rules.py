@@ -97,10 +97,10 @@ def _check_distribution(settings: Settings) -> None:
         raise ValueError(f"train.minto takes the smaller of two values: {head} has distributions; train.minto=false")
     if settings.loss in ("mse", "mse_all", "dqn3"):
         raise ValueError(f"loss={settings.loss} is of values: {head} has a loss of its own; loss=huber")
-    if settings.model.head == "categorical" and not (lowest < highest and settings.model.atoms > 1):
+    if settings.model.head == "categorical" and not (lowest < highest and settings.model.atoms != 1):
         raise ValueError(
-            f"model.support={settings.model.support} of {settings.model.atoms} atoms: it needs the lowest return, then "
-            "the highest, and model.atoms=2 or more"
+            f"model.support={settings.model.support}: {head} needs the lowest return, then the highest, and "
+            "model.atoms=2 or more"
         )
 
 

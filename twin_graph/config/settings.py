@@ -26,6 +26,7 @@ DUELING = "Wang et al. 2016"
 PRIORITIZED = "Schaul et al. 2016, DQN Zoo"
 ASYNC = "Mnih et al. 2016"
 TWO_LEARNERS = "after van Hasselt 2010"
+NOISY = "Fortunato et al. 2018"
 PEERS = "Stable-Baselines3 and CleanRL"
 
 
@@ -81,6 +82,8 @@ PIXEL_GAMES = ("ALE/", "TwoPlayer/")
 REFRESH_EVERY_UPDATES = 1_000
 #: Agent steps of a game in an evaluation where neither the environment nor `evaluate.max_steps` has a limit.
 EVALUATION_MAX_STEPS = 27_000
+#: Atoms of distributions where `model.atoms` is not set.
+ATOMS = {"categorical": 51, "quantile": 200}
 #: Epsilon of evaluations on Atari where `evaluate.epsilon` is not set.
 ATARI_EVALUATION_EPSILON = 0.001
 
@@ -152,10 +155,11 @@ class ModelSettings(_Section):
         "its return (QR-DQN)",
         source="Bellemare et al. 2017; Dabney et al. 2018",
     )
-    atoms: int = _setting(
-        200,
-        "returns, or quantiles, of each action's distribution (not with model.head=scalar)",
-        source="Dabney et al. 2018; 51 in Bellemare et al. 2017",
+    atoms: int | None = _setting(
+        None,
+        "returns, or quantiles, of each action's distribution; null: "
+        + ", ".join(f"{atoms} with model.head={head}" for head, atoms in ATOMS.items()),
+        source="Bellemare et al. 2017; Dabney et al. 2018",
         ge=1,
         le=1024,
     )
@@ -166,6 +170,19 @@ class ModelSettings(_Section):
         source="Bellemare et al. 2017",
         min_length=2,
         max_length=2,
+    )
+    noisy: bool = _setting(
+        False,
+        "learnt noise on the weights of all fully connected layers, by which the agent explores: a draw for each "
+        "vector step and each update, none in evaluations",
+        source=NOISY,
+    )
+    noisy_sigma: float = _setting(
+        0.5,
+        "initial size of the noise of model.noisy, before it is divided by the root of a layer's inputs",
+        source=NOISY + "; 0.1 in Dopamine",
+        ge=0,
+        le=10,
     )
     hidden_units: list[Annotated[int, Field(ge=1, le=8192)]] = _setting(
         [256, 256],

@@ -17,7 +17,7 @@ from twin_graph.agent.actor import Actor
 from twin_graph.agent.ensemble import Ensemble
 from twin_graph.agent.learner import feeds
 from twin_graph.base.counters import Tally
-from twin_graph.base.streams import Purpose, environment_seeds
+from twin_graph.base.streams import NoiseKeys, Purpose, environment_seeds
 from twin_graph.config import trust
 from twin_graph.distributed.copy import Applied, Copy
 from twin_graph.distributed.shared import AnotherAttemptError, Shared
@@ -67,6 +67,9 @@ class Worker:
         self._shared, self._copy = shared, copy
         self._tally = Tally(env.spec.frames_per_step)
         self._actor = Actor(settings, self._tally, env.spec, env.count)
+        of_noise = functools.partial(NoiseKeys, settings.seed, noisy=settings.model.noisy)
+        self._noise, self._noise_of_target = of_noise(Purpose.NOISE), of_noise(Purpose.NOISE_OF_TARGET)
+        self._noise_of_acting = of_noise(Purpose.NOISE_OF_ACTING)
         policy = policies.parse(settings.target.policy)
         self._target = Ensemble(
             "target",
@@ -108,7 +111,9 @@ class Worker:
                 for update in self._actor.due_updates(self._tally.updates):
                     swap = self._follow_target()
                     batch = self._actor.sample(range(update, update + 1))
-                    q_target_t = self._target.in_blocks(batch.s_t) if self._settings.train.target_q else None
+                    q_target_t = None
+                    if self._settings.train.target_q:
+                        q_target_t = self._target.in_blocks(batch.s_t, self._noise_of_target.at(update))
                     self._tally.updates += 1
                     if applying:
                         self._record(applying)
@@ -125,7 +130,9 @@ class Worker:
 
     def _make(self, step: int, s_tm1: np.ndarray) -> np.ndarray:
         """One vector step, by the copy's Q values; returns the next observations."""
-        a_tm1 = self._actor.act(s_tm1, lambda: self._copy.twin.q_values(s_tm1), step * self._env.count)
+        agent_step = step * self._env.count
+        key = self._noise_of_acting.at(agent_step)
+        a_tm1 = self._actor.act(s_tm1, lambda: self._copy.twin.q_values(s_tm1, noise_key=key), agent_step)
         answer = self._env.step(a_tm1)
         self._actor.observe(Transition(s_tm1, a_tm1, answer.r_t, answer.terminal_t, answer.last_t, answer.s_t))
         if ended := self._scores.add(answer):
@@ -152,8 +159,10 @@ class Worker:
         values = {**batch._asdict(), "q_target_t": q_target_t}
         parts = feeds(model, train, values)
         first = (version * self._run.settings.workers.count + self._index) * len(parts)
+        key = self._noise.at(version)
+        noise = {} if key is None else {model.noise_key: key}
         fed: list[dict[Any, Any]] = [
-            {**part, model.dropout_seed: (self._run.settings.seed, (first + i) % _DROPOUT_SEEDS)}
+            {**part, **noise, model.dropout_seed: (self._run.settings.seed, (first + i) % _DROPOUT_SEEDS)}
             for i, part in enumerate(parts)
         ]
         applied = self._copy.apply(fed, train.learning_rate_at(version))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from twin_graph.config.settings import ATOMS
 from twin_graph.envs.legal import ILLEGAL
 from twin_graph.twin.tf import tf
 
@@ -159,8 +160,7 @@ LOSSES: dict[type[Any], Callable[[Tensor, Tensor], Tensor]] = {Categorical: cros
 
 def of(model: ModelSettings) -> Head:
     """The head that these settings name."""
-    if model.head == "categorical":
-        return Categorical((model.support[0], model.support[1]), model.atoms)
-    if model.head == "quantile":
-        return Quantile(model.atoms)
-    return Scalar()
+    if model.head == "scalar":
+        return Scalar()
+    atoms = model.atoms or ATOMS[model.head]
+    return Quantile(atoms) if model.head == "quantile" else Categorical((model.support[0], model.support[1]), atoms)

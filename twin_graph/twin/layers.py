@@ -4,6 +4,7 @@ A layer multiplies in the type of its input, float32 or bfloat16. Variables are 
 last layer: bfloat16's eight bits cannot tell two close values apart. `cpu_layers` computes some of them faster.
 """
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ Initializer = Any
 #: A layer's initializers of weights and biases, given fan_in and fan_out.
 Start = Callable[[int, int], tuple[Initializer, Initializer]]
 
+#: How the names of variables end that scale noise.
+SIGMA = "_sigma"
 #: The graph collection with the hidden layers' outputs, each named `LAYER/activation`.
 ACTIVATIONS = "activations"
 
@@ -65,6 +68,38 @@ def last_layer(name: str, x: Tensor, outputs: int, start: Start) -> Tensor:
     return dense(name, tf.cast(x, tf.float32), outputs, start)
 
 
+def noisy_dense(name: str, x: Tensor, units: int, sigma: float, key: Tensor) -> Tensor:
+    """A fully connected layer with factorized noise on its weights (Fortunato et al. 2018, equations 9 to 11).
+
+    `y = (mu_w + sigma_w * f(p) f(q)^T)^T x + mu_b + sigma_b * f(q)`, with `f(z) = sgn(z) sqrt(|z|)` of normal numbers,
+    the same for all examples. `mu` starts uniform in +-1/sqrt(fan_in), `sigma` at `sigma / sqrt(fan_in)`.
+
+    Args:
+      name: of the layer; layers of other names have other noise.
+      x: `[B, D]`.
+      units: of the output.
+      sigma: initial size of the noise.
+      key: int32 `[2]`, of which the noise is a function; none if its first number is negative.
+
+    Returns:
+      `[B, units]`, in the type of `x`.
+    """
+    fan_in, salt = int(x.shape[1]), zlib.crc32(name.encode()) >> 1
+
+    def noise(size: int, which: int) -> Tensor:
+        z = tf.random.stateless_normal([size], seed=tf.bitwise.bitwise_xor(key, [salt, which]))
+        return tf.where(key[0] < 0, tf.zeros_like(z), tf.sign(z) * tf.sqrt(tf.abs(z)))
+
+    of_inputs, of_outputs = noise(fan_in, 0), noise(units, 1)
+    shape, start = [fan_in, units], tf.constant_initializer(sigma * fan_in**-0.5)
+    weights, bias = weights_and_bias(name, shape, torch_default(fan_in, units))
+    weights_sigma, bias_sigma = weights_and_bias(name, shape, (start, start), suffix=SIGMA)
+    mean = tf.matmul(x, tf.cast(weights, x.dtype))
+    # The noise of the weights is of rank one, so that their matrix need not be made.
+    moved = tf.matmul(x * tf.cast(of_inputs, x.dtype), tf.cast(weights_sigma, x.dtype)) * tf.cast(of_outputs, x.dtype)
+    return mean + moved + tf.cast(bias + bias_sigma * of_outputs, x.dtype)
+
+
 def relu(name: str, x: Tensor) -> Tensor:
     """The rectifier after the layer of this name; its output is kept in `ACTIVATIONS` for people to look at."""
     activation = tf.nn.relu(x, name=f"{name}/activation")
@@ -110,12 +145,12 @@ def check_size(name: str, kernel: int, height: int, width: int, padding: str) ->
 
 
 def weights_and_bias(
-    name: str, shape: Sequence[int], initializers: tuple[Initializer, Initializer]
+    name: str, shape: Sequence[int], initializers: tuple[Initializer, Initializer], *, suffix: str = ""
 ) -> tuple[Tensor, Tensor]:
     with tf.variable_scope(name):
         return (
-            tf.get_variable("weights", shape, initializer=initializers[0], use_resource=True),
-            tf.get_variable("bias", shape[-1:], initializer=initializers[1], use_resource=True),
+            tf.get_variable(f"weights{suffix}", shape, initializer=initializers[0], use_resource=True),
+            tf.get_variable(f"bias{suffix}", shape[-1:], initializer=initializers[1], use_resource=True),
         )
 
 

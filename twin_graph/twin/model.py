@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 Tensor = Any
 
-_NO_DROPOUT = [-1, -1]  # a seed without which there is no mask
+_NONE = [-1, -1]  # a seed with which there is no dropout, a key with which there is no noise
+_PER_UPDATE = "dropout_seed", "noise_key", "learning_rate"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +98,7 @@ class Inputs:
       s_t: `[B, *observation_shape]`, used by `double`, `minto` and without `target_q`.
       weight: float32 `[B]`, weight of each example; 1 if not fed.
       dropout_seed: int32 `[2]`, seed of the dropout masks; no dropout if not fed.
+      noise_key: int32 `[2]`, of which the noise of `model.noisy` is a function; no noise if not fed. None without.
       learning_rate: float32 scalar; the settings' if it is not fed.
     """
 
@@ -108,11 +110,13 @@ class Inputs:
     s_t: Tensor
     weight: Tensor
     dropout_seed: Tensor
+    noise_key: Tensor
     learning_rate: Tensor
 
     @classmethod
-    def add(cls, env: EnvSpec, train: TrainSettings, head: heads.Head) -> Inputs:
+    def add(cls, spec: ModelSpec, head: heads.Head) -> Inputs:
         """Adds them to the current default graph."""
+        env, noisy = spec.env, spec.model.noisy
         return cls(
             s_tm1=tf.placeholder(env.observation_dtype, [None, *env.observation_shape], name="s_tm1"),
             a_tm1=tf.placeholder(tf.int32, [None], name="a_tm1"),
@@ -121,8 +125,9 @@ class Inputs:
             q_target_t=tf.placeholder(tf.float32, [None, env.n_actions, *head.axes], name="q_target_t"),
             s_t=tf.placeholder(env.observation_dtype, [None, *env.observation_shape], name="s_t"),
             weight=tf.placeholder_with_default(tf.ones([1]), [None], name="weight"),
-            dropout_seed=tf.placeholder_with_default(tf.constant(_NO_DROPOUT), [2], name="dropout_seed"),
-            learning_rate=tf.placeholder_with_default(tf.constant(train.learning_rate), [], name="learning_rate"),
+            dropout_seed=tf.placeholder_with_default(tf.constant(_NONE), [2], name="dropout_seed"),
+            noise_key=tf.placeholder_with_default(tf.constant(_NONE), [2], name="noise_key") if noisy else None,
+            learning_rate=tf.placeholder_with_default(tf.constant(spec.train.learning_rate), [], name="learning_rate"),
         )
 
     def needed(self, train: TrainSettings) -> dict[str, Tensor]:
@@ -190,8 +195,8 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, learns: bool = True
       block: updates that can be made in one run, apart from those of `train_op`; 0 for none.
     """
     network = _Network(spec, dtype)
-    x, head = Inputs.add(spec.env, spec.train, network.head), network.head
-    outputs_tm1 = network(x.s_tm1, x.dropout_seed)
+    x, head = Inputs.add(spec, network.head), network.head
+    outputs_tm1 = network(x.s_tm1, x.dropout_seed, x.noise_key)
     q_tm1 = tf.identity(head.q_values(outputs_tm1), name="q_tm1")
     activations = tuple(tf.get_collection(plain_layers.ACTIVATIONS))
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
@@ -220,9 +225,11 @@ class _Network:
         self._layers: networks.Layers = plain_layers if spec.plain or gpu else cpu_layers
         self.block_layers: networks.Layers = plain_layers if gpu else xla_layers
 
-    def __call__(self, observation: Tensor, dropout_seed: Tensor, layers: networks.Layers | None = None) -> Tensor:
+    def __call__(
+        self, observation: Tensor, dropout_seed: Tensor, noise_key: Tensor | None, layers: networks.Layers | None = None
+    ) -> Tensor:
         """What the head needs of observations; the second call in a variable scope has to reuse its variables."""
-        build = networks.Build(self.spec.model, self._dtype, layers or self._layers, dropout_seed, self.head)
+        build = networks.Build(self.spec.model, self._dtype, layers or self._layers, dropout_seed, noise_key, self.head)
         return networks.q_network(self.spec.network, observation, self.spec.env, build)
 
     def td_learning(
@@ -232,11 +239,12 @@ class _Network:
         trainables: tuple[Any, ...],
         layers: networks.Layers | None = None,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """TD errors, the loss, and its gradients."""
+        """TD errors, the loss, and its gradients. Noise at `s_t` is another than at `s_tm1`, as in Fortunato et al."""
         outputs_t = None
         if "s_t" in x:
             with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-                outputs_t = self(x["s_t"], tf.constant(_NO_DROPOUT), layers)
+                key = x.get("noise_key")
+                outputs_t = self(x["s_t"], tf.constant(_NONE), key if key is None else key + 1, layers)
         learning = losses.Learning(self.spec.loss, self.spec.train, self.head)
         return learning.gradients(x, outputs_tm1, outputs_t, trainables)
 
@@ -246,12 +254,13 @@ def _learning(model: Model, network: _Network, outputs_tm1: Tensor, block: int) 
     spec, train, trainables = network.spec, network.spec.train, model.trainables
     fed = model.needed(train)
     with tf.variable_scope("frozen", custom_getter=_local):
-        q_acting = network.head.q_values(network(model.s_tm1, tf.constant(_NO_DROPOUT)))
+        q_acting = network.head.q_values(network(model.s_tm1, tf.constant(_NONE), model.noise_key))
     _check_shared(spec, trainables)
     freeze = _freeze(trainables)
     # Of a value, differentiated from where it has its name.
     outputs_tm1 = outputs_tm1 if network.head.axes else model.q_tm1
-    td_error, loss, gradients = network.td_learning(fed, outputs_tm1, trainables)
+    per_update = {name: getattr(model, name) for name in _PER_UPDATE if getattr(model, name) is not None}
+    td_error, loss, gradients = network.td_learning(fed | per_update, outputs_tm1, trainables)
     _check_gradients(spec, trainables, gradients)
     accumulate_op, clear = None, None
     if train.accumulate > 1:
@@ -270,12 +279,11 @@ def _learning(model: Model, network: _Network, outputs_tm1: Tensor, block: int) 
     def learn(x: Mapping[str, Tensor]) -> tuple[Any, Tensor, Tensor, Tensor]:
         """What `train_op` does, on the same variables, inside the block's loop."""
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-            outputs_tm1 = network(x["s_tm1"], x["dropout_seed"], network.block_layers)
+            outputs_tm1 = network(x["s_tm1"], x["dropout_seed"], x.get("noise_key"), network.block_layers)
         td_error, loss, gradients = network.td_learning(x, outputs_tm1, trainables, network.block_layers)
         applied = optimizer.apply(optimizers.clip(gradients, train), trainables, x["learning_rate"])
         return applied, loss, _q_mean(network.head.q_values(outputs_tm1)), td_error
 
-    per_update = {"dropout_seed": model.dropout_seed, "learning_rate": model.learning_rate}
     return dataclasses.replace(
         model,
         q_acting=q_acting,
@@ -293,13 +301,18 @@ def _learning(model: Model, network: _Network, outputs_tm1: Tensor, block: int) 
 
 
 def _check_variables(spec: ModelSpec, trainables: tuple[Any, ...]) -> None:
-    """Raises `UsageError` if a custom network has nothing to train, or has variables that no snapshot would contain."""
+    """Raises `UsageError` if a custom network has nothing to train, has variables that no snapshot would contain, or
+    lacks the noise that was asked for."""
     if not trainables:
         raise UsageError(f"network={spec.network} makes no variables, so there is nothing to learn")
     if fixed := sorted(v.op.name for v in tf.global_variables() if all(v is not other for other in trainables)):
         raise UsageError(
             f"network={spec.network} makes {', '.join(fixed)} with trainable=False, and no snapshot would hold that; "
             "use a constant"
+        )
+    if spec.model.noisy and not any(v.op.name.endswith(plain_layers.SIGMA) for v in trainables):
+        raise UsageError(
+            f"model.noisy=true, but network={spec.network} has no noisy layer: use build.hidden and build.last_layer"
         )
 
 

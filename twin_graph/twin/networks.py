@@ -18,12 +18,12 @@ from twin_graph.twin.heads import Scalar
 from twin_graph.twin.layers import (
     Start,
     Tensor,
-    dense,
     dropout,
     flatten,
     glorot,
     he,
     last_layer,
+    noisy_dense,
     relu,
     scaled,
     torch_default,
@@ -61,6 +61,7 @@ class Build(NamedTuple):
       dtype: in which its layers multiply, float32 or bfloat16.
       layers: the module whose layers to use: `layers` (plain), `cpu_layers` or `xla_layers`.
       dropout_seed: int32 `[2]`, seed of the dropout masks; no dropout if its first number is negative.
+      noise_key: int32 `[2]`, of the noise of `model.noisy`; none if its first number is negative.
       head: what the last layer's numbers mean.
     """
 
@@ -68,13 +69,22 @@ class Build(NamedTuple):
     dtype: Any
     layers: Layers
     dropout_seed: Tensor
+    noise_key: Tensor
     head: Head = Scalar()
 
+    def hidden(self, name: str, x: Tensor, units: int, start: Start) -> Tensor:
+        """A hidden fully connected layer, `[B, D]` to `[B, units]`; with `model.noisy` a noisy one."""
+        return self._noisy(name, x, units) if self.model.noisy else self.layers.hidden(name, x, units, start)
+
     def last_layer(self, name: str, x: Tensor, actions: int, start: Start) -> Tensor:
-        """The numbers of the head for so many actions, `[B, actions]` or `[B, actions, N]`."""
+        """The numbers of the head for so many actions, `[B, actions]` or `[B, actions, N]`, in float32."""
         axes = self.head.axes
-        outputs = last_layer(name, x, actions * math.prod(axes), start)
+        x, units = tf.cast(x, tf.float32), actions * math.prod(axes)
+        outputs = self._noisy(name, x, units) if self.model.noisy else last_layer(name, x, units, start)
         return tf.reshape(outputs, [-1, actions, *axes]) if axes else outputs
+
+    def _noisy(self, name: str, x: Tensor, units: int) -> Tensor:
+        return noisy_dense(name, x, units, self.model.noisy_sigma, self.noise_key)
 
 
 def nature(observation: Tensor, n_actions: int, build: Build) -> Tensor:
@@ -102,7 +112,7 @@ def dopamine(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     Bengio 2010).
     """
     x = _convolutions(observation, glorot, build)
-    x = relu("fc1", build.layers.hidden("fc1", x, 512, glorot))
+    x = relu("fc1", build.hidden("fc1", x, 512, glorot))
     if not build.model.dueling:
         return build.last_layer("q", x, n_actions, glorot)
     return _dueling(build.last_layer("value", x, 1, glorot), build.last_layer("advantage", x, n_actions, glorot))
@@ -146,7 +156,7 @@ def mlp(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     x = flatten(scaled(observation, build.dtype))
     *shared, last = build.model.hidden_units
     for i, units in enumerate(shared, start=1):
-        x = relu(f"fc{i}", dense(f"fc{i}", x, units, torch_default))
+        x = relu(f"fc{i}", build.hidden(f"fc{i}", x, units, torch_default))
     return _read_out(f"fc{len(shared) + 1}", x, last, n_actions, (torch_default, torch_default), build)
 
 
@@ -163,7 +173,7 @@ def blob(observation: Tensor, n_actions: int, build: Build) -> Tensor:
         x = relu(f"conv{block}", build.layers.convolution(f"conv{block}", x, 3, 256, 1, "VALID", glorot))
         x = tf.nn.max_pool2d(x, 2, 2, "VALID")
         x = dropout(x, 0.2, tf.stack([build.dropout_seed[0], 2 * build.dropout_seed[1] + block]))
-    x = dense("fc1", flatten(x), 64, glorot)
+    x = build.hidden("fc1", flatten(x), 64, glorot)
     return build.last_layer("q", x, n_actions, glorot)
 
 
@@ -235,7 +245,7 @@ def _read_out(name: str, x: Tensor, units: int, n_actions: int, starts: tuple[St
     before_rectifier, before_nothing = starts
 
     def stream(prefix: str, read_out: str, outputs: int) -> Tensor:
-        x_hidden = relu(prefix + name, build.layers.hidden(prefix + name, x, units, before_rectifier))
+        x_hidden = relu(prefix + name, build.hidden(prefix + name, x, units, before_rectifier))
         return build.last_layer(read_out, x_hidden, outputs, before_nothing)
 
     if not build.model.dueling:

@@ -152,24 +152,31 @@ class Twin:
         """Runs something of this twin's graph in its session; see `SessionCalls.run`."""
         return self._calls.run(fetches, feed, in_this_thread=self._in_order)
 
-    def q_values(self, observations: np.ndarray, *, frozen: bool = False) -> np.ndarray:
+    def q_values(
+        self, observations: np.ndarray, *, frozen: bool = False, noise_key: np.ndarray | None = None
+    ) -> np.ndarray:
         """Q values, float32 `[B, A]`, of observations `[B, *observation_shape]`.
 
-        With `frozen` by the weights of the last `freeze()`, also while another thread trains this twin.
+        Args:
+          observations: as said.
+          frozen: by the weights of the last `freeze()`, also while another thread trains this twin.
+          noise_key: of the noise of `model.noisy`, int32 `[2]`; by default there is none.
         """
         # `s_tm1` is only the model's name for its input: a target is fed `s_t`.
         q = self.model.q_acting if frozen else self.model.q_tm1
-        # A forward pass is a chain of ops: if each has one thread, it may as well be this one.
-        feed = {self.model.s_tm1: observations}
-        values: np.ndarray = self._calls.run(q, feed, in_this_thread=self._forward_in_order)
-        return values
+        return self._forward(q, observations, noise_key)
 
-    def supplied(self, observations: np.ndarray) -> np.ndarray:
+    def supplied(self, observations: np.ndarray, noise_key: np.ndarray | None = None) -> np.ndarray:
         """What it supplies as a target: `q_values`, or with a distribution probabilities or quantiles, `[B, A, N]`."""
-        supplied: np.ndarray = self._calls.run(
-            self.model.supplied_tm1, {self.model.s_tm1: observations}, in_this_thread=self._forward_in_order
-        )
-        return supplied
+        return self._forward(self.model.supplied_tm1, observations, noise_key)
+
+    def _forward(self, fetched: Any, observations: np.ndarray, noise_key: np.ndarray | None) -> np.ndarray:
+        feed = {self.model.s_tm1: observations}
+        if noise_key is not None:
+            feed[self.model.noise_key] = noise_key
+        # A forward pass is a chain of ops: if each has one thread, it may as well be this one.
+        values: np.ndarray = self._calls.run(fetched, feed, in_this_thread=self._forward_in_order)
+        return values
 
     def distribution(self, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What it expects of each action, as a distribution.
