@@ -1,5 +1,6 @@
 """Films: the game that they show is the one that is scored, and each is whole or not there."""
 
+import contextlib
 import json
 import os
 import re
@@ -25,6 +26,8 @@ from twin_graph.errors import UsageError
 from twin_graph.evaluation import film, fonts
 from twin_graph.evaluation.games import Contender, last, play
 from twin_graph.snapshots.run import Run, create
+from twin_graph.twin.model import ModelSpec
+from twin_graph.twin.twin import Twin
 from twin_graph.view.records import Records
 
 
@@ -145,6 +148,38 @@ def test_a_film_shows_score_values_and_actions(tmp_path: Path) -> None:
     assert not (picture == film._RANDOM).all(axis=2).any()
     explored = np.frombuffer(drawn(base._replace(action=0)), np.uint8).reshape(420, 640, 3)
     assert (explored == film._RANDOM).all(axis=2).any()
+
+
+def test_a_film_shows_the_distribution_of_the_action_taken() -> None:
+    q, screen = np.array([1.0, 2.0], np.float32), np.zeros((210, 160, 3), np.uint8)
+    base = film.Moment(q, action=1, score=3.0, step=4, game=1, last=False)
+    support, even = np.linspace(-3, 5, 9, dtype=np.float32), np.full(9, 1 / 9, np.float32)
+    quantiles = np.random.default_rng(0).normal(size=9).astype(np.float32)
+
+    def drawn(*expected: np.ndarray) -> np.ndarray:
+        panel = film._Panel(("run", "snapshot"), ("left", "right"), 1, 1.0, has_atoms=True)
+        panel.add(base._replace(expected=expected), 0.0)
+        return panel.frame(screen).copy()
+
+    pictures = [drawn(support, even), drawn(support, np.eye(9, dtype=np.float32)[3]), drawn(quantiles, even)]
+    assert len({picture.tobytes() for picture in pictures}) == 3
+    histogram = pictures[0][film._BARS_TOP + 2 * film._ROW_MOST + 38 :][: film._ATOMS - 38, -320:]
+    blue = (histogram == film._GREEDY).all(axis=2)
+    assert blue.any(axis=0).sum() > 200  # a bar for each atom, side by side
+    assert drawn(np.full(9, np.nan, np.float32), even).shape == (420, 640, 3)  # a diverged run is filmed, too
+
+
+@pytest.mark.parametrize("head", ["scalar", "categorical", "quantile"])
+def test_games_of_distributions_are_watched_with_that_of_the_first_environment(head: str) -> None:
+    settings = config.load("cartpole", [("model.head", head), ("evaluate.max_steps", 5)])
+    seen: list[Any] = []
+    with contextlib.closing(envs.make(settings.env, count=1)) as env:
+        spec = ModelSpec.of(settings, env.spec)
+    with Twin("evaluation", spec, learns=False) as twin:
+        watch = lambda *told: seen.append(told[-1])  # noqa: E731
+        last(play(Contender.of(twin, {}), settings, episodes=2, at=(1, 0), watch=watch))
+    shape = {"scalar": None, "categorical": (1, 2, 51), "quantile": (1, 2, 200)}[head]
+    assert {told and told[0].shape for told in seen} == {shape}
 
 
 @pytest.mark.parametrize("steps", [20, 28, 50, 200, 500])

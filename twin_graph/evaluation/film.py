@@ -24,6 +24,7 @@ from twin_graph.snapshots.files import fsync, publish, remove_leftovers, tempora
 if TYPE_CHECKING:
     from twin_graph.config.settings import Settings
     from twin_graph.envs import VectorEnv, VectorStep
+    from twin_graph.twin.twin import Distribution
 
 HEIGHT = 420  # pixels, at scale 1: twice that of Atari's screen
 KINDS = ".mp4", ".gif"
@@ -35,6 +36,7 @@ _SMALLEST_RANGE = 1e-3  # of Q values, so that bars and curve of equal ones stay
 _PANEL, _MARGIN = 320, 18  # width and margin at scale 1
 _BARS_TOP, _BARS_MOST, _ROW_MOST = 134, 180, 24
 _ROWS_MOST = 24  # actions that are shown
+_ATOMS, _BINS, _UNLIKELY = 88, 48, 0.1  # height and bins of a histogram; what share of an even one an atom needs
 _NAMES, _NUMBERS, _SCALE = 98, 44, 32  # widths of the columns left and right of the bars, and left of the curve
 _BACKGROUND, _TEXT, _DIM, _GRID = (16, 20, 28), (232, 236, 244), (127, 138, 163), (38, 46, 62)
 _BAR, _GREEDY, _RANDOM = (66, 80, 108), (76, 194, 255), (255, 159, 67)
@@ -75,6 +77,8 @@ class Moment(NamedTuple):
       step: agent steps of the game, this one included.
       game: number, from 1.
       last: whether the game ended.
+      expected: the distribution of the return of that action: returns and their probabilities, `[N]` each; None if the
+        network has values alone.
     """
 
     q: np.ndarray
@@ -83,6 +87,7 @@ class Moment(NamedTuple):
     step: int
     game: int
     last: bool
+    expected: tuple[np.ndarray, np.ndarray] | None = None
 
 
 class Film:
@@ -142,7 +147,14 @@ class Film:
         if self._writer:
             self._writer.close()
 
-    def watch(self, env: VectorEnv, q: np.ndarray, actions: np.ndarray, step: VectorStep) -> None:
+    def watch(
+        self,
+        env: VectorEnv,
+        q: np.ndarray,
+        actions: np.ndarray,
+        step: VectorStep,
+        distribution: Distribution | None = None,
+    ) -> None:
         """Adds what the first environment showed in a step; see `twin_graph.evaluation.games.Watch`.
 
         Raises:
@@ -153,10 +165,12 @@ class Film:
             return
         screens, last = env.screens(), bool(step.last_t[0])
         self.score, self._steps = self.score + float(step.score_t[0]), self._steps + 1
-        moment = Moment(q[0], int(actions[0]), self.score, self._steps, len(self.scores) + 1, last)
+        action = int(actions[0])
+        expected = distribution and (distribution[0][0, action], distribution[1][0, action])
+        moment = Moment(q[0], action, self.score, self._steps, len(self.scores) + 1, last, expected)
         if self._panel is None:
             names = env.action_names or tuple(f"action {a}" for a in range(env.spec.n_actions))
-            self._panel = _Panel(self._title, names, self._games, self._scale)
+            self._panel = _Panel(self._title, names, self._games, self._scale, has_atoms=expected is not None)
         self._panel.add(moment, float(step.score_t[0]))
         for screen in screens if last else screens[:-1]:
             self._show(env, screen)
@@ -203,14 +217,18 @@ class _Panel:
       names: of the actions.
       games: of the film.
       scale: see `Film`.
+      has_atoms: whether there is a distribution to show.
     """
 
-    def __init__(self, title: tuple[str, str], names: tuple[str, ...], games: int, scale: float) -> None:
+    def __init__(
+        self, title: tuple[str, str], names: tuple[str, ...], games: int, scale: float, *, has_atoms: bool = False
+    ) -> None:
         self._title, self._names, self._games, self._scale = title, names, games, scale
         self._height = 2 * round(HEIGHT * scale / 2)  # H.264 wants even numbers
         self._width = 2 * round(_PANEL * scale / 2)
         self._rows = min(_ROWS_MOST, len(names))
-        self._row = min(_ROW_MOST, _BARS_MOST / self._rows)
+        self._atoms_height = _ATOMS if has_atoms else 0
+        self._row = min(_ROW_MOST, (_BARS_MOST - self._atoms_height) / self._rows)
         self._fonts: dict[tuple[Path | None, float], Any] = {}  # by file and size
         self._picture = np.empty(0)
         self._frame = np.empty(0)
@@ -221,6 +239,7 @@ class _Panel:
         self._values: deque[float] = deque(maxlen=_WINDOWS[-1])  # max Q
         self._gains: deque[float] = deque(maxlen=_WINDOWS[-1])  # rewards that are unlike the one before
         self._ranges: deque[tuple[float, float]] = deque(maxlen=_WINDOWS[-1] // 4)  # of Q
+        self._returns: deque[tuple[float, float]] = deque(maxlen=_WINDOWS[-1] // 4)  # likely ones, lowest and highest
         self._reward: float | None = None
 
     def frame_size(self, screen: np.ndarray) -> tuple[int, int]:
@@ -262,6 +281,10 @@ class _Panel:
         self._gains.append(reward if reward != self._reward and self._reward is not None else 0.0)
         self._reward = reward
         self._ranges.append((float(legal.min()), value))
+        if moment.expected:
+            returns, probabilities = moment.expected
+            likely = returns[(probabilities >= _UNLIKELY / len(returns)) & np.isfinite(returns)]
+            self._returns.append((float(likely.min()), float(likely.max())) if likely.size else (0.0, 0.0))
         self._picture = self._drawn(moment)
 
     def _drawn(self, moment: Moment) -> np.ndarray:
@@ -270,10 +293,12 @@ class _Panel:
         # Twice as large, and then reduced: Pillow draws shapes with jagged edges, and sets small type unevenly.
         picture = Image.new("RGB", (2 * self._width, 2 * self._height), _BACKGROUND)
         bars_bottom = _BARS_TOP + self._row * self._rows
-        chart = bars_bottom + 40, HEIGHT - _MARGIN
+        chart = bars_bottom + self._atoms_height + 40, HEIGHT - _MARGIN
         pen = ImageDraw.Draw(picture)
         actions = self._shown(moment)
         self._draw_bars(pen, moment, actions)
+        if moment.expected:
+            self._draw_atoms(pen, moment, bars_bottom + 40, bars_bottom + self._atoms_height)
         self._draw_curve(pen, *chart)
         self._write(pen, moment, actions, *chart)
         return np.asarray(picture.reduce(2))
@@ -302,6 +327,33 @@ class _Panel:
                 middle, half = (top + bottom) / 2, min(4.0, self._row / 4)
                 triangle = [(left - 10, middle - half), (left - 10 + 1.5 * half, middle), (left - 10, middle + half)]
                 pen.polygon([(k * x, k * y) for x, y in triangle], _TEXT)
+
+    def _draw_atoms(self, pen: Any, moment: Moment, top: float, bottom: float) -> None:
+        """A histogram of the taken action's return, and a line at its mean, which is the action's Q."""
+        assert moment.expected
+        returns, probabilities = moment.expected
+        k, left, right = 2 * self._scale, _MARGIN + _SCALE, _PANEL - _MARGIN
+        low, high = _range(min(low for low, _ in self._returns), max(high for _, high in self._returns))
+        colour = _colour(moment.action, int(moment.q.argmax()), moment.action)
+        bins: Any = _BINS
+        if np.allclose(np.diff(returns), spacing := returns[1] - returns[0]):  # of a fixed support: a bar for each
+            low, high = low - spacing / 2, high + spacing / 2
+            bins = max(1, round((high - low) / spacing))
+        heights, edges = np.histogram(returns, bins, (low, high), weights=probabilities)
+        at = k * (left + (right - left) * (edges - low) / (high - low))
+        tops = k * (bottom - (bottom - top) * heights / max(float(heights.max()), 1e-9))
+        pen.line([at[0], k * bottom, at[-1], k * bottom], _GRID, round(k))
+        for begin, end, y in zip(at[:-1], at[1:], tops, strict=True):
+            if y < k * bottom:
+                pen.rectangle([begin + 0.15 * k, y, end - 0.15 * k, k * bottom], colour)
+        q = float(moment.q[moment.action])
+        if low <= q <= high:
+            x = k * (left + (right - left) * (q - low) / (high - low))
+            pen.line([x, k * (top - 2), x, k * bottom], _TEXT, round(k))
+        title = f"RETURN OF {self._names[moment.action].upper()}"
+        self._text(pen, (_MARGIN, top - 14), title, 10, _DIM, width=right - left)
+        self._text(pen, (left, bottom + 8), _value(low), 9, _DIM)
+        self._text(pen, (right, bottom + 8), _value(high), 9, _DIM, anchor="rm")
 
     def _draw_curve(self, pen: Any, top: float, bottom: float) -> None:
         k, left, right = 2 * self._scale, _MARGIN + _SCALE, _PANEL - _MARGIN

@@ -20,11 +20,13 @@ from twin_graph.evaluation import film
 
 if TYPE_CHECKING:
     from twin_graph.config.settings import Settings
+    from twin_graph.twin.twin import Distribution, Twin
 
 PARALLEL_GAMES = 10
 RESAMPLES = 10_000
-#: Gets the environments, Q values `[E, A]`, the actions chosen by them, int `[E]`, and what came of these.
-Watch = Callable[[envs.VectorEnv, np.ndarray, np.ndarray, envs.VectorStep], None]
+#: Gets the environments, Q values `[E, A]`, the actions chosen by them, int `[E]`, what came of these, and the
+#: distribution in the first environment, `[1, A, N]`, if there is one.
+Watch = Callable[[envs.VectorEnv, np.ndarray, np.ndarray, envs.VectorStep, "Distribution | None"], None]
 _RESAMPLED_AT_ONCE = 1_000_000  # numbers; bounds the memory
 
 
@@ -35,11 +37,18 @@ class Contender(NamedTuple):
       q_values: observations `[B, ...]` to Q values `[B, A]`.
       lasting: what its environments had kept, lent to those of the games; see `twin_graph.envs.lasting`.
       depth: how many agent steps ahead it can look, if that is known; see `twin_graph.records.depth`.
+      distribution: observations to what it expects as a distribution; None if it has values alone.
     """
 
     q_values: Callable[[np.ndarray], np.ndarray]
     lasting: Mapping[str, np.ndarray] = MappingProxyType({})
     depth: float | None = None
+    distribution: Callable[[np.ndarray], Distribution] | None = None
+
+    @classmethod
+    def of(cls, twin: Twin, lasting: Mapping[str, np.ndarray], depth: float | None = None) -> Contender:
+        """What a twin holds."""
+        return cls(twin.q_values, lasting, depth, twin.distribution if twin.has_distributions else None)
 
 
 class Evaluation(NamedTuple):
@@ -224,7 +233,7 @@ def play(
             a_tm1 = np.where(explore, env.spec.random_actions(s_tm1, random), q_tm1.argmax(axis=1))
             step = env.step(a_tm1)
             if watch:
-                watch(env, q_tm1, a_tm1, step)
+                watch(env, q_tm1, a_tm1, step, who.distribution(s_tm1[:1]) if who.distribution else None)
             games.add(q_tm1, step)
             s_tm1 = step.s_next
             if games.ended > len(evaluation.returns) + episodes // 100 or not games.left:

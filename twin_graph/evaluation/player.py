@@ -121,5 +121,5 @@ class Player:
           episodes, at_once, watch: as there.
           seed: of the games; the same seed gives this snapshot the same games, and a snapshot of another number others.
         """
-        contender, at = Contender(self.twin.q_values, self.lasting), (_BY_HAND + seed, self.snapshot.number or 0)
+        contender, at = Contender.of(self.twin, self.lasting), (_BY_HAND + seed, self.snapshot.number or 0)
         return play_(contender, self.run.settings, episodes=episodes, at=at, at_once=at_once, watch=watch)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from twin_graph.records.depth import Depths
     from twin_graph.snapshots.ledger import Commit
     from twin_graph.snapshots.run import Run
+    from twin_graph.twin.twin import Distribution
 
 
 class _Played(NamedTuple):
@@ -120,7 +121,7 @@ class Evaluator:
         """Plays the games of a snapshot, which `twin` holds; None if a person stopped that."""
         live, episodes = self._live, self._live.settings.evaluate.episodes
         self._depths.catch_up()
-        who = Contender(twin.q_values, live.store.lasting(snapshot.id), self._depths.of(snapshot.id))
+        who = Contender.of(twin, live.store.lasting(snapshot.id), self._depths.of(snapshot.id))
         evaluation = None
         with contextlib.closing(_Filming(live, snapshot if is_newest else None)) as filming:
             watch = filming.watch if filming.begun else None
@@ -161,11 +162,18 @@ class _Filming:
         """Whether it films."""
         return self._film is not None
 
-    def watch(self, env: VectorEnv, q: np.ndarray, actions: np.ndarray, step: VectorStep) -> None:
+    def watch(
+        self,
+        env: VectorEnv,
+        q: np.ndarray,
+        actions: np.ndarray,
+        step: VectorStep,
+        distribution: Distribution | None,
+    ) -> None:
         """See `Film.watch`."""
         if self._film:
             with self._noticed():
-                self._film.watch(env, q, actions, step)
+                self._film.watch(env, q, actions, step, distribution)
 
     def finish(self) -> None:
         """See `Film.finish`."""

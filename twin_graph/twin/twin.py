@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from twin_graph.snapshots.ledger import Commit
 
 
+#: Returns and their probabilities, float32 `[B, A, N]` each.
+Distribution = tuple[np.ndarray, np.ndarray]
+
+
 class Built(NamedTuple):
     """A finalized graph and what runs in it; of sessions, which hold all values, nothing stays here.
 
@@ -178,7 +182,12 @@ class Twin:
         values: np.ndarray = self._calls.run(fetched, feed, in_this_thread=self._forward_in_order)
         return values
 
-    def distribution(self, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    @property
+    def has_distributions(self) -> bool:
+        """Whether it expects a distribution of each action, and not a value alone."""
+        return self.model.supplied_tm1 is not self.model.q_tm1
+
+    def distribution(self, observations: np.ndarray) -> Distribution:
         """What it expects of each action, as a distribution.
 
         Returns:
