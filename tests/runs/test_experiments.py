@@ -861,6 +861,21 @@ def test_what_is_known_of_a_game_is_not_believed_where_its_arguments_may_change_
     assert clock.predicted(other) == read.truncated != clock.predicted(read)
 
 
+def test_the_clock_knows_what_a_support_allows(finished: Path) -> None:
+    read = next(results.read(Experiment.open(finished)))._replace(depths={10: [0.0], 20: [10.0], 30: [1e6]})
+
+    def predicted(*support: float) -> list[float]:
+        settings = read.planned.settings
+        model = settings.model.model_copy(update={"head": "categorical", "support": list(support)})
+        planned = read.planned._replace(settings=settings.model_copy(update={"model": model}))
+        return list(clock.predicted(read._replace(planned=planned)).values())
+
+    ten = (1 - 0.99**10) / 0.01
+    assert predicted(-200, 200) == pytest.approx([0, ten, 100])
+    assert predicted(0, 200) == pytest.approx([100, ten + 0.99**10 * 100, 100])
+    assert predicted(-5, 5) == pytest.approx([0, 5, 5])
+
+
 def test_time_is_known_between_what_was_logged_and_nowhere_else(finished: Path) -> None:
     first, *_ = results.read(Experiment.open(finished))
     logged = first._replace(seconds={100: 10.0, 300: 20.0})

@@ -67,11 +67,22 @@ def step_reward(planned: PlannedRun) -> float | None:
 
 
 def predicted(run: Result) -> Curve:
-    """What the snapshot of each evaluation can expect of a game; empty if the records do not say."""
-    reward, discount = step_reward(run.planned), run.planned.settings.train.discount
+    """What the snapshot of each evaluation can expect of a game; empty if the records do not say.
+
+    An untrained network expects about nothing, but with `model.head=categorical` the middle of the support. Of that,
+    what lies beyond the depth is left, and nothing outside of the support is ever expected.
+    """
+    settings = run.planned.settings
+    reward, discount = step_reward(run.planned), settings.train.discount
+    lowest, highest = settings.model.support if settings.model.head == "categorical" else (-math.inf, math.inf)
+    untrained = (lowest + highest) / 2 if math.isfinite(highest) else 0.0
     if reward is None:
-        return run.truncated
-    return {step: reward * fmean(value_of(depth, discount) for depth in of) for step, of in run.depths.items()}
+        return {} if untrained else {step: min(max(v, lowest), highest) for step, v in run.truncated.items()}
+
+    def value(depth: float) -> float:
+        return min(max(reward * value_of(depth, discount) + discount**depth * untrained, lowest), highest)
+
+    return {step: fmean(map(value, of)) for step, of in run.depths.items()}
 
 
 def words(found: Fit) -> str:
