@@ -80,7 +80,8 @@ def predicted(run: Result) -> Curve:
         return {} if untrained else {step: min(max(v, lowest), highest) for step, v in run.truncated.items()}
 
     def value(depth: float) -> float:
-        return min(max(reward * value_of(depth, discount) + discount**depth * untrained, lowest), highest)
+        expected: float = reward * value_of(depth, discount) + discount**depth * untrained
+        return min(max(expected, lowest), highest)
 
     return {step: fmean(map(value, of)) for step, of in run.depths.items()}
 
