@@ -9,9 +9,10 @@ r"""QR-DQN, C51 and Rainbow beside the peers that have them, on CartPole and Acr
 
 A recipe is what a peer ships for an algorithm: sb3-contrib's QR-DQN with RL Zoo's tuned numbers, CleanRL's `c51.py`
 with its defaults, Tianshou's C51, QR-DQN and Rainbow with those of its tests. For twin-graph it becomes settings of the
-preset `cartpole`: as many environments, updates and targets, the same sizes. What differs: weights start as Torch's
-layers do in all of them, but with other numbers; an update comes at once there, and here up to 64 agent steps later
-(256 with RL Zoo's numbers for CartPole, as there); in Tianshou's Rainbow the last layers are noisy, here all.
+preset `cartpole`: as many updates and targets, the same sizes. What differs: weights start as Torch's layers do in all
+of them, but with other numbers; CleanRL's file is written for one environment, and here there are eight, as in
+Tianshou; an update comes at once there, and here up to 64 agent steps later (256 with RL Zoo's numbers for CartPole, as
+there); in Tianshou's Rainbow the last layers are noisy, here all.
 
 The outcome is the mean return of the training episodes that end in the last tenth of a run. Speed is that of the second
 half of 20,000 agent steps, in turn, each side in a process of its own with one thread for each session, or for Torch.
@@ -51,7 +52,7 @@ class Recipe(NamedTuple):
     Attributes:
       peer, algorithm, environment: whose it is.
       steps: of a run.
-      environments: stepped together.
+      environments: stepped together; by CleanRL one.
       hidden: units of the hidden layers.
       start: before the first update.
       chunk: agent steps between two moments at which updates are made.
@@ -107,7 +108,7 @@ def _recipes() -> Iterator[Recipe]:
     )
     for environment in ("CartPole-v1", "Acrobot-v1"):
         yield Recipe(
-            *("CleanRL", "C51", environment, 500_000, 1, [120, 84], 10_000, 10, 10, 50, 10_000, 128, 1, 0.99),
+            *("CleanRL", "C51", environment, 500_000, 8, [120, 84], 10_000, 10, 10, 50, 10_000, 128, 1, 0.99),
             *(2.5e-4, 0.01 / 128, (1.0, 0.05, 250_000), 101, (-100.0, 100.0)),
         )
         for algorithm, discount, atoms in (("C51", 0.9, 51), ("QR-DQN", 0.9, 200), ("Rainbow", 0.95, 51)):
