@@ -93,6 +93,10 @@ class Recipe(NamedTuple):
     def name(self) -> str:
         return f"{self.algorithm}, {self.peer}, {self.environment}"
 
+    def within(self, steps: int) -> Recipe:
+        """The same, learning early enough that a run of so many steps has its second half for it."""
+        return self._replace(start=min(self.start, steps // 10))
+
 
 def _recipes() -> Iterator[Recipe]:
     zoo: Any = Recipe("sb3-contrib", "QR-DQN", "", 0, 1, [256, 256], 0, 0, 0, 0, 0, 0, 1, 0.99, 0, 0, (1, 0, 1), 0)
@@ -297,8 +301,7 @@ def cleanrl(recipe: Recipe, seed: int, steps: int, checkout: Path, python: str) 
     """Its own file, unchanged. It has no clock of its own: its prints come with the time at which they are read."""
     script = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     options = {"env-id": recipe.environment, "total-timesteps": steps, "seed": seed}
-    if steps < recipe.steps:  # when speed is measured
-        options |= {"learning-starts": 1_000}
+    options |= {"learning-starts": recipe.start}
     arguments = [f"--{name}={value}" for name, value in options.items()]
     clock = _Clock(steps)
     with tempfile.TemporaryDirectory() as folder:
@@ -339,7 +342,7 @@ _into = click.option("--into", type=click.Path(path_type=Path), required=True, h
 def _made(recipe: Recipe, side: str, seed: int, steps: int, checkout: Path | None, python: str) -> Made | None:
     """What a side makes of a recipe, in a process of its own; None of CleanRL without a checkout."""
     if side == "CleanRL":
-        return cleanrl(recipe, seed, steps, checkout.absolute(), python) if checkout else None
+        return cleanrl(recipe.within(steps), seed, steps, checkout.absolute(), python) if checkout else None
     return in_a_process(__file__, "one", recipe.name, side, str(seed), str(steps))
 
 
@@ -349,7 +352,7 @@ def _made(recipe: Recipe, side: str, seed: int, steps: int, checkout: Path | Non
 @click.argument("seed", type=int)
 @click.argument("steps", type=int)
 def one(name: str, side: str, seed: int, steps: int) -> None:
-    print(json.dumps(SIDES[side](RECIPES[name], seed, steps)))
+    print(json.dumps(SIDES[side](RECIPES[name].within(steps), seed, steps)))
 
 
 @main.command()
