@@ -222,6 +222,7 @@ class _Network:
     def __init__(self, spec: ModelSpec, dtype: Any) -> None:
         gpu = bool(tf.config.list_physical_devices("GPU"))
         self.spec, self.head, self._dtype = spec, heads.of(spec.model), dtype
+        self._network = networks.find_network(spec.network)
         self._layers: networks.Layers = plain_layers if spec.plain or gpu else cpu_layers
         self.block_layers: networks.Layers = plain_layers if gpu else xla_layers
 
@@ -230,7 +231,7 @@ class _Network:
     ) -> Tensor:
         """What the head needs of observations; the second call in a variable scope has to reuse its variables."""
         build = networks.Build(self.spec.model, self._dtype, layers or self._layers, dropout_seed, noise_key, self.head)
-        return networks.q_network(self.spec.network, observation, self.spec.env, build)
+        return networks.q_network(self._network, observation, self.spec.env, build)
 
     def td_learning(
         self,

@@ -8,12 +8,14 @@ of `twin_graph.layers`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from twin_graph.config import lookup
 from twin_graph.errors import ForeignError, UsageError, foreign_error
+from twin_graph.twin import keras_models
 from twin_graph.twin.heads import Scalar
 from twin_graph.twin.layers import (
     Start,
@@ -260,10 +262,13 @@ def _dueling(value: Tensor, advantage: Tensor) -> Tensor:
     return value + advantage - tf.reduce_mean(advantage, axis=1, keepdims=True)
 
 
+Function = Callable[[Tensor, int, Build], Tensor]
+
+
 class Network(NamedTuple):
     """A network; the observations that it takes, in words and as a check; whether it was made for channels last."""
 
-    function: Callable[[Tensor, int, Build], Tensor]
+    function: Function
     takes: str
     fits: Callable[[EnvSpec], bool]
     channels_last: bool = False  # as its paper has them
@@ -319,25 +324,37 @@ def check_fits(name: str, env_id: str, env: EnvSpec) -> None:
     )
 
 
-def q_network(name: str, observation: Tensor, env: EnvSpec, build: Build) -> Tensor:
-    """What the network of this name has for the head, float32 `[B, A]` or `[B, A, N]`; see `heads` on illegal actions.
+def find_network(name: str) -> Function:
+    """The network of this name, or the user's own; for one graph, in which a Keras model is made once.
+
+    Raises:
+      UsageError: there is none.
+    """
+    network = lookup.find("network", name, NETWORKS)
+    if isinstance(network, Network):
+        return network.function
+    own = keras_models.KerasNetwork(name, network) if keras_models.is_creator(name, network) else network
+    return functools.partial(_of_own, name, own)
+
+
+def q_network(network: Function, observation: Tensor, env: EnvSpec, build: Build) -> Tensor:
+    """What a network has for the head, float32 `[B, A]` or `[B, A, N]`; see `heads` on illegal actions.
 
     Raises:
       ForeignError: a user's own network fails.
     """
     if not env.masked:
-        return _of_seen(name, observation, env.n_actions, build)
+        return network(observation, env.n_actions, build)
     seen, legal = observation[:, : -env.n_actions], observation[:, -env.n_actions :]
-    outputs = _of_seen(name, tf.reshape(seen, [-1, *env.seen_shape]), env.n_actions, build)
+    outputs = network(tf.reshape(seen, [-1, *env.seen_shape]), env.n_actions, build)
     return build.head.with_illegal(outputs, tf.not_equal(legal, tf.zeros([], legal.dtype)))
 
 
-def _of_seen(name: str, observation: Tensor, n_actions: int, build: Build) -> Tensor:
-    network = lookup.find("network", name, NETWORKS)
-    if isinstance(network, Network):
-        return network.function(observation, n_actions, build)
+def _of_own(name: str, network: Function, observation: Tensor, n_actions: int, build: Build) -> Tensor:
     try:
         q = tf.convert_to_tensor(network(observation, n_actions, build))
+    except UsageError:
+        raise
     except Exception as error:
         raise foreign_error(f"network={name}", error) from error
     wanted = (None, n_actions, *build.head.axes)
