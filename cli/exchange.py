@@ -28,7 +28,8 @@ from .tables import print_table
 
 _MEAN_OF = 16  # snapshots, unless they are named
 #: Endings by which people mean another format than tf1, and which it is likely to be.
-_FOREIGN = {"pb": "savedmodel", "savedmodel": "savedmodel", "h5": "savedmodel", "keras": "savedmodel"}
+_FOREIGN = {"pb": "savedmodel", "savedmodel": "savedmodel", "h5": "weights.h5"}
+_BY_ENDING = ("onnx", "tflite", "npz", "keras", "weights.h5")
 
 
 @click.command(epilog=ANY_REF_HELP.replace("REF is", "FIRST or SECOND is"))
@@ -66,8 +67,8 @@ def diff(run: str, first: str, second: str, as_json: bool) -> None:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["tf1", "savedmodel", "onnx", "tflite", "npz"]),
-    help="Format of PATH.  [default: by its ending: .onnx, .tflite, .npz; else tf1]",
+    type=click.Choice(["tf1", "savedmodel", *_BY_ENDING]),
+    help=f"Format of PATH.  [default: by its ending: {', '.join(f'.{ending}' for ending in _BY_ENDING)}; else tf1]",
 )
 @trust_option
 @json_option
@@ -78,7 +79,8 @@ def export(run: str, ref: str, path: Path, form: str | None, as_json: bool) -> N
     or keep training with train_op. It writes `checkpoint` beside them, for `tf.train.latest_checkpoint`, unless the
     folder has one. savedmodel is a folder with a signature from observations to q_values. onnx and
     tflite are one file, from observations to q_values; onnx needs an extra: pip install 'twin-graph[onnx]'. npz holds
-    the variables by name.
+    the variables by name. keras and weights.h5 are for `keras.models.load_model` and `load_weights`, of runs whose
+    network is a Keras model.
 
     \b
     Examples:
@@ -86,10 +88,10 @@ def export(run: str, ref: str, path: Path, form: str | None, as_json: bool) -> N
       twin-graph export pong-seed1-1 best pong.onnx
       twin-graph export pong-seed1-1 best pong --format savedmodel
     """
+    by_ending = next((one for one in _BY_ENDING if path.name.lower().endswith(f".{one}")), None)
     ending = path.suffix[1:].lower()
-    if form is None and (wanted := _FOREIGN.get(ending)):
+    if form is None and by_ending is None and (wanted := _FOREIGN.get(ending)):
         raise UsageError(f"{path} would be a checkpoint of TensorFlow 1 of this name: give --format {wanted}, or tf1")
-    by_ending = ending if ending in ("onnx", "tflite", "npz") else None
     if form and by_ending and form != by_ending:
         raise UsageError(f"{path} ends in .{by_ending}, but --format says {form}: change one of them")
     owner, snapshot = locate(find(run), ref)
@@ -139,12 +141,13 @@ def _is_path(word: str) -> bool:
 @trust_option
 @json_option
 def import_(run: str, path: Path, renames: tuple[str, ...], data_format: str | None, as_json: bool) -> None:
-    """Import the Saver checkpoint PATH into RUN as a snapshot, for `swap`.
+    """Import the Saver checkpoint PATH into RUN as a snapshot, for `swap`; or a file of Keras.
 
     PATH is what was passed to Saver.save, without an extension, or the folder, for the newest there. Names and
     shapes must match; --map renames a variable, and takes precedence over one that already has the new name. Where
     a dense layer follows convolutions that had channels first, its rows are put in the order of RUN's network. An
-    imported snapshot is never `latest`.
+    imported snapshot is never `latest`. Where RUN's network is a Keras model, PATH may be a .keras, .weights.h5 or .h5
+    file, of which the weights are read.
 
     \b
     Example:

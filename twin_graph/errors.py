@@ -84,10 +84,10 @@ def foreign_error(whose: str, error: BaseException) -> ForeignError:
       whose: for example `MyEnv-v0, environment 3, step`.
       error: as it was raised.
     """
-    return ForeignError(f"{whose}: {type(error).__name__}: {_one_line(error)} ({place(error)})")
+    return ForeignError(f"{whose}: {type(error).__name__}: {one_line(error)} ({place(error)})")
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """What an error says, without line breaks, colours, and the arguments that Keras adds."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).partition("\nArguments received by ")[0]
     return " ".join(text.split())

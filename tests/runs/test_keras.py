@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ from twin_graph.analysis.reproduce import reproduce
 from twin_graph.config.settings import ModelSettings, Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import ForeignError, TwinGraphError, UsageError
+from twin_graph.evaluation.player import Player
+from twin_graph.exchange.export import export
+from twin_graph.exchange.importing import import_checkpoint
 from twin_graph.snapshots.fork import fork
 from twin_graph.snapshots.resumable import point_at
 from twin_graph.snapshots.run import Run, create
@@ -151,6 +156,74 @@ def test_a_record_is_reproduced_and_a_fork_has_its_parents_future(cartpole: Make
     made = fork(run, point_at(run, "1"), tmp_path / "fork", run.settings)
     attempt(made)
     assert end(Run(made.folder)) == end(run)
+
+
+ELSEWHERE = """
+import sys
+import keras
+import numpy as np
+assert not any(name.startswith("twin_graph") for name in sys.modules)
+path, observations, into = sys.argv[1:]
+model = keras.models.load_model(path, custom_objects={})
+np.save(into, model.predict(np.load(observations), verbose=0))
+assert not any(name.startswith("twin_graph") for name in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("model", ["sequential", "without_arguments", "dueling", "recurrent"])
+def test_keras_loads_an_export_elsewhere_with_the_same_q_values(cartpole: Make, tmp_path: Path, model: str) -> None:
+    chosen = cartpole(network=named(model), train__steps=700, evaluate__episodes=0)
+    run = create(tmp_path / "run", chosen)
+    attempt(run)
+    snapshot = run.store().newest
+    observations = np.random.default_rng(0).normal(size=(1_000, 4)).astype(np.float32)
+    with Player(run, snapshot) as player:
+        q = player.twin.q_values(observations)
+    [path] = export(run, snapshot, "keras", tmp_path / "model")
+    np.save(tmp_path / "s.npy", observations)
+    command = [sys.executable, "-c", ELSEWHERE, str(path), str(tmp_path / "s.npy"), str(tmp_path / "q.npy")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "q.npy"), q, rtol=1e-5, atol=1e-6)
+
+
+def test_files_of_keras_come_back_as_the_same_snapshot(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(network=named("dueling"), train__steps=700, evaluate__episodes=0))
+    attempt(run)
+    snapshot = run.store().newest
+    for form in ("keras", "weights.h5"):
+        [path] = export(run, snapshot, form, tmp_path / "model")  # type: ignore[arg-type]
+        assert path.name == f"model.{form}"
+        assert import_checkpoint(run, path, {}).snapshot.weights_sha256 == snapshot.weights_sha256
+    other = sequential((4,), 2)
+    other.save(tmp_path / "other.keras")
+    with pytest.raises(UsageError, match=r"other\.keras does not fit network="):
+        import_checkpoint(run, tmp_path / "other.keras", {})
+    with pytest.raises(UsageError, match="--map is for checkpoints"):
+        import_checkpoint(run, path, {"a": "b"})
+
+
+def test_files_of_keras_are_for_keras_models(cartpole: Make, tmp_path: Path) -> None:
+    run = create(tmp_path / "run", cartpole(train__steps=300, evaluate__episodes=0))
+    attempt(run)
+    with pytest.raises(UsageError, match="network=mlp is no Keras model"):
+        export(run, run.store().newest, "keras", tmp_path / "model.keras")
+    assert not list(tmp_path.glob("model*"))
+
+
+@pytest.mark.parametrize("form", ["tf1", "savedmodel", "onnx", "tflite", "npz"])
+def test_a_keras_model_is_exported_to_every_format(cartpole: Make, tmp_path: Path, form: str) -> None:
+    run = create(tmp_path / "run", cartpole(network=named("without_arguments"), train__steps=300, evaluate__episodes=0))
+    attempt(run)
+    written = export(run, run.store().newest, form, tmp_path / "model")  # type: ignore[arg-type]
+    assert all(path.exists() for path in written)
+    if form == "onnx":
+        onnxruntime = pytest.importorskip("onnxruntime")
+        session = onnxruntime.InferenceSession(written[0])
+        s = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+        with Player(run, run.store().newest) as player:
+            q = player.twin.q_values(s)
+        np.testing.assert_allclose(session.run(None, {"observations": s})[0], q, rtol=1e-4, atol=1e-5)
 
 
 def seen_by(model: str, env: EnvSpec) -> tuple[int, ...]:

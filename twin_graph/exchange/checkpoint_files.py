@@ -61,6 +61,11 @@ def prefix_of(path: Path) -> Path:
     return path  # Savers once wrote a single file
 
 
+def is_of_keras(path: Path) -> bool:
+    """Whether a file is one of those that Keras writes."""
+    return path.is_file() and (_of_another_program(path) or "").endswith(("Keras", "as Keras writes,"))
+
+
 def _newest_in(folder: Path) -> Path:
     """The checkpoint of a folder, the newest by its file `checkpoint`, which names where it was when it was written."""
     try:

@@ -16,6 +16,7 @@ import numpy as np
 from twin_graph.errors import UsageError
 from twin_graph.evaluation.player import spec_of
 from twin_graph.snapshots.files import check_no_pattern, fsync, make_folder, publish, remove_leftovers, temporary_of
+from twin_graph.twin import keras_models
 from twin_graph.twin.model import build_model
 from twin_graph.twin.tf import tf, tflite_files
 from twin_graph.twin.twin import Twin, setters, to_set
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _SIGNATURE = "serving_default"
 
-Format = Literal["tf1", "savedmodel", "onnx", "tflite", "npz"]
+Format = Literal["tf1", "savedmodel", "onnx", "tflite", "npz", "keras", "weights.h5"]
 
 
 def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
@@ -38,6 +39,8 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
     `onnx`, `tflite`: a file whose input is `observations`, of any number, and whose output is `q_values`; of `tflite`
     also by the signature `serving_default`.
     `npz`: the variables by name.
+    `keras`, `weights.h5`: for `keras.models.load_model` and `load_weights`, of networks that Keras makes. The model
+    takes what it takes here: images with their channels last, bytes divided by 255.
 
     Returns:
       The files or the folder.
@@ -49,7 +52,7 @@ def export(run: Run, snapshot: Commit, form: Format, path: Path) -> list[Path]:
     if path.name in ("", ".."):
         raise UsageError(f"{path} is a folder: give a path in it, such as {path / 'network'}")
     ends, write = FORMATS[form]
-    path = path.with_suffix("") if path.suffix.lower() in ends else path
+    path = next((path.with_name(path.name[: -len(e)]) for e in ends if e and path.name.lower().endswith(e)), path)
     targets = [path.with_name(path.name + end) for end in ends]
     for target in targets:
         if target.exists():
@@ -118,6 +121,12 @@ def _tf1(twin: Twin, path: Path) -> None:
 def _npz(twin: Twin, path: Path) -> None:
     weights: dict[str, Any] = twin.weights()  # by names with a slash: none is an option of savez
     np.savez(path, **weights)
+
+
+def _keras(twin: Twin, path: Path) -> None:
+    model = keras_models.model_of(twin.spec)
+    keras_models.set_weights(model, twin.weights())
+    (model.save if path.suffix == ".keras" else model.save_weights)(path)
 
 
 def _savedmodel(twin: Twin, path: Path) -> None:
@@ -191,4 +200,6 @@ FORMATS: dict[Format, tuple[tuple[str, ...], Callable[[Twin, Path], None]]] = {
     "onnx": ((".onnx",), _onnx),
     "tflite": ((".tflite",), _tflite),
     "npz": ((".npz",), _npz),
+    "keras": ((".keras",), _keras),
+    "weights.h5": ((".weights.h5",), _keras),
 }

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from twin_graph.base.text import as_people_count, nearest, some_of
-from twin_graph.errors import DamagedError, UsageError
+from twin_graph.errors import DamagedError, UsageError, one_line
 from twin_graph.evaluation.player import spec_of
-from twin_graph.exchange.checkpoint_files import prefix_of
+from twin_graph.exchange.checkpoint_files import is_of_keras, prefix_of
 from twin_graph.exchange.row_order import DataFormat, flattened, in_our_order
 from twin_graph.exchange.slots import averages, moments
 from twin_graph.snapshots.ledger import IMPORT, Commit, Counters
 from twin_graph.snapshots.store import Provenance, SnapshotStore
+from twin_graph.twin import keras_models
 from twin_graph.twin.twin import Twin, weights_sha256
 from twin_graph.twin.weights import read_checkpoint
 
@@ -42,11 +43,12 @@ class Imported(NamedTuple):
 def import_checkpoint(
     run: Run, prefix: Path, renamed: Mapping[str, str], data_format: DataFormat | None = None
 ) -> Imported:
-    """Imports an outside Saver checkpoint as a snapshot of a run that is not training.
+    """Imports an outside Saver checkpoint, or a file of Keras, as a snapshot of a run that is not training.
 
     Args:
       run: whose network it has to fit.
-      prefix: of the checkpoint; see `prefix_of`.
+      prefix: of the checkpoint; see `prefix_of`. Of a run whose network is made by Keras, also a file of Keras, from
+        which it takes weights alone: no code of it runs.
       renamed: names in the checkpoint to names in the network; they win over variables that have these names already.
       data_format: of what was flattened before a dense layer there; None for what `prefix.meta` says.
 
@@ -54,6 +56,8 @@ def import_checkpoint(
       UsageError: names, shapes or types do not fit, or the order of rows is unknown; the message says what to do.
       InUseError: the run trains.
     """
+    if is_of_keras(prefix) and ":" in run.settings.network:
+        return _import_keras(run, prefix, renamed)
     prefix = prefix_of(prefix)
     outside = read_checkpoint(prefix)
     slots = moments(outside)
@@ -75,6 +79,21 @@ def import_checkpoint(
         snapshot = _commit(run, run.store(), twin, rows.weights, origin=str(prefix.absolute()))
     used = {there[name] for name in weights}
     return Imported(snapshot, sorted(set(outside) - used, key=as_people_count), rows.reordered, rows.assumed)
+
+
+def _import_keras(run: Run, path: Path, renamed: Mapping[str, str]) -> Imported:
+    """What `Model.load_weights` reads. Raises `UsageError` if it does not fit."""
+    if renamed:
+        raise UsageError("--map is for checkpoints: a file of Keras is read by Keras, by its layers")
+    with run.lock("import"), Twin("import", spec_of(run), learns=False) as twin:
+        model = keras_models.model_of(twin.spec)
+        try:
+            model.load_weights(path)
+        except Exception as error:  # of Keras, and of the libraries by which it reads
+            raise UsageError(f"{path} does not fit network={run.settings.network}: {one_line(error)}") from error
+        weights = keras_models.weights_of(model)
+        snapshot = _commit(run, run.store(), twin, weights, origin=str(path.absolute()))
+    return Imported(snapshot, [], [], [])
 
 
 def _names(

@@ -14,16 +14,18 @@ import random
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from twin_graph.config import lookup
 from twin_graph.errors import UsageError
-from twin_graph.twin.layers import scaled
+from twin_graph.twin.layers import looks_channels_last, scaled
 from twin_graph.twin.tf import tf
 
 if TYPE_CHECKING:
+    from twin_graph.twin.model import ModelSpec
     from twin_graph.twin.networks import Build
 
 Tensor = Any
@@ -47,6 +49,43 @@ class Made(NamedTuple):
     values: tuple[np.ndarray, ...]
     seeds: tuple[int, ...]
     takes_training: bool
+
+
+def model_of(spec: ModelSpec) -> Any:
+    """The Keras model of a network, outside of graphs, for its own `save` and `load_weights`.
+
+    Raises:
+      UsageError: the network is not made by Keras.
+    """
+    create = lookup.find("network", spec.network, {}) if ":" in spec.network else None
+    if create is None or not is_creator(spec.network, create):
+        raise UsageError(f"network={spec.network} is no Keras model, and files of Keras are for those alone")
+    shape = spec.env.network_shape
+    if _is_channels_first(shape):
+        shape = (*shape[1:], shape[0])
+    model = _created(create, shape, spec.env.n_actions)
+    model(np.zeros((1, *shape), np.float32))
+    return model
+
+
+def weights_of(model: Any) -> dict[str, np.ndarray]:
+    """The weights of what `model_of` returned, by their names in a twin."""
+    variables = model.trainable_variables
+    return {name: variable.numpy() for name, variable in zip(_names(variables), variables, strict=True)}
+
+
+def set_weights(model: Any, weights: Mapping[str, np.ndarray]) -> None:
+    """Sets those of what `model_of` returned."""
+    variables = model.trainable_variables
+    for name, variable in zip(_names(variables), variables, strict=True):
+        variable.assign(weights[name])
+
+
+def _created(create: Callable[..., Any], shape: tuple[int, ...], n_actions: int) -> Any:
+    """What the user's function returns, given what it takes."""
+    given = dict(zip(TAKES, (shape, n_actions), strict=True))
+    parameters = inspect.signature(create).parameters
+    return create(**{key: value for key, value in given.items() if key in parameters})
 
 
 class KerasNetwork:
@@ -112,10 +151,8 @@ def _made(name: str, create: Callable[..., Any], shape: tuple[int, ...], n_actio
     """The model for observations of this shape, its first values those of the seed."""
     import keras
 
-    given = dict(zip(TAKES, (shape, n_actions), strict=True))
-    parameters = inspect.signature(create).parameters
     with tf.Graph().as_default(), _seeded(seed):
-        model = create(**{key: value for key, value in given.items() if key in parameters})
+        model = _created(create, shape, n_actions)
         if not isinstance(model, keras.Model):
             raise UsageError(
                 f"network={name} returned {type(model).__name__}, not a keras.Model; a network that makes its own "
@@ -202,10 +239,11 @@ def _names(variables: Sequence[Any]) -> Iterator[str]:
 
 def _channels_last(x: Tensor) -> Tensor:
     """Images `[B, H, W, C]` of these, or of `[B, C, H, W]`; anything else as it is."""
-    from twin_graph.twin.networks import looks_channels_last
+    return tf.transpose(x, [0, 2, 3, 1]) if _is_channels_first(x.shape[1:].as_list()) else x
 
-    shape = x.shape[1:].as_list()
-    return tf.transpose(x, [0, 2, 3, 1]) if len(shape) == 3 and not looks_channels_last(shape) else x
+
+def _is_channels_first(shape: Sequence[int]) -> bool:
+    return len(shape) == 3 and not looks_channels_last(shape)
 
 
 @contextlib.contextmanager
@@ -219,6 +257,3 @@ def _seeded(seed: int) -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-
-
-__all__ = ["KerasNetwork", "is_creator"]

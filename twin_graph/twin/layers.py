@@ -119,6 +119,11 @@ def scaled(observation: Tensor, dtype: Any) -> Tensor:
     return x / 255 if observation.dtype == tf.uint8 else x
 
 
+def looks_channels_last(shape: Sequence[int]) -> bool:
+    """Whether an image `[H, W, C]` or `[C, H, W]` is the former: it has no more channels than rows."""
+    return len(shape) == 3 and shape[2] <= shape[0]
+
+
 def flatten(x: Tensor) -> Tensor:
     return tf.reshape(x, [-1, x.shape[1:].num_elements()])
 

@@ -196,7 +196,8 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, learns: bool = True
     """
     network = _Network(spec, dtype)
     x, head = Inputs.add(spec, network.head), network.head
-    outputs_tm1 = network(x.s_tm1, x.dropout_seed, x.noise_key)
+    # Whoever does not learn has no dropout: its ops would hinder exports to formats that lack them.
+    outputs_tm1 = network(x.s_tm1, x.dropout_seed if learns else tf.constant(_NONE), x.noise_key)
     q_tm1 = tf.identity(head.q_values(outputs_tm1), name="q_tm1")
     activations = tuple(tf.get_collection(plain_layers.ACTIVATIONS))
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))

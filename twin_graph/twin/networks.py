@@ -25,6 +25,7 @@ from twin_graph.twin.layers import (
     glorot,
     he,
     last_layer,
+    looks_channels_last,
     noisy_dense,
     relu,
     scaled,
@@ -204,11 +205,6 @@ def _first_convolution(image: Tensor, padding: str, start: Start, build: Build) 
 def _channels_last(image: Tensor) -> Tensor:
     """Images `[B, H, W, C]`, of these or of `[B, C, H, W]`."""
     return tf.transpose(image, [0, 2, 3, 1]) if _looks_channels_first(image.shape[1:].as_list()) else image
-
-
-def looks_channels_last(shape: Sequence[int]) -> bool:
-    """Whether an image `[H, W, C]` or `[C, H, W]` is the former: it has no more channels than rows."""
-    return len(shape) == 3 and shape[2] <= shape[0]
 
 
 def _looks_channels_first(shape: Sequence[int]) -> bool:
