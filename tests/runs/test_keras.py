@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import subprocess
@@ -10,13 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import keras
 import numpy as np
 import pytest
 from attempts import attempt, end, whole_and_killed
+from gymnasium import spaces
 from keras import layers
 
-from twin_graph import config
+from twin_graph import config, envs
 from twin_graph.analysis.reproduce import reproduce
 from twin_graph.config.settings import ModelSettings, Settings
 from twin_graph.envs import EnvSpec
@@ -160,6 +163,7 @@ def test_a_record_is_reproduced_and_a_fork_has_its_parents_future(cartpole: Make
 
 ELSEWHERE = """
 import sys
+import gymnasium
 import keras
 import numpy as np
 assert not any(name.startswith("twin_graph") for name in sys.modules)
@@ -250,6 +254,65 @@ def test_images_are_channels_last_and_scaled() -> None:
         weights = made.weights()
         expected = weights["0-dense/kernel"].sum(axis=0) + weights["0-dense/bias"]
         np.testing.assert_allclose(made.q_values(white)[0], expected, rtol=1e-5, atol=1e-5)
+
+
+class Places(gymnasium.Env[dict[str, Any], np.int64]):
+    """Observes a Dict: an image, numbers, a choice."""
+
+    observation_space = spaces.Dict(
+        {
+            "image": spaces.Box(0, 255, (6, 6, 3), np.uint8),
+            "numbers": spaces.Box(-1, 1, (2,), np.float32),
+            "which": spaces.Discrete(3),
+        }
+    )
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.left = 9
+        return self.observed(), {}
+
+    def observed(self) -> dict[str, Any]:
+        random = self.np_random
+        return {
+            "image": random.integers(0, 256, (6, 6, 3), np.uint8),
+            "numbers": random.uniform(-1, 1, 2).astype(np.float32),
+            "which": random.integers(3),
+        }
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        return self.observed(), float(action), self.left == 0, False, {}
+
+
+gymnasium.register("Places-v0", Places)
+
+
+def of_several_inputs(observation_shape: dict[str, tuple[int, ...]], n_actions: int) -> keras.Model:
+    SEEN.append(observation_shape)  # type: ignore[arg-type]
+    inputs = {name: keras.Input(shape, name=name) for name, shape in observation_shape.items()}
+    image = layers.Flatten()(layers.Conv2D(2, 3, activation="relu")(inputs["image"]))
+    return keras.Model(
+        inputs, layers.Dense(n_actions)(layers.Concatenate()([image, inputs["numbers"], inputs["which"]]))
+    )
+
+
+def test_a_dict_comes_as_several_inputs(cartpole: Make, tmp_path: Path) -> None:
+    chosen = cartpole(
+        env__id=f"{__name__}:Places-v0", network=named("of_several_inputs"), train__steps=300, evaluate__episodes=0
+    )
+    SEEN.clear()
+    whole, killed = whole_and_killed(chosen, tmp_path, 150)
+    assert end(killed) == end(whole)
+    assert SEEN[0] == {"image": (6, 6, 3), "numbers": (2,), "which": (3,)}  # type: ignore[comparison-overlap]
+    [path] = export(whole, whole.store().newest, "keras", tmp_path / "model")
+    model = keras.models.load_model(path)
+    with contextlib.closing(envs.make(chosen.env, count=3)) as env, Player(whole, whole.store().newest) as player:
+        s = env.reset(np.arange(3))
+        image = s[:, :108].reshape(3, 6, 6, 3)
+        given = {"image": image, "numbers": s[:, 108:110], "which": s[:, 110:]}
+        np.testing.assert_allclose(np.asarray(model(given)), player.twin.q_values(s), rtol=1e-5, atol=1e-6)
 
 
 def no_output(observation_shape: tuple[int, ...]) -> keras.Model:

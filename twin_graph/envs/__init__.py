@@ -39,6 +39,7 @@ class EnvSpec(NamedTuple):
       players: 2 for one seat of a game whose other seat an opponent has; see `twin_graph.envs.seats`.
       first_action: the environment's number for action 0.
       declared: what it observes and does, a line for each part; empty where the settings say it all.
+      parts: of a Dict, which is one array here, the name and the shape of each part; empty of others.
     """
 
     observation_shape: tuple[int, ...]
@@ -52,6 +53,7 @@ class EnvSpec(NamedTuple):
     players: int = 1
     first_action: int = 0
     declared: tuple[str, ...] = ()
+    parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @property
     def network_shape(self) -> tuple[int, ...]:

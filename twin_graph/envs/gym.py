@@ -94,6 +94,7 @@ class Gym(VectorEnv):
             seen_shape=reading.seen_shape if reading.mask else (),
             first_action=int(declared.actions.start),
             declared=(*reading.declared, f"actions: {declared.actions}"),
+            parts=reading.parts,
         )
         self.evaluation_epsilon = 0.0
         self.protocol: dict[str, str | int | float | bool] = {

@@ -37,6 +37,7 @@ class Reading:
       words: what is done with observations, for the protocol; empty if nothing is.
       notice: what else a person should know; mostly empty.
       declared: what is observed, a line for each part.
+      parts: of a Dict, the name and the shape of each part of an array, in their order; empty of others.
       is_rescaled: whether versions before 0.3.0 would have made other arrays.
     """
 
@@ -59,6 +60,11 @@ class Reading:
         unbounded = isinstance(space, spaces.Box) and _is_image(space) and not _is_bounded(space).all()
         self.notice = f"images of {flat.dtype} without a bound are taken as they are" if unbounded else ""
         self.declared = tuple(f"{name}{_described(leaf)}" for name, leaf in _leaves(observed))
+        shapes = {
+            name.removesuffix(": "): (part.shape or (1,)) if isinstance(part, spaces.Box) else (spaces.flatdim(part),)
+            for name, part in _leaves(space)
+        }
+        self.parts = tuple(shapes.items()) if isinstance(space, spaces.Dict) else ()
         flags = self.dtype == np.uint8 and (bounds == 1).all()
         self.is_rescaled = self._rescales and not flags
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import random
 import re
 import warnings
@@ -25,10 +26,12 @@ from twin_graph.twin.layers import looks_channels_last, scaled
 from twin_graph.twin.tf import tf
 
 if TYPE_CHECKING:
+    from twin_graph.envs import EnvSpec
     from twin_graph.twin.model import ModelSpec
     from twin_graph.twin.networks import Build
 
 Tensor = Any
+Shape = tuple[int, ...]
 #: What a function that makes a model may take, by these names.
 TAKES = ("observation_shape", "n_actions")
 
@@ -60,11 +63,8 @@ def model_of(spec: ModelSpec) -> Any:
     create = lookup.find("network", spec.network, {}) if ":" in spec.network else None
     if create is None or not is_creator(spec.network, create):
         raise UsageError(f"network={spec.network} is no Keras model, and files of Keras are for those alone")
-    shape = spec.env.network_shape
-    if _is_channels_first(shape):
-        shape = (*shape[1:], shape[0])
-    model = _created(create, shape, spec.env.n_actions)
-    model(np.zeros((1, *shape), np.float32))
+    model = _created(create, input_shape(spec.env), spec.env.n_actions)
+    model(_probe(spec.env))
     return model
 
 
@@ -81,7 +81,35 @@ def set_weights(model: Any, weights: Mapping[str, np.ndarray]) -> None:
         variable.assign(weights[name])
 
 
-def _created(create: Callable[..., Any], shape: tuple[int, ...], n_actions: int) -> Any:
+def input_shape(env: EnvSpec) -> Shape | dict[str, Shape]:
+    """What a model takes of an environment: images with their channels last; of a Dict the shape of each part."""
+    shape = env.network_shape
+    return dict(env.parts) or ((*shape[1:], shape[0]) if _is_channels_first(shape) else shape)
+
+
+def _probe(env: EnvSpec) -> Any:
+    """Two random inputs, as NumPy arrays."""
+    random = np.random.default_rng(0)
+    shapes = input_shape(env)
+    made = {name: random.normal(size=(2, *shape)).astype(np.float32) for name, shape in _named(shapes).items()}
+    return made if isinstance(shapes, dict) else made[""]
+
+
+def _named(shapes: Shape | dict[str, Shape]) -> dict[str, Shape]:
+    return shapes if isinstance(shapes, dict) else {"": shapes}
+
+
+def _inputs(observation: Tensor, env: EnvSpec) -> Any:
+    """Observations as `input_shape` says, float32; bytes are scaled to 0..1."""
+    x = scaled(observation, tf.float32)
+    if not env.parts:
+        return tf.transpose(x, [0, 2, 3, 1]) if _is_channels_first(env.network_shape) else x
+    sizes = [math.prod(shape) for _, shape in env.parts]
+    flat = tf.split(x, sizes, axis=1)
+    return {name: tf.reshape(part, [-1, *shape]) for (name, shape), part in zip(env.parts, flat, strict=True)}
+
+
+def _created(create: Callable[..., Any], shape: Any, n_actions: int) -> Any:
     """What the user's function returns, given what it takes."""
     given = dict(zip(TAKES, (shape, n_actions), strict=True))
     parameters = inspect.signature(create).parameters
@@ -94,23 +122,21 @@ class KerasNetwork:
     Args:
       name: of the setting `network`.
       create: returns the model.
+      env: what it observes.
     """
 
-    def __init__(self, name: str, create: Callable[..., Any]) -> None:
-        self._name, self._create = name, create
+    def __init__(self, name: str, create: Callable[..., Any], env: EnvSpec) -> None:
+        self._name, self._create, self._env = name, create, env
         self._made: Made | None = None
 
-    def __call__(self, observation: Tensor, n_actions: int, build: Build) -> Tensor:
-        """What the model returns; images are `[B, H, W, channels]`, bytes are scaled to 0..1.
+    def __call__(self, observation: Tensor, n_actions: int, build: Build) -> Tensor:  # noqa: ARG002 - as networks
+        """What the model returns.
 
         Raises:
           UsageError: it is no model, or one that snapshots would not hold.
         """
-        x = _channels_last(scaled(observation, tf.float32))
         if self._made is None:
-            shape = tuple(x.shape[1:].as_list())
-            seed = tf.get_default_graph().seed or 0
-            self._made = _made(self._name, self._create, shape, n_actions, seed)
+            self._made = _made(self._name, self._create, self._env, tf.get_default_graph().seed or 0)
         made = self._made
         variables = [
             tf.convert_to_tensor(
@@ -118,7 +144,7 @@ class KerasNetwork:
             )
             for name, value in zip(made.names, made.values, strict=True)
         ]
-        outputs = _applied(made, variables, x, build.dropout_seed)
+        outputs = _applied(made, variables, _inputs(observation, self._env), build.dropout_seed)
         if isinstance(outputs, (list, tuple, dict)):
             raise UsageError(f"network={self._name} has {len(outputs)} outputs; it needs one, of Q values")
         return tf.cast(outputs, tf.float32) if outputs.dtype.is_floating else outputs
@@ -147,12 +173,12 @@ def is_creator(name: str, function: Callable[..., Any]) -> bool:
     )
 
 
-def _made(name: str, create: Callable[..., Any], shape: tuple[int, ...], n_actions: int, seed: int) -> Made:
-    """The model for observations of this shape, its first values those of the seed."""
+def _made(name: str, create: Callable[..., Any], env: EnvSpec, seed: int) -> Made:
+    """The model, its first values those of the seed."""
     import keras
 
     with tf.Graph().as_default(), _seeded(seed):
-        model = _created(create, shape, n_actions)
+        model = _created(create, input_shape(env), env.n_actions)
         if not isinstance(model, keras.Model):
             raise UsageError(
                 f"network={name} returned {type(model).__name__}, not a keras.Model; a network that makes its own "
@@ -162,7 +188,7 @@ def _made(name: str, create: Callable[..., Any], shape: tuple[int, ...], n_actio
             raise UsageError(
                 f"network={name}: {wrong.name} is stateful, so its values would depend on those before; leave that out"
             )
-        probe = tf.constant(np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32))
+        probe = tf.nest.map_structure(tf.constant, _probe(env))
         first = model(probe)
         trainable, others = list(model.trainable_variables), _seeds_of(name, model)
         again = model(probe)
@@ -208,7 +234,7 @@ def _every_layer(model: Any) -> Iterator[Any]:
         yield from _every_layer(layer)
 
 
-def _applied(made: Made, variables: Sequence[Tensor], x: Tensor, dropout_seed: Tensor) -> Any:
+def _applied(made: Made, variables: Sequence[Tensor], x: Any, dropout_seed: Tensor) -> Any:
     """What the model computes of `x`; its random layers do nothing if there is no dropout."""
 
     def call(*, training: bool) -> Any:
@@ -235,11 +261,6 @@ def _names(variables: Sequence[Any]) -> Iterator[str]:
         position = positions.setdefault(layer, len(positions))
         called = re.sub(r"_\d+$", "", layer.rpartition("/")[2]) or "model"
         yield f"{position}-{re.sub(r'[^A-Za-z0-9_.-]', '_', called)}/{own}"
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    """Images `[B, H, W, C]` of these, or of `[B, C, H, W]`; anything else as it is."""
-    return tf.transpose(x, [0, 2, 3, 1]) if _is_channels_first(x.shape[1:].as_list()) else x
 
 
 def _is_channels_first(shape: Sequence[int]) -> bool:

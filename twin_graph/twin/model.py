@@ -223,7 +223,7 @@ class _Network:
     def __init__(self, spec: ModelSpec, dtype: Any) -> None:
         gpu = bool(tf.config.list_physical_devices("GPU"))
         self.spec, self.head, self._dtype = spec, heads.of(spec.model), dtype
-        self._network = networks.find_network(spec.network)
+        self._network = networks.find_network(spec.network, spec.env)
         self._layers: networks.Layers = plain_layers if spec.plain or gpu else cpu_layers
         self.block_layers: networks.Layers = plain_layers if gpu else xla_layers
 

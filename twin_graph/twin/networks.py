@@ -320,8 +320,12 @@ def check_fits(name: str, env_id: str, env: EnvSpec) -> None:
     )
 
 
-def find_network(name: str) -> Function:
+def find_network(name: str, env: EnvSpec) -> Function:
     """The network of this name, or the user's own; for one graph, in which a Keras model is made once.
+
+    Args:
+      name: in `NETWORKS`, or `module:function`.
+      env: what it observes.
 
     Raises:
       UsageError: there is none.
@@ -329,7 +333,7 @@ def find_network(name: str) -> Function:
     network = lookup.find("network", name, NETWORKS)
     if isinstance(network, Network):
         return network.function
-    own = keras_models.KerasNetwork(name, network) if keras_models.is_creator(name, network) else network
+    own = keras_models.KerasNetwork(name, network, env) if keras_models.is_creator(name, network) else network
     return functools.partial(_of_own, name, own)
 
 
