@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import pytest
 from attempts import attempt, end, whole_and_killed
+from commands import twin_graph
 from gymnasium import spaces
 from keras import layers
 
@@ -315,6 +316,18 @@ def test_a_dict_comes_as_several_inputs(cartpole: Make, tmp_path: Path) -> None:
         np.testing.assert_allclose(np.asarray(model(given)), player.twin.q_values(s), rtol=1e-5, atol=1e-6)
 
 
+def twice_the_same_name(n_actions: int) -> keras.Model:
+    def block() -> Any:
+        return keras.Sequential([layers.Dense(4, name="dense")], name="block")
+
+    return keras.Sequential([block(), keras.Sequential([block()], name="outer"), layers.Dense(n_actions, name="dense")])
+
+
+def test_layers_of_equal_names_keep_their_own_variables() -> None:
+    with twin("twice_the_same_name") as made:
+        assert sorted({v.name.partition("/")[0] for v in made.variables}) == ["0-dense", "1-dense", "2-dense"]
+
+
 def no_output(observation_shape: tuple[int, ...]) -> keras.Model:
     return keras.Sequential([layers.Dense(16, activation="relu")])
 
@@ -387,7 +400,7 @@ WRONG = {
     "frozen": "dense.* has kernel, which is not trained, and no snapshot would hold it",
     "nothing_to_learn": "has no weights to learn",
     "for_another_shape": "ValueError: .*expected axis -1 of input shape to have value 7, but received .* shape",
-    "none": "returned NoneType, not a keras.Model",
+    "none": r"returned builtins\.NoneType, not a model of Keras 3",
     "with_strange_arguments": r"takes \(state_size, action_size\): what makes a Keras model takes observation_shape",
     "that_fails": r"RuntimeError: no weights today .*in that_fails",
 }
@@ -408,6 +421,18 @@ def compiled() -> keras.Model:
     return model
 
 
-def test_what_it_was_compiled_with_is_named_as_ignored() -> None:
+def test_what_it_was_compiled_with_is_named_as_ignored_in_one_line(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="is compiled: its optimizer and loss are ignored"):
         twin("compiled").close()
+    (tmp_path / "mine.py").write_text(
+        "import keras\n\n\ndef model(n_actions):\n    made = keras.Sequential([keras.layers.Dense(n_actions)])\n"
+        "    made.compile(loss='mse')\n    return made\n"
+    )
+    done = twin_graph(
+        *("train", "cartpole", "--set", "network=mine:model", "--steps", "300", "--set", "train.start_steps=100"),
+        *("--set", "evaluate.episodes=0"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if "ignored" in line]
+    assert told == ["network=mine:model is compiled: its optimizer and loss are ignored; see train.optimizer and loss"]

@@ -177,12 +177,14 @@ def _made(name: str, create: Callable[..., Any], env: EnvSpec, seed: int) -> Mad
     """The model, its first values those of the seed."""
     import keras
 
+    if keras.backend.backend() != "tensorflow":
+        raise UsageError(f"network={name}: Keras uses {keras.backend.backend()}; set KERAS_BACKEND=tensorflow")
     with tf.Graph().as_default(), _seeded(seed):
         model = _created(create, input_shape(env), env.n_actions)
         if not isinstance(model, keras.Model):
             raise UsageError(
-                f"network={name} returned {type(model).__name__}, not a keras.Model; a network that makes its own "
-                "variables takes (observation, n_actions, build)"
+                f"network={name} returned {type(model).__module__}.{type(model).__name__}, not a model of Keras 3; "
+                "a network that makes its own variables takes (observation, n_actions, build)"
             )
         if wrong := next((layer for layer in _every_layer(model) if getattr(layer, "stateful", False)), None):
             raise UsageError(
@@ -198,7 +200,8 @@ def _made(name: str, create: Callable[..., Any], env: EnvSpec, seed: int) -> Mad
             )
         if not trainable:
             raise UsageError(f"network={name} has no weights to learn")
-        with tf.Session() as session:
+        alone = tf.ConfigProto(use_per_session_threads=True, device_count={"GPU": 0})
+        with tf.Session(config=alone) as session:
             session.run(tf.global_variables_initializer())
             values = session.run([variable.value for variable in trainable])
             first, again = session.run([tf.nest.flatten(first), tf.nest.flatten(again)])
@@ -209,7 +212,7 @@ def _made(name: str, create: Callable[..., Any], env: EnvSpec, seed: int) -> Mad
             )
     if getattr(model, "compiled", False):
         warnings.warn(
-            f"network={name} is compiled: its optimizer and loss are ignored, here they are train.optimizer and loss",
+            f"network={name} is compiled: its optimizer and loss are ignored; see train.optimizer and loss",
             stacklevel=2,
         )
     takes_training = "training" in inspect.signature(model.call).parameters
@@ -255,10 +258,12 @@ def _applied(made: Made, variables: Sequence[Tensor], x: Any, dropout_seed: Tens
 
 def _names(variables: Sequence[Any]) -> Iterator[str]:
     """`0-conv2d/kernel`: positions count layers with weights, and names leave out Keras' own counters."""
-    positions: dict[str, int] = {}
+    position, before, there = -1, None, set[str]()
     for variable in variables:
         layer, _, own = variable.path.rpartition("/")
-        position = positions.setdefault(layer, len(positions))
+        if layer != before or own in there:  # layers of equal names may follow each other
+            position, before, there = position + 1, layer, set()
+        there.add(own)
         called = re.sub(r"_\d+$", "", layer.rpartition("/")[2]) or "model"
         yield f"{position}-{re.sub(r'[^A-Za-z0-9_.-]', '_', called)}/{own}"
 
