@@ -216,9 +216,9 @@ def test_the_ending_says_the_format_and_may_not_contradict_it(run: Run, tmp_path
     assert done.stderr == "Error: q.npz exists already; choose another path\n"
     refused = twin_graph("export", folder, "latest", "p.npz", "--format", "tf1", cwd=tmp_path)
     assert refused.stderr == "Error: p.npz ends in .npz, but --format says tf1: change one of them\n"
-    for name in ("p.pb", "p.keras"):
+    for name, form in (("p.pb", "savedmodel"), ("p.h5", "weights.h5")):
         meant = twin_graph("export", folder, "latest", name, cwd=tmp_path)
-        told = f"{name} would be a checkpoint of TensorFlow 1 of this name: give --format savedmodel, or tf1"
+        told = f"{name} would be a checkpoint of TensorFlow 1 of this name: give --format {form}, or tf1"
         assert meant.stderr == f"Error: {told}\n"
     assert [path.name for path in tmp_path.glob("[pq].*")] == ["q.npz"]
 

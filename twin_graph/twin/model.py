@@ -231,7 +231,8 @@ class _Network:
         self, observation: Tensor, dropout_seed: Tensor, noise_key: Tensor | None, layers: networks.Layers | None = None
     ) -> Tensor:
         """What the head needs of observations; the second call in a variable scope has to reuse its variables."""
-        build = networks.Build(self.spec.model, self._dtype, layers or self._layers, dropout_seed, noise_key, self.head)
+        using = layers or self._layers
+        build = networks.Build(self.spec.model, self._dtype, using, dropout_seed, self.head, noise_key)
         return networks.q_network(self._network, observation, self.spec.env, build)
 
     def td_learning(

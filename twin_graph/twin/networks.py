@@ -64,16 +64,16 @@ class Build(NamedTuple):
       dtype: in which its layers multiply, float32 or bfloat16.
       layers: the module whose layers to use: `layers` (plain), `cpu_layers` or `xla_layers`.
       dropout_seed: int32 `[2]`, seed of the dropout masks; no dropout if its first number is negative.
-      noise_key: int32 `[2]`, of the noise of `model.noisy`; none if its first number is negative.
       head: what the last layer's numbers mean.
+      noise_key: int32 `[2]`, of the noise of `model.noisy`; no noise if its first number is negative.
     """
 
     model: ModelSettings
     dtype: Any
     layers: Layers
     dropout_seed: Tensor
-    noise_key: Tensor
     head: Head = Scalar()
+    noise_key: Tensor | None = None
 
     def hidden(self, name: str, x: Tensor, units: int, start: Start) -> Tensor:
         """A hidden fully connected layer, `[B, D]` to `[B, units]`; with `model.noisy` a noisy one."""
