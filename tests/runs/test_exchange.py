@@ -25,7 +25,7 @@ from twin_graph.config.loading import load
 from twin_graph.config.settings import Settings
 from twin_graph.envs.legal import ILLEGAL
 from twin_graph.errors import DamagedError, UsageError
-from twin_graph.evaluation.player import spec_of
+from twin_graph.evaluation.player import Player, spec_of
 from twin_graph.exchange.export import FORMATS, Format, export
 from twin_graph.exchange.importing import Imported, import_checkpoint
 from twin_graph.exchange.row_order import flattened
@@ -480,6 +480,44 @@ def test_slots_of_an_object_based_checkpoint_are_known(run: Run, tmp_path: Path)
     with pytest.raises(UsageError, match=r"\.OPTIMIZER_SLOT/a/m/\S+ is no weights, but what an optimizer"):
         import_checkpoint(run, old, {slot: NAMES[0]})
     import_checkpoint(run, old, right)
+
+
+def test_a_checkpoint_as_tf_agents_writes_them_comes_in_as_the_documentation_says(run: Run, tmp_path: Path) -> None:
+    """Objects within objects: an agent with two networks of layers as Keras 2 names them, a step counter."""
+    script = """
+import sys
+import numpy as np
+import tensorflow as tf
+
+def dense(inputs, units, scale):
+    layer = tf.Module()
+    layer.kernel = tf.Variable(scale * tf.random.stateless_normal([inputs, units], [inputs, units]))
+    layer.bias = tf.Variable(tf.random.stateless_normal([units], [units, 0]))
+    return layer
+
+def network(scale):
+    made = tf.Module()
+    made._sequential_layers = [dense(4, 16, scale), dense(16, 2, scale)]
+    return made
+
+agent = tf.Module()
+agent._q_network, agent._target_q_network = network(1.0), network(2.0)
+step = tf.Variable(7, dtype=tf.int64)
+tf.train.Checkpoint(agent=agent, global_step=step).save(sys.argv[1] + "/ckpt")
+s = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+first, last = agent._q_network._sequential_layers
+np.save(sys.argv[1] + "/q.npy", tf.nn.relu(s @ first.kernel + first.bias) @ last.kernel + last.bias)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page = (Path(__file__).parents[2] / "docs" / "coming-from-tf-agents.md").read_text()
+    renamed = dict(re.findall(r"--map (\S+)=(\S+)", page))
+    assert len(renamed) == 4
+    imported = import_checkpoint(run, tmp_path, renamed)
+    assert "global_step/.ATTRIBUTES/VARIABLE_VALUE" in imported.ignored
+    with Player(run, imported.snapshot) as player:
+        q = player.twin.q_values(np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32))
+    np.testing.assert_allclose(q, np.load(tmp_path / "q.npy"), rtol=1e-5)
 
 
 def test_moving_averages_of_weights_are_taken_by_a_map_but_not_proposed(run: Run, tmp_path: Path) -> None:
