@@ -1,4 +1,4 @@
-"""The network `mlp` of the preset `cartpole` in Keras: `slices.py ". preset=cartpole network=keras_mlp:create_model"`."""
+"""The network of the preset `cartpole` in Keras, for `slices.py '. preset=cartpole network=keras_mlp:create_model'`."""
 
 import keras
 from keras import layers

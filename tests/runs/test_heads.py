@@ -443,37 +443,32 @@ def test_a_network_of_ones_own_that_leaves_the_noise_out_is_told() -> None:
         Twin("online", made)
 
 
-#: With what a distribution has to get along.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "compiled": {"train__chunk_steps": 64, "twin__compiled": True},
-    "dueling, double, prioritized": {"model__dueling": True, "train__double": True, "replay__prioritized": True},
-    "mutual": {"mode": "mutual"},
-    "accumulated": {"train__accumulate": 2, "train__batch_size": 8},
-    "no target": {"train__target_q": False},
-    "mean of several": {"target__policy": "ensemble(2, mean)"},
-    "mean weights": {"target__policy": "average(2)"},
-    "noisy": {"model__noisy": True},
-    "noisy, all together": {
-        "model__noisy": True,
-        "model__dueling": True,
-        "train__double": True,
-        "train__n_step": 3,
-        "replay__prioritized": True,
-        "train__chunk_steps": 64,
-    },
-    "noisy, compiled": {"model__noisy": True, "train__chunk_steps": 64, "twin__compiled": True},
-    "noisy, target acts": {"model__noisy": True, "act__with": "target"},
-    "noisy, mutual": {"model__noisy": True, "mode": "mutual", "mutual__learn": "both"},
-}
+NOISY = {"model__noisy": True}
+CHUNKS = {"train__chunk_steps": 64}
+#: With what a head has to get along.
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((head, {}) for head in HEADS),
+    *((head, {**CHUNKS, "twin__compiled": True}) for head in HEADS),
+    *((head, {**CHUNKS, **NOISY, "twin__compiled": True}) for head in ("scalar", *HEADS)),
+    *(
+        (head, {**CHUNKS, **NOISY, "model__dueling": True, "train__double": True, "replay__prioritized": True})
+        for head in ("scalar", *HEADS)
+    ),
+    ("categorical", {"mode": "mutual", "train__n_step": 3}),
+    ("quantile", {**NOISY, "mode": "mutual", "mutual__learn": "both"}),
+    ("quantile", {**NOISY, "train__accumulate": 2, "train__batch_size": 8}),
+    ("categorical", {"train__target_q": False}),
+    ("quantile", {"target__policy": "ensemble(2, mean)"}),
+    ("categorical", {"target__policy": "average(2)"}),
+    ("categorical", {**NOISY, "act__with": "target"}),
+]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(("head", "changes"), VARIANTS, ids=lambda value: str(value))
 def test_a_run_that_was_killed_ends_as_one_that_was_not(
-    cartpole: Make, tmp_path: Path, head: str, variant: str
+    cartpole: Make, tmp_path: Path, head: str, changes: dict[str, Any]
 ) -> None:
-    chosen = cartpole(model__head=head, model__atoms=11, train__steps=900, evaluate__episodes=0, **VARIANTS[variant])
+    chosen = cartpole(model__head=head, model__atoms=11, train__steps=900, evaluate__episodes=0, **changes)
     whole, killed = whole_and_killed(chosen, tmp_path, 450)
     assert end(killed) == end(whole)
 
