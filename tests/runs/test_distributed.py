@@ -25,6 +25,7 @@ from test_learners import feed, minibatch, spec
 from twin_graph import envs
 from twin_graph.agent.live_run import LiveRun
 from twin_graph.base.counters import Tally
+from twin_graph.base.streams import NoiseKeys, Purpose
 from twin_graph.config.loading import change
 from twin_graph.config.rules import check_that_it_learns
 from twin_graph.config.settings import Settings
@@ -448,7 +449,11 @@ def test_every_part_of_an_update_has_its_own_mask_and_so_has_every_worker(cartpo
             copy.apply = lambda parts, _: seeds.extend(part[model.dropout_seed] for part in parts)
             for index in range(3):
                 worker = SimpleNamespace(
-                    _run=SimpleNamespace(settings=settings), _settings=settings, _copy=copy, _index=index
+                    _run=SimpleNamespace(settings=settings),
+                    _settings=settings,
+                    _copy=copy,
+                    _index=index,
+                    _noise=NoiseKeys(settings.seed, Purpose.NOISE, noisy=False),
                 )
                 Worker._apply(cast(Worker, worker), batch, np.zeros((8, 2)))
     assert len(set(seeds)) == len(seeds) == 24

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -195,9 +196,9 @@ def test_acting_with_the_target_asks_the_target(cartpole: Make, train: Train, mo
     asked = []
     q_values = Ensemble.q_values
 
-    def count(target: Ensemble, observations: np.ndarray) -> np.ndarray:
+    def count(target: Ensemble, observations: np.ndarray, *noise: Any) -> np.ndarray:
         asked.append(len(observations))
-        return q_values(target, observations)
+        return q_values(target, observations, *noise)
 
     monkeypatch.setattr(Ensemble, "q_values", count)
     act = {"act__epsilon_start": 0.0, "act__epsilon_end": 0.0}
