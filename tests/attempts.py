@@ -14,9 +14,11 @@ import pytest
 
 from twin_graph import envs, training
 from twin_graph.agent.learner import Learners, Prepared, Trained
+from twin_graph.analysis.reproduce import reproduce
 from twin_graph.config.settings import Settings
+from twin_graph.snapshots.fork import fork
 from twin_graph.snapshots.ledger import Restore
-from twin_graph.snapshots.resumable import newest_point
+from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import Run, create
 from twin_graph.training.progress import Progress
 
@@ -86,6 +88,16 @@ def end(run: Run) -> tuple[Any, ...]:
         [(m.counters, m.learner, m.learner_updates, m.parent, m.health) for m in manifests],
         [(s.into, s.learner, s.snapshots, s.first_update, s.policy, s.draw, s.hold) for s in swaps],
     )
+
+
+def reproduced_and_forked(settings: Settings, folder: Path) -> tuple[Any, Run, Run]:
+    """Where reproducing a training finds a difference, the training, and a fork of its point 1 that was trained on."""
+    run = create(folder / "run", settings)
+    attempt(run)
+    difference = reproduce(run, None, None, folder / "again", lambda _: None).difference
+    made = fork(run, point_at(run, "1"), folder / "fork", run.settings)
+    attempt(made)
+    return difference, run, Run(made.folder)
 
 
 def whole_and_killed(settings: Settings, folder: Path, *killed_at: int) -> tuple[Run, Run]:

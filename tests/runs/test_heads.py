@@ -11,20 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attempts import attempt, end, whole_and_killed
+from attempts import attempt, end, reproduced_and_forked, whole_and_killed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twin_graph import config, targets
-from twin_graph.analysis.reproduce import reproduce
 from twin_graph.base.streams import NoiseKeys, Purpose
 from twin_graph.config.settings import ModelSettings, Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.layers import last_layer, torch_default
-from twin_graph.snapshots.fork import fork
-from twin_graph.snapshots.resumable import point_at
-from twin_graph.snapshots.run import Run, create
+from twin_graph.snapshots.run import create
 from twin_graph.twin import heads
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.tf import tf
@@ -476,9 +473,6 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(
 @pytest.mark.parametrize("head", HEADS)
 def test_a_record_is_reproduced_and_a_fork_has_its_parents_future(cartpole: Make, tmp_path: Path, head: str) -> None:
     chosen = cartpole(model__head=head, model__atoms=11, train__steps=900, resume__keep="all")
-    run = create(tmp_path / "run", chosen)
-    attempt(run)
-    assert reproduce(run, None, None, tmp_path / "again", lambda _: None).difference is None
-    made = fork(run, point_at(run, "1"), tmp_path / "fork", run.settings)
-    attempt(made)
-    assert end(Run(made.folder)) == end(run)
+    difference, run, forked = reproduced_and_forked(chosen, tmp_path)
+    assert difference is None
+    assert end(forked) == end(run)

@@ -15,22 +15,19 @@ import gymnasium
 import keras
 import numpy as np
 import pytest
-from attempts import attempt, end, whole_and_killed
+from attempts import attempt, end, reproduced_and_forked, whole_and_killed
 from commands import twin_graph
 from gymnasium import spaces
 from keras import layers
 
 from twin_graph import config, envs
-from twin_graph.analysis.reproduce import reproduce
 from twin_graph.config.settings import ModelSettings, Settings
 from twin_graph.envs import EnvSpec
 from twin_graph.errors import ForeignError, TwinGraphError, UsageError
 from twin_graph.evaluation.player import Player
 from twin_graph.exchange.export import export
 from twin_graph.exchange.importing import import_checkpoint
-from twin_graph.snapshots.fork import fork
-from twin_graph.snapshots.resumable import point_at
-from twin_graph.snapshots.run import Run, create
+from twin_graph.snapshots.run import create
 from twin_graph.twin.model import ModelSpec
 from twin_graph.twin.twin import Compute, Twin
 
@@ -160,17 +157,13 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(cartpole: Make, tmp_path
 @pytest.mark.parametrize("model", ["without_arguments", "dueling"])
 def test_a_record_is_reproduced_and_a_fork_has_its_parents_future(cartpole: Make, tmp_path: Path, model: str) -> None:
     chosen = cartpole(network=named(model), train__steps=700, resume__keep="all")
-    run = create(tmp_path / "run", chosen)
-    attempt(run)
-    assert reproduce(run, None, None, tmp_path / "again", lambda _: None).difference is None
-    made = fork(run, point_at(run, "1"), tmp_path / "fork", run.settings)
-    attempt(made)
-    assert end(Run(made.folder)) == end(run)
+    difference, run, forked = reproduced_and_forked(chosen, tmp_path)
+    assert difference is None
+    assert end(forked) == end(run)
 
 
 ELSEWHERE = """
 import sys
-import gymnasium
 import keras
 import numpy as np
 assert not any(name.startswith("twin_graph") for name in sys.modules)

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twin_graph.agent.trackers import FILM
 from twin_graph.base.text import first_line
@@ -18,14 +18,10 @@ from twin_graph.training.progress import Happened
 from twin_graph.twin.twin import Compute, Twin
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from twin_graph.agent.live_run import LiveRun
-    from twin_graph.envs import VectorEnv, VectorStep
     from twin_graph.records.depth import Depths
     from twin_graph.snapshots.ledger import Commit
     from twin_graph.snapshots.run import Run
-    from twin_graph.twin.twin import Distribution
 
 
 class _Played(NamedTuple):
@@ -162,18 +158,11 @@ class _Filming:
         """Whether it films."""
         return self._film is not None
 
-    def watch(
-        self,
-        env: VectorEnv,
-        q: np.ndarray,
-        actions: np.ndarray,
-        step: VectorStep,
-        distribution: Distribution | None,
-    ) -> None:
+    def watch(self, *seen: Any) -> None:
         """See `Film.watch`."""
         if self._film:
             with self._noticed():
-                self._film.watch(env, q, actions, step, distribution)
+                self._film.watch(*seen)
 
     def finish(self) -> None:
         """See `Film.finish`."""

@@ -89,14 +89,12 @@ def input_shape(env: EnvSpec) -> Shape | dict[str, Shape]:
 
 def _probe(env: EnvSpec) -> Any:
     """Two random inputs, as NumPy arrays."""
-    random = np.random.default_rng(0)
-    shapes = input_shape(env)
-    made = {name: random.normal(size=(2, *shape)).astype(np.float32) for name, shape in _named(shapes).items()}
-    return made if isinstance(shapes, dict) else made[""]
+    random, shapes = np.random.default_rng(0), input_shape(env)
 
+    def of(shape: Shape) -> np.ndarray:
+        return random.normal(size=(2, *shape)).astype(np.float32)
 
-def _named(shapes: Shape | dict[str, Shape]) -> dict[str, Shape]:
-    return shapes if isinstance(shapes, dict) else {"": shapes}
+    return {name: of(shape) for name, shape in shapes.items()} if isinstance(shapes, dict) else of(shapes)
 
 
 def _inputs(observation: Tensor, env: EnvSpec) -> Any:
