@@ -54,6 +54,7 @@ class Reading:
         self.dtype = np.dtype(np.uint8 if flat.dtype in (np.uint8, np.bool_) else np.float32)
         bounds = np.concatenate([np.ravel(_bound(leaf)) for _, leaf in _leaves(space)]).reshape(flat.shape)
         self._divisor = _one_number(bounds)
+        self._rescales = bool(np.any(self._divisor != (255 if self.dtype == np.uint8 else 1)))
         exact = (255 % bounds == 0).all()  # then bytes need not become floats in between
         self._factor = _one_number(255 / bounds).astype(np.uint8 if exact else np.float32)
         self.words = ", ".join(self._words())
@@ -67,11 +68,6 @@ class Reading:
         self.parts = tuple(shapes.items()) if isinstance(space, spaces.Dict) else ()
         flags = self.dtype == np.uint8 and (bounds == 1).all()
         self.is_rescaled = self._rescales and not flags
-
-    @property
-    def _rescales(self) -> bool:
-        one = 255 if self.dtype == np.uint8 else 1
-        return bool(np.any(self._divisor != one))
 
     def _words(self) -> Iterator[str]:
         if not isinstance(self._space, spaces.Box):
@@ -188,15 +184,16 @@ def _check(space: spaces.Space[Any], observation: Any, where: str) -> None:
 def as_declared(box: spaces.Box, observation: Any, where: str) -> np.ndarray:
     """An observation in an array of its own, of the declared type. Raises `ForeignError` where that changes a number
     (floats are rounded, as between float64 and float32), or the shape is another."""
-    if np.shape(observation) != box.shape:
-        raise ForeignError(
-            f"{where}: the observation has shape {list(np.shape(observation))}, and observation_space says "
-            f"{list(box.shape)}"
-        )
     given = np.asarray(observation)
+    if given.shape != box.shape:
+        raise ForeignError(
+            f"{where}: the observation has shape {list(given.shape)}, and observation_space says {list(box.shape)}"
+        )
+    if given.dtype == box.dtype:
+        return given.copy()
     with np.errstate(invalid="ignore"):  # NaN as an integer is another number
         own = np.array(given, box.dtype)
-    if given.dtype != box.dtype and not np.issubdtype(box.dtype, np.floating) and not np.array_equal(own, given):
+    if not np.issubdtype(box.dtype, np.floating) and not np.array_equal(own, given):
         raise ForeignError(f"{where}: observed {given[own != given][0]}, and observation_space says {box.dtype}")
     return own
 
