@@ -684,16 +684,17 @@ def test_rows_of_numbers_and_of_whole_boards_have_no_order_of_images(
             import_checkpoint(of, old, {}, "NCHW")
 
 
-@pytest.mark.parametrize("network", ["minatar", "board", "blob", "dopamine", "pooled80"])
+@pytest.mark.parametrize("network", ["minatar", "board", "blob", "dopamine", "mnih2013", "pooled80"])
 def test_what_each_network_flattens_is_found(network: str) -> None:
     """By a CPU's layers and by plain ones, with two streams and with one."""
-    frames = network in ("dopamine", "pooled80")
+    frames = network in ("dopamine", "mnih2013", "pooled80")
     env = envs.EnvSpec((4, 80, 80) if frames else (10, 10, 4), 3, "uint8", 4 if frames else 1)
     first, image = {
         "minatar": ("fc1", (8, 8, 16)),
         "board": ("fc1", (7, 7, 64)),
         "blob": ("fc1", (1, 1, 256)),
         "dopamine": ("fc1", (6, 6, 64)),
+        "mnih2013": ("fc1", (8, 8, 32)),
         "pooled80": ("q", (10, 10, 32)),
     }[network]
     for plain in (False, True):

@@ -8,8 +8,8 @@ from twin_graph.config.settings import PIXEL_GAMES, Settings
 _USED_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
     ("model.hidden_units",): (lambda s: s.network == "mlp" or ":" in s.network, "with network=mlp"),
     ("model.padding",): (
-        lambda s: s.network in ("nature", "dopamine", "minatar", "board") or ":" in s.network,
-        "with network=nature, dopamine, minatar or board",
+        lambda s: s.network in ("nature", "dopamine", "mnih2013", "minatar", "board") or ":" in s.network,
+        "with network=nature, dopamine, mnih2013, minatar or board",
     ),
     ("train.chunk_steps", "twin.compiled", "twin.overlap", "twin.check"): (
         lambda s: not s.workers.count,

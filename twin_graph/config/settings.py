@@ -587,8 +587,8 @@ class Settings(_Section):
 
     preset: str = _setting("", "the preset that this run started from")
     seed: int = _setting(1, "seed of everything random", ge=0, lt=2**31)
-    network: Annotated[str, Named("nature", "dopamine", "pooled80", "minatar", "board", "blob", "mlp")] = _setting(
-        "nature", "the Q network; module:function for your own", source=NATURE
+    network: Annotated[str, Named("nature", "dopamine", "mnih2013", "pooled80", "minatar", "board", "blob", "mlp")] = (
+        _setting("nature", "the Q network; module:function for your own", source=NATURE)
     )
     mode: Literal["plain", "mutual"] = _setting(
         "plain", "mutual: two learners, a and b, each bootstrapping from the other's snapshots"

@@ -144,8 +144,8 @@ def check_size(name: str, kernel: int, height: int, width: int, padding: str) ->
     if padding == "VALID" and min(height, width) < kernel:
         raise UsageError(
             f"the image is too small for the network: {name} has a {kernel}x{kernel} kernel and gets {height}x{width}; "
-            "set model.padding=SAME where the network has it (nature, dopamine, minatar, board), or for Atari games "
-            "raise env.image_height and env.image_width"
+            "set model.padding=SAME where the network has it (nature, dopamine, mnih2013, minatar, board), or for "
+            "Atari games raise env.image_height and env.image_width"
         )
 
 

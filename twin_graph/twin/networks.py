@@ -121,12 +121,26 @@ def dopamine(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     return _dueling(build.last_layer("value", x, 1, glorot), build.last_layer("advantage", x, n_actions, glorot))
 
 
+def mnih2013(observation: Tensor, n_actions: int, build: Build) -> Tensor:
+    """The network of Mnih et al. 2013: 16 filters 8x8 with stride 4, 32 filters 4x4 with stride 2, 256 units.
+
+    Takes images as `nature`, down to 20 pixels a side; layers start as those of `nature`.
+    """
+
+    def convolutions(image: Tensor) -> Tensor:
+        x = relu("conv1", _first_convolution(image, 16, he, build))
+        return flatten(relu("conv2", build.layers.convolution("conv2", x, 4, 32, 2, build.model.padding, he)))
+
+    x = build.layers.in_parts(convolutions, observation)
+    return _read_out("fc1", x, 256, n_actions, (he, torch_weights), build)
+
+
 def pooled80(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     """One convolution of 32 filters and a 2x2 maximum: 3200 numbers, from which Q is read out without a hidden layer.
 
     Takes uint8 `[B, stack, 80, 80]`, frames first. Layers start as those of `nature`.
     """
-    x = relu("conv1", _first_convolution(observation, "SAME", he, build))
+    x = relu("conv1", _first_convolution(observation, 32, he, build, "SAME"))
     return build.last_layer("q", flatten(tf.nn.max_pool2d(x, 2, 2, "SAME")), n_actions, torch_weights)
 
 
@@ -185,7 +199,7 @@ def _convolutions(observation: Tensor, start: Start, build: Build) -> Tensor:
     layers, padding = build.layers, build.model.padding
 
     def convolutions(image: Tensor) -> Tensor:
-        x = relu("conv1", _first_convolution(image, padding, start, build))
+        x = relu("conv1", _first_convolution(image, 32, start, build))
         x = relu("conv2", layers.convolution("conv2", x, 4, 64, 2, padding, start))
         x = relu("conv3", layers.convolution("conv3", x, 3, 64, 1, padding, start))
         return flatten(x)
@@ -193,13 +207,14 @@ def _convolutions(observation: Tensor, start: Start, build: Build) -> Tensor:
     return layers.in_parts(convolutions, observation)
 
 
-def _first_convolution(image: Tensor, padding: str, start: Start, build: Build) -> Tensor:
-    """32 filters, 8x8 with stride 4, of frames `[B, stack, H, W]` or images `[B, H, W, C]`, `[B, H, W]`."""
+def _first_convolution(image: Tensor, channels: int, start: Start, build: Build, padding: str = "") -> Tensor:
+    """Filters of 8x8 with stride 4, of frames `[B, stack, H, W]` or images `[B, H, W, C]`, `[B, H, W]`."""
+    padding = padding or build.model.padding
     if image.shape.rank == 3:
         image = image[..., None]
     if looks_channels_last(image.shape[1:].as_list()):
-        return build.layers.convolution("conv1", scaled(image, build.dtype), 8, 32, 4, padding, start)
-    return build.layers.convolution_of_frames("conv1", image, 32, padding, start, build.dtype)
+        return build.layers.convolution("conv1", scaled(image, build.dtype), 8, channels, 4, padding, start)
+    return build.layers.convolution_of_frames("conv1", image, channels, padding, start, build.dtype)
 
 
 def _channels_last(image: Tensor) -> Tensor:
@@ -288,6 +303,7 @@ _SMALLEST_SIDE = 36  # pixels: below this, the three convolutions of `nature` le
 NETWORKS = {
     "nature": Network(nature, "images [stack, H, W] or [H, W, channels]", _is_image),
     "dopamine": Network(dopamine, "images [stack, H, W] or [H, W, channels]", _is_image),
+    "mnih2013": Network(mnih2013, "images [stack, H, W] or [H, W, channels]", _is_image),
     "pooled80": Network(pooled80, "images [stack, 80, 80]", lambda env: env.network_shape[1:] == (80, 80)),
     "minatar": Network(minatar, "images [H, W, channels]", _is_single_image, channels_last=True),
     "board": Network(board, "boards [H, W, channels]", _is_single_image, channels_last=True),
