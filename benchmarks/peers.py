@@ -3,6 +3,7 @@ r"""Agent steps per second of twin-graph and of its peers, on the same work, in 
     pip install '.[peers]'
     python benchmarks/peers.py [--network nature] [--rounds 5] [--json benchmarks/results/peers.json]
     python benchmarks/peers.py --cleanrl CHECKOUT --cleanrl-python PYTHON   # CleanRL's own file too, in its environment
+    python benchmarks/peers.py --network mlp --purejaxrl CHECKOUT --purejaxrl-python PYTHON   # purejaxrl's `dqn.py` too
 
 Every side trains the same network on the same work, see `TASKS`: of the 2015 paper on Pong, 84x84x4 (`nature`); of
 two hidden layers of 128 units on CartPole (`mlp`); of Young and Tian 2019 on MinAtar's Breakout (`minatar`, which needs
@@ -13,6 +14,7 @@ warm-up, with all compilation in it; this program checks agent steps and updates
 CleanRL's file, which has no counter. Scores are not compared here: `learning.py` does that.
 """
 
+import importlib
 import importlib.metadata
 import json
 import math
@@ -112,10 +114,11 @@ def twin_graph(task: Task, settings: dict[str, Any]) -> Work:
     return {"agent_steps": task.timed, "batch_size": chosen.train.batch_size, **work}
 
 
-def stable_baselines3(task: Task) -> Work:
-    """Its DQN as its documentation has it, with vector environments."""
-    from stable_baselines3 import DQN
+def stable_baselines3(task: Task, library: str = "stable_baselines3") -> Work:
+    """Its DQN as its documentation has it, with vector environments; or that of SBX, which has the same interface."""
     from stable_baselines3.common.callbacks import BaseCallback
+
+    dqn = importlib.import_module(library).DQN
 
     class Clock(BaseCallback):
         began, before, seconds, updates = math.nan, 0, math.nan, 0
@@ -128,7 +131,7 @@ def stable_baselines3(task: Task) -> Work:
             return bool(self.num_timesteps < task.warm_up + task.timed)
 
     policy, env, network = stable_baselines3_parts(task)
-    model = DQN(
+    model = dqn(
         policy,
         env,
         learning_rate=task.learning_rate,
@@ -347,8 +350,20 @@ def cleanrl(task: Task, checkout: Path, python: str) -> Work:
     return {"agent_steps": task.timed, "updates": updates, "batch_size": task.batch, "seconds": seconds[1] - seconds[0]}
 
 
+def purejaxrl(task: Task, checkout: Path, python: str) -> Work:
+    """purejaxrl's own file, brought to the same work by compiled_whole.py, in an environment of its own."""
+    done = subprocess.run(
+        [python, HERE / "compiled_whole.py", checkout, json.dumps(task._asdict())],
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    work: Work = json.loads(done.stdout.splitlines()[-1])
+    return work
+
+
 def sides_of(network: str) -> dict[str, Callable[[], Work]]:
-    """All sides but CleanRL's file, which needs a checkout."""
+    """All sides but those that need a checkout."""
     from twin_graph.base import machine
 
     task = TASKS[network]
@@ -362,13 +377,15 @@ def sides_of(network: str) -> dict[str, Callable[[], Work]]:
     elif machine.has_bf16():
         sides["twin-graph, bf16"] = lambda: twin_graph(task, {"twin.precision": "bf16"})
     sides["Stable-Baselines3"] = lambda: stable_baselines3(task)
+    if network != "minatar":  # it takes no network of one's own
+        sides["SBX"] = lambda: stable_baselines3(task, "sbx")
     if network == "nature":
         sides["single file, PyTorch"] = single_file
     sides["Tianshou"] = lambda: tianshou(task)
     return sides
 
 
-PEERS = ("Stable-Baselines3", "single file, PyTorch", "Tianshou", "CleanRL")
+PEERS = ("Stable-Baselines3", "SBX", "single file, PyTorch", "Tianshou", "CleanRL", "purejaxrl")
 
 
 @click.command()
@@ -377,9 +394,18 @@ PEERS = ("Stable-Baselines3", "single file, PyTorch", "Tianshou", "CleanRL")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Also write the figures here.")
 @click.option("--cleanrl", "checkout", type=click.Path(exists=True, path_type=Path), help="A checkout of CleanRL.")
 @click.option("--cleanrl-python", default=sys.executable, help="The Python that has what CleanRL needs.")
+@click.option("--purejaxrl", "whole", type=click.Path(exists=True, path_type=Path), help="A checkout of purejaxrl.")
+@click.option("--purejaxrl-python", "whole_python", default=sys.executable, help="The Python that has what it needs.")
 @click.option("--side", hidden=True)
 def main(
-    network: str, rounds: int, path: Path | None, checkout: Path | None, cleanrl_python: str, side: str | None
+    network: str,
+    rounds: int,
+    path: Path | None,
+    checkout: Path | None,
+    cleanrl_python: str,
+    whole: Path | None,
+    whole_python: str,
+    side: str | None,
 ) -> None:
     """Run every side in turn, ROUNDS times; print a table."""
     if side:
@@ -394,6 +420,8 @@ def main(
     sides = {name: side_of(name) for name in sides_of(network)}
     if checkout and task.cleanrl:
         sides["CleanRL"] = lambda: cleanrl(task, checkout.absolute(), cleanrl_python)
+    if whole and network == "mlp":
+        sides["purejaxrl"] = lambda: purejaxrl(task, whole.absolute(), whole_python)
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for _ in track(range(rounds), "rounds", console=Console(stderr=True)):
         for name, run in sides.items():
@@ -412,7 +440,8 @@ def main(
         row += [f"{x:.2f}" for x in (statistics.median(ratios[name]), min(ratios[name]), max(ratios[name]))]
         table.add_row(name, *row)
     Console(width=120).print(table)
-    packages = ("twin-graph", "tensorflow", "torch", "stable-baselines3", "tianshou", "gymnasium", "ale-py", "numpy")
+    learners = ("twin-graph", "tensorflow", "stable-baselines3", "torch", "sbx-rl", "jax", "tianshou")
+    packages = (*learners, "gymnasium", "ale-py", "numpy")
     document = {
         "processor": machine.describe()._asdict(),
         "versions": {name: importlib.metadata.version(name) for name in packages},
