@@ -43,6 +43,8 @@ COMMANDS = {
     "pin": ("care", "Keep a snapshot's weights."),
     "unpin": ("care", "Unpin a snapshot, so that retention may remove its weights."),
     "prune": ("care", "Remove weights that retention would not keep."),
+    "push": ("remote", "Send a run to a bucket or another folder."),
+    "pull": ("remote", "Fetch a run that was sent somewhere."),
     "export": ("exchange", "Write a snapshot for other programs."),
     "import": ("exchange", "Import weights from another program."),
     "average": ("exchange", "Average the weights of snapshots into a new one."),

@@ -10,16 +10,22 @@ from twin_graph.config import trust
 from twin_graph.config.no_effect import without_effect
 from twin_graph.errors import UsageError
 from twin_graph.records.report import restored
+from twin_graph.remote.places import is_url
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import find
 
-from .params import Count, json_option, overrides_of, run_argument, say, set_option, trust_option, verbose_option
-from .train import cluster_options, described_cluster, elsewhere_of, show_training, starting_up
+from .params import PATH, Count, json_option, overrides_of, run_argument, say, set_option, trust_option, verbose_option
+from .remote import background, continued_here, remote_of
+from .train import cluster_options, described_cluster, elsewhere_of, remote_option, show_training, starting_up
 
 
 @click.command()
 @run_argument
 @click.option("--steps", type=Count(min=1), help="Total length in agent steps.  [default: as before]")
+@click.option("--run-dir", type=PATH, help="With a URL, folder of the run.  [default: checkpoints/NAME]")
+@remote_option
+@click.option("--no-remote", is_flag=True, help="From now on, send this run nowhere.")
+@click.option("--take-over", is_flag=True, help="Replace what another copy of RUN has sent to the remote.")
 @cluster_options
 @set_option
 @verbose_option
@@ -28,24 +34,34 @@ from .train import cluster_options, described_cluster, elsewhere_of, show_traini
 def resume(
     run: str,
     steps: int | None,
+    run_dir: Path | None,
+    remote: str | None,
+    no_remote: bool,
+    take_over: bool,
     cluster: Path | None,
     insecure_network: bool,
     assignments: tuple[str, ...],
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Continue RUN from its newest resume point.
+    """Continue RUN, or the run at a URL, from its newest resume point.
 
     Weights, optimizer, replay, counters, random streams, target and manual swaps are restored: a run that was killed
     ends with the same weights as an uninterrupted one. Settings may change, except those that the stored weights and
     replay depend on.
 
+    A run at a URL (`push`, `train --remote`) is fetched and continued here, where it then belongs: a machine that still
+    trains it stops when it sends its next resume point.
+
     \b
     Examples:
       twin-graph resume pong-seed1-1
       twin-graph resume pong-seed1-1 --steps 1000000 --set target.policy='lag(5000)'
+      twin-graph resume s3://our-bucket/pong
     """
-    found = find(run)
+    if run_dir and not is_url(run):
+        raise UsageError("--run-dir is for a run at a URL; `fork` makes a run in another folder")
+    found = continued_here(run, run_dir) if is_url(run) else find(run)
     described = described_cluster(cluster, insecure_network)
     if described and described.run.resolve() != found.folder.resolve():
         raise UsageError(f"{cluster} describes {described.run}, not {found.folder}")
@@ -83,4 +99,6 @@ def resume(
             left, first = settings.total_steps - point.counters.agent_steps, settings.first_update_steps
             more = f"; with {left:,} left, probably nothing is learned" if left < first else ""
             say(f"the next update is due after about {first:,} agent steps{more}")
-        show_training(found, begun.env, point, cluster=described, as_json=as_json, verbose=verbose)
+        url = remote_of(found, remote, stops=no_remote)
+        sends = background(found, url, take_over=take_over) if url else None
+        show_training(found, begun.env, point, cluster=described, remote=sends, as_json=as_json, verbose=verbose)

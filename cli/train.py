@@ -41,11 +41,13 @@ from .params import (
     verbose_option,
 )
 from .records import worker_line
+from .remote import background, check_empty, send_the_rest
 
 if TYPE_CHECKING:
     from twin_graph.config.settings import Settings
     from twin_graph.distributed.cluster import Cluster
     from twin_graph.envs import VectorEnv
+    from twin_graph.remote.background import Background
     from twin_graph.snapshots.points import PointState
     from twin_graph.training.progress import Progress
     from twin_graph.training.readiness import Ready
@@ -62,6 +64,13 @@ def cluster_options(command: Any) -> Any:
         "--insecure-network", is_flag=True, help="Confirm that you trust everyone who can reach the cluster's network."
     )
     return file(insecure(command))
+
+
+remote_option = click.option(
+    "--remote",
+    metavar="URL",
+    help="Send each resume point there, in the background, as `push` does; `resume URL` continues on another machine.",
+)
 
 
 @click.command()
@@ -84,6 +93,7 @@ def cluster_options(command: Any) -> Any:
     help="Folder of the run, which must not exist yet.  [default: checkpoints/PRESET-seedS-N; with an environment that "
     "is not the preset's, its name instead of PRESET]",
 )
+@remote_option
 @set_option
 @verbose_option
 @json_option
@@ -97,6 +107,7 @@ def train(
     cluster: Path | None,
     insecure_network: bool,
     run_dir: Path | None,
+    remote: str | None,
     assignments: tuple[str, ...],
     verbose: bool,
     as_json: bool,
@@ -112,6 +123,7 @@ def train(
       twin-graph train atari --env ALE/SpaceInvaders-v5 --set env.sticky=0.25
       twin-graph train cartpole --workers 2
       twin-graph train cartpole --seed 2 --set target.policy='mix(0.8, 8)'
+      twin-graph train pong --remote s3://our-bucket/pong
     """
     described = described_cluster(cluster, insecure_network)
     if described:
@@ -131,6 +143,8 @@ def train(
     stem = f"{_name_of(settings)}-seed{settings.seed}-"
     folder = run_dir or free_folder(stem)
     check_new_folder(folder, f"change `run` in {cluster}" if described else "choose another --run-dir")
+    if remote:
+        check_empty(remote)
 
     with contextlib.ExitStack() as open_:
         with starting_up("the run started; nothing was written"):
@@ -140,7 +154,8 @@ def train(
         run = make_in(run_dir, stem, lambda folder: create(folder, begun.settings, begun.env.protocol))
         try:
             _introduce(run, begun)
-            show_training(run, begun.env, cluster=described, as_json=as_json, verbose=verbose)
+            sends = background(run, remote) if remote else None
+            show_training(run, begun.env, cluster=described, remote=sends, as_json=as_json, verbose=verbose)
         except BaseException as error:
             in_use = isinstance(error, InUseError | MovedError)  # what has its name is another's
             if not in_use and not has_begun(run):  # its name shall be free
@@ -230,10 +245,19 @@ def show_training(
     point: PointState | None = None,
     *,
     cluster: Cluster | None,
+    remote: Background | None,
     as_json: bool,
     verbose: bool,
 ) -> None:
-    """Trains, from the beginning or from a resume point, and shows how that goes and how it ended."""
+    """Trains, from the beginning or from a resume point, and shows how that goes and how it ended.
+
+    Args:
+      run, env, point: see `trainer.train`.
+      cluster: of machines that take part.
+      remote: sends the run's states meanwhile.
+      as_json: print how it ended as a document.
+      verbose: show more.
+    """
     from twin_graph.training import trainer
 
     for sentence in machine.emulated(run.settings.twin.precision):
@@ -247,12 +271,19 @@ def show_training(
     else:
         progresses = trainer.train(run, env, point)
     progress = None
+    sending = contextlib.ExitStack()
+    if remote:
+        sending.enter_context(remote)
+        remote.start()
+        progresses = remote.follow(progresses)
     try:
-        with TrainingDisplay(stderr, verbose=verbose) as display:
+        with sending, TrainingDisplay(stderr, verbose=verbose) as display:
             for progress in progresses:
                 display.show(progress)
             assert progress is not None
             display.show(progress)  # what was noticed when it ended
+            if remote:
+                send_the_rest(run, remote, interrupted=progress.interrupted)
     except (Exception, KeyboardInterrupt) as error:
         there = run if not isinstance(error, MovedError) else Run(error.there) if error.there else None
         if there and (newest := there.points().newest()):

@@ -214,14 +214,19 @@ def _mark(what: str) -> Path:
     return _folder() / hashlib.sha256(what.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-@functools.cache
 def _folder() -> Path:
+    return configuration() / "trusted"
+
+
+@functools.cache
+def configuration() -> Path:
+    """The user's own folder for what this package keeps outside of runs."""
     given = os.environ.get("XDG_CONFIG_HOME", "")
     try:
-        configuration = Path(given) if Path(given).is_absolute() else Path.home() / ".config"
+        user = Path(given) if Path(given).is_absolute() else Path.home() / ".config"
     except RuntimeError:  # a user without a home
-        configuration = Path("/nonexistent")
-    return configuration / "twin-graph" / "trusted"
+        user = Path("/nonexistent")
+    return user / "twin-graph"
 
 
 def _write(mark: Path, words: str) -> bool:

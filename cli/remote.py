@@ -1,0 +1,205 @@
+"""`twin-graph push` and `twin-graph pull`, and what `train` and `resume` share with them. None imports TensorFlow."""
+
+import re
+import shutil
+from pathlib import Path
+
+import click
+
+from twin_graph.base.here import absolute
+from twin_graph.base.text import command, counted, size
+from twin_graph.errors import UsageError
+from twin_graph.remote import fetching, heads, owners
+from twin_graph.remote.background import Background
+from twin_graph.remote.heads import Head, TakenOverError
+from twin_graph.remote.owners import Owner
+from twin_graph.remote.places import Place, place_at
+from twin_graph.remote.sending import Sender
+from twin_graph.snapshots.files import scratch_folder
+from twin_graph.snapshots.run import RUNS, Run, check_new_folder, find, locate
+
+from .display import Meter
+from .params import PATH, json_option, print_json, run_argument, say
+
+url_argument = click.argument("url")
+
+#: How long the end of a training waits for what is still to be sent: of one that was stopped, whose machine may be
+#: about to go, and of one that is complete.
+_STOPPED_SECONDS, _DONE_SECONDS = 20.0, 600.0
+
+
+@click.command()
+@run_argument
+@url_argument
+@click.option(
+    "--take-over", is_flag=True, help="Replace the state of another copy of RUN, which is then no longer continued."
+)
+@json_option
+def push(run: str, url: str, take_over: bool, as_json: bool) -> None:
+    """Send RUN to URL: file:///FOLDER, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER.
+
+    Sends what is missing there, and then the list of what the run consists of: whoever pulls sees a whole state, also
+    where a push was killed. RUN may be training meanwhile. Credentials are found where the storage's own tools look.
+
+    \b
+    Examples:
+      twin-graph push pong-seed1-1 s3://our-bucket/pong
+      twin-graph push pong-seed1-1 file:///mnt/shared/pong
+    """
+    found, place = find(run), place_at(url)
+    sender = Sender(found, place, owner_of(found, url).owner)
+    sender.begin(take_over=take_over)
+    before = sender.head
+    with Meter() as meter:
+        head = sender.send(lambda progress: meter.show("MB sent", progress.done // 10**6, progress.total // 10**6))
+    is_new = head != before
+    if as_json:
+        print_json({"url": place.url, "state": head.number, "new": is_new, "bytes": head.bytes})
+        return
+    what = f"{counted(len(head.files), 'file')}, {size(head.bytes)}"
+    say(f"{place.url}: state {head.number}, {what}{'' if is_new else ': nothing was new'}")
+    say(f"continue it elsewhere with: {command('resume', place.url)}")
+
+
+def owner_of(run: Run, url: str) -> Owner:
+    """As whom a run here is sent to a URL; kept from then on. Raises `UsageError` if it is sent elsewhere already."""
+    place = place_at(url)
+    known = owners.of(run)
+    if known and known.url == place.url:
+        return known
+    owner = Owner.new(run.id, run.folder, place.url)
+    owners.keep(run, owner)
+    return owner
+
+
+@click.command()
+@url_argument
+@click.option("--run-dir", type=PATH, help="Folder of the run, which must not exist yet.  [default: checkpoints/NAME]")
+@click.option("--records-only", is_flag=True, help="Leave out weights, replay, films and TensorBoard's events.")
+@click.option("--snapshots", metavar="REF,...", help="Of the weights, fetch only those of these snapshots.")
+@json_option
+def pull(url: str, run_dir: Path | None, records_only: bool, snapshots: str | None, as_json: bool) -> None:
+    """Fetch the newest state of the run at URL into a new folder.
+
+    Every byte is compared with what was sent. Without resume points, as --records-only and --snapshots leave it, the
+    run can be looked at and its snapshots evaluated, but not be continued.
+
+    \b
+    Examples:
+      twin-graph pull s3://our-bucket/pong
+      twin-graph pull s3://our-bucket/pong --snapshots best,latest --run-dir checkpoints/theirs
+    """
+    if records_only and snapshots:
+        raise UsageError("--records-only has no weights: leave it out, or --snapshots")
+    place = place_at(url)
+    head = fetching.newest(place)
+    folder = run_dir or folder_of(head)
+    check_new_folder(absolute(folder), "choose another --run-dir")
+    wanted: fetching.Wanted = fetching.is_record if records_only else fetching.everything
+    if snapshots:
+        wanted = fetching.of_snapshots(_named(place, head, folder, snapshots.split(",")))
+    found = fetch(place, head, folder, wanted)
+    if as_json:
+        print_json({"run": str(found.folder), "state": head.number, "agent_steps": head.agent_steps})
+        return
+    say(f"{found.folder}: state {head.number} of {place.url}, at {head.agent_steps:,} agent steps")
+
+
+def check_empty(url: str) -> None:
+    """Raises `UsageError` if there is a run at a URL, OSError if it cannot be reached."""
+    place = place_at(url)
+    if head := heads.newest(place):
+        raise UsageError(
+            f"{url} holds a run already, {head.name} at {head.agent_steps:,} agent steps: `{command('resume', url)}` "
+            "continues it, or choose another --remote"
+        )
+
+
+def remote_of(run: Run, url: str | None, *, stops: bool) -> str | None:
+    """Where a run here is sent while it trains: to the URL that is given, or to where it was sent before."""
+    if url and stops:
+        raise UsageError("give --remote or --no-remote, not both")
+    known = owners.of(run)
+    if stops:
+        owners.forget(run)
+        return None
+    return url or (known.url if known else None)
+
+
+def background(run: Run, url: str, *, take_over: bool = False) -> Background:
+    """What sends a run while it trains. That the place cannot be reached is told, and tried again later.
+
+    Raises:
+      UsageError: there is another run, or another copy of it.
+    """
+    place = place_at(url)
+    sends = Background(run, place, owner_of(run, url))
+    try:
+        sends.begin(take_over=take_over)
+    except OSError as error:
+        say(f"{place.url} cannot be reached ({error}); training goes on, and sends later")
+    else:
+        say(f"each resume point is sent to {place.url}; elsewhere, continue with: {command('resume', place.url)}")
+    return sends
+
+
+def send_the_rest(run: Run, sends: Background, *, interrupted: bool) -> None:
+    """Waits until all is sent, but not forever. Raises `TakenOverError` if another machine has continued the run."""
+    all_sent = sends.close(_STOPPED_SECONDS if interrupted else _DONE_SECONDS)
+    if sends.taken_over:
+        raise TakenOverError(f"{sends.taken_over}. This one, {run.folder}, has stopped with a resume point")
+    if not all_sent:
+        why = f" ({sends.trouble})" if sends.trouble else ""
+        say(f"not all was sent{why}; send the rest with: {command('push', run.folder, sends.url)}")
+
+
+def continued_here(url: str, run_dir: Path | None) -> Run:
+    """Takes over the run at a URL, and fetches it, unless it is here already."""
+    place = place_at(url)
+    head = fetching.newest(place)
+    folder = absolute(run_dir or folder_of(head))
+    if folder.exists() and (here := owners.of(found := Run(folder))) and here.owner == head.owner:
+        return found
+    check_new_folder(
+        folder,
+        f"if it is that run: {command('resume', folder, '--remote', url, '--take-over')}; or choose another --run-dir",
+    )
+    _check_room(head, folder)
+    owner = Owner.new(head.run, folder, place.url)
+    head = heads.take_over(place, head, owner.owner)
+    run = fetch(place, head, folder)
+    owners.keep(run, owner)
+    return run
+
+
+def _check_room(head: Head, folder: Path) -> None:
+    there = next(parent for parent in folder.parents if parent.exists())
+    if (free := shutil.disk_usage(there).free) < head.bytes:
+        raise UsageError(f"{head.name} has {size(head.bytes)}, and {size(free)} are free in {there}")
+
+
+def fetch(place: Place, head: Head, folder: Path, wanted: fetching.Wanted = fetching.everything) -> Run:
+    """Pulls, and shows how far it is."""
+    total = sum(file.bytes for file in head.files if wanted(file))
+    with Meter() as meter:
+        return fetching.pull(
+            place,
+            head,
+            folder,
+            wanted=wanted,
+            tell=lambda done: meter.show("MB fetched", done // 10**6, total // 10**6),
+        )
+
+
+def _named(place: Place, head: Head, folder: Path, references: list[str]) -> set[str]:
+    """The ids that references mean in a remote's run."""
+    with scratch_folder(absolute(folder)) as scratch:
+        records = fetching.pull(place, head, scratch, wanted=fetching.is_record)
+        return {locate(records, reference.strip())[1].id for reference in references}
+
+
+def folder_of(head: Head) -> Path:
+    """Where the run of a remote comes to be here, by its name there. Raises `UsageError` if that is no name."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.,=+-]{0,200}", head.name):
+        raise UsageError(f"the run's name there, {head.name!r}, is none for a folder here: give --run-dir")
+    return RUNS / head.name

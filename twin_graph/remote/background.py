@@ -1,0 +1,145 @@
+"""Sends each resume point of a run that trains to its remote, in a thread of its own: training waits for nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from twin_graph.errors import TwinGraphError
+from twin_graph.remote import owners
+from twin_graph.remote.heads import TakenOverError
+from twin_graph.remote.sending import Sender
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import TracebackType
+    from typing import Self
+
+    from twin_graph.remote.owners import Owner
+    from twin_graph.remote.places import Place
+    from twin_graph.snapshots.run import Run
+    from twin_graph.training.progress import Progress
+
+#: Seconds between looks for new parts of the replay.
+_LOOK_SECONDS = 2.0
+#: Seconds until it is tried again after an error: doubled each time, up to the second.
+_AGAIN_SECONDS, _AGAIN_AT_MOST = 5.0, 300.0
+
+
+class Background:
+    """Sends a run's states while it trains; ended by `close`.
+
+    Args:
+      run: which, and by whom it is trained.
+      place: of the remote.
+      owner: of the run here.
+
+    Attributes:
+      url: of the remote.
+      taken_over: set when another machine has continued the run: this one has to stop.
+      trouble: why nothing can be sent at present; empty if nothing is wrong.
+    """
+
+    def __init__(self, run: Run, place: Place, owner: Owner) -> None:
+        self._run, self._owner, self.url = run, owner, place.url
+        # One file at a time: what is sent fast would take the cores from the training.
+        self._sender = Sender(run, place, owner.owner, at_once=1)
+        self._newest, self._sent, self._begun = -1, -1, False
+        self._changed, self._ends = threading.Condition(), False
+        self.taken_over: TakenOverError | None = None
+        self.trouble = ""
+        self._thread = threading.Thread(target=self._work, name="remote", daemon=True)
+
+    def begin(self, *, take_over: bool = False) -> None:
+        """Looks at what is there, before time is lost; see `Sender.begin`. After an error `start` tries it again."""
+        self._sender.begin(take_over=take_over)
+        self._begun = True
+
+    def start(self) -> None:
+        """From here on, it works."""
+        self._thread.start()
+
+    def follow(self, progresses: Iterable[Progress]) -> Iterator[Progress]:
+        """The same, sending resume points as they come; ends the training where another machine has continued it."""
+        for progress in progresses:
+            point = progress.live.resume_points.newest
+            if point and point.number > self._newest:
+                self._tell(point.number)
+            if self.taken_over and not progress.stop.is_set():
+                progress.stop.set()
+            yield progress
+
+    def close(self, seconds: float) -> bool:
+        """Sends what is left, for so many seconds at most. Returns whether all is sent."""
+        newest = self._run.points().newest()
+        if newest:
+            self._tell(newest.number)
+        with self._changed:
+            self._changed.wait_for(lambda: self._sent >= self._newest or self.taken_over is not None, seconds)
+            self._ends = True
+            self._changed.notify_all()
+        self._thread.join(timeout=_LOOK_SECONDS)
+        return self._sent >= self._newest
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._changed:
+            self._ends = True
+            self._changed.notify_all()
+
+    def _tell(self, number: int) -> None:
+        with self._changed:
+            self._newest = max(self._newest, number)
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        pause = _AGAIN_SECONDS
+        while not self._ends and self.taken_over is None:
+            try:
+                if not self._begun:
+                    self.begin()
+                self._send()
+                self.trouble, pause = "", _AGAIN_SECONDS
+                self._wait(_LOOK_SECONDS)
+            except TakenOverError as error:
+                self.taken_over = error
+            except (OSError, TwinGraphError) as error:
+                self.trouble = str(error)
+                self._note()
+                self._wait(pause)
+                pause = min(2 * pause, _AGAIN_AT_MOST)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _send(self) -> None:
+        newest = self._newest
+        if newest > self._sent:
+            head = self._sender.send()
+            with self._changed:
+                self._sent = newest
+                self._changed.notify_all()
+            self._owner = self._owner.model_copy(
+                update={"state": head.number, "agent_steps": head.agent_steps, "sent": head.time, "trouble": ""}
+            )
+            self._note()
+        else:
+            self._sender.send_segments()
+
+    def _note(self) -> None:
+        """For `status`: what there is to say of the remote."""
+        if self.trouble != self._owner.trouble:
+            self._owner = self._owner.model_copy(update={"trouble": self.trouble})
+        with contextlib.suppress(TwinGraphError):  # it is for people alone
+            owners.keep(self._run, self._owner)
+
+    def _wait(self, seconds: float) -> None:
+        """Until something new is to be sent, or so long."""
+        ends = time.monotonic() + seconds
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._ends or (not self.trouble and self._newest > self._sent), ends - time.monotonic()
+            )
