@@ -7,9 +7,11 @@ find credentials where they always look for them; a URL has none.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import re
+import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from twin_graph.errors import UsageError
-from twin_graph.snapshots.files import fsync, make_folder, temporary_of, write_file, write_new
+from twin_graph.snapshots.files import fsync, make_folder, temporary_of, write_new
 
 _Result = TypeVar("_Result")
 _URL = re.compile(r"(?P<protocol>[a-z][a-z0-9]*)://(?P<rest>.*)", re.DOTALL)
@@ -111,26 +113,32 @@ class Folder:
             return file.read(most + 1)
 
     def write(self, path: str, content: bytes) -> None:
-        make_folder((self._folder / path).parent)
-        write_file(self._folder / path, content)
+        with self._made(path, content) as made:
+            made.replace(self._folder / path)
 
     def create(self, path: str, content: bytes) -> None:
-        there = self._folder / path
-        make_folder(there.parent)
-        made = temporary_of(there)
-        made.unlink(missing_ok=True)
-        try:
-            write_new(made, content)
-            fsync(made)
+        with self._made(path, content) as made:
             try:
-                os.link(made, there)
-            except FileExistsError:
-                raise
+                os.link(made, self._folder / path)
             except OSError as error:
+                if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise
                 raise UsageError(
                     f"{self.url} is on storage without links ({error.strerror}), so two machines could continue one "
                     "run there: choose another place"
                 ) from None
+
+    @contextlib.contextmanager
+    def _made(self, path: str, content: bytes) -> Iterator[Path]:
+        """A durable file to be moved or linked to its place; several threads may write the same."""
+        there = self._folder / path
+        make_folder(there.parent)
+        made = temporary_of(there.with_name(f"{there.name}.{threading.get_ident()}"))
+        made.unlink(missing_ok=True)
+        try:
+            write_new(made, content)
+            fsync(made)
+            yield made
         finally:
             made.unlink(missing_ok=True)
         fsync(there.parent)
@@ -173,8 +181,9 @@ class Bucket:
                 ) from None
             options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
             if self._protocol == "s3":
-                options["config_kwargs"] = {**_SECONDS, "retries": {"max_attempts": 2, "mode": "standard"}}
+                options["config_kwargs"] = {**_SECONDS, "retries": {"total_max_attempts": 1}}
             self._connected = fsspec.filesystem(self._protocol, **options)
+            self._connected.retries = 1  # of s3fs, as of what is below it; `again` tries again
         return self._connected
 
     def read(self, path: str, most: int) -> bytes:

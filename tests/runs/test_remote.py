@@ -1,0 +1,403 @@
+"""Remotes: what was sent is fetched, whatever fails; one copy of a run continues it; nothing there is trusted."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import s3
+from commands import Command, twin_graph
+
+from twin_graph import config, envs, training
+from twin_graph.errors import DamagedError, UsageError
+from twin_graph.records.verify import verify
+from twin_graph.remote import background, fetching, heads, owners, places, sending
+from twin_graph.remote.background import Background
+from twin_graph.remote.heads import TakenOverError
+from twin_graph.remote.places import Place, place_at
+from twin_graph.remote.sending import Sender
+from twin_graph.snapshots.files import checked, unchecked
+from twin_graph.snapshots.resumable import newest_point
+from twin_graph.snapshots.run import Run, create
+
+_OWNER, _OTHER = "a" * 32, "b" * 32
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[s3.S3]:
+    with s3.serve() as server:
+        yield server
+
+
+@pytest.fixture(params=["folder", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """An empty place of each kind."""
+    if request.param == "folder":
+        yield place_at((tmp_path / "remote").as_uri())
+        return
+    server: s3.S3 = request.getfixturevalue("server")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield place_at(f"{server.url}/{tmp_path.name}")
+    server.faults = s3._none
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long before trying again."""
+    monkeypatch.setattr(places, "_AGAIN_AFTER", (0.01, 0.02, 0.05, 0.1))
+    monkeypatch.setattr(background, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(background, "_AGAIN_SECONDS", 0.05)
+
+
+def _push(run: Run, place: Place, owner: str = _OWNER, *, take_over: bool = False) -> heads.Head:
+    sender = Sender(run, place, owner)
+    sender.begin(take_over=take_over)
+    return sender.send()
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two runs have equal files, but for what does not go with a run."""
+
+    def files(folder: Path) -> dict[str, bytes]:
+        found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        return {name: path.read_bytes() for name, path in found.items() if heads.BELONGS.fullmatch(name)}
+
+    return files(one) == files(other)
+
+
+def test_what_is_pulled_is_what_was_pushed(trained: Callable, cartpole: Callable, place: Place, tmp_path: Path) -> None:
+    run = trained(cartpole())
+    head = _push(run, place)
+    assert (head.number, head.run, head.agent_steps) == (1, run.id, 1_200)
+    pulled = fetching.pull(place, fetching.newest(place), tmp_path / "pulled")
+    assert _same(run.folder, pulled.folder)
+    assert not verify(pulled).damage
+    assert newest_point(pulled) == newest_point(run)
+
+
+def test_only_what_is_new_is_sent(trained: Callable, cartpole: Callable, place: Place) -> None:
+    run = trained(cartpole())
+    head = _push(run, place)
+    before = place.objects(heads.OBJECTS)
+    assert set(before) == {heads.path_of(sha256) for sha256 in head.pieces}
+    assert _push(run, place) == head
+    run.store().pin(run.store().newest.id, keep=True, attempt=1)
+    second = _push(run, place)
+    assert second.number == 2
+    new = {heads.path_of(sha256) for sha256 in second.pieces.keys() - head.pieces.keys()}
+    assert set(place.objects(heads.OBJECTS)) == set(before) | new
+    assert len(new) == 1  # of the ledger
+
+
+def test_a_large_file_that_grows_is_sent_in_pieces(
+    trained: Callable, cartpole: Callable, place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for module in (heads, sending):
+        monkeypatch.setattr(module, "PIECE", 500)
+    run = trained(cartpole())
+    sender = Sender(run, place, _OWNER)
+    sender.begin()
+    first = {file.name: file for file in sender.send().files}["ledger.jsonl"]
+    run.store().pin(run.store().newest.id, keep=True, attempt=1)
+    second = {file.name: file for file in sender.send().files}["ledger.jsonl"]
+    assert len(first.pieces) > 10
+    assert second.pieces[: len(first.pieces) - 1] == first.pieces[:-1]
+    assert _same(run.folder, fetching.pull(place, fetching.newest(place), tmp_path / "pulled").folder)
+
+
+def test_records_alone_and_single_snapshots_can_be_fetched(
+    trained: Callable, cartpole: Callable, tmp_path: Path
+) -> None:
+    run = trained(cartpole())
+    url = (tmp_path / "remote").as_uri()
+    _command("push", run.folder, url)
+    _command("pull", url, "--records-only", "--run-dir", tmp_path / "records")
+    assert not list((tmp_path / "records").rglob("model.*"))
+    for command in ("status", "log"):
+        there, here = (_command(command, folder, "--json") for folder in (run.folder, tmp_path / "records"))
+        assert len(json.loads(here)) == len(json.loads(there)), command
+    _command("pull", url, "--snapshots", "latest", "--run-dir", tmp_path / "one")
+    assert [path.parent.name for path in (tmp_path / "one").rglob("model.index")] == [run.store().newest.id]
+    scores = [
+        json.loads(_command("evaluate", folder, "latest", "--episodes", 2, "--json"))["mean"]
+        for folder in (run.folder, tmp_path / "one")
+    ]
+    assert scores[0] == scores[1]
+
+
+@pytest.mark.parametrize("name", ["cartpole", "pong"])
+def test_a_run_that_is_lost_continues_elsewhere_with_the_same_weights(
+    name: str, request: pytest.FixtureRequest, trained: Callable, place: Place, tmp_path: Path
+) -> None:
+    """Nothing but the URL is known there: another folder, another home."""
+    changes = {"train__steps": 1_600} if name == "cartpole" else {"train__steps": 320}
+    settings = request.getfixturevalue(name)(**changes)
+    whole = trained(settings)
+    lost = _trained_with_a_remote(settings, place, tmp_path / "lost", until=settings.train.steps * 3 // 4)
+    before = fetching.newest(place)
+    assert 0 < before.agent_steps < settings.train.steps
+    shutil.rmtree(lost.folder)
+    here = tmp_path / "here"
+    done = _command(*("resume", place.url, "--run-dir", here, "--json"), env=_elsewhere(tmp_path))
+    assert json.loads(done)["weights_sha256"] == newest_point(whole).point.weights_sha256
+    head = fetching.newest(place)
+    assert head.owner != before.owner
+    assert head.agent_steps == settings.train.steps
+    fetched = fetching.pull(place, head, tmp_path / "fetched")
+    assert newest_point(fetched).point.weights_sha256 == newest_point(whole).point.weights_sha256
+
+
+def _command(*arguments: object, env: dict[str, str] | None = None) -> str:
+    """What a command prints to stdout."""
+    done = twin_graph(*map(str, arguments), cwd=Path.cwd(), env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _elsewhere(tmp_path: Path) -> dict[str, str]:
+    """Another user's environment."""
+    return {**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "another home")}
+
+
+def _trained_with_a_remote(settings: config.Settings, place: Place, folder: Path, *, until: int) -> Run:
+    """Sent as far as it came; then it is as if its process were killed."""
+    run = create(folder, settings)
+    env = envs.make(settings.env, count=settings.env.count)
+    with Background(run, place, owners.Owner.new(run.id, folder, place.url)) as sends:
+        sends.begin()
+        sends.start()
+        for progress in sends.follow(training.train(run, env)):
+            if progress.agent_steps >= until:
+                break
+        assert sends.close(30), sends.trouble
+    env.close()
+    return run
+
+
+def test_another_machine_takes_over_and_the_first_one_stops(cartpole: Callable, tmp_path: Path) -> None:
+    url = (tmp_path / "remote").as_uri()
+    settings = cartpole(train__steps=10**6)
+    small = [f"--set={key}={value}" for key, value in _different_from_preset(settings)]
+    first = Command(*("train", "cartpole", *small, "--run-dir", "first", "--remote", url), cwd=tmp_path)
+    _wait_for(lambda: len(list((tmp_path / "remote" / "heads").glob("[0-9]*"))) > 2)
+    second = Command("resume", url, "--run-dir", "second", cwd=tmp_path, env=_elsewhere(tmp_path))
+    assert first.wait(60) == 4
+    assert "was continued elsewhere" in first.communicate()[1]
+    assert newest_point(Run(tmp_path / "first"))
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(60) == 130
+    assert fetching.newest(place_at(url)).owner == _owner(tmp_path / "second", _elsewhere(tmp_path)["XDG_CONFIG_HOME"])
+    refused = twin_graph("resume", "first", cwd=tmp_path)
+    assert refused.returncode == 4
+    assert "belongs to another copy of" in refused.stderr
+
+
+def _wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def _owner(folder: Path, home: str) -> str:
+    kept = [json.loads(path.read_text()) for path in Path(home, "twin-graph", "remotes").glob("*.json")]
+    return next(one["owner"] for one in kept if one["folder"] == str(folder))
+
+
+def _different_from_preset(settings: config.Settings) -> list[tuple[str, str]]:
+    found = config.differences(config.load("cartpole"), settings)
+    return [(key, json.dumps(after)) for key, _, after in found]
+
+
+def test_of_many_who_race_for_a_state_one_gets_it(trained: Callable, cartpole: Callable, place: Place) -> None:
+    run = trained(cartpole())
+    head = _push(run, place)
+    for number in range(2, 52):
+        got, begin = list[str](), threading.Barrier(4)
+
+        def race(mine: heads.Head, got: list[str] = got, begin: threading.Barrier = begin) -> None:
+            begin.wait()
+            with contextlib.suppress(TakenOverError):
+                heads.claim(place, mine)
+                got.append(mine.owner)
+
+        own = [head.model_copy(update={"number": number, "owner": f"{i:032x}"}) for i in range(4)]
+        threads = [threading.Thread(target=race, args=(mine,)) for mine in own]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert got == [heads.read(place, number).owner]
+
+
+def test_whatever_the_network_does_what_is_pulled_is_whole(
+    trained: Callable, cartpole: Callable, server: s3.S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    run = trained(cartpole())
+    place = place_at(f"{server.url}/faults")
+    for seed in range(10):
+        server.faults = s3.at_random(seed, 0.1)
+        run.store().pin(run.store().newest.id, keep=seed % 2 == 0, attempt=1)  # something is new
+        with contextlib.suppress(OSError, DamagedError):
+            _push(run, place)
+        server.faults = s3._none
+        if (head := heads.newest(place)) is not None:
+            pulled = fetching.pull(place, head, tmp_path / str(seed))
+            assert not verify(pulled).damage
+        server.faults = s3.at_random(seed, 0.1)
+        try:
+            pulled = fetching.pull(place, fetching.newest(place), tmp_path / f"{seed}-faults")
+        except (OSError, DamagedError, UsageError):
+            assert not (tmp_path / f"{seed}-faults").exists()
+        else:
+            assert not verify(pulled).damage
+    assert {fault for fault, _ in server.met} == {*s3.FAULTS}
+    server.faults = s3._none
+
+
+def test_an_answer_that_is_lost_is_no_loss(trained: Callable, cartpole: Callable, server: s3.S3, monkeypatch) -> None:
+    """The head was created, and nobody said so: it is one's own."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    run, place = trained(cartpole()), place_at(f"{server.url}/lost-answer")
+    server.faults = lambda method, path: "answer lost" if method == "PUT" and "/heads/" in path else None
+    assert _push(run, place).number == 1
+    server.faults = s3._none
+    assert set(heads.numbers(place)) == {1}
+
+
+def test_old_states_go_after_a_time(
+    trained: Callable, cartpole: Callable, place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = trained(cartpole())
+    sender = Sender(run, place, _OWNER)
+    sender.begin()
+    place.write(heads.path_of("f" * 64), b"of a push that was killed")
+    for keep in (True, False, True):
+        sender.send()
+        run.store().pin(run.store().newest.id, keep=keep, attempt=1)
+    assert len(heads.numbers(place)) == 3
+    monkeypatch.setattr(sending, "GRACE_SECONDS", -1e9)
+    head = _push(run, place)
+    assert set(heads.numbers(place)) == {head.number}
+    assert set(place.objects(heads.OBJECTS)) == {heads.path_of(sha256) for sha256 in head.pieces}
+    assert _same(run.folder, fetching.pull(place, head, tmp_path / "pulled").folder)
+
+
+def test_a_copy_of_a_run_must_say_that_it_takes_over(trained: Callable, cartpole: Callable, place: Place) -> None:
+    run = trained(cartpole())
+    _push(run, place)
+    with pytest.raises(TakenOverError, match=r"belongs to another copy of .*; this one has 1,200\."):
+        _push(run, place, _OTHER)
+    run.store().pin(run.store().newest.id, keep=True, attempt=1)
+    assert _push(run, place, _OTHER, take_over=True).number == 2
+    with pytest.raises(TakenOverError):
+        _push(run, place)
+
+
+def test_a_place_has_one_run(trained: Callable, cartpole: Callable, place: Place) -> None:
+    _push(trained(cartpole()), place)
+    with pytest.raises(UsageError, match=r"which is another run; choose another place"):
+        _push(trained(cartpole(seed=2)), place)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("checkpoints/run", "is no URL of a remote"),
+        ("http://host/run", "is none of the protocols"),
+        ("simplecache::s3://bucket/run", "is no URL of a remote"),
+        ("s3://key:secret@bucket/run", "leave out names, passwords"),
+        ("s3://bucket/run?secret=1", "leave out names, passwords"),
+        ("s3://bucket/../other", "is no place for a remote"),
+        ("s3://bucket//run", "is no place for a remote"),
+        ("s3://", "is no place for a remote"),
+        ("file://run", "write three slashes"),
+        ("file:///tmp/../etc", "is no place for a remote"),
+        ("memory://run", "is none of the protocols"),
+    ],
+)
+def test_a_url_is_a_place_and_nothing_else(url: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as raised:
+        place_at(url)
+    assert "secret" not in str(raised.value) or "checkpoints" in url
+
+
+def _forged(place: Place, change: Callable[[dict], None]) -> None:
+    path = heads.path_of_head(1)
+    record = unchecked(place.read(path, 2**26))
+    change(record)
+    place.write(path, checked(record))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../outside", "/etc/passwd", "control/lock", "snapshots/000001-00000000/../../x", "run.json/x", ".hidden", "x\n"],
+)
+def test_a_head_names_nothing_but_files_of_a_run(
+    name: str, trained: Callable, cartpole: Callable, place: Place, tmp_path: Path
+) -> None:
+    _push(trained(cartpole()), place)
+    _forged(place, lambda record: record["files"][0].update(name=name))
+    with pytest.raises(DamagedError, match="is damaged: files"):
+        fetching.newest(place)
+
+
+def test_what_is_not_what_its_name_says_is_not_used(
+    trained: Callable, cartpole: Callable, place: Place, tmp_path: Path
+) -> None:
+    head = _push(trained(cartpole()), place)
+    sha256 = next(iter(head.pieces))
+    whole = place.read(heads.path_of(sha256), 2**26)
+    for content in (whole[:-1], whole + b"x", whole[:-1] + bytes([whole[-1] ^ 1]), b"x"):
+        place.write(heads.path_of(sha256), content)
+        with pytest.raises(DamagedError, match="it is not what its name says"):
+            fetching.pull(place, head, tmp_path / "pulled")
+    place.remove(heads.path_of(sha256))
+    with pytest.raises(DamagedError, match="is gone"):
+        fetching.pull(place, head, tmp_path / "pulled")
+    assert not list(tmp_path.glob("*pulled*"))
+
+
+def test_an_object_that_would_fill_the_memory_is_not_unpacked(
+    trained: Callable, cartpole: Callable, place: Place, tmp_path: Path
+) -> None:
+    _push(trained(cartpole()), place)
+    piece, content = heads.packed(bytes(200_000_000))
+    place.write(heads.path_of(piece.sha256), content)
+    _forged(place, lambda record: record["files"][0].update(bytes=10, pieces=[list(piece)]))
+    with pytest.raises(DamagedError, match="it does not hold 10 bytes"):
+        fetching.pull(place, fetching.newest(place), tmp_path / "pulled")
+    assert zlib.decompress(content, bufsize=1)
+
+
+def test_trouble_is_told_and_ends_when_the_place_is_back(
+    cartpole: Callable, server: s3.S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training goes on without its remote, and catches up."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    settings, place = cartpole(), place_at(f"{server.url}/trouble")
+    run = create(tmp_path / "run", settings)
+    env = envs.make(settings.env, count=settings.env.count)
+    with Background(run, place, owners.Owner.new(run.id, run.folder, place.url)) as sends:
+        sends.begin()
+        server.faults = lambda method, path: "lost"
+        sends.start()
+        for _ in sends.follow(training.train(run, env)):
+            pass
+        assert not sends.close(0.2)
+        _wait_for(lambda: bool((kept := owners.of(run)) and kept.trouble))
+    server.faults = s3._none
+    assert _push(run, place, sends._owner.owner).agent_steps == 1_200
+    env.close()
