@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from twin_graph.base.text import command, counted, listed, size
-from twin_graph.errors import DamagedError
+from twin_graph.errors import DamagedError, UsageError
+from twin_graph.remote.places import is_url
 from twin_graph.snapshots.run import find
 
 from .params import (
@@ -25,6 +26,7 @@ from .params import (
     stdout,
     trust_option,
 )
+from .remote import verify_remote
 
 if TYPE_CHECKING:
     from twin_graph.snapshots.ledger import Commit
@@ -33,19 +35,28 @@ if TYPE_CHECKING:
 
 @click.command()
 @run_argument
+@click.option("--read", is_flag=True, help="With a URL: fetch everything, and check every byte.")
 @json_option
-def verify(run: str, as_json: bool) -> None:
+def verify(run: str, read: bool, as_json: bool) -> None:
     """Check the files of RUN against what was recorded when they were written.
 
     Lists damaged files (exit code 3), files left unfinished by a process that died, also beside RUN, and files that do
     not belong to the run. No hashes are recorded of films, TensorBoard's events and workers' logs. Changes nothing.
 
+    Of a URL to which a run was sent, the lists and records are checked, and that each object is there with its length.
+
     \b
-    Example:
+    Examples:
       twin-graph verify pong-seed1-1
+      twin-graph verify s3://our-bucket/pong --read
     """
     from twin_graph.records.verify import verify as check
 
+    if is_url(run):
+        verify_remote(run, read=read, as_json=as_json)
+        return
+    if read:
+        raise UsageError("--read is for a URL: here, every byte is read anyway")
     found = find(run)
     findings = check(found)
     if as_json:

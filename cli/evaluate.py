@@ -3,8 +3,10 @@
 import click
 
 from twin_graph.errors import TwinGraphError
+from twin_graph.remote import reading
+from twin_graph.remote.places import is_url
 from twin_graph.snapshots.lines import record_evaluation
-from twin_graph.snapshots.run import find, locate
+from twin_graph.snapshots.run import locate
 
 from .display import Meter
 from .params import (
@@ -33,12 +35,18 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
     Plays whole games with unclipped rewards. The games differ from those of scheduled evaluations, and their scores
     never influence a target policy.
 
+    RUN may be a URL to which a run was sent, also URL:REF. Its score is shown, and recorded nowhere.
+
     \b
-    Example:
+    Examples:
       twin-graph evaluate pong-seed1-1 best --episodes 100
+      twin-graph evaluate s3://our-bucket/pong:best
     """
-    found = find(run)
-    owner, snapshot = locate(found, ref)
+    name, named = reading.url_and_reference(run)
+    found = reading.opened(name)
+    owner, snapshot = locate(found, named or ref)
+    if is_url(name):
+        reading.fetch_weights(name, owner, snapshot.id)
     owner.store().prefix(snapshot.id)
 
     from twin_graph.evaluation.player import Player
@@ -49,7 +57,8 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
             meter.show(f"games of {snapshot.id}", len(evaluation.returns), episodes)
     failed = None
     try:
-        record_evaluation(owner, snapshot, evaluation.summary())
+        if not is_url(name):
+            record_evaluation(owner, snapshot, evaluation.summary())
     except OSError as error:  # a score that took an hour is shown all the same
         failed = error
     if as_json:

@@ -1,22 +1,24 @@
 """Commands that read a run's records: `status`, `runs`, `log`, `show`, `explain`. None of them imports TensorFlow."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 
 from twin_graph.base.here import absolute, shortened
-from twin_graph.base.text import counted, interval_before
+from twin_graph.base.text import counted, interval_before, size
 from twin_graph.config.turns import Turns
 from twin_graph.errors import UsageError
 from twin_graph.records import code, report
 from twin_graph.records.told import Damaged, Entry, Explained, Opponent, OpponentThen, Shown, Status, plain
+from twin_graph.remote import owners, reading
+from twin_graph.remote.places import is_url
 from twin_graph.snapshots.ledger import ONLY_LEARNER
-from twin_graph.snapshots.run import RUNS, Run, find
+from twin_graph.snapshots.run import RUNS, Run
 from twin_graph.snapshots.workers import SILENT_SECONDS, WorkerStatus
 
-from .params import PATH, REF_HELP, Count, json_option, print_json, ref_argument, run_argument, stdout
+from .params import REF_HELP, Count, json_option, print_json, ref_argument, run_argument, stdout
 from .tables import print_facts, print_table, print_text
 
 
@@ -26,18 +28,19 @@ from .tables import print_facts, print_table, print_text
 def status(run: str, as_json: bool) -> None:
     """Show how RUN is doing: state, counters, target, scores.
 
-    RUN is a run's folder or its name under checkpoints/.
+    RUN is a run's folder, its name under checkpoints/, or a URL to which it was sent.
 
     \b
-    Example:
+    Examples:
       twin-graph status pong-seed1-1
+      twin-graph status s3://our-bucket/pong
     """
-    found = find(run)
+    found = reading.opened(run)
     summary = report.status(found)
     if as_json:
         print_json(plain(summary))
         return
-    print_facts(_about(summary, found))
+    print_facts([*_about(summary, found), *_remote(found, summary)])
 
 
 def _about(summary: Status, run: Run) -> Iterator[tuple[str, str]]:
@@ -84,21 +87,63 @@ def _about(summary: Status, run: Run) -> Iterator[tuple[str, str]]:
         yield "weights_sha256", f"{summary.weights_sha256}  (of that resume point{_of_both(run)})"
 
 
+def _remote(run: Run, summary: Status) -> Iterator[tuple[str, str]]:
+    """Where a run here is sent, and how far behind it is there."""
+    if owner := owners.of(run):
+        point = summary.resume_point
+        behind = point.agent_steps - owner.agent_steps if point else 0
+        what = f"{behind:,} agent steps behind" if behind > 0 or not owner.state else f"state {owner.state}"
+        yield "remote", f"{owner.url}  ({what}{f'; {owner.trouble}' if owner.trouble else ''})"
+
+
 def _of_both(run: Run) -> str:
     """For people, after a hash of all weights."""
     return ", both learners together" if len(Turns(run.settings).learners) > 1 else ""
 
 
 @click.command()
-@click.argument("folder", default=str(RUNS), type=PATH)
+@click.argument("folder", default=str(RUNS))
 @json_option
-def runs(folder: Path, as_json: bool) -> None:
-    """List the runs in FOLDER (default: checkpoints/).
+def runs(folder: str, as_json: bool) -> None:
+    """List the runs in FOLDER (default: checkpoints/), or those that were sent to a URL.
 
     \b
-    Example:
+    Examples:
       twin-graph runs
+      twin-graph runs s3://our-bucket
     """
+    if is_url(folder):
+        _show_sent(reading.runs(folder), folder, as_json=as_json)
+    else:
+        _show_runs(absolute(Path(folder)), as_json=as_json)
+
+
+def _show_sent(found: Sequence[reading.Listed], url: str, *, as_json: bool) -> None:
+    if as_json:
+        heads = [{"run": run.name, **run.head.model_dump(exclude={"files"})} for run in found if run.head]
+        print_json([*heads, *({"run": run.name, "damage": run.damage} for run in found if run.damage)])
+        return
+    if not found:
+        stdout.print(f"no runs in {url}")
+        return
+    headings = "run", "name", "state", "agent steps", "size", "sent (UTC)"
+    rows = [
+        (
+            one.name,
+            one.head.name,
+            f"{one.head.number:,}",
+            f"{one.head.agent_steps:,}",
+            size(one.head.bytes),
+            one.head.time[:19],
+        )
+        if one.head
+        else (one.name, "damaged", "", "", "", "", one.damage)
+        for one in found
+    ]
+    print_table(headings, rows, left=2)
+
+
+def _show_runs(folder: Path, *, as_json: bool) -> None:
     if folder != absolute(RUNS) and not folder.is_dir():
         raise UsageError(f"{folder} is not a folder")
     summaries = report.runs(folder)
@@ -144,7 +189,7 @@ def log(run: str, count: int | None, abandoned: bool, as_json: bool) -> None:
     Example:
       twin-graph log pong-seed1-1 -n 20
     """
-    found = find(run)
+    found = reading.opened(run)
     entries = report.log(found, abandoned=abandoned, count=count)
     if as_json:
         print_json(plain(entries))
@@ -184,7 +229,7 @@ def show(run: str, ref: str, as_json: bool) -> None:
     Example:
       twin-graph show pong-seed1-1 best
     """
-    found = find(run)
+    found = reading.opened(run)
     details = report.show(found, ref)
     if as_json:
         print_json(plain(details))
@@ -241,7 +286,7 @@ def explain(run: str, update: int | None, step: int | None, as_json: bool) -> No
       twin-graph explain pong-seed1-1 --update 12000
       twin-graph explain connect-four-seed1-1 --step 90000
     """
-    found = find(run)
+    found = reading.opened(run)
     if (update is None) == (step is None):
         raise UsageError("give --update, or --step to see who the opponent was; one of them")
     if step is not None:

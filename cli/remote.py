@@ -1,6 +1,5 @@
 """`twin-graph push` and `twin-graph pull`, and what `train` and `resume` share with them. None imports TensorFlow."""
 
-import re
 import shutil
 from pathlib import Path
 
@@ -8,8 +7,9 @@ import click
 
 from twin_graph.base.here import absolute
 from twin_graph.base.text import command, counted, size
-from twin_graph.errors import UsageError
-from twin_graph.remote import fetching, heads, owners
+from twin_graph.errors import DamagedError, UsageError
+from twin_graph.records.verify import verify
+from twin_graph.remote import fetching, heads, owners, reading
 from twin_graph.remote.background import Background
 from twin_graph.remote.heads import Head, TakenOverError
 from twin_graph.remote.owners import Owner
@@ -93,7 +93,7 @@ def pull(url: str, run_dir: Path | None, records_only: bool, snapshots: str | No
         raise UsageError("--records-only has no weights: leave it out, or --snapshots")
     place = place_at(url)
     head = fetching.newest(place)
-    folder = run_dir or folder_of(head)
+    folder = run_dir or RUNS / head.name
     check_new_folder(absolute(folder), "choose another --run-dir")
     wanted: fetching.Wanted = fetching.is_record if records_only else fetching.everything
     if snapshots:
@@ -157,7 +157,7 @@ def continued_here(url: str, run_dir: Path | None) -> Run:
     """Takes over the run at a URL, and fetches it, unless it is here already."""
     place = place_at(url)
     head = fetching.newest(place)
-    folder = absolute(run_dir or folder_of(head))
+    folder = absolute(run_dir or RUNS / head.name)
     if folder.exists() and (here := owners.of(found := Run(folder))) and here.owner == head.owner:
         return found
     check_new_folder(
@@ -198,8 +198,25 @@ def _named(place: Place, head: Head, folder: Path, references: list[str]) -> set
         return {locate(records, reference.strip())[1].id for reference in references}
 
 
-def folder_of(head: Head) -> Path:
-    """Where the run of a remote comes to be here, by its name there. Raises `UsageError` if that is no name."""
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.,=+-]{0,200}", head.name):
-        raise UsageError(f"the run's name there, {head.name!r}, is none for a folder here: give --run-dir")
-    return RUNS / head.name
+def verify_remote(url: str, *, read: bool, as_json: bool) -> None:
+    """Checks what is at a URL; with `read`, every byte of it. Raises `DamagedError` for the first that is wrong."""
+    place = place_at(url)
+    head = fetching.newest(place)
+    if damage := reading.damage_of(place, head):
+        for line in damage:
+            say(f"damaged: {line}")
+        raise DamagedError(f"{url}: {len(damage):,} damaged of {len(head.pieces):,} objects")
+    wanted = fetching.everything if read else fetching.is_record
+    if read:
+        say(f"{size(sum(head.pieces.values()))} are fetched, and {size(head.bytes)} of disk needed meanwhile")
+    with scratch_folder(absolute(RUNS)) as scratch:
+        run = fetch(place, head, scratch, wanted)
+        if read and (damage := verify(run).damage):
+            raise DamagedError(f"{url}: {damage[0]}".replace(str(scratch), url))
+        if not read:
+            _ = run.ledger.events(), list(run.evaluation_lines())
+    if as_json:
+        print_json({"url": url, "state": head.number, "objects": len(head.pieces), "bytes": head.bytes, "read": read})
+        return
+    what = "every byte as it was sent" if read else "records as they were sent, and all else there (--read reads it)"
+    say(f"state {head.number}, {counted(len(head.pieces), 'object')}: {what}")

@@ -12,7 +12,8 @@ import click
 
 from twin_graph.base.signals import WARNINGS, set_stops
 from twin_graph.errors import TwinGraphError, UsageError
-from twin_graph.snapshots.run import RUNS, find
+from twin_graph.remote import reading
+from twin_graph.snapshots.run import RUNS
 
 from .params import AbsolutePath, complete_run, echo, say
 
@@ -33,7 +34,8 @@ from .params import AbsolutePath, complete_run, echo, say
 def view(
     runs: tuple[str, ...], folder: Path, port: int, hosts: tuple[str, ...], allow_swaps: bool, no_browser: bool
 ) -> None:
-    """Show runs in a browser, even while they train: all of them, or only each RUN.
+    """Show runs in a browser, even while they train: all of them, or only each RUN. Of a URL to which a run was sent,
+    the state is shown that it had when the command began.
 
     Only this machine can open the page, and its address holds a secret: whoever knows the address can read the runs.
     A proxy on this machine may pass it on, if it sends Host: 127.0.0.1:PORT, or --host names the host that it sends.
@@ -57,7 +59,7 @@ def view(
             raise UsageError(f"--host {host}: write it as NAME or NAME:PORT, as in lab.example:8443")
     if not runs and not folder.is_dir():
         raise UsageError(f"no folder {folder}; name the one with your runs with --folder")
-    library = Library([find(name).folder for name in runs], None if runs else folder)
+    library = Library([reading.opened(name).folder for name in runs], None if runs else folder)
     # So that the file with the address is removed.
     set_stops(lambda number, _: sys.exit(128 + number), signal.SIGTERM, *WARNINGS)
     listening, token = server.listen(port), secrets.token_urlsafe(24)

@@ -6,6 +6,7 @@ through at a time.
 
 import contextlib
 import http.client
+import logging
 import random
 import threading
 import time
@@ -23,6 +24,13 @@ FAULTS = ("lost", "answer lost", "half", "stale", "slow")
 Faults = Callable[[str, str], str | None]
 
 
+class _Proxy(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Nothing: clients are killed."""
+
+
 class S3:
     """A server; see `serve`.
 
@@ -34,14 +42,14 @@ class S3:
     """
 
     def __init__(self) -> None:
-        self.url, self.faults = f"s3://{BUCKET}", _none
+        self.url, self.faults = f"s3://{BUCKET}", none
         self.met: list[tuple[str, str]] = []
         self._conditional, self._before = threading.Lock(), dict[str, tuple[int, list[tuple[str, str]], bytes]]()
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self._moto = ThreadedMotoServer(port=0, verbose=False)
         self._moto.start()
         self._behind = self._moto.get_host_and_port()
-        self._proxy = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._proxy.daemon_threads = True
+        self._proxy = _Proxy(("127.0.0.1", 0), self._handler())
         threading.Thread(target=self._proxy.serve_forever, daemon=True).start()
         self.environment = {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._proxy.server_port}",
@@ -130,7 +138,7 @@ def _body(asked: BaseHTTPRequestHandler) -> bytes:
     return b"".join(parts)
 
 
-def _none(method: str, path: str) -> None:
+def none(method: str, path: str) -> None:
     return None
 
 

@@ -46,7 +46,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     yield place_at(f"{server.url}/{tmp_path.name}")
-    server.faults = s3._none
+    server.faults = s3.none
 
 
 @pytest.fixture(autouse=True)
@@ -250,7 +250,7 @@ def test_whatever_the_network_does_what_is_pulled_is_whole(
         run.store().pin(run.store().newest.id, keep=seed % 2 == 0, attempt=1)  # something is new
         with contextlib.suppress(OSError, DamagedError):
             _push(run, place)
-        server.faults = s3._none
+        server.faults = s3.none
         if (head := heads.newest(place)) is not None:
             pulled = fetching.pull(place, head, tmp_path / str(seed))
             assert not verify(pulled).damage
@@ -262,7 +262,7 @@ def test_whatever_the_network_does_what_is_pulled_is_whole(
         else:
             assert not verify(pulled).damage
     assert {fault for fault, _ in server.met} == {*s3.FAULTS}
-    server.faults = s3._none
+    server.faults = s3.none
 
 
 def test_an_answer_that_is_lost_is_no_loss(trained: Callable, cartpole: Callable, server: s3.S3, monkeypatch) -> None:
@@ -272,7 +272,7 @@ def test_an_answer_that_is_lost_is_no_loss(trained: Callable, cartpole: Callable
     run, place = trained(cartpole()), place_at(f"{server.url}/lost-answer")
     server.faults = lambda method, path: "answer lost" if method == "PUT" and "/heads/" in path else None
     assert _push(run, place).number == 1
-    server.faults = s3._none
+    server.faults = s3.none
     assert set(heads.numbers(place)) == {1}
 
 
@@ -398,6 +398,6 @@ def test_trouble_is_told_and_ends_when_the_place_is_back(
             pass
         assert not sends.close(0.2)
         _wait_for(lambda: bool((kept := owners.of(run)) and kept.trouble))
-    server.faults = s3._none
+    server.faults = s3.none
     assert _push(run, place, sends._owner.owner).agent_steps == 1_200
     env.close()

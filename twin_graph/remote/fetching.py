@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.remote import heads
 from twin_graph.remote.heads import Stored
-from twin_graph.snapshots.files import fsync, write_new
+from twin_graph.snapshots.files import fsync, make_folder, write_file, write_new
 from twin_graph.snapshots.run import DESCRIPTION, POINTS, SNAPSHOTS, Run, make_run
 from twin_graph.snapshots.store import MANIFEST
 
@@ -99,6 +99,13 @@ def _write_all(place: Place, files: Iterable[Stored], folder: Path, tell: Callab
             raise
     for inside in [path for path in folder.rglob("*") if path.is_dir()]:
         fsync(inside)
+
+
+def add(place: Place, files: Iterable[Stored], folder: Path) -> None:
+    """Adds files of a state to a run here. Raises as `pull`; what failed is not there."""
+    for file in files:
+        make_folder((folder / file.name).parent)
+        write_file(folder / file.name, b"".join(heads.content_of(place, file)))
 
 
 def is_record(file: Stored) -> bool:

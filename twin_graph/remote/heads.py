@@ -80,7 +80,7 @@ class Head(Record):
     Attributes:
       number: from 1, without gaps.
       owner: which machine's copy of the run made it; random, and the same until another takes over.
-      run, name: id of the run, and what it is called.
+      run, name: id of the run, and what it is called: a name for a folder anywhere.
       time: by the clock of whoever made it, for people.
       agent_steps: of the newest resume point; 0 without one.
       files: all there are.
@@ -90,7 +90,7 @@ class Head(Record):
     number: Annotated[int, Field(ge=1, lt=10**8)]
     owner: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-    name: Annotated[str, Field(max_length=255)]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,=+-]{0,199}$")]
     time: str
     agent_steps: Whole
     files: Annotated[tuple[Stored, ...], EachOnce]

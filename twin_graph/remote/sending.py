@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -129,7 +130,7 @@ class Sender:
           OSError: the place cannot be reached, or a file cannot be read.
         """
         while True:
-            state = self._state()
+            state, agent_steps = self._state()
             try:
                 files = self._store_all(state, tell)
                 break
@@ -143,9 +144,9 @@ class Sender:
                 number=self.head.number + 1 if self.head else 1,
                 owner=self.owner,
                 run=self.run.id,
-                name=self.run.name,
+                name=_plain(self.run.name),
                 time=utc_now(),
-                agent_steps=_agent_steps(self.run),
+                agent_steps=agent_steps,
                 files=files,
             )
         )
@@ -180,14 +181,15 @@ class Sender:
             self._there.discard(sha256)
             self.place.remove(heads.path_of(sha256))
 
-    def _state(self) -> list[_File]:
-        """All files of one moment: what the records name is there."""
+    def _state(self) -> tuple[list[_File], int]:
+        """All files of one moment, so that what the records name is there; and the agent steps of its newest point."""
         folder = self.run.folder
         for _ in range(_TRIES):
             with lock_folder(folder / POINTS, shared=True), lock_folder(self.run.store_folder, shared=True):
                 before = _names(folder)
                 lengths = {name: whole_bytes(folder / name) for name in _LINES}
                 replaced = {name: (folder / name).read_bytes() for name in _REPLACED if (folder / name).exists()}
+                agent_steps = _agent_steps(self.run)
                 if _names(folder) != before:
                     continue
                 state = [_File(name, len(content), (), content) for name, content in replaced.items()]
@@ -197,7 +199,7 @@ class Sender:
                         state.append(_File(name, lengths.get(name, size), signature[:1]))
                     else:
                         state.append(_File(name, size, signature))
-            return sorted(state)
+            return sorted(state), agent_steps
         raise UsageError(f"{folder} changes all the time: is something else writing there?")
 
     def _store_all(self, state: list[_File], tell: Callable[[Progress], object]) -> tuple[Stored, ...]:
@@ -251,6 +253,11 @@ class Sender:
                 if len(part) < min(PIECE, file.length - at):
                     raise DamagedError(f"{path} became shorter while it was sent")
                 yield part
+
+
+def _plain(name: str) -> str:
+    """A run's name without what not every folder may have in its name."""
+    return re.sub(r"[^A-Za-z0-9_.,=+-]", "-", f"run{name}" if re.match(r"[^A-Za-z0-9_]", name) else name)[:200]
 
 
 def _names(folder: Path) -> set[str]:
