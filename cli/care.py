@@ -11,7 +11,7 @@ import click
 
 from twin_graph.base.text import command, counted, listed, size
 from twin_graph.errors import DamagedError, UsageError
-from twin_graph.remote.places import is_url
+from twin_graph.remote.urls import is_url
 from twin_graph.snapshots.run import find
 
 from .params import (

@@ -4,7 +4,7 @@ import click
 
 from twin_graph.errors import TwinGraphError
 from twin_graph.remote import reading
-from twin_graph.remote.places import is_url
+from twin_graph.remote.urls import is_url
 from twin_graph.snapshots.lines import record_evaluation
 from twin_graph.snapshots.run import locate
 

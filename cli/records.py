@@ -13,7 +13,7 @@ from twin_graph.errors import UsageError
 from twin_graph.records import code, report
 from twin_graph.records.told import Damaged, Entry, Explained, Opponent, OpponentThen, Shown, Status, plain
 from twin_graph.remote import owners, reading
-from twin_graph.remote.places import is_url
+from twin_graph.remote.urls import is_url
 from twin_graph.snapshots.ledger import ONLY_LEARNER
 from twin_graph.snapshots.run import RUNS, Run
 from twin_graph.snapshots.workers import SILENT_SECONDS, WorkerStatus

@@ -9,12 +9,13 @@ from twin_graph.base.here import absolute
 from twin_graph.base.text import command, counted, size
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.records.verify import verify
-from twin_graph.remote import fetching, heads, owners, reading
+from twin_graph.remote import card, fetching, heads, owners, reading
 from twin_graph.remote.background import Background
 from twin_graph.remote.heads import Head, TakenOverError
 from twin_graph.remote.owners import Owner
-from twin_graph.remote.places import Place, place_at
+from twin_graph.remote.places import Place
 from twin_graph.remote.sending import Sender
+from twin_graph.remote.urls import place_at
 from twin_graph.snapshots.files import scratch_folder
 from twin_graph.snapshots.run import RUNS, Run, check_new_folder, find, locate
 
@@ -36,20 +37,23 @@ _STOPPED_SECONDS, _DONE_SECONDS = 20.0, 600.0
 )
 @json_option
 def push(run: str, url: str, take_over: bool, as_json: bool) -> None:
-    """Send RUN to URL: file:///FOLDER, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER.
+    """Send RUN to URL: file:///FOLDER, s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, or hf://USER/NAME to publish it.
 
     Sends what is missing there, and then the list of what the run consists of: whoever pulls sees a whole state, also
-    where a push was killed. RUN may be training meanwhile. Credentials are found where the storage's own tools look.
+    where a push was killed. RUN may be training meanwhile. Credentials are found where the storage's own tools look. On
+    the Hugging Face hub, the run gets a card with score and film.
 
     \b
     Examples:
       twin-graph push pong-seed1-1 s3://our-bucket/pong
-      twin-graph push pong-seed1-1 file:///mnt/shared/pong
+      twin-graph push pong-seed1-1 hf://our-lab/pong
     """
     found, place = find(run), place_at(url)
     sender = Sender(found, place, owner_of(found, url).owner)
     sender.begin(take_over=take_over)
     before = sender.head
+    if place.is_only_for_publishing:
+        add_card(found, place)
     with Meter() as meter:
         head = sender.send(lambda progress: meter.show("MB sent", progress.done // 10**6, progress.total // 10**6))
     is_new = head != before
@@ -58,7 +62,20 @@ def push(run: str, url: str, take_over: bool, as_json: bool) -> None:
         return
     what = f"{counted(len(head.files), 'file')}, {size(head.bytes)}"
     say(f"{place.url}: state {head.number}, {what}{'' if is_new else ': nothing was new'}")
-    say(f"continue it elsewhere with: {command('resume', place.url)}")
+    say(f"elsewhere: {command('pull' if place.is_only_for_publishing else 'resume', place.url)}")
+
+
+def add_card(run: Run, place: Place) -> None:
+    """Writes what people see of a published run: a card, and a film if there is one."""
+    found = card.played(run)
+    film = card.film_of(run, found["snapshot"] if found else "")
+    if film:
+        place.write(card.FILM, film.read_bytes())
+    else:
+        say(f"without a film: `{command('record', run.folder, 'best')}` makes one")
+    if not found or found["scheduled"]:
+        say(f"without a score of its own: `{command('evaluate', run.folder, 'best')}` measures one")
+    place.write(card.CARD, card.card(run, place.url, film=film is not None).encode())
 
 
 def owner_of(run: Run, url: str) -> Owner:
@@ -105,9 +122,16 @@ def pull(url: str, run_dir: Path | None, records_only: bool, snapshots: str | No
     say(f"{found.folder}: state {head.number} of {place.url}, at {head.agent_steps:,} agent steps")
 
 
+def _place_to_train_with(url: str) -> Place:
+    place = place_at(url)
+    if place.is_only_for_publishing:
+        raise UsageError(f"{url} keeps all that is ever sent, so it is for `push` and `pull` only; train with a bucket")
+    return place
+
+
 def check_empty(url: str) -> None:
     """Raises `UsageError` if there is a run at a URL, OSError if it cannot be reached."""
-    place = place_at(url)
+    place = _place_to_train_with(url)
     if head := heads.newest(place):
         raise UsageError(
             f"{url} holds a run already, {head.name} at {head.agent_steps:,} agent steps: `{command('resume', url)}` "
@@ -132,7 +156,7 @@ def background(run: Run, url: str, *, take_over: bool = False) -> Background:
     Raises:
       UsageError: there is another run, or another copy of it.
     """
-    place = place_at(url)
+    place = _place_to_train_with(url)
     sends = Background(run, place, owner_of(run, url))
     try:
         sends.begin(take_over=take_over)
@@ -155,7 +179,7 @@ def send_the_rest(run: Run, sends: Background, *, interrupted: bool) -> None:
 
 def continued_here(url: str, run_dir: Path | None) -> Run:
     """Takes over the run at a URL, and fetches it, unless it is here already."""
-    place = place_at(url)
+    place = _place_to_train_with(url)
     head = fetching.newest(place)
     folder = absolute(run_dir or RUNS / head.name)
     if folder.exists() and (here := owners.of(found := Run(folder))) and here.owner == head.owner:

@@ -10,7 +10,7 @@ from twin_graph.config import trust
 from twin_graph.config.no_effect import without_effect
 from twin_graph.errors import UsageError
 from twin_graph.records.report import restored
-from twin_graph.remote.places import is_url
+from twin_graph.remote.urls import is_url
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import find
 

@@ -33,7 +33,7 @@ from commands import Command
 
 from twin_graph.records.verify import verify
 from twin_graph.remote import fetching, heads
-from twin_graph.remote.places import place_at
+from twin_graph.remote.urls import place_at
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run
 

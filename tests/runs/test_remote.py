@@ -11,6 +11,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hub
+import huggingface_hub
 import pytest
 import s3
 from commands import Command, twin_graph
@@ -21,8 +23,9 @@ from twin_graph.records.verify import verify
 from twin_graph.remote import background, fetching, heads, owners, places, sending
 from twin_graph.remote.background import Background
 from twin_graph.remote.heads import TakenOverError
-from twin_graph.remote.places import Place, place_at
+from twin_graph.remote.places import Place
 from twin_graph.remote.sending import Sender
+from twin_graph.remote.urls import place_at
 from twin_graph.snapshots.files import checked, unchecked
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run, create
@@ -379,6 +382,60 @@ def test_an_object_that_would_fill_the_memory_is_not_unpacked(
     with pytest.raises(DamagedError, match="it does not hold 10 bytes"):
         fetching.pull(place, fetching.newest(place), tmp_path / "pulled")
     assert zlib.decompress(content, bufsize=1)
+
+
+def test_a_run_is_published_with_its_card_and_comes_back_whole(
+    trained: Callable, cartpole: Callable, tmp_path: Path
+) -> None:
+    """On a hub that speaks what its client calls."""
+    run = trained(cartpole())
+    _command("evaluate", run.folder, "best", "--episodes", 3)
+    run.videos.mkdir()
+    (run.videos / f"{run.store().newest.id}.mp4").write_bytes(b"a film")
+    with hub.serve() as there:
+        environment = {**os.environ, "HF_ENDPOINT": there.url, "HF_TOKEN": "hf_x", "HF_HOME": str(tmp_path / "hf")}
+        _command("push", run.folder, "hf://lab/pole", env=environment)
+        _command("pull", "hf://lab/pole", "--run-dir", tmp_path / "pulled", env=environment)
+        assert _same(run.folder, tmp_path / "pulled")
+        assert there.files["replay.mp4"] == b"a film"
+        text = there.files["README.md"].decode()
+        assert "library_name: twin-graph" in text
+        assert "type: mean_reward" in text
+        assert "3 games after training" in text
+        assert f"twin-graph evaluate {run.name} {run.resolve('best').id}" in text
+        assert "| `env.id` |" not in text
+        assert len(there.commits) == 1
+        _command("push", run.folder, "hf://lab/pole", env=environment)
+        assert len(there.commits) == 1  # nothing was new
+        refused = twin_graph("train", "cartpole", "--remote", "hf://lab/pole", cwd=tmp_path, env=environment)
+    assert refused.returncode == 2
+    assert "keeps all that is ever sent" in refused.stderr
+
+
+def test_of_two_who_publish_at_once_one_succeeds(
+    trained: Callable, cartpole: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A commit names the one before it."""
+    head = _push(trained(cartpole()), place_at((tmp_path / "remote").as_uri()))
+    with hub.serve() as there:
+        api = huggingface_hub.HfApi(there.url, "hf_x")
+        places_ = [place_at("hf://lab/pole") for _ in range(4)]
+        for one in places_:
+            monkeypatch.setattr(one, "_connected", api)
+        got = list[str]()
+
+        def race(place: Place, owner: str) -> None:
+            with contextlib.suppress(TakenOverError):
+                heads.claim(place, head.model_copy(update={"owner": owner}))
+                got.append(owner)
+
+        threads = [threading.Thread(target=race, args=(one, f"{i:032x}")) for i, one in enumerate(places_)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(there.commits) == 1
+        assert got == [json.loads(there.files["heads/00000001"])["owner"]]
 
 
 def test_trouble_is_told_and_ends_when_the_place_is_back(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from twin_graph.errors import DamagedError
 from twin_graph.remote import fetching, heads
-from twin_graph.remote.places import again, is_url, place_at
+from twin_graph.remote.places import again
+from twin_graph.remote.urls import is_url, place_at
 from twin_graph.snapshots.files import file_lock, make_folder
 from twin_graph.snapshots.run import SNAPSHOTS, Run, find
 
