@@ -50,8 +50,8 @@ SETTINGS = {
     "resume.every_steps": 200,
     "evaluate.episodes": 0,
 }
-#: Seconds that each takes at most until it is killed, before it is known how long it takes.
-_LONGEST = {"train": 4.0, "resume": 3.0, "take over": 3.0, "push": 1.0, "pull": 1.0}
+#: How long each may take until it is killed, at most, in lengths of a training that nobody kills: some shall complete.
+_LONGEST = {"train": 0.9, "resume": 1.1, "take over": 1.1, "push": 0.2, "pull": 0.2}
 
 
 class Machine(NamedTuple):
@@ -71,10 +71,11 @@ class Harness:
     def __init__(self, folder: Path, server: s3.S3, seed: int, share: float) -> None:
         self._folder, self._server, self._share = folder, server, share
         self._draw = random.Random(seed)
-        self._number, self._longest, self.killed = 0, dict(_LONGEST), 0
+        self._number = self.killed = 0
         self.counts: Counter[str] = Counter()
-        whole = self._new_machine()
+        whole, began = self._new_machine(), time.monotonic()
         self._finished(self._command("train", whole, "cartpole", *self._settings, "--run-dir", whole.folder))
+        self._whole = time.monotonic() - began
         self._wanted = _weights(whole.folder)
         self._begin()
 
@@ -95,10 +96,7 @@ class Harness:
     def kill_once(self) -> None:
         """Lets something run, kills it, and checks what is left; begins a new run where one is complete."""
         what, command = self._next()
-        began = time.monotonic()
-        ended = self._killed(command, self._draw.uniform(0, self._longest[what]))
-        if ended is not None:
-            self._longest[what] = (self._longest[what] + time.monotonic() - began) / 2
+        ended = self._killed(command, self._draw.uniform(0, _LONGEST[what] * self._whole))
         self.killed += ended is None
         self.counts[f"{what}, {'ended before' if ended is not None else 'killed'}"] += 1
         self._check()

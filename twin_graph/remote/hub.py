@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,9 +45,9 @@ class Hub:
     def read(self, path: str, most: int) -> bytes:
         from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 
-        with as_os_errors(self.url):
+        with as_os_errors(self.url), tempfile.TemporaryDirectory(prefix="twin-graph-") as folder:
             try:
-                fetched = Path(self._api.hf_hub_download(self._repository, path))
+                fetched = Path(self._api.hf_hub_download(self._repository, path, cache_dir=folder))
             except (EntryNotFoundError, RepositoryNotFoundError):
                 raise FileNotFoundError(f"{self.url}/{path}") from None
             with fetched.open("rb") as file:
