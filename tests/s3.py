@@ -83,7 +83,11 @@ class S3:
         return Handler
 
     def _answer(self, asked: BaseHTTPRequestHandler) -> None:
-        body = _body(asked)
+        try:
+            body = _body(asked)
+        except ValueError:  # its client was killed: no server takes a part for the whole
+            asked.close_connection = True
+            return
         fault = self.faults(asked.command, asked.path)
         if fault:
             self.met.append((fault, asked.command))
@@ -129,13 +133,20 @@ _OF_THIS_HOP = ("connection", "transfer-encoding", "content-length", "keep-alive
 
 def _body(asked: BaseHTTPRequestHandler) -> bytes:
     if asked.headers.get("Transfer-Encoding", "").lower() != "chunked":
-        return asked.rfile.read(int(asked.headers.get("Content-Length", 0)))
+        return _read(asked, int(asked.headers.get("Content-Length", 0)))
     parts = []
     while size := int(asked.rfile.readline().split(b";")[0], 16):
-        parts.append(asked.rfile.read(size))
+        parts.append(_read(asked, size))
         asked.rfile.readline()
     asked.rfile.readline()
     return b"".join(parts)
+
+
+def _read(asked: BaseHTTPRequestHandler, size: int) -> bytes:
+    content = asked.rfile.read(size)
+    if len(content) < size:
+        raise ValueError("it ends early")
+    return content
 
 
 def none(method: str, path: str) -> None:

@@ -73,7 +73,7 @@ class Sender:
         self.run, self.place, self.owner, self._at_once = run, place, owner, at_once
         self.head: Head | None = None
         self._sent: dict[str, tuple[_File, Stored]] = {}
-        self._there: set[str] = set()
+        self._there: dict[str, int] = {}  # objects with their lengths
         self._heads: dict[int, Head] = {}
 
     def begin(self, *, take_over: bool = False) -> None:
@@ -94,7 +94,7 @@ class Sender:
             sha256 = path.rpartition("/")[2]
             # Whoever cleans up leaves these alone long enough to name them.
             if sha256 in named or one.written > now - GRACE_SECONDS / 2:
-                self._there.add(sha256)
+                self._there[sha256] = one.bytes
         if head and head.owner == self.owner:
             self._remove_unnamed({path: one.written for path, one in listed.items()}, made, now)
 
@@ -178,7 +178,7 @@ class Sender:
             self.place.remove(heads.path_of_head(number))
             del self._heads[number]
         for sha256 in heads.unneeded(kept, gone):
-            self._there.discard(sha256)
+            self._there.pop(sha256, None)
             self.place.remove(heads.path_of(sha256))
 
     def _state(self) -> tuple[list[_File], int]:
@@ -230,7 +230,7 @@ class Sender:
         pieces = list(before[1].pieces[: before[0].length // PIECE]) if before and same and file.content is None else []
         for part in self._parts(file, len(pieces) * PIECE):
             piece, content = heads.packed(part)
-            if piece.sha256 not in self._there:
+            if self._there.get(piece.sha256) != piece.bytes:
                 self._write(piece, content)
             pieces.append(piece)
         stored = Stored(name=file.name, bytes=file.length, pieces=tuple(pieces))
@@ -239,7 +239,7 @@ class Sender:
 
     def _write(self, piece: Piece, content: bytes) -> None:
         again(lambda: self.place.write(heads.path_of(piece.sha256), content))
-        self._there.add(piece.sha256)
+        self._there[piece.sha256] = piece.bytes
 
     def _parts(self, file: _File, start: int) -> Iterator[bytes]:
         if file.content is not None:
