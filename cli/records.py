@@ -120,7 +120,9 @@ def runs(folder: str, as_json: bool) -> None:
 
 def _show_sent(found: Sequence[reading.Listed], url: str, *, as_json: bool) -> None:
     if as_json:
-        heads = [{"run": run.name, **run.head.model_dump(exclude={"files"})} for run in found if run.head]
+        heads = [
+            {**run.head.model_dump(exclude={"files"}), "id": run.head.run, "run": run.name} for run in found if run.head
+        ]
         print_json([*heads, *({"run": run.name, "damage": run.damage} for run in found if run.damage)])
         return
     if not found:

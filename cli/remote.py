@@ -20,7 +20,7 @@ from twin_graph.snapshots.files import scratch_folder
 from twin_graph.snapshots.run import RUNS, Run, check_new_folder, find, locate
 
 from .display import Meter
-from .params import PATH, json_option, print_json, run_argument, say
+from .params import PATH, json_option, print_json, run_argument, say, stdout
 
 url_argument = click.argument("url")
 
@@ -243,4 +243,4 @@ def verify_remote(url: str, *, read: bool, as_json: bool) -> None:
         print_json({"url": url, "state": head.number, "objects": len(head.pieces), "bytes": head.bytes, "read": read})
         return
     what = "every byte as it was sent" if read else "records as they were sent, and all else there (--read reads it)"
-    say(f"state {head.number}, {counted(len(head.pieces), 'object')}: {what}")
+    stdout.print(f"state {head.number}, {counted(len(head.pieces), 'object')}: {what}")

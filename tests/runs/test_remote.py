@@ -384,6 +384,73 @@ def test_an_object_that_would_fill_the_memory_is_not_unpacked(
     assert zlib.decompress(content, bufsize=1)
 
 
+def test_a_run_is_read_from_afar(trained: Callable, cartpole: Callable, tmp_path: Path) -> None:
+    """Its records, and of its weights those of one snapshot; what is asked again is not fetched again."""
+    run, url = trained(cartpole()), (tmp_path / "there" / "pole").as_uri()
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    _command("push", run.folder, url)
+    for command in (["log"], ["explain", "--update", "200"], ["show", "latest"]):
+        name, *rest = command
+        here, there = (_command(name, of, *rest, "--json", env=environment) for of in (run.folder, url))
+        assert json.loads(here) == json.loads(there)
+    cached = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert not [path for path in cached if path.name.startswith("model.")]
+    best = run.resolve("best").id
+    said = json.loads(_command("evaluate", f"{url}:best", "--episodes", 2, "--json", env=environment))
+    assert said["snapshot"] == best
+    assert said["mean"] == json.loads(_command("evaluate", run.folder, "best", "--episodes", 2, "--json"))["mean"]
+    weights = [path.parent.name for path in (tmp_path / "cache").rglob("model.index")]
+    assert weights == [best]
+    (tmp_path / "there" / "pole" / "objects").rename(tmp_path / "gone")
+    _command("status", url, env=environment)  # it is here
+    (tmp_path / "gone").rename(tmp_path / "there" / "pole" / "objects")
+    _command("push", run.folder, url)  # the score of that evaluation is new
+    _command("status", url, env=environment)
+    assert len(list((tmp_path / "cache").rglob("run.json"))) == 1
+
+
+def test_runs_of_a_place_are_listed(trained: Callable, cartpole: Callable, tmp_path: Path) -> None:
+    run = trained(cartpole())
+    for name in ("one", "two", "three"):
+        _push(run, place_at((tmp_path / name).as_uri()))
+    (tmp_path / "three" / heads.path_of_head(1)).write_text("{}")
+    listed = {one["run"]: one for one in json.loads(_command("runs", tmp_path.as_uri(), "--json"))}
+    assert {name: "damage" in one for name, one in listed.items()} == {"one": False, "two": False, "three": True}
+    assert listed["one"]["agent_steps"] == 1_200
+    assert "damaged" in _command("runs", tmp_path.as_uri())
+
+
+def test_status_says_how_far_behind_a_remote_is(trained: Callable, cartpole: Callable, tmp_path: Path) -> None:
+    run, url = trained(cartpole()), (tmp_path / "remote").as_uri()
+    owner = owners.Owner.new(run.id, run.folder, url)
+    owners.keep(run, owner.model_copy(update={"state": 2, "agent_steps": 500, "trouble": "no route"}))
+    assert f"{url}  (700 agent steps behind; no route)" in _command("status", run.folder)
+    owners.keep(run, owner.model_copy(update={"state": 3, "agent_steps": 1_200}))
+    assert f"{url}  (state 3)" in _command("status", run.folder)
+
+
+@pytest.mark.parametrize("harm", ["gone", "shorter", "another"])
+def test_verify_finds_what_is_wrong_in_a_remote(
+    harm: str, trained: Callable, cartpole: Callable, tmp_path: Path
+) -> None:
+    url = (tmp_path / "remote").as_uri()
+    head = _push(trained(cartpole()), place_at(url))
+    assert "every byte as it was sent" in _command("verify", url, "--read")
+    assert "records as they were sent" in _command("verify", url)
+    weights = next(file for file in head.files if file.name.endswith("model.data-00000-of-00001"))
+    broken = tmp_path / "remote" / heads.path_of(weights.pieces[0].sha256)
+    content = broken.read_bytes()
+    if harm == "gone":
+        broken.unlink()
+    else:
+        broken.write_bytes(content[:-1] if harm == "shorter" else bytes(reversed(content)))
+    for read in ([], ["--read"]):
+        done = twin_graph("verify", url, *read, cwd=tmp_path)
+        found = read or harm != "another"  # its length is right
+        assert done.returncode == (3 if found else 0), done.stderr
+    assert not list(tmp_path.glob("*.again*"))
+
+
 def test_a_run_is_published_with_its_card_and_comes_back_whole(
     trained: Callable, cartpole: Callable, tmp_path: Path
 ) -> None:
