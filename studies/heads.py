@@ -101,7 +101,9 @@ def draw(runs: dict[str, list[Line]], path: Path) -> None:
     for arm, values in published().items():
         low, high = min(values), max(values)
         axes.fill_between([FROM, TO], low, high, color=COLOURS[arm], alpha=0.15, linewidth=0)
-        axes.text(FROM + 5_000, high, f"Dopamine, {DOPAMINE[arm]}, mean of 5 runs each", fontsize=8, color=COLOURS[arm])
+        behind = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1}
+        words = f"{DOPAMINE[arm]}: range of Dopamine's five runs"
+        axes.text(FROM + 5_000, low + 0.3, words, fontsize=8, color=COLOURS[arm], bbox=behind)
     axes.set_xlabel("agent steps")
     axes.set_ylabel("return in training, newest 20 episodes")
     axes.spines[["top", "right"]].set_visible(False)
