@@ -15,6 +15,7 @@ import hub
 import huggingface_hub
 import pytest
 import s3
+import sftp
 from commands import Command, twin_graph
 
 from twin_graph import config, envs, training
@@ -39,11 +40,16 @@ def server() -> Iterator[s3.S3]:
         yield server
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", "s3", "sftp"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """An empty place of each kind."""
     if request.param == "folder":
         yield place_at((tmp_path / "remote").as_uri())
+        return
+    if request.param == "sftp":
+        with sftp.serve(tmp_path / "home") as url:
+            monkeypatch.setenv("HOME", str(tmp_path / "home"))
+            yield place_at(f"{url}{tmp_path}/remote")
         return
     server: s3.S3 = request.getfixturevalue("server")
     for name, value in server.environment.items():
@@ -136,7 +142,11 @@ def test_records_alone_and_single_snapshots_can_be_fetched(
     assert scores[0] == scores[1]
 
 
-@pytest.mark.parametrize("name", ["cartpole", "pong"])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("cartpole", "folder"), ("cartpole", "s3"), ("cartpole", "sftp"), ("pong", "folder"), ("pong", "s3")],
+    indirect=["place"],
+)
 def test_a_run_that_is_lost_continues_elsewhere_with_the_same_weights(
     name: str, request: pytest.FixtureRequest, trained: Callable, place: Place, tmp_path: Path
 ) -> None:
@@ -279,6 +289,26 @@ def test_an_answer_that_is_lost_is_no_loss(trained: Callable, cartpole: Callable
     assert set(heads.numbers(place)) == {1}
 
 
+def test_a_server_whose_renames_exclude_nobody_is_refused(
+    trained: Callable, cartpole: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    served, refused = sftp.serve(tmp_path / "home", exclusive=False), pytest.raises(UsageError, match="renames files o")
+    with served as url, refused:
+        _push(trained(cartpole()), place_at(f"{url}{tmp_path}/remote"))
+    assert not list((tmp_path / "remote").rglob(heads.path_of_head(1)))
+
+
+def test_a_host_that_nobody_knows_is_refused(
+    trained: Callable, cartpole: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with sftp.serve(tmp_path / "home") as url:
+        (tmp_path / "home" / ".ssh" / "known_hosts").write_text("")
+        with pytest.raises(OSError, match="known_hosts"):
+            _push(trained(cartpole()), place_at(f"{url}{tmp_path}/remote"))
+
+
 def test_old_states_go_after_a_time(
     trained: Callable, cartpole: Callable, place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -328,6 +358,9 @@ def test_a_place_has_one_run(trained: Callable, cartpole: Callable, place: Place
         ("file://run", "write three slashes"),
         ("file:///tmp/../etc", "is no place for a remote"),
         ("memory://run", "is none of the protocols"),
+        ("sftp://me:secret@host/run", "leave out names, passwords"),
+        ("sftp://host", "write it as sftp://HOST/FOLDER"),
+        ("sftp://-oProxyCommand=x/run", "write it as sftp://HOST/FOLDER"),
     ],
 )
 def test_a_url_is_a_place_and_nothing_else(url: str, said: str) -> None:

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 
 from twin_graph.errors import UsageError
 from twin_graph.remote.hub import Hub
+from twin_graph.remote.sftp import Sftp
 from twin_graph.remote.storage import BUCKETS, Bucket, Folder
 
 if TYPE_CHECKING:
     from twin_graph.remote.places import Place
 
 _URL = re.compile(r"(?P<protocol>[a-z][a-z0-9]*)://(?P<rest>.*)", re.DOTALL)
-_ADVICE = "give file:///FOLDER, s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or, to publish, hf://USER/NAME"
+_ADVICE = (
+    "give file:///FOLDER, s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, sftp://HOST/FOLDER or, to publish, hf://USER/NAME"
+)
 
 
 def is_url(text: str) -> bool:
@@ -29,7 +32,7 @@ def place_at(url: str) -> Place:
     if match is None:
         raise UsageError(f"{url!r} is no URL of a remote; {_ADVICE}")
     protocol, rest = match["protocol"], match["rest"].rstrip("/")
-    if protocol not in ("file", "hf", *BUCKETS):
+    if protocol not in ("file", "hf", "sftp", *BUCKETS):
         raise UsageError(f"{protocol}:// is none of the protocols of remotes; {_ADVICE}")
     parts = rest.split("/")
     if "@" in parts[0] or "?" in rest or "#" in rest or "::" in rest:
@@ -48,4 +51,9 @@ def place_at(url: str) -> Place:
         if len(parts) != 2:
             raise UsageError(f"{url}: write the repository as hf://USER/NAME")
         return Hub(rest)
+    if protocol == "sftp":
+        host, _, inside = rest.partition("/")
+        if not (inside and re.fullmatch(r"[A-Za-z0-9_.-]+(:[0-9]{1,5})?", host)):
+            raise UsageError(f"{url}: write it as sftp://HOST/FOLDER, with HOST as for ssh and an absolute path")
+        return Sftp(host, f"/{inside}")
     return Bucket(protocol, rest)
