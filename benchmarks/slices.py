@@ -5,7 +5,7 @@ r"""Which of several versions or settings of twin-graph trains faster: they take
 A VARIANT is the folder of a checkout, and settings: '. twin.precision=bf16' or '../old train.chunk_steps=0'. Every one
 trains the preset `pong`, or another (`preset=cartpole`), as its own `phases.py` does, in processes of its own, until
 they make updates; then all of them are halted (SIGSTOP) but the one whose turn it is. The first is what the others are
-compared with.
+compared with. With `remote=yes` its resume points are sent to a folder.
 
 The speed of a shared machine changes by a third within minutes, and so do the figures of runs made one after the
 other. Slices meet the same minutes. What remains: processes of one version differ, for as long as they live, by up to
@@ -112,11 +112,22 @@ def train(records: Path, assignments: tuple[str, ...]) -> None:
     from twin_graph.snapshots.run import create
 
     presets = [word.removeprefix("preset=") for word in assignments if word.startswith("preset=")]
-    others = tuple(word for word in assignments if not word.startswith("preset="))
+    others = tuple(word for word in assignments if not word.startswith(("preset=", "remote=")))
     settings = phases.chosen_settings("chunks", [*presets, "pong"][0], 10**6, others)
     env = envs.make(settings.env, count=settings.env.count)
     counter = os.open(records / "agent_steps", os.O_WRONLY)
-    for progress in training.train(create(records / "run", settings), env):
+    run = create(records / "run", settings)
+    progresses: Iterator[Any] = training.train(run, env)
+    if "remote=yes" in assignments:
+        from twin_graph.remote.background import Background
+        from twin_graph.remote.owners import Owner
+        from twin_graph.remote.urls import place_at
+
+        url = (records / "remote").as_uri()
+        sends = Background(run, place_at(url), Owner.new(run.id, run.folder, url))
+        sends.start()
+        progresses = sends.follow(progresses)
+    for progress in progresses:
         os.pwrite(counter, b"%d" % getattr(progress, "agent", progress).agent_steps, 0)  # of older versions, too
 
 
