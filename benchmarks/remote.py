@@ -63,8 +63,8 @@ def main(steps: int, path: Path | None) -> None:
         pulled = time.perf_counter() - began
         stored = sum(one.bytes for one in again.objects(heads.OBJECTS).values())
     for one in points:
-        new, seconds = size(int(one["new_bytes"])), one["seconds"]
-        console.print(f"at {one['agent_steps']:>7,} agent steps: {new} new, {seconds:.1f} s")
+        more, seconds = size(int(one["new_bytes"])), one["seconds"]
+        console.print(f"at {one['agent_steps']:>7,} agent steps: {more} new, {seconds:.1f} s")
     console.print(f"the run: {size(head.bytes)}, stored as {size(stored)}; push {pushed:.1f} s, pull {pulled:.1f} s")
     if path:
         whole = {"bytes": head.bytes, "stored_bytes": stored, "push_seconds": pushed, "pull_seconds": pulled}
