@@ -85,7 +85,7 @@ TICTACTOE = {
 # Files that take a minute or more, the longest first: one that began last would keep a single core busy at the end.
 LONG = (
     *("distributed", "experiments", "experiments_ray", "resume", "howtos", "reproduce", "exchange", "selfplay"),
-    *("findings", "combinations", "cli", "training", "kill", "strangers", "trust", "two_hosts", "branches"),
+    *("remote", "findings", "combinations", "cli", "training", "kill", "strangers", "trust", "two_hosts", "branches"),
 )
 
 
