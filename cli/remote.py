@@ -169,7 +169,10 @@ def background(run: Run, url: str, *, take_over: bool = False) -> Background:
 
 def send_the_rest(run: Run, sends: Background, *, interrupted: bool) -> None:
     """Waits until all is sent, but not forever. Raises `TakenOverError` if another machine has continued the run."""
-    all_sent = sends.close(_STOPPED_SECONDS if interrupted else _DONE_SECONDS)
+    seconds = _STOPPED_SECONDS if interrupted else _DONE_SECONDS
+    if not sends.all_sent:
+        say(f"sending what is left to {sends.url}, for {seconds:.0f} s at most")
+    all_sent = sends.close(seconds)
     if sends.taken_over:
         raise TakenOverError(f"{sends.taken_over}. This one, {run.folder}, has stopped with a resume point")
     if not all_sent:

@@ -327,6 +327,27 @@ def test_old_states_go_after_a_time(
     assert _same(run.folder, fetching.pull(place, head, tmp_path / "pulled").folder)
 
 
+def test_what_was_removed_is_sent_again_where_it_is_needed_again(
+    trained: Callable, cartpole: Callable, place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A resumed run makes the same parts of the replay again, which an old state had."""
+    run = trained(cartpole())
+    sender = Sender(run, place, _OWNER)
+    sender.begin()
+    sender.send()
+    segment = next((run.folder / "resume" / "replay").glob("*.npys"))
+    kept = segment.rename(tmp_path / "kept")
+    sender.send()
+    kept.rename(segment)
+    sender.send_segments()  # it is there
+    monkeypatch.setattr(sending, "GRACE_SECONDS", -1e9)
+    run.store().pin(run.store().newest.id, keep=True, attempt=1)
+    kept = segment.rename(tmp_path / "kept")
+    sender.send()  # removes it
+    kept.rename(segment)
+    assert _same(run.folder, fetching.pull(place, sender.send(), tmp_path / "pulled").folder)
+
+
 def test_a_copy_of_a_run_must_say_that_it_takes_over(trained: Callable, cartpole: Callable, place: Place) -> None:
     run = trained(cartpole())
     _push(run, place)

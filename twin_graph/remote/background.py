@@ -71,6 +71,12 @@ class Background:
                 progress.stop.set()
             yield progress
 
+    @property
+    def all_sent(self) -> bool:
+        """Whether the newest resume point is there."""
+        newest = self._run.points().newest()
+        return newest is None or self._sent >= newest.number
+
     def close(self, seconds: float) -> bool:
         """Sends what is left, for so many seconds at most. Returns whether all is sent."""
         newest = self._run.points().newest()

@@ -174,12 +174,16 @@ class Sender:
             return
         gone = [self._read(number) for number in old]
         kept = [self._read(number) for number in made if number not in old]
+        listed = again(lambda: self.place.objects(heads.OBJECTS))
         for number in old:
             self.place.remove(heads.path_of_head(number))
             del self._heads[number]
-        for sha256 in heads.unneeded(kept, gone):
-            self._there.pop(sha256, None)
-            self.place.remove(heads.path_of(sha256))
+        for path in map(heads.path_of, heads.unneeded(kept, gone)):
+            if path in listed and listed[path].written < now - GRACE_SECONDS:  # or it was sent anew, to be named soon
+                self._there.pop(path.rpartition("/")[2], None)
+                self.place.remove(path)
+        whole = {name: one for name, one in self._sent.items() if all(p.sha256 in self._there for p in one[1].pieces)}
+        self._sent = whole
 
     def _state(self) -> tuple[list[_File], int]:
         """All files of one moment, so that what the records name is there; and the agent steps of its newest point."""
