@@ -113,8 +113,8 @@ class Background:
                 self._wait(_LOOK_SECONDS)
             except TakenOverError as error:
                 self.taken_over = error
-            except (OSError, TwinGraphError) as error:
-                self.trouble = str(error)
+            except Exception as error:  # whatever a library below raises, training goes on
+                self.trouble = str(error) if isinstance(error, OSError | TwinGraphError) else repr(error)
                 self._note()
                 self._wait(pause)
                 pause = min(2 * pause, _AGAIN_AT_MOST)
