@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from twin_graph.errors import TwinGraphError
@@ -47,7 +46,7 @@ class Background:
         # One file at a time: what is sent fast would take the cores from the training.
         self._sender = Sender(run, place, owner.owner, at_once=1)
         self._newest, self._sent, self._begun = -1, -1, False
-        self._changed, self._ends = threading.Condition(), False
+        self._changed, self._closing, self._ends = threading.Condition(), False, False
         self.taken_over: TakenOverError | None = None
         self.trouble = ""
         self._thread = threading.Thread(target=self._work, name="remote", daemon=True)
@@ -83,6 +82,8 @@ class Background:
         if newest:
             self._tell(newest.number)
         with self._changed:
+            self._closing = True  # whoever waits to try again does not wait long
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._sent >= self._newest or self.taken_over is not None, seconds)
             self._ends = True
             self._changed.notify_all()
@@ -116,7 +117,7 @@ class Background:
             except Exception as error:  # whatever a library below raises, training goes on
                 self.trouble = str(error) if isinstance(error, OSError | TwinGraphError) else repr(error)
                 self._note()
-                self._wait(pause)
+                self._wait(_AGAIN_SECONDS if self._closing else pause)
                 pause = min(2 * pause, _AGAIN_AT_MOST)
         with self._changed:
             self._changed.notify_all()
@@ -144,8 +145,10 @@ class Background:
 
     def _wait(self, seconds: float) -> None:
         """Until something new is to be sent, or so long."""
-        ends = time.monotonic() + seconds
+        was_closing = self._closing
+
+        def changed() -> bool:
+            return self._ends or self._closing != was_closing or (not self.trouble and self._newest > self._sent)
+
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._ends or (not self.trouble and self._newest > self._sent), ends - time.monotonic()
-            )
+            self._changed.wait_for(changed, seconds)
