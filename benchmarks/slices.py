@@ -119,12 +119,12 @@ def train(records: Path, assignments: tuple[str, ...]) -> None:
     run = create(records / "run", settings)
     progresses: Iterator[Any] = training.train(run, env)
     if "remote=yes" in assignments:
+        from twin_graph.remote import owners
         from twin_graph.remote.background import Background
-        from twin_graph.remote.owners import Owner
         from twin_graph.remote.urls import place_at
 
         url = (records / "remote").as_uri()
-        sends = Background(run, place_at(url), Owner.new(run.id, run.folder, url))
+        sends = Background(run, place_at(url), owners.of(run, url))
         sends.start()
         progresses = sends.follow(progresses)
     for progress in progresses:

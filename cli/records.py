@@ -89,7 +89,7 @@ def _about(summary: Status, run: Run) -> Iterator[tuple[str, str]]:
 
 def _remote(run: Run, summary: Status) -> Iterator[tuple[str, str]]:
     """Where a run here is sent, and how far behind it is there."""
-    if owner := owners.of(run):
+    if owner := owners.trains_with(run):
         point = summary.resume_point
         behind = point.agent_steps - owner.agent_steps if point else 0
         what = f"{behind:,} agent steps behind" if behind > 0 or not owner.state else f"state {owner.state}"

@@ -12,12 +12,12 @@ from twin_graph.records.verify import verify
 from twin_graph.remote import card, fetching, heads, owners, reading
 from twin_graph.remote.background import Background
 from twin_graph.remote.heads import Head, TakenOverError
-from twin_graph.remote.owners import Owner
 from twin_graph.remote.places import Place
-from twin_graph.remote.sending import Sender
+from twin_graph.remote.sending import Sender, check_writable
 from twin_graph.remote.urls import place_at
 from twin_graph.snapshots.files import scratch_folder
-from twin_graph.snapshots.run import RUNS, Run, check_new_folder, find, locate
+from twin_graph.snapshots.ledger import utc_now
+from twin_graph.snapshots.run import DESCRIPTION, RUNS, Run, check_new_folder, find, locate
 
 from .display import Meter
 from .params import PATH, json_option, print_json, run_argument, say, stdout
@@ -49,13 +49,16 @@ def push(run: str, url: str, take_over: bool, as_json: bool) -> None:
       twin-graph push pong-seed1-1 hf://our-lab/pong
     """
     found, place = find(run), place_at(url)
-    sender = Sender(found, place, owner_of(found, url).owner)
+    owner = owners.of(found, place.url)
+    sender = Sender(found, place, owner.owner)
     sender.begin(take_over=take_over)
+    owners.keep(found, owner)
     before = sender.head
     if place.is_only_for_publishing:
         add_card(found, place)
     with Meter() as meter:
         head = sender.send(lambda progress: meter.show("MB sent", progress.done // 10**6, progress.total // 10**6))
+    owners.keep(found, owner.of(head))
     is_new = head != before
     if as_json:
         print_json({"url": place.url, "state": head.number, "new": is_new, "bytes": head.bytes})
@@ -76,17 +79,6 @@ def add_card(run: Run, place: Place) -> None:
     if not found or found["scheduled"]:
         say(f"without a score of its own: `{command('evaluate', run.folder, 'best')}` measures one")
     place.write(card.CARD, card.card(run, place.url, film=film is not None).encode())
-
-
-def owner_of(run: Run, url: str) -> Owner:
-    """As whom a run here is sent to a URL; kept from then on. Raises `UsageError` if it is sent elsewhere already."""
-    place = place_at(url)
-    known = owners.of(run)
-    if known and known.url == place.url:
-        return known
-    owner = Owner.new(run.id, run.folder, place.url)
-    owners.keep(run, owner)
-    return owner
 
 
 @click.command()
@@ -130,23 +122,22 @@ def _place_to_train_with(url: str) -> Place:
 
 
 def check_empty(url: str) -> None:
-    """Raises `UsageError` if there is a run at a URL, OSError if it cannot be reached."""
+    """Raises `UsageError` if there is a run at a URL, OSError if it cannot be reached or written."""
     place = _place_to_train_with(url)
     if head := heads.newest(place):
         raise UsageError(
             f"{url} holds a run already, {head.name} at {head.agent_steps:,} agent steps: `{command('resume', url)}` "
             "continues it, or choose another --remote"
         )
+    check_writable(place)
 
 
 def remote_of(run: Run, url: str | None, *, stops: bool) -> str | None:
     """Where a run here is sent while it trains: to the URL that is given, or to where it was sent before."""
-    if url and stops:
-        raise UsageError("give --remote or --no-remote, not both")
-    known = owners.of(run)
     if stops:
-        owners.forget(run)
+        owners.train_without(run)
         return None
+    known = owners.trains_with(run)
     return url or (known.url if known else None)
 
 
@@ -157,13 +148,15 @@ def background(run: Run, url: str, *, take_over: bool = False) -> Background:
       UsageError: there is another run, or another copy of it.
     """
     place = _place_to_train_with(url)
-    sends = Background(run, place, owner_of(run, url))
+    owner = owners.of(run, place.url)
+    sends = Background(run, place, owner, take_over=take_over)
     try:
-        sends.begin(take_over=take_over)
-    except OSError as error:
-        say(f"{place.url} cannot be reached ({error}); training goes on, and sends later")
+        sends.begin()
+    except (OSError, DamagedError) as error:
+        say(f"{place.url} cannot be used ({error}); training goes on, and sends later")
     else:
         say(f"each resume point is sent to {place.url}; elsewhere, continue with: {command('resume', place.url)}")
+    owners.keep(run, owner, to_train=True)
     return sends
 
 
@@ -181,28 +174,39 @@ def send_the_rest(run: Run, sends: Background, *, interrupted: bool) -> None:
 
 
 def continued_here(url: str, run_dir: Path | None) -> Run:
-    """Takes over the run at a URL, and fetches it, unless it is here already."""
+    """Fetches the run at a URL, unless it is here already; `taken_over` takes it over when all else is clear."""
     place = _place_to_train_with(url)
     head = fetching.newest(place)
     folder = absolute(run_dir or RUNS / head.name)
-    if folder.exists() and (here := owners.of(found := Run(folder))) and here.owner == head.owner:
-        return found
-    check_new_folder(
-        folder,
-        f"if it is that run: {command('resume', folder, '--remote', url, '--take-over')}; or choose another --run-dir",
-    )
-    _check_room(head, folder)
-    owner = Owner.new(head.run, folder, place.url)
-    head = heads.take_over(place, head, owner.owner)
+    if (folder / DESCRIPTION).exists():
+        found = Run(folder)
+        here = owners.of(found, place.url)
+        if here.owner == head.owner or here.state == head.number:
+            return found
+    mine = command("resume", folder, "--remote", url, "--take-over")
+    check_new_folder(folder, f"choose another --run-dir; if it is that run, `{mine}` continues this copy")
     run = fetch(place, head, folder)
-    owners.keep(run, owner)
+    owners.keep(run, owners.of(run, place.url).of(head), to_train=True)
     return run
 
 
-def _check_room(head: Head, folder: Path) -> None:
-    there = next(parent for parent in folder.parents if parent.exists())
-    if (free := shutil.disk_usage(there).free) < head.bytes:
-        raise UsageError(f"{head.name} has {size(head.bytes)}, and {size(free)} are free in {there}")
+def taken_over(run: Run, url: str) -> Run:
+    """Takes over the run that `continued_here` found; where it has been continued since, its new state is fetched.
+
+    Whoever had it finds that at the next state to be sent, and stops. So it comes once all that is cheap to check is.
+    """
+    place = place_at(url)
+    owner, head = owners.of(run, place.url), fetching.newest(place)
+    while head.owner != owner.owner:
+        mine = head.model_copy(update={"number": head.number + 1, "owner": owner.owner, "time": utc_now()})
+        if (head := heads.claim(place, mine)) == mine and owner.state < mine.number - 1:
+            with scratch_folder(run.folder) as newer:
+                fetch(place, head, newer)
+                shutil.rmtree(run.folder)  # fetched a moment ago
+                newer.rename(run.folder)
+            run = Run(run.folder)
+    owners.keep(run, owner.of(head), to_train=True)
+    return run
 
 
 def fetch(place: Place, head: Head, folder: Path, wanted: fetching.Wanted = fetching.everything) -> Run:

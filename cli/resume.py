@@ -15,7 +15,7 @@ from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import find
 
 from .params import PATH, Count, json_option, overrides_of, run_argument, say, set_option, trust_option, verbose_option
-from .remote import background, continued_here, remote_of
+from .remote import background, continued_here, remote_of, taken_over
 from .train import cluster_options, described_cluster, elsewhere_of, remote_option, show_training, starting_up
 
 
@@ -61,6 +61,8 @@ def resume(
     """
     if run_dir and not is_url(run):
         raise UsageError("--run-dir is for a run at a URL; `fork` makes a run in another folder")
+    if remote and (no_remote or is_url(run)):
+        raise UsageError("--remote URL is for a run in a folder, and without --no-remote")
     found = continued_here(run, run_dir) if is_url(run) else find(run)
     described = described_cluster(cluster, insecure_network)
     if described and described.run.resolve() != found.folder.resolve():
@@ -75,6 +77,9 @@ def resume(
             f"{settings.workers.count or 'none'}: change one of them (--set workers.count=N)"
         )
 
+    if is_url(run):
+        trust.check_all(settings, found.folder)
+        found = taken_over(found, run)
     with found.lock("resume"), contextlib.ExitStack() as open_:
         with starting_up("the run resumed; nothing was changed"):
             from twin_graph.training import readiness

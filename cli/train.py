@@ -20,6 +20,7 @@ from twin_graph.config.no_effect import without_effect
 from twin_graph.config.rules import check_that_it_learns
 from twin_graph.config.settings import EVALUATION_MAX_STEPS
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, DivergedError, InUseError, MovedError, UsageError
+from twin_graph.remote.heads import TakenOverError
 from twin_graph.snapshots.files import remove_folder
 from twin_graph.snapshots.resumable import has_begun
 from twin_graph.snapshots.run import Run, check_new_folder, create, free_folder, make_in
@@ -286,7 +287,7 @@ def show_training(
                 send_the_rest(run, remote, interrupted=progress.interrupted)
     except (Exception, KeyboardInterrupt) as error:
         there = run if not isinstance(error, MovedError) else Run(error.there) if error.there else None
-        if there and (newest := there.points().newest()):
+        if not isinstance(error, TakenOverError) and there and (newest := there.points().newest()):
             at = f"resume point {newest.number}, at {newest.counters.agent_steps:,} agent steps"
             other = ""
             if isinstance(error, DivergedError):  # with the same settings it would, again

@@ -95,8 +95,9 @@ def test_what_is_pulled_is_what_was_pushed(trained: Callable, cartpole: Callable
 def test_only_what_is_new_is_sent(trained: Callable, cartpole: Callable, place: Place) -> None:
     run = trained(cartpole())
     head = _push(run, place)
+    probe = heads.path_of(heads.packed(b"whether something can be written")[0].sha256)
     before = place.objects(heads.OBJECTS)
-    assert set(before) == {heads.path_of(sha256) for sha256 in head.pieces}
+    assert set(before) == {probe} | {heads.path_of(sha256) for sha256 in head.pieces}
     assert _push(run, place) == head
     run.store().pin(run.store().newest.id, keep=True, attempt=1)
     second = _push(run, place)
@@ -184,7 +185,7 @@ def _trained_with_a_remote(settings: config.Settings, place: Place, folder: Path
     """Sent as far as it came; then it is as if its process were killed."""
     run = create(folder, settings)
     env = envs.make(settings.env, count=settings.env.count)
-    with Background(run, place, owners.Owner.new(run.id, folder, place.url)) as sends:
+    with Background(run, place, owners.of(run, place.url)) as sends:
         sends.begin()
         sends.start()
         for progress in sends.follow(training.train(run, env)):
@@ -210,7 +211,7 @@ def test_another_machine_takes_over_and_the_first_one_stops(cartpole: Callable, 
     assert fetching.newest(place_at(url)).owner == _owner(tmp_path / "second", _elsewhere(tmp_path)["XDG_CONFIG_HOME"])
     refused = twin_graph("resume", "first", cwd=tmp_path)
     assert refused.returncode == 4
-    assert "belongs to another copy of" in refused.stderr
+    assert "has another copy of" in refused.stderr
 
 
 def _wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -222,7 +223,7 @@ def _wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 def _owner(folder: Path, home: str) -> str:
     kept = [json.loads(path.read_text()) for path in Path(home, "twin-graph", "remotes").glob("*.json")]
-    return next(one["owner"] for one in kept if one["folder"] == str(folder))
+    return next(one["owners"][0]["owner"] for one in kept if one["folder"] == str(folder))
 
 
 def _different_from_preset(settings: config.Settings) -> list[tuple[str, str]]:
@@ -238,8 +239,7 @@ def test_of_many_who_race_for_a_state_one_gets_it(trained: Callable, cartpole: C
 
         def race(mine: heads.Head, got: list[str] = got, begin: threading.Barrier = begin) -> None:
             begin.wait()
-            with contextlib.suppress(TakenOverError):
-                heads.claim(place, mine)
+            if heads.claim(place, mine) == mine:
                 got.append(mine.owner)
 
         own = [head.model_copy(update={"number": number, "owner": f"{i:032x}"}) for i in range(4)]
@@ -351,12 +351,116 @@ def test_what_was_removed_is_sent_again_where_it_is_needed_again(
 def test_a_copy_of_a_run_must_say_that_it_takes_over(trained: Callable, cartpole: Callable, place: Place) -> None:
     run = trained(cartpole())
     _push(run, place)
-    with pytest.raises(TakenOverError, match=r"belongs to another copy of .*; this one has 1,200\."):
+    with pytest.raises(TakenOverError, match=r"has another copy of .* at 1,200 agent steps, and this one is at 1,200:"):
         _push(run, place, _OTHER)
     run.store().pin(run.store().newest.id, keep=True, attempt=1)
     assert _push(run, place, _OTHER, take_over=True).number == 2
     with pytest.raises(TakenOverError):
         _push(run, place)
+
+
+def test_an_older_copy_at_the_same_path_is_no_newer_state(trained: Callable, cartpole: Callable, place: Place) -> None:
+    whole = trained(cartpole(train__steps=1_600))
+    head = _push(whole, place)
+    shutil.rmtree(whole.folder / "resume" / f"{whole.points().newest().number:06d}")
+    with pytest.raises(TakenOverError, match=r"has copy\d* at 1,600 agent steps, and this one is at 1,\d+: "):
+        _push(whole, place)
+    assert fetching.newest(place) == head
+
+
+def test_a_copy_without_resume_points_replaces_no_whole_run(
+    trained: Callable, cartpole: Callable, place: Place, tmp_path: Path
+) -> None:
+    head = _push(trained(cartpole()), place)
+    records = fetching.pull(place, head, tmp_path / "records", wanted=fetching.is_record)
+    with pytest.raises(UsageError, match="lacks its resume points, and would replace a whole run"):
+        _push(records, place, _OTHER, take_over=True)
+
+
+def test_a_run_that_is_gone_is_no_state(trained: Callable, cartpole: Callable, place: Place, tmp_path: Path) -> None:
+    run = trained(cartpole())
+    head, sender = _push(run, place), Sender(run, place, _OWNER)
+    sender.begin()
+    run.folder.rename(tmp_path / "moved")
+    with pytest.raises(UsageError, match="is no run any more"):
+        sender.send()
+    assert fetching.newest(place) == head
+
+
+def test_a_push_by_hand_takes_nothing_from_a_training(trained: Callable, cartpole: Callable, place: Place) -> None:
+    """Both are the same copy: what one has sent is not what the other would have."""
+    run = trained(cartpole())
+    training_, by_hand = Sender(run, place, _OWNER), Sender(run, place, _OWNER)
+    training_.begin()
+    by_hand.begin()
+    assert by_hand.send().number == 1
+    run.store().pin(run.store().newest.id, keep=True, attempt=1)
+    head = training_.send()
+    assert head.number == 2
+    assert head == fetching.newest(place)
+    ledger = next(file for file in head.files if file.name == "ledger.jsonl")
+    assert ledger.bytes == (run.folder / "ledger.jsonl").stat().st_size
+
+
+def test_each_remote_of_a_run_knows_it(trained: Callable, cartpole: Callable, tmp_path: Path) -> None:
+    """To push elsewhere, or to fail there, changes nothing for the first."""
+    run, one, other = trained(cartpole()), (tmp_path / "one").as_uri(), (tmp_path / "other").as_uri()
+    _command("push", run.folder, one)
+    owners.keep(run, owners.of(run, one), to_train=True)
+    _command("push", run.folder, other)
+    (tmp_path / "file").write_text("")
+    assert twin_graph("push", str(run.folder), (tmp_path / "file" / "x").as_uri(), cwd=tmp_path).returncode != 0
+    _command("push", run.folder, one)
+    _command("push", run.folder, other)
+    kept = owners.trains_with(run)
+    assert kept
+    assert kept.url == one
+
+
+def test_what_is_damaged_and_old_keeps_nobody_from_sending(trained: Callable, cartpole: Callable, place: Place) -> None:
+    run = trained(cartpole())
+    for keep in (True, False):
+        _push(run, place)
+        if keep:
+            run.store().pin(run.store().newest.id, keep=True, attempt=1)
+    place.write(heads.path_of_head(1), b"x")
+    run.store().pin(run.store().newest.id, keep=False, attempt=1)
+    assert _push(run, place).number == 3
+
+
+def test_a_state_can_be_fetched_for_a_time_after_the_next_was_sent(
+    trained: Callable, cartpole: Callable, tmp_path: Path
+) -> None:
+    """However long it was the newest."""
+    run, place = trained(cartpole()), place_at((tmp_path / "remote").as_uri())
+    head = _push(run, place)
+    for path in (tmp_path / "remote").rglob("*"):
+        os.utime(path, (time.time() - 3 * sending.GRACE_SECONDS,) * 2)
+    run.store().pin(run.store().newest.id, keep=True, attempt=1)
+    assert _push(run, place).number == 2
+    assert not verify(fetching.pull(place, head, tmp_path / "pulled")).damage
+
+
+def test_a_place_that_cannot_be_written_is_told_before_training(server: s3.S3, tmp_path: Path) -> None:
+    environment = {**os.environ, **server.environment}
+    done = twin_graph("train", "cartpole", "--remote", "s3://no-such-bucket/x", cwd=tmp_path, env=environment)
+    assert done.returncode != 0
+    assert "bucket does not exist" in done.stderr
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_it_is_fetched_only_where_there_is_room(
+    trained: Callable, cartpole: Callable, place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    head = _push(trained(cartpole()), place)
+    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: _Free(1_000))
+    with pytest.raises(UsageError, match=r"are to be fetched, and 0\.0 MB are free in"):
+        fetching.pull(place, head, tmp_path / "pulled")
+
+
+class _Free:
+    def __init__(self, free: int) -> None:
+        self.free = free
 
 
 def test_a_place_has_one_run(trained: Callable, cartpole: Callable, place: Place) -> None:
@@ -460,6 +564,12 @@ def test_a_run_is_read_from_afar(trained: Callable, cartpole: Callable, tmp_path
     (tmp_path / "gone").rename(tmp_path / "there" / "pole" / "objects")
     _command("push", run.folder, url)  # the score of that evaluation is new
     _command("status", url, env=environment)
+    assert len(list((tmp_path / "cache").rglob("run.json"))) == 2  # somebody may be reading the first
+    for path in (tmp_path / "cache").rglob("0*"):
+        os.utime(path, (time.time() - 2 * 86_400,) * 2)
+    run.store().pin(best, keep=True, attempt=1)
+    _command("push", run.folder, url)
+    _command("status", url, env=environment)
     assert len(list((tmp_path / "cache").rglob("run.json"))) == 1
 
 
@@ -476,11 +586,11 @@ def test_runs_of_a_place_are_listed(trained: Callable, cartpole: Callable, tmp_p
 
 def test_status_says_how_far_behind_a_remote_is(trained: Callable, cartpole: Callable, tmp_path: Path) -> None:
     run, url = trained(cartpole()), (tmp_path / "remote").as_uri()
-    owner = owners.Owner.new(run.id, run.folder, url)
-    owners.keep(run, owner.model_copy(update={"state": 2, "agent_steps": 500, "trouble": "no route"}))
+    owner = owners.of(run, url)
+    owners.keep(run, owner.model_copy(update={"state": 2, "agent_steps": 500, "trouble": "no route"}), to_train=True)
     assert f"{url}  (700 agent steps behind; no route)" in _command("status", run.folder)
-    owners.keep(run, owner.model_copy(update={"state": 3, "agent_steps": 1_200}))
-    assert f"{url}  (state 3)" in _command("status", run.folder)
+    _command("push", run.folder, url)
+    assert f"{url}  (state 1)" in _command("status", run.folder)
 
 
 @pytest.mark.parametrize("harm", ["gone", "shorter", "another"])
@@ -546,8 +656,8 @@ def test_of_two_who_publish_at_once_one_succeeds(
         got = list[str]()
 
         def race(place: Place, owner: str) -> None:
-            with contextlib.suppress(TakenOverError):
-                heads.claim(place, head.model_copy(update={"owner": owner}))
+            mine = head.model_copy(update={"owner": owner})
+            if heads.claim(place, mine) == mine:
                 got.append(owner)
 
         threads = [threading.Thread(target=race, args=(one, f"{i:032x}")) for i, one in enumerate(places_)]
@@ -568,14 +678,15 @@ def test_trouble_is_told_and_ends_when_the_place_is_back(
     settings, place = cartpole(), place_at(f"{server.url}/trouble")
     run = create(tmp_path / "run", settings)
     env = envs.make(settings.env, count=settings.env.count)
-    with Background(run, place, owners.Owner.new(run.id, run.folder, place.url)) as sends:
+    owners.keep(run, owner := owners.of(run, place.url), to_train=True)
+    with Background(run, place, owner) as sends:
         sends.begin()
         server.faults = lambda method, path: "lost"
         sends.start()
         for _ in sends.follow(training.train(run, env)):
             pass
         assert not sends.close(0.2)
-        _wait_for(lambda: bool((kept := owners.of(run)) and kept.trouble))
+        _wait_for(lambda: bool((kept := owners.trains_with(run)) and kept.trouble))
     server.faults = s3.none
     assert _push(run, place, sends._owner.owner).agent_steps == 1_200
     env.close()

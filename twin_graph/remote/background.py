@@ -33,7 +33,8 @@ class Background:
     Args:
       run: which, and by whom it is trained.
       place: of the remote.
-      owner: of the run here.
+      owner: what the run here is there.
+      take_over: whether to replace what another copy has sent.
 
     Attributes:
       url: of the remote.
@@ -41,8 +42,8 @@ class Background:
       trouble: why nothing can be sent at present; empty if nothing is wrong.
     """
 
-    def __init__(self, run: Run, place: Place, owner: Owner) -> None:
-        self._run, self._owner, self.url = run, owner, place.url
+    def __init__(self, run: Run, place: Place, owner: Owner, *, take_over: bool = False) -> None:
+        self._run, self._owner, self.url, self._take_over = run, owner, place.url, take_over
         # One file at a time: what is sent fast would take the cores from the training.
         self._sender = Sender(run, place, owner.owner, at_once=1)
         self._newest, self._sent, self._begun = -1, -1, False
@@ -51,9 +52,9 @@ class Background:
         self.trouble = ""
         self._thread = threading.Thread(target=self._work, name="remote", daemon=True)
 
-    def begin(self, *, take_over: bool = False) -> None:
+    def begin(self) -> None:
         """Looks at what is there, before time is lost; see `Sender.begin`. After an error `start` tries it again."""
-        self._sender.begin(take_over=take_over)
+        self._sender.begin(take_over=self._take_over)
         self._begun = True
 
     def start(self) -> None:
@@ -62,7 +63,11 @@ class Background:
 
     def follow(self, progresses: Iterable[Progress]) -> Iterator[Progress]:
         """The same, sending resume points as they come; ends the training where another machine has continued it."""
+        told = ""
         for progress in progresses:
+            if self.trouble and self.trouble != told:
+                told = self.trouble
+                progress.notices.append(f"nothing can be sent to {self.url} at present: {told}")
             point = progress.live.resume_points.newest
             if point and point.number > self._newest:
                 self._tell(point.number)
@@ -129,9 +134,7 @@ class Background:
             with self._changed:
                 self._sent = newest
                 self._changed.notify_all()
-            self._owner = self._owner.model_copy(
-                update={"state": head.number, "agent_steps": head.agent_steps, "sent": head.time, "trouble": ""}
-            )
+            self._owner = self._owner.of(head)
             self._note()
         else:
             self._sender.send_segments()

@@ -6,14 +6,17 @@ says, and what it unpacks to is as long as the head says. What then is a run's f
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from twin_graph.base.text import size
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.remote import heads
 from twin_graph.remote.heads import Stored
-from twin_graph.snapshots.files import fsync, make_folder, write_file, write_new
+from twin_graph.snapshots.files import fsync, make_folder, temporary_of
 from twin_graph.snapshots.run import DESCRIPTION, POINTS, SNAPSHOTS, Run, make_run
 from twin_graph.snapshots.store import MANIFEST
 
@@ -68,8 +71,11 @@ def pull(
       OSError: the place cannot be reached, or the disk is full. There is no new run then.
     """
 
+    files = [file for file in head.files if wanted(file)]
+    _check_room(sum(file.bytes for file in files), folder)
+
     def fill(temporary: Path) -> None:
-        _write_all(place, [file for file in head.files if wanted(file)], temporary, tell)
+        _write_all(place, files, temporary, tell)
         if not (temporary / DESCRIPTION).exists():
             raise DamagedError(f"{place.url} is damaged: its state {head.number} has no {DESCRIPTION}")
         if (found := Run(temporary).id) != head.run:
@@ -78,14 +84,19 @@ def pull(
     return make_run(folder, fill)
 
 
+def _check_room(needed: int, folder: Path) -> None:
+    there = next(parent for parent in folder.absolute().parents if parent.exists())
+    if (free := shutil.disk_usage(there).free) < needed:
+        raise UsageError(f"{size(needed)} are to be fetched, and {size(free)} are free in {there}")
+
+
 def _write_all(place: Place, files: Iterable[Stored], folder: Path, tell: Callable[[int], object]) -> None:
     done = 0
 
     def write(file: Stored) -> int:
         path = folder / file.name
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_new(path, *heads.content_of(place, file))
-        fsync(path)
+        _write(place, file, path)
         return file.bytes
 
     with ThreadPoolExecutor(_AT_ONCE, "fetching") as pool:
@@ -104,8 +115,23 @@ def _write_all(place: Place, files: Iterable[Stored], folder: Path, tell: Callab
 def add(place: Place, files: Iterable[Stored], folder: Path) -> None:
     """Adds files of a state to a run here. Raises as `pull`; what failed is not there."""
     for file in files:
-        make_folder((folder / file.name).parent)
-        write_file(folder / file.name, b"".join(heads.content_of(place, file)))
+        there = folder / file.name
+        make_folder(there.parent)
+        made = temporary_of(there)
+        made.unlink(missing_ok=True)
+        try:
+            _write(place, file, made)
+            made.replace(there)
+        finally:
+            made.unlink(missing_ok=True)
+
+
+def _write(place: Place, file: Stored, path: Path) -> None:
+    with path.open("xb") as opened:
+        for part in heads.content_of(place, file):
+            opened.write(part)
+        opened.flush()
+        os.fsync(opened.fileno())
 
 
 def is_record(file: Stored) -> bool:

@@ -23,7 +23,6 @@ from twin_graph.errors import DamagedError, UsageError
 from twin_graph.remote.places import again
 from twin_graph.snapshots.files import checked, unchecked
 from twin_graph.snapshots.forms import EachOnce, Record, problem
-from twin_graph.snapshots.ledger import utc_now
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -159,54 +158,28 @@ class TakenOverError(UsageError):
     exit_code = 4
 
 
-def claim(place: Place, head: Head) -> None:
-    """Creates a head.
+def claim(place: Place, head: Head) -> Head:
+    """Creates a head, or returns the one of its number that is there instead.
 
-    An error says nothing about whether it was created, so then what is there is read: the own head means that it was.
+    An error says nothing about whether it was created, so then what is there is read.
 
     Raises:
-      TakenOverError: there is one of this number, of another owner.
       OSError: the place cannot be reached.
     """
     content = checked(head.model_dump(mode="json"))
 
-    def create() -> None:
+    def create() -> Head:
         try:
             place.create(path_of_head(head.number), content)
         except OSError:
-            if not is_there():
-                raise
+            try:
+                return read(place, head.number)
+            except FileNotFoundError:
+                pass
+            raise
+        return head
 
-    def is_there() -> bool:
-        try:
-            there = read(place, head.number)
-        except FileNotFoundError:
-            return False
-        if there.owner == head.owner:
-            return True
-        raise TakenOverError(
-            f"{place.url} was continued elsewhere: another copy of {head.name} made its state {head.number}, at "
-            f"{there.agent_steps:,} agent steps"
-        )
-
-    again(create)
-
-
-def take_over(place: Place, head: Head, owner: str) -> Head:
-    """Makes the newest state one's own, as it is: whoever had the run finds that at the next state to be sent.
-
-    Args:
-      place: of the remote.
-      head: its newest, or one that was a moment ago.
-      owner: see `Head`.
-    """
-    while True:
-        mine = head.model_copy(update={"number": head.number + 1, "owner": owner, "time": utc_now()})
-        try:
-            claim(place, mine)
-            return mine
-        except TakenOverError:
-            head = read(place, max(numbers(place)))
+    return again(create)
 
 
 def content_of(place: Place, file: Stored) -> Iterable[bytes]:

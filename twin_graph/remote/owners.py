@@ -1,4 +1,4 @@
-"""Which remote a run here is sent to, and as whom: kept in the user's own configuration, outside of any run.
+"""Where runs here are sent, and as whom: kept in the user's own configuration, outside of any run.
 
 A run may come from a stranger, and a copy of its folder is another run to a remote: so neither is told by the run.
 """
@@ -12,58 +12,75 @@ from typing import TYPE_CHECKING
 from twin_graph.base.counters import Whole
 from twin_graph.config.trust import configuration
 from twin_graph.errors import DamagedError, UsageError
-from twin_graph.snapshots.files import checked, make_folder, read_file, write_file
+from twin_graph.snapshots.files import checked, file_lock, make_folder, read_file, write_file
 from twin_graph.snapshots.forms import Record, problem
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from twin_graph.remote.heads import Head
     from twin_graph.snapshots.run import Run
 
 
 class Owner(Record):
-    """What a run here is to its remote.
+    """What a run here is to one remote.
 
     Attributes:
       url: of the remote.
       owner: see `heads.Head`.
-      run, folder: which run, for people.
-      state, agent_steps, sent: the newest state that was sent, how far the run was in it, and when; 0 and empty before.
+      state, agent_steps, sent: the newest state that was sent or fetched, how far the run was in it, and when; 0 and
+        empty before.
       trouble: why nothing could be sent since; empty if nothing is wrong.
     """
 
     url: str
     owner: str
-    run: str
-    folder: str
     state: Whole = 0
     agent_steps: Whole = 0
     sent: str = ""
     trouble: str = ""
 
-    @classmethod
-    def new(cls, run_id: str, folder: Path, url: str) -> Owner:
-        """One that no remote knows yet."""
-        return cls(url=url, owner=secrets.token_hex(16), run=run_id, folder=str(folder))
+    def of(self, head: Head) -> Owner:
+        """The same once it has sent or fetched a state."""
+        known = {"state": head.number, "agent_steps": head.agent_steps, "sent": head.time, "trouble": ""}
+        return self.model_copy(update=known)
 
 
-def of(run: Run) -> Owner | None:
-    """That of a run here; None if it has no remote."""
-    path = _path(run)
-    if not path.exists():
-        return None
-    record = read_file(path)
-    if wrong := problem(Owner, record):
-        raise DamagedError(f"{path} is damaged: {wrong}")
-    return Owner.model_validate(record)
+class _Kept(Record):
+    """What is kept of a run here: which and where, for people; where it is sent while it trains; what it is there."""
+
+    run: str
+    folder: str
+    trains_with: str = ""
+    owners: tuple[Owner, ...] = ()
 
 
-def keep(run: Run, owner: Owner) -> None:
-    """Keeps it for later processes. Raises `UsageError` if that is not possible."""
+def of(run: Run, url: str) -> Owner:
+    """What a run here is to a remote; if that is not known, a new owner, which is not kept yet."""
+    known = [owner for owner in _read(run).owners if owner.url == url]
+    return known[0] if known else Owner(url=url, owner=secrets.token_hex(16))
+
+
+def trains_with(run: Run) -> Owner | None:
+    """What it is to the remote to which it is sent while it trains; None if there is none."""
+    kept = _read(run)
+    return next((owner for owner in kept.owners if owner.url == kept.trains_with), None)
+
+
+def keep(run: Run, owner: Owner, *, to_train: bool = False) -> None:
+    """Keeps what a run is to a remote, for later processes; with `to_train` it is sent there while it trains.
+
+    Raises:
+      UsageError: that is not possible.
+    """
     path = _path(run)
     try:
         make_folder(path.parent)
-        write_file(path, checked(owner.model_dump(mode="json"), indent=1))
+        with file_lock(path.with_suffix(".lock")):
+            kept = _read(run)
+            others = [one for one in kept.owners if one.url != owner.url]
+            changes = {"owners": (*others, owner)} | ({"trains_with": owner.url} if to_train else {})
+            write_file(path, checked(kept.model_copy(update=changes).model_dump(mode="json"), indent=1))
     except OSError as error:
         raise UsageError(
             f"cannot keep in {path.parent} where {run.name} is sent ({error.strerror}); set XDG_CONFIG_HOME to a "
@@ -71,9 +88,21 @@ def keep(run: Run, owner: Owner) -> None:
         ) from None
 
 
-def forget(run: Run) -> None:
-    """A run here has no remote from now on."""
-    _path(run).unlink(missing_ok=True)
+def train_without(run: Run) -> None:
+    """From now on, a run here is sent nowhere while it trains."""
+    if trains_with(run):
+        kept = _read(run).model_copy(update={"trains_with": ""})
+        write_file(_path(run), checked(kept.model_dump(mode="json"), indent=1))
+
+
+def _read(run: Run) -> _Kept:
+    path = _path(run)
+    if not path.exists():
+        return _Kept(run=run.id, folder=str(run.folder))
+    record = read_file(path)
+    if wrong := problem(_Kept, record):
+        raise DamagedError(f"{path} is damaged: {wrong}")
+    return _Kept.model_validate(record)
 
 
 def _path(run: Run) -> Path:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from twin_graph.errors import DamagedError
+from twin_graph.errors import TwinGraphError
 from twin_graph.remote import fetching, heads
 from twin_graph.remote.places import again
 from twin_graph.remote.urls import is_url, place_at
@@ -21,6 +22,9 @@ from twin_graph.snapshots.run import SNAPSHOTS, Run, find
 if TYPE_CHECKING:
     from twin_graph.remote.heads import Head
     from twin_graph.remote.places import Place
+
+
+_KEPT_SECONDS = 86_400.0
 
 
 def cache() -> Path:
@@ -44,7 +48,8 @@ def _cached(place: Place, head: Head) -> Run:
     with file_lock(whole / "lock"):
         if not folder.exists():
             for old in [path for path in whole.iterdir() if path.is_dir()]:
-                shutil.rmtree(old, ignore_errors=True)
+                if time.time() - old.stat().st_mtime > _KEPT_SECONDS:  # or somebody may be reading it
+                    shutil.rmtree(old, ignore_errors=True)
             fetching.pull(place, head, folder, wanted=fetching.is_record)
     return Run(folder)
 
@@ -78,10 +83,9 @@ def runs(url: str) -> list[Listed]:
         return [Listed(place.url, head)]
     found = []
     for name in place.folders():
-        inside = place_at(f"{place.url}/{name}")
         try:
-            head = heads.newest(inside)
-        except DamagedError as error:
+            head = heads.newest(place_at(f"{place.url}/{name}"))
+        except (OSError, TwinGraphError) as error:
             found.append(Listed(name, None, str(error)))
         else:
             found += [Listed(name, head)] if head else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import threading
@@ -16,7 +17,7 @@ from twin_graph.remote.heads import BELONGS, PIECE, Head, Piece, Stored, TakenOv
 from twin_graph.remote.places import again
 from twin_graph.snapshots.files import lock_folder, whole_bytes
 from twin_graph.snapshots.forms import RECORDS
-from twin_graph.snapshots.ledger import utc_now
+from twin_graph.snapshots.ledger import Point, utc_now
 from twin_graph.snapshots.points import SEGMENTS
 from twin_graph.snapshots.run import DESCRIPTION, GAMES, POINTS, RATINGS
 
@@ -87,6 +88,7 @@ class Sender:
         if head:
             self._check(head, take_over=take_over)
         listed = again(lambda: self.place.objects(heads.OBJECTS))
+        check_writable(self.place)
         made = heads.numbers(self.place)
         now = max((one.written for one in [*listed.values(), *made.values()]), default=0.0)
         named = set(head.pieces) if head else set()
@@ -102,17 +104,23 @@ class Sender:
         url = self.place.url
         if head.run != self.run.id:
             raise UsageError(f"{url} holds {head.name}, which is another run; choose another place for {self.run.name}")
-        if head.owner == self.owner or take_over:
+        if self.run.ledger.events(Point) and not self.run.points().folders():
+            raise UsageError(f"{self.run.folder} lacks its resume points, and would replace a whole run in {url}")
+        if take_over:
             return
-        here = _agent_steps(self.run)
-        raise TakenOverError(
-            f"{url} belongs to another copy of {head.name}, which sent {head.agent_steps:,} agent steps; this one has "
-            f"{here:,}. `pull` or `resume {url}` continues that one; --take-over replaces it by this one"
-        )
+        here, whose = _agent_steps(self.run), "another copy of " if head.owner != self.owner else ""
+        if whose or head.agent_steps > here:
+            raise TakenOverError(
+                f"{url} has {whose}{head.name} at {head.agent_steps:,} agent steps, and this one is at {here:,}: "
+                f"`resume {url}` and `pull` take that one; --take-over replaces it by this one"
+            )
 
     def _remove_unnamed(self, written: dict[str, float], made: Iterable[int], now: float) -> None:
         """What was sent for heads that were never created, a grace time ago."""
-        named = {sha256 for number in made for sha256 in self._read(number).pieces}
+        try:
+            named = {sha256 for number in made for sha256 in self._read(number).pieces}
+        except DamagedError:  # who looks for it finds it by `verify`; meanwhile nothing is removed
+            return
         for path, at in written.items():
             if at < now - GRACE_SECONDS and path.rpartition("/")[2] not in named:
                 self.place.remove(path)
@@ -160,20 +168,32 @@ class Sender:
                 self._store(_File(name, *_looked_at(path)))
 
     def _claim(self, head: Head) -> Head:
-        heads.claim(self.place, head)
+        while (there := heads.claim(self.place, head)) != head:
+            if there.owner != self.owner:
+                raise TakenOverError(
+                    f"{self.place.url} was continued elsewhere: another copy of {head.name} made its state "
+                    f"{there.number}, at {there.agent_steps:,} agent steps"
+                )
+            head = head.model_copy(update={"number": head.number + 1})  # a push by hand was faster
         self.head = self._heads[head.number] = head
+        self._there |= head.pieces
         self._tidy(head)
         return head
 
     def _tidy(self, head: Head) -> None:
-        """Removes old heads, and what only they need."""
+        """Removes heads whose successors are old, and what only they need."""
         made = heads.numbers(self.place)
+        if head.number not in made:  # an old list
+            return
         now = made[head.number].written
-        old = [number for number, one in made.items() if number != head.number and one.written < now - GRACE_SECONDS]
+        old = [one for one, after in itertools.pairwise(sorted(made)) if made[after].written < now - GRACE_SECONDS]
         if not old:
             return
-        gone = [self._read(number) for number in old]
-        kept = [self._read(number) for number in made if number not in old]
+        try:
+            gone = [self._read(number) for number in old]
+            kept = [self._read(number) for number in made if number not in old]
+        except DamagedError:  # as above
+            return
         listed = again(lambda: self.place.objects(heads.OBJECTS))
         for number in old:
             self.place.remove(heads.path_of_head(number))
@@ -196,6 +216,8 @@ class Sender:
                 agent_steps = _agent_steps(self.run)
                 if _names(folder) != before:
                     continue
+                if DESCRIPTION not in before:
+                    raise UsageError(f"{folder} is no run any more: was it moved or removed?")
                 state = [_File(name, len(content), (), content) for name, content in replaced.items()]
                 for name in before - replaced.keys():
                     size, signature = _looked_at(folder / name)
@@ -217,6 +239,8 @@ class Sender:
                 tell(Progress(done, total))
             return stored
 
+        if self._at_once == 1:  # Python would wait for a pool's threads where it ends
+            return tuple(map(store, state))
         with ThreadPoolExecutor(self._at_once, "sending") as pool:
             waiting = [pool.submit(store, file) for file in state]
             try:
@@ -257,6 +281,12 @@ class Sender:
                 if len(part) < min(PIECE, file.length - at):
                     raise DamagedError(f"{path} became shorter while it was sent")
                 yield part
+
+
+def check_writable(place: Place) -> None:
+    """Raises OSError unless something can be written there."""
+    piece, content = heads.packed(b"whether something can be written")
+    again(lambda: place.write(heads.path_of(piece.sha256), content))
 
 
 def _plain(name: str) -> str:
