@@ -199,10 +199,11 @@ def taken_over(run: Run, url: str) -> Run:
     owner, head = owners.of(run, place.url), fetching.newest(place)
     while head.owner != owner.owner:
         mine = head.model_copy(update={"number": head.number + 1, "owner": owner.owner, "time": utc_now()})
-        if (head := heads.claim(place, mine)) == mine and owner.state < mine.number - 1:
+        here = run.points().newest()
+        if (head := heads.claim(place, mine)) == mine and (not here or here.counters.agent_steps < head.agent_steps):
             with scratch_folder(run.folder) as newer:
                 fetch(place, head, newer)
-                shutil.rmtree(run.folder)  # fetched a moment ago
+                shutil.rmtree(run.folder)  # fetched a moment ago, and behind
                 newer.rename(run.folder)
             run = Run(run.folder)
     owners.keep(run, owner.of(head), to_train=True)
