@@ -2,7 +2,7 @@
 
 import click
 
-from twin_graph.errors import TwinGraphError
+from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.remote import reading
 from twin_graph.remote.urls import is_url
 from twin_graph.snapshots.lines import record_evaluation
@@ -43,6 +43,8 @@ def evaluate(run: str, ref: str, episodes: int, seed: int, as_json: bool) -> Non
       twin-graph evaluate s3://our-bucket/pong:best
     """
     name, named = reading.url_and_reference(run)
+    if named and ref != "latest":
+        raise UsageError(f"{run} names a snapshot already: leave out {ref}")
     found = reading.opened(name)
     owner, snapshot = locate(found, named or ref)
     if is_url(name):

@@ -17,7 +17,7 @@ from twin_graph.remote.sending import Sender, check_writable
 from twin_graph.remote.urls import place_at
 from twin_graph.snapshots.files import scratch_folder
 from twin_graph.snapshots.ledger import utc_now
-from twin_graph.snapshots.run import DESCRIPTION, RUNS, Run, check_new_folder, find, locate
+from twin_graph.snapshots.run import DESCRIPTION, RUNS, Run, check_new_folder, find
 
 from .display import Meter
 from .params import PATH, json_option, print_json, run_argument, say, stdout
@@ -98,15 +98,18 @@ def pull(url: str, run_dir: Path | None, records_only: bool, snapshots: str | No
       twin-graph pull s3://our-bucket/pong
       twin-graph pull s3://our-bucket/pong --snapshots best,latest --run-dir checkpoints/theirs
     """
-    if records_only and snapshots:
+    references = [one.strip() for one in (snapshots or "").split(",")]
+    if records_only and snapshots is not None:
         raise UsageError("--records-only has no weights: leave it out, or --snapshots")
+    if snapshots is not None and "" in references:
+        raise UsageError(f"--snapshots {snapshots!r}: name snapshots, with commas between them, as in best,latest")
     place = place_at(url)
     head = fetching.newest(place)
     folder = run_dir or RUNS / head.name
     check_new_folder(absolute(folder), "choose another --run-dir")
     wanted: fetching.Wanted = fetching.is_record if records_only else fetching.everything
-    if snapshots:
-        wanted = fetching.of_snapshots(_named(place, head, folder, snapshots.split(",")))
+    if snapshots is not None:
+        wanted = fetching.of_snapshots(_named(place, head, folder, references))
     found = fetch(place, head, folder, wanted)
     if as_json:
         print_json({"run": str(found.folder), "state": head.number, "agent_steps": head.agent_steps})
@@ -227,7 +230,7 @@ def _named(place: Place, head: Head, folder: Path, references: list[str]) -> set
     """The ids that references mean in a remote's run."""
     with scratch_folder(absolute(folder)) as scratch:
         records = fetching.pull(place, head, scratch, wanted=fetching.is_record)
-        return {locate(records, reference.strip())[1].id for reference in references}
+        return {records.resolve(reference).id for reference in references}
 
 
 def verify_remote(url: str, *, read: bool, as_json: bool) -> None:

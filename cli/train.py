@@ -20,7 +20,6 @@ from twin_graph.config.no_effect import without_effect
 from twin_graph.config.rules import check_that_it_learns
 from twin_graph.config.settings import EVALUATION_MAX_STEPS
 from twin_graph.errors import INTERRUPTED_EXIT_CODE, DivergedError, InUseError, MovedError, UsageError
-from twin_graph.remote.heads import TakenOverError
 from twin_graph.snapshots.files import remove_folder
 from twin_graph.snapshots.resumable import has_begun
 from twin_graph.snapshots.run import Run, check_new_folder, create, free_folder, make_in
@@ -272,29 +271,31 @@ def show_training(
     else:
         progresses = trainer.train(run, env, point)
     progress = None
-    sending = contextlib.ExitStack()
-    if remote:
-        sending.enter_context(remote)
-        remote.start()
-        progresses = remote.follow(progresses)
-    try:
-        with sending, TrainingDisplay(stderr, verbose=verbose) as display:
-            for progress in progresses:
-                display.show(progress)
-            assert progress is not None
-            display.show(progress)  # what was noticed when it ended
-            if remote:
-                send_the_rest(run, remote, interrupted=progress.interrupted)
-    except (Exception, KeyboardInterrupt) as error:
-        there = run if not isinstance(error, MovedError) else Run(error.there) if error.there else None
-        if not isinstance(error, TakenOverError) and there and (newest := there.points().newest()):
-            at = f"resume point {newest.number}, at {newest.counters.agent_steps:,} agent steps"
-            other = ""
-            if isinstance(error, DivergedError):  # with the same settings it would, again
-                other = f" --set train.learning_rate={run.settings.train.learning_rate / 2:g}"
-            say(f"continue from {at}, with: {_resume(there.folder, cluster)}{other}")
-        raise
-    _report(run.folder, progress, as_json, cluster)
+    with contextlib.ExitStack() as sending:
+        if remote:
+            sending.enter_context(remote)
+            remote.start()
+            progresses = remote.follow(progresses)
+        try:
+            with TrainingDisplay(stderr, verbose=verbose) as display:
+                for progress in progresses:
+                    display.show(progress)
+                assert progress is not None
+                display.show(progress)  # what was noticed when it ended
+        except (Exception, KeyboardInterrupt) as error:
+            there = run if not isinstance(error, MovedError) else Run(error.there) if error.there else None
+            if there and (newest := there.points().newest()):
+                at = f"resume point {newest.number}, at {newest.counters.agent_steps:,} agent steps"
+                other = ""
+                if isinstance(error, DivergedError):  # with the same settings it would, again
+                    other = f" --set train.learning_rate={run.settings.train.learning_rate / 2:g}"
+                say(f"continue from {at}, with: {_resume(there.folder, cluster)}{other}")
+                if remote and not remote.all_sent:
+                    say(f"send that point with: {command('push', there.folder, remote.url)}")
+            raise
+        _report(run.folder, progress, as_json, cluster)
+        if remote:
+            send_the_rest(run, remote, interrupted=progress.interrupted)
     if progress.interrupted:
         raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE)
 

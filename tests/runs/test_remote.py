@@ -482,6 +482,8 @@ def test_a_place_has_one_run(trained: Callable, cartpole: Callable, place: Place
         ("s3://", "is no place for a remote"),
         ("file://run", "write three slashes"),
         ("file:///tmp/../etc", "is no place for a remote"),
+        ("file:///tmp/%2e%2e/etc", "is no place for a remote"),
+        ("file:///tmp/%00", "is no place for a remote"),
         ("memory://run", "is none of the protocols"),
         ("sftp://me:secret@host/run", "leave out names, passwords"),
         ("sftp://host", "write it as sftp://HOST/FOLDER"),
@@ -613,6 +615,35 @@ def test_verify_finds_what_is_wrong_in_a_remote(
         found = read or harm != "another"  # its length is right
         assert done.returncode == (3 if found else 0), done.stderr
     assert not list(tmp_path.glob("*.again*"))
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["pull", "--snapshots", ""], "name snapshots, with commas between them"),
+        (["pull", "--snapshots", "best", "--records-only"], "--records-only has no weights"),
+        (["pull", "--snapshots", "elsewhere:latest"], "no snapshot 'elsewhere:latest'"),
+        (["resume", "--remote", "file:///elsewhere"], "--remote URL is for a run in a folder"),
+        (["resume", "--set", "nonsense=1"], "nonsense"),
+    ],
+)
+def test_what_makes_no_sense_changes_nothing(
+    command: list[str], said: str, trained: Callable, cartpole: Callable, tmp_path: Path
+) -> None:
+    """Nobody loses a run by it."""
+    url = (tmp_path / "remote").as_uri()
+    head = _push(trained(cartpole()), place_at(url))
+    name, *options = command
+    done = twin_graph(name, url, *options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert fetching.newest(place_at(url)) == head
+
+
+def test_a_run_that_was_training_when_it_was_sent_is_not_called_killed(cartpole: Callable, tmp_path: Path) -> None:
+    place = place_at((tmp_path / "remote").as_uri())
+    _trained_with_a_remote(cartpole(train__steps=4_000), place, tmp_path / "run", until=2_000)
+    assert "sent: it was training then" in _command("status", place.url)
 
 
 def test_a_run_is_published_with_its_card_and_comes_back_whole(

@@ -40,13 +40,18 @@ def place_at(url: str) -> Place:
             f"{protocol}://... has more than a place in it: leave out names, passwords, options and chains. "
             "Credentials are found where the storage's own tools look for them"
         )
-    if not re.fullmatch(r"[^\x00-\x1f\x7f\\*\[\]]+", rest) or {".", ".."} & {*parts} or "" in parts[1:]:
+    if protocol == "file":
+        rest = urllib.parse.unquote(rest)
+        parts = rest.split("/")
+    patterns = "" if protocol == "file" else "*[]"
+    if not rest or re.search(r"[\x00-\x1f\x7f\\]", rest) or {*patterns} & {*rest}:
+        raise UsageError(f"{url!r} is no place for a remote; {_ADVICE}")
+    if {".", ".."} & {*parts} or "" in parts[1:]:
         raise UsageError(f"{url!r} is no place for a remote; {_ADVICE}")
     if protocol == "file":
-        folder = Path(urllib.parse.unquote(rest))
-        if parts[0] or not folder.is_absolute():
+        if parts[0]:
             raise UsageError(f"{url}: write three slashes before an absolute path, as in file:///mnt/runs/pong")
-        return Folder(folder)
+        return Folder(Path(rest))
     if protocol == "hf":
         if len(parts) != 2:
             raise UsageError(f"{url}: write the repository as hf://USER/NAME")
