@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 HEADS, OBJECTS = "heads", "objects"
 #: Bytes of a file in one object.
 PIECE = 2**22
-#: zlib's fastest: Pong's frames shrink 69 times.
-_LEVEL = 1
+#: How zlib compresses what shrinks, at its fastest: Pong's frames do, 69 times. Weights do not, and are stored.
+_LEVEL, _AS_IT_IS = 1, 0
+_SAMPLE, _SHRINKS = 2**16, 0.9
 _MOST_STORED = PIECE + 2**12  # of what does not shrink
 _MOST_OF_HEAD = 2**26
 _NUMBER = re.compile(rf"{HEADS}/([0-9]{{8}})")
@@ -117,7 +118,9 @@ def path_of_head(number: int) -> str:
 
 def packed(part: bytes) -> tuple[Piece, bytes]:
     """A piece of a file as it is stored."""
-    stored = zlib.compress(part, _LEVEL)
+    sample = part[:_SAMPLE]
+    shrinks = len(zlib.compress(sample, _LEVEL)) < _SHRINKS * len(sample)
+    stored = zlib.compress(part, _LEVEL if shrinks else _AS_IT_IS)
     return Piece(hashlib.sha256(stored).hexdigest(), len(stored)), stored
 
 
