@@ -121,7 +121,7 @@ def runs(folder: str, as_json: bool) -> None:
         _show_runs(absolute(Path(folder)), as_json=as_json)
 
 
-def _show_sent(found: Sequence[reading.Listed], url: str, *, as_json: bool) -> None:
+def _show_sent(found: Sequence[reading.Sent], url: str, *, as_json: bool) -> None:
     if as_json:
         heads = [
             {**run.head.model_dump(exclude={"files"}), "id": run.head.run, "run": run.name} for run in found if run.head

@@ -57,7 +57,7 @@ def push(run: str, url: str, take_over: bool, as_json: bool) -> None:
     if place.is_only_for_publishing:
         add_card(found, place)
     with Meter() as meter:
-        head = sender.send(lambda progress: meter.show("MB sent", progress.done // 10**6, progress.total // 10**6))
+        head = sender.send(lambda done, total: meter.show("MB sent", done // 10**6, total // 10**6))
     owners.keep(found, owner.of(head))
     is_new = head != before
     if as_json:

@@ -218,12 +218,17 @@ def _folder() -> Path:
     return configuration() / "trusted"
 
 
-@functools.cache
 def configuration() -> Path:
     """The user's own folder for what this package keeps outside of runs."""
-    given = os.environ.get("XDG_CONFIG_HOME", "")
+    return user_folder("XDG_CONFIG_HOME", ".config")
+
+
+@functools.cache
+def user_folder(variable: str, usual: str) -> Path:
+    """This package's folder in the user's own of a kind: where a variable says, or as usual in the home."""
+    given = os.environ.get(variable, "")
     try:
-        user = Path(given) if Path(given).is_absolute() else Path.home() / ".config"
+        user = Path(given) if Path(given).is_absolute() else Path.home() / usual
     except RuntimeError:  # a user without a home
         user = Path("/nonexistent")
     return user / "twin-graph"

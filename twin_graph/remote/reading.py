@@ -6,12 +6,11 @@ Nothing of it is changed there. What commands record of such a run stays in the 
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from twin_graph.config import trust
 from twin_graph.errors import TwinGraphError
 from twin_graph.remote import fetching, heads
 from twin_graph.remote.places import again
@@ -20,6 +19,8 @@ from twin_graph.snapshots.files import file_lock, make_folder
 from twin_graph.snapshots.run import SNAPSHOTS, Run, find
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from twin_graph.remote.heads import Head
     from twin_graph.remote.places import Place
 
@@ -29,8 +30,7 @@ _KEPT_SECONDS = 86_400.0
 
 def cache() -> Path:
     """Where the records of remote runs are kept."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "twin-graph" / "remotes"
+    return trust.user_folder("XDG_CACHE_HOME", ".cache") / "remotes"
 
 
 def opened(name: str) -> Run:
@@ -68,7 +68,7 @@ def fetch_weights(url: str, run: Run, snapshot_id: str) -> None:
         fetching.add(place, missing, run.folder)
 
 
-class Listed(NamedTuple):
+class Sent(NamedTuple):
     """A run in a remote, for a list of them; with `damage`, only the name and what is wrong."""
 
     name: str
@@ -76,19 +76,19 @@ class Listed(NamedTuple):
     damage: str = ""
 
 
-def runs(url: str) -> list[Listed]:
+def runs(url: str) -> list[Sent]:
     """The run at a URL, or those in the folders below it."""
     place = place_at(url)
     if head := heads.newest(place):
-        return [Listed(place.url, head)]
+        return [Sent(place.url, head)]
     found = []
     for name in place.folders():
         try:
             head = heads.newest(place_at(f"{place.url}/{name}"))
         except (OSError, TwinGraphError) as error:
-            found.append(Listed(name, None, str(error)))
+            found.append(Sent(name, None, str(error)))
         else:
-            found += [Listed(name, head)] if head else []
+            found += [Sent(name, head)] if head else []
     return found
 
 

@@ -34,11 +34,12 @@ _REPLACED = (DESCRIPTION, RATINGS)
 _TRIES = 1_000  # to find nothing changed while a run's files are listed
 
 
-class Progress(NamedTuple):
-    """How far the sending of a state is, in bytes of files: done, and all."""
+#: Called with the bytes of files that are done, and with those of all.
+Tell = Callable[[int, int], object]
 
-    done: int
-    total: int
+
+def _nobody(done: int, total: int) -> None:
+    """Who is told where nobody looks."""
 
 
 class _File(NamedTuple):
@@ -130,7 +131,7 @@ class Sender:
             self._heads[number] = heads.read(self.place, number)
         return self._heads[number]
 
-    def send(self, tell: Callable[[Progress], object] = lambda _: None) -> Head:
+    def send(self, tell: Tell = _nobody) -> Head:
         """Sends the present state, unless the newest one there is the same.
 
         Raises:
@@ -228,7 +229,7 @@ class Sender:
             return sorted(state), agent_steps
         raise UsageError(f"{folder} changes all the time: is something else writing there?")
 
-    def _store_all(self, state: list[_File], tell: Callable[[Progress], object]) -> tuple[Stored, ...]:
+    def _store_all(self, state: list[_File], tell: Tell) -> tuple[Stored, ...]:
         total, done, counting = sum(file.length for file in state), 0, threading.Lock()
 
         def store(file: _File) -> Stored:
@@ -236,7 +237,7 @@ class Sender:
             stored = self._store(file)
             with counting:
                 done += file.length
-                tell(Progress(done, total))
+                tell(done, total)
             return stored
 
         if self._at_once == 1:  # Python would wait for a pool's threads where it ends
