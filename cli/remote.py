@@ -1,7 +1,11 @@
 """`twin-graph push` and `twin-graph pull`, and what `train` and `resume` share with them. None imports TensorFlow."""
 
+from __future__ import annotations
+
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,6 +25,10 @@ from twin_graph.snapshots.run import DESCRIPTION, RUNS, Run, check_new_folder, f
 
 from .display import Meter
 from .params import PATH, json_option, print_json, run_argument, say, stdout
+
+if TYPE_CHECKING:
+    from twin_graph.config.settings import Settings
+    from twin_graph.remote.league import League
 
 url_argument = click.argument("url")
 
@@ -161,6 +169,44 @@ def background(run: Run, url: str, *, take_over: bool = False) -> Background:
         say(f"each resume point is sent to {place.url}; elsewhere, continue with: {command('resume', place.url)}")
     owners.keep(run, owner, to_train=True)
     return sends
+
+
+def check_opponents(settings: Settings, urls: Sequence[str]) -> None:
+    """Raises `UsageError` if snapshots of other runs could be no opponents under these settings."""
+    from twin_graph.targets import policies
+
+    roles = policies.roles(settings)
+    if "opponent" not in roles:
+        raise UsageError(f"--opponent {urls[0]}: {settings.env.id} has one player")
+    if settings.workers.count:
+        raise UsageError("--opponent is for runs without workers")
+    if roles["opponent"].function in policies.POLICIES.values() and roles["opponent"].function is not policies.league:
+        raise UsageError(
+            f"opponent.policy={roles['opponent'].text} never chooses what --opponent fetches: add "
+            "--set opponent.policy='league(0.5)'"
+        )
+
+
+def league(run: Run, settings: Settings, urls: Sequence[str]) -> League | None:
+    """What fetches opponents from other runs while a run trains; None without any."""
+    from twin_graph.remote.league import League
+    from twin_graph.targets import policies
+
+    opponent = policies.roles(settings).get("opponent")
+    if not urls:
+        if opponent and opponent.function is policies.league:
+            say(f"opponent.policy={opponent.text} has only own snapshots to choose from: name other runs by --opponent")
+        return None
+    check_opponents(settings, urls)
+    found = League(run, [place_at(url) for url in dict.fromkeys(urls)])
+    try:
+        for empty in found.check():
+            say(f"there is no run at {empty} yet; it is looked at again while this one trains")
+    except OSError as error:
+        say(f"not all opponents can be reached ({error}); training goes on, and tries again")
+    owners.keep_opponents(run, found.urls)
+    say(f"opponents come from {', '.join(found.urls)}")
+    return found
 
 
 def send_the_rest(run: Run, sends: Background, *, interrupted: bool) -> None:

@@ -10,13 +10,22 @@ from twin_graph.config import trust
 from twin_graph.config.no_effect import without_effect
 from twin_graph.errors import UsageError
 from twin_graph.records.report import restored
+from twin_graph.remote import owners
 from twin_graph.remote.urls import is_url
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import find
 
 from .params import PATH, Count, json_option, overrides_of, run_argument, say, set_option, trust_option, verbose_option
-from .remote import background, continued_here, remote_of, taken_over
-from .train import cluster_options, described_cluster, elsewhere_of, remote_option, show_training, starting_up
+from .remote import background, check_opponents, continued_here, league, remote_of, taken_over
+from .train import (
+    cluster_options,
+    described_cluster,
+    elsewhere_of,
+    opponent_option,
+    remote_option,
+    show_training,
+    starting_up,
+)
 
 
 @click.command()
@@ -25,6 +34,8 @@ from .train import cluster_options, described_cluster, elsewhere_of, remote_opti
 @click.option("--run-dir", type=PATH, help="With a URL, folder of the run.  [default: checkpoints/NAME]")
 @remote_option
 @click.option("--no-remote", is_flag=True, help="From now on, send this run nowhere.")
+@opponent_option
+@click.option("--no-opponents", is_flag=True, help="From now on, fetch no opponents for this run.")
 @click.option("--take-over", is_flag=True, help="Replace what another copy of RUN has sent to the remote.")
 @cluster_options
 @set_option
@@ -37,6 +48,8 @@ def resume(
     run_dir: Path | None,
     remote: str | None,
     no_remote: bool,
+    opponents: tuple[str, ...],
+    no_opponents: bool,
     take_over: bool,
     cluster: Path | None,
     insecure_network: bool,
@@ -63,6 +76,8 @@ def resume(
         raise UsageError("--run-dir is for a run at a URL; `fork` makes a run in another folder")
     if remote and (no_remote or is_url(run)):
         raise UsageError("--remote URL is for a run in a folder, and without --no-remote")
+    if opponents and no_opponents:
+        raise UsageError("give --opponent or --no-opponents, not both")
     found = continued_here(run, run_dir) if is_url(run) else find(run)
     described = described_cluster(cluster, insecure_network)
     if described and described.run.resolve() != found.folder.resolve():
@@ -77,6 +92,8 @@ def resume(
             f"{settings.workers.count or 'none'}: change one of them (--set workers.count=N)"
         )
 
+    if opponents:
+        check_opponents(settings, opponents)
     if is_url(run):
         trust.check_all(settings, found.folder)
         found = taken_over(found, run)
@@ -106,4 +123,9 @@ def resume(
             say(f"the next update is due after about {first:,} agent steps{more}")
         url = remote_of(found, remote, stops=no_remote)
         sends = background(found, url, take_over=take_over) if url else None
-        show_training(found, begun.env, point, cluster=described, remote=sends, as_json=as_json, verbose=verbose)
+        if no_opponents:
+            owners.keep_opponents(found, ())
+        others = league(found, settings, opponents or owners.opponents(found))
+        show_training(
+            found, begun.env, point, cluster=described, remote=sends, others=others, as_json=as_json, verbose=verbose
+        )

@@ -41,13 +41,14 @@ from .params import (
     verbose_option,
 )
 from .records import worker_line
-from .remote import background, check_empty, send_the_rest
+from .remote import background, check_empty, check_opponents, league, send_the_rest
 
 if TYPE_CHECKING:
     from twin_graph.config.settings import Settings
     from twin_graph.distributed.cluster import Cluster
     from twin_graph.envs import VectorEnv
     from twin_graph.remote.background import Background
+    from twin_graph.remote.league import League
     from twin_graph.snapshots.points import PointState
     from twin_graph.training.progress import Progress
     from twin_graph.training.readiness import Ready
@@ -73,6 +74,16 @@ remote_option = click.option(
 )
 
 
+opponent_option = click.option(
+    "--opponent",
+    "opponents",
+    multiple=True,
+    metavar="URL",
+    help="Another run's remote: its newest snapshots become opponents of this one (opponent.policy=league). Can be "
+    "repeated.",
+)
+
+
 @click.command()
 @click.argument("preset", shell_complete=complete_preset)
 @click.option(
@@ -94,6 +105,7 @@ remote_option = click.option(
     "is not the preset's, its name instead of PRESET]",
 )
 @remote_option
+@opponent_option
 @set_option
 @verbose_option
 @json_option
@@ -108,6 +120,7 @@ def train(
     insecure_network: bool,
     run_dir: Path | None,
     remote: str | None,
+    opponents: tuple[str, ...],
     assignments: tuple[str, ...],
     verbose: bool,
     as_json: bool,
@@ -138,6 +151,8 @@ def train(
     if ps and not settings.workers.count:
         raise UsageError(f"--ps {ps} needs --workers: parameter servers are for asynchronous training")
     check_that_it_learns(settings)
+    if opponents:
+        check_opponents(settings, opponents)
     for sentence in without_effect(settings, (key for key, _ in overrides)):
         say(sentence)
     stem = f"{_name_of(settings)}-seed{settings.seed}-"
@@ -155,7 +170,10 @@ def train(
         try:
             _introduce(run, begun)
             sends = background(run, remote) if remote else None
-            show_training(run, begun.env, cluster=described, remote=sends, as_json=as_json, verbose=verbose)
+            others = league(run, run.settings, opponents)
+            show_training(
+                run, begun.env, cluster=described, remote=sends, others=others, as_json=as_json, verbose=verbose
+            )
         except BaseException as error:
             in_use = isinstance(error, InUseError | MovedError)  # what has its name is another's
             if not in_use and not has_begun(run):  # its name shall be free
@@ -246,6 +264,7 @@ def show_training(
     *,
     cluster: Cluster | None,
     remote: Background | None,
+    others: League | None,
     as_json: bool,
     verbose: bool,
 ) -> None:
@@ -255,6 +274,7 @@ def show_training(
       run, env, point: see `trainer.train`.
       cluster: of machines that take part.
       remote: sends the run's states meanwhile.
+      others: fetches opponents meanwhile.
       as_json: print how it ended as a document.
       verbose: show more.
     """
@@ -276,6 +296,9 @@ def show_training(
             sending.enter_context(remote)
             remote.start()
             progresses = remote.follow(progresses)
+        if others:
+            sending.enter_context(others)
+            progresses = others.follow(progresses)
         try:
             with TrainingDisplay(stderr, verbose=verbose) as display:
                 for progress in progresses:

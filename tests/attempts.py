@@ -6,7 +6,8 @@ abandoned when it resumes. Real SIGKILLs are in tests/crash.
 
 import contextlib
 import os
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,14 @@ from twin_graph.snapshots.ledger import Restore
 from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import Run, create
 from twin_graph.training.progress import Progress
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Fails if that takes longer."""
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
 
 
 def progress_of(run: Run) -> Generator[Progress, None, None]:

@@ -28,7 +28,6 @@ _SERVER = """
 import contextlib, faulthandler, gc, json, os, runpy, select, shutil, signal, sys, time, traceback, types, warnings
 
 folder, owner = sys.argv[1:]
-asks = open(os.open(f"{folder}/asks", os.O_RDWR | os.O_NONBLOCK), buffering=1)  # also for writing: it never ends
 import twin_graph.distributed.chief, twin_graph.exchange.export, twin_graph.exchange.importing
 import twin_graph.distributed.server, twin_graph.distributed.worker, twin_graph.experiments.report
 import twin_graph.training.doctor
@@ -41,6 +40,7 @@ from twin_graph_cli import run as run_command
 sys.path.remove("")  # as for the console script, which looks for modules in the present folder last
 os.fsync = lambda descriptor: None
 twin_graph.experiments.statistics.RESAMPLES = RESAMPLES
+asks = open(os.open(f"{folder}/asks", os.O_RDWR | os.O_NONBLOCK), buffering=1)  # also for writing: it never ends
 gc.freeze()  # or the first collection of each fork would touch all that is imported
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
@@ -224,6 +224,17 @@ def _folder() -> Path:
     return folder
 
 
+def _asks() -> int:
+    """The server's pipe, once it listens; fails if it does not: it may have found a mistake in what it imports."""
+    ends = time.monotonic() + 90
+    while True:
+        try:
+            return os.open(_folder() / "asks", os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            assert time.monotonic() < ends, "no server of commands: what it says when it begins is on stderr"
+            time.sleep(0.05)
+
+
 def python() -> str:
     """An interpreter in place of `sys.executable`: `-c`, `-m` and files run in a fork that has TensorFlow.
 
@@ -245,7 +256,7 @@ class Command:
         call = {"program": ["twin-graph", *arguments], "cwd": str(cwd), "environment": env, "python": python()}
         asked = Path(f"{self._folder.name}/call")
         asked.write_text(json.dumps({**call, "caller": os.getpid(), **files}))
-        with (_folder() / "asks").open("wb", buffering=0) as asks:
+        with open(_asks(), "wb", buffering=0) as asks:
             asks.write(f"{asked}\n".encode())
         self._told = Path(files["told"]).open()  # noqa: SIM115 - for as long as the command
         self.pid = int(self._told.readline())

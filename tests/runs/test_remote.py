@@ -16,6 +16,7 @@ import huggingface_hub
 import pytest
 import s3
 import sftp
+from attempts import wait_until
 from commands import Command, twin_graph
 
 from twin_graph import config, envs, training
@@ -201,7 +202,7 @@ def test_another_machine_takes_over_and_the_first_one_stops(cartpole: Callable, 
     settings = cartpole(train__steps=10**6)
     small = [f"--set={key}={value}" for key, value in _different_from_preset(settings)]
     first = Command(*("train", "cartpole", *small, "--run-dir", "first", "--remote", url), cwd=tmp_path)
-    _wait_for(lambda: len(list((tmp_path / "remote" / "heads").glob("[0-9]*"))) > 2)
+    wait_until(lambda: len(list((tmp_path / "remote" / "heads").glob("[0-9]*"))) > 2)
     second = Command("resume", url, "--run-dir", "second", cwd=tmp_path, env=_elsewhere(tmp_path))
     assert first.wait(60) == 4
     assert "was continued elsewhere" in first.communicate()[1]
@@ -212,13 +213,6 @@ def test_another_machine_takes_over_and_the_first_one_stops(cartpole: Callable, 
     refused = twin_graph("resume", "first", cwd=tmp_path)
     assert refused.returncode == 4
     assert "has another copy of" in refused.stderr
-
-
-def _wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
 
 
 def _owner(folder: Path, home: str) -> str:
@@ -717,7 +711,7 @@ def test_trouble_is_told_and_ends_when_the_place_is_back(
         for _ in sends.follow(training.train(run, env)):
             pass
         assert not sends.close(0.2)
-        _wait_for(lambda: bool((kept := owners.trains_with(run)) and kept.trouble))
+        wait_until(lambda: bool((kept := owners.trains_with(run)) and kept.trouble))
     server.faults = s3.none
     assert _push(run, place, sends._owner.owner).agent_steps == 1_200
     env.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -22,8 +23,9 @@ from twin_graph.envs.lasting import pooled
 from twin_graph.errors import UsageError
 from twin_graph.snapshots.files import displaced
 from twin_graph.snapshots.forms import METRICS
-from twin_graph.snapshots.ledger import BY_HAND, UNDO, Cause, Commit, Counters, End, Restore, utc_now
+from twin_graph.snapshots.ledger import BY_HAND, IMPORT, UNDO, Cause, Commit, Counters, End, Restore, utc_now
 from twin_graph.snapshots.lines import record_metrics
+from twin_graph.snapshots.store import Manifest, Provenance
 from twin_graph.targets import retention
 from twin_graph.targets.evaluations import Matches
 
@@ -184,7 +186,7 @@ class LiveRun:
         asking = {name: role.policy for name, role in learner.roles.items() if role.has_rivals}
         if not asking:
             return {}
-        history = targets.History.of(self.store, learner.lineage, self.tally.updates, self.matches.played)
+        history = targets.History.of(self.store, learner.lineage, self.tally.counters, self.matches.played)
         rivals = {name: policy.rival(history) for name, policy in asking.items()}
         return {name: self.store.find(rival) for name, rival in rivals.items() if rival}
 
@@ -220,6 +222,28 @@ class LiveRun:
                 [snapshot] = snapshots
                 return self.learners[learner].swap_online(snapshot, self.tally.counters, why)
             return self.learners[learner].roles[into].swap(snapshots, self.tally.counters, why)
+
+    def take_in(self, save: Callable[[Path], None], theirs: Manifest, origin: str) -> Commit:
+        """Commits a snapshot of another run, which the opponent's policy can choose after the present agent step.
+
+        Args:
+          save: writes its files; see `SnapshotStore.commit`.
+          theirs: what it is there.
+          origin: from where, for the ledger.
+
+        Raises:
+          OSError: the disk is full or failed.
+        """
+        made = Provenance(
+            lineage=IMPORT,
+            attempt=self.run.attempt,
+            counters=self.tally.counters,
+            settings_sha256=self.settings.sha256(),
+            weights_sha256=theirs.weights_sha256,
+            variables=theirs.variables,
+            origin=origin,
+        )
+        return self.store.commit(save, made)
 
     def log(self, values: Mapping[str, Any], counters: Counters | None = None) -> None:
         """Writes values, with counters, to `metrics.jsonl`, and those that are numbers to TensorBoard.

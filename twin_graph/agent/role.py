@@ -116,7 +116,7 @@ class Role(Ensemble):
           ForeignError: the policy is a user's own, and failed.
           DamagedError: what it chose cannot be restored.
         """
-        choice = self.choose(counters.updates, played)
+        choice = self.choose(counters, played)
         candidates = tuple(snapshot.id for snapshot in choice.candidates)
         why = Why(self.policy.text, f"{reason}: {choice.reason}", candidates, choice.draw)
         try:
@@ -126,10 +126,12 @@ class Role(Ensemble):
             instead = instead or f"hold another: `{swap} REF`; then resume"
             raise DamagedError(f"{error}. Restore its files, or {instead}") from error
 
-    def choose(self, updates: int, played: Sequence[Match]) -> Choice:
-        """What the policy chooses after so many updates. Raises `ForeignError` if it is a user's own, and fails."""
-        history = History.of(self._store, self._source, updates, played)
-        return self.policy.choose(history, choice_stream(self._run.settings.seed, self.name, self._learner, updates))
+    def choose(self, now: Counters, played: Sequence[Match]) -> Choice:
+        """What the policy chooses. Raises `ForeignError` if it is a user's own, and fails."""
+        history = History.of(self._store, self._source, now, played)
+        return self.policy.choose(
+            history, choice_stream(self._run.settings.seed, self.name, self._learner, now.updates)
+        )
 
     def swap(self, snapshots: Sequence[Commit], counters: Counters, why: Why) -> Restore:
         """Restores what a person chose, and records it."""

@@ -347,8 +347,8 @@ def _record_inputs(run: Run, scratch: Run) -> None:
     store, known = run.store(), {snapshot.id for snapshot in scratch.store().imports}
     with store.reading():
         for snapshot in store.imports:
-            if snapshot.id not in known and store.has_weights(snapshot.id):
-                share_snapshot(store, snapshot.id, scratch.store_folder, weights=True)
+            if snapshot.id not in known:
+                share_snapshot(store, snapshot.id, scratch.store_folder, weights=store.has_weights(snapshot.id))
                 scratch.ledger.append(snapshot)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twin_graph.base.counters import Whole
 from twin_graph.config.trust import configuration
@@ -16,6 +16,7 @@ from twin_graph.snapshots.files import checked, file_lock, make_folder, read_fil
 from twin_graph.snapshots.forms import Record, problem
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from twin_graph.remote.heads import Head
@@ -47,12 +48,14 @@ class Owner(Record):
 
 
 class _Kept(Record):
-    """What is kept of a run here: which and where, for people; where it is sent while it trains; what it is there."""
+    """What is kept of a run here: which and where, for people; where it is sent while it trains; what it is there; the
+    remotes of its opponents."""
 
     run: str
     folder: str
     trains_with: str = ""
     owners: tuple[Owner, ...] = ()
+    opponents: tuple[str, ...] = ()
 
 
 def of(run: Run, url: str) -> Owner:
@@ -73,26 +76,43 @@ def keep(run: Run, owner: Owner, *, to_train: bool = False) -> None:
     Raises:
       UsageError: that is not possible.
     """
-    path = _path(run)
-    try:
-        make_folder(path.parent)
-        with file_lock(path.with_suffix(".lock")):
-            kept = _read(run)
-            others = [one for one in kept.owners if one.url != owner.url]
-            changes = {"owners": (*others, owner)} | ({"trains_with": owner.url} if to_train else {})
-            write_file(path, checked(kept.model_copy(update=changes).model_dump(mode="json"), indent=1))
-    except OSError as error:
-        raise UsageError(
-            f"cannot keep in {path.parent} where {run.name} is sent ({error.strerror}); set XDG_CONFIG_HOME to a "
-            "folder that can be written"
-        ) from None
+
+    def changed(kept: _Kept) -> dict[str, Any]:
+        others = [one for one in kept.owners if one.url != owner.url]
+        return {"owners": (*others, owner)} | ({"trains_with": owner.url} if to_train else {})
+
+    _change(run, changed)
 
 
 def train_without(run: Run) -> None:
     """From now on, a run here is sent nowhere while it trains."""
     if trains_with(run):
-        kept = _read(run).model_copy(update={"trains_with": ""})
-        write_file(_path(run), checked(kept.model_dump(mode="json"), indent=1))
+        _change(run, lambda _: {"trains_with": ""})
+
+
+def opponents(run: Run) -> tuple[str, ...]:
+    """The remotes from which a run here gets opponents."""
+    return _read(run).opponents
+
+
+def keep_opponents(run: Run, urls: Sequence[str]) -> None:
+    """From now on, a run here gets opponents from these remotes. Raises as `keep`."""
+    if tuple(urls) != opponents(run):
+        _change(run, lambda _: {"opponents": tuple(urls)})
+
+
+def _change(run: Run, changed: Callable[[_Kept], dict[str, Any]]) -> None:
+    path = _path(run)
+    try:
+        make_folder(path.parent)
+        with file_lock(path.with_suffix(".lock")):
+            kept = _read(run)
+            write_file(path, checked(kept.model_copy(update=changed(kept)).model_dump(mode="json"), indent=1))
+    except OSError as error:
+        raise UsageError(
+            f"cannot keep in {path.parent} where {run.name} is sent ({error.strerror}); set XDG_CONFIG_HOME to a "
+            "folder that can be written"
+        ) from None
 
 
 def _read(run: Run) -> _Kept:

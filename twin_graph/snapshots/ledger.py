@@ -120,6 +120,8 @@ class SnapshotRecord(_Event):
       learner: whose weights these are; `learner_updates` are its own, `counters` the run's.
       weights_sha256: see `twin_graph.twin.twin.weights_sha256`.
       health: None before there are held-out observations.
+      origin: of lineage `import`, the path from which it was imported, the snapshots of which it is the mean, or URL
+        and id of one that arrived from another run's remote.
     """
 
     number: Whole | None
@@ -130,6 +132,7 @@ class SnapshotRecord(_Event):
     counters: Counters
     weights_sha256: str
     health: Health | None = None
+    origin: str | None = None
 
 
 class Commit(SnapshotRecord):
@@ -158,6 +161,12 @@ class Commit(SnapshotRecord):
     @property
     def updates(self) -> int:
         return self.counters.updates
+
+    @property
+    def arrived_from(self) -> str:
+        """The remote from which it arrived while the run trained, after the agent steps of its counters; else empty."""
+        has_arrived = self.lineage == IMPORT and self.counters.agent_steps > 0
+        return (self.origin or "").rpartition(":")[0] if has_arrived else ""
 
 
 class Restore(_Event):
@@ -258,6 +267,8 @@ BY_HAND, UNDO = "by hand", "undo"
 BY_REQUEST = '"request": "'
 #: Lineage of what came from outside.
 IMPORT = "import"
+#: Occurs in the line of a swap of one of those, and in that of no other swap.
+OF_AN_IMPORT = f'"snapshots": ["{IMPORT}-'
 
 #: How a line begins as `Ledger.append` writes it: enough to pass over those that nobody asks for.
 _BEGINNING = re.compile(rb'\{"attempt": (\d+), "time": "[^"\\]*", "event": "(\w+)", ')

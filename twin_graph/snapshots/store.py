@@ -128,13 +128,11 @@ class Manifest(SnapshotRecord):
     Attributes:
       id: number and first eight digits of `weights_sha256`; `import-` and twelve digits for lineage `import`.
       settings_sha256: hash of the run's settings.
-      origin: the path from which it was imported, or the snapshots of which it is the mean; None of a trained one.
     """
 
     format: Literal[1] = FORMAT
     id: SnapshotId
     settings_sha256: str
-    origin: str | None
     variables: tuple[Variable, ...]
     files: Annotated[tuple[FileRecord, ...], EachOnce]
 
@@ -220,10 +218,12 @@ class Snapshots:
             return
         self._abandoned.pop(name, None)
         is_next = is_new and (not self.snapshots or _order(commit) > _order(self.snapshots[-1]))
-        self._live[name] = commit
         if commit.lineage == IMPORT:
+            self._live.setdefault(name, commit)  # what arrived once stays where it arrived
             self.imports = [c for c in self._live.values() if c.lineage == IMPORT]
-        elif is_next:
+            return
+        self._live[name] = commit
+        if is_next:
             self.snapshots.append(commit)
             self._available[name] = commit
         else:
@@ -239,6 +239,12 @@ class Snapshots:
     def available(self) -> Sequence[Commit]:
         """Those of `snapshots` whose weights are there."""
         return list(self._available.values())
+
+    def league(self, agent_steps: int) -> list[Commit]:
+        """The newest of each other run that arrived from its remote before this agent step."""
+        before = [s for s in self.imports if s.arrived_from and s.counters.agent_steps < agent_steps]
+        before.sort(key=lambda snapshot: snapshot.counters.agent_steps)
+        return list({snapshot.arrived_from: snapshot for snapshot in before}.values())
 
     @property
     def newest(self) -> Commit:
@@ -364,7 +370,6 @@ class SnapshotStore(Snapshots):
                 time=utc_now(),
                 id=name,
                 settings_sha256=made.settings_sha256,
-                origin=made.origin,
                 variables=tuple(made.variables),
                 files=tuple(FileRecord.of(path) for path in sorted(folder.iterdir())),
             )

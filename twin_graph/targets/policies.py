@@ -32,7 +32,7 @@ from twin_graph.base.streams import Purpose, stream
 from twin_graph.base.text import counted
 from twin_graph.config import lookup
 from twin_graph.errors import ForeignError, UsageError, foreign_error
-from twin_graph.snapshots.ledger import Commit
+from twin_graph.snapshots.ledger import Commit, Counters
 
 if TYPE_CHECKING:
     from twin_graph.config.settings import Settings
@@ -73,18 +73,20 @@ class History(NamedTuple):
       updates: made so far.
       snapshots: of the lineage to choose from, oldest first, never empty; only those whose weights are present.
       matches: scheduled evaluations under the present protocol, oldest first.
+      league: the newest snapshot of each other run that has arrived from its remote, if any are named.
     """
 
     updates: int
     snapshots: Sequence[Commit]
     matches: Sequence[Match] = ()
+    league: Sequence[Commit] = ()
 
     @classmethod
-    def of(cls, store: SnapshotStore, lineage: str, updates: int, played: Sequence[Match]) -> History:
-        """The history of one lineage after this many updates, with the matches of its snapshots."""
-        snapshots = [s for s in store.available if s.lineage == lineage and s.updates <= updates]
+    def of(cls, store: SnapshotStore, lineage: str, now: Counters, played: Sequence[Match]) -> History:
+        """The history of one lineage, with the matches of its snapshots."""
+        snapshots = [s for s in store.available if s.lineage == lineage and s.updates <= now.updates]
         matches = [match for match in played if store.lineage_of(match.challenger) in (lineage, None)]
-        return cls(updates, snapshots, matches)
+        return cls(now.updates, snapshots, matches, store.league(now.agent_steps))
 
 
 class Choice(NamedTuple):
@@ -182,6 +184,23 @@ def mix(history: History, random: np.random.Generator, probability: Probability,
         return Choice(last[-1:], last, f"the newest: the draw is below {probability:g}", draw)
     drawn = window(history, random, size)
     return drawn._replace(reason=f"{drawn.reason}, since {draw:.3f} is not below {probability:g}")
+
+
+def league(history: History, random: np.random.Generator, past: Probability = 0.5, size: Count = 8) -> Choice:
+    """One of the last `size` own snapshots with the probability `past`, else the newest of one of the other runs.
+
+    Other runs are named by `train --opponent URL`. Until a snapshot of one has arrived, all are own.
+
+    Source: past and other agents as opponents in one league (Vinyals et al. 2019, AlphaStar).
+    """
+    draw = float(random.random())
+    own, others = history.snapshots[-size:], history.league
+    if draw < past or not others:
+        drawn = window(history, random, size)
+        return drawn._replace(candidates=[*own, *others])
+    at = int((draw - past) / (1 - past) * len(others))
+    reason = f"number {at + 1} of {counted(len(others), 'other run')}: {others[at].origin}"
+    return Choice([others[at]], [*own, *others], reason, draw)
 
 
 def _id(text: str) -> str:
@@ -385,7 +404,8 @@ def own_weights(history: History, random: np.random.Generator) -> Choice:  # noq
 
 
 POLICIES: dict[str, Callable[..., Choice]] = {
-    function.__name__: function for function in (latest, best, lag, window, mix, pinned, rollback, ensemble, average)
+    function.__name__: function
+    for function in (latest, best, lag, window, mix, league, pinned, rollback, ensemble, average)
 } | {"random": no_snapshot, "self": own_weights}
 
 #: The random stream of each role's choices.
@@ -439,7 +459,7 @@ class SnapshotPolicy(NamedTuple):
             choice = self.function(history, random, **self.arguments)
         except Exception as error:
             raise foreign_error(f"{self.setting}={self.text}", error) from error
-        shown = {snapshot.id for snapshot in history.snapshots}
+        shown = {snapshot.id for snapshot in [*history.snapshots, *history.league]}
         if not isinstance(choice, Choice) or not all(
             isinstance(part, Sequence)
             and (part or not self.members)

@@ -58,7 +58,7 @@ def prune(
     with contextlib.nullcontext() if dry_run else run.lock("prune"):
         oldest, *_ = _points(run, keep_points, dry_run=dry_run)
         store = run.store()
-        present = {snapshot.id: snapshot for snapshot in [*store.available, *store.abandoned]}
+        present = {snapshot.id: snapshot for snapshot in with_weights(store)}
 
         def choose() -> list[str]:
             return removable(run, store, oldest, roles(settings), settings.save)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from twin_graph.config.turns import Turns
 from twin_graph.snapshots import control
-from twin_graph.snapshots.ledger import BY_REQUEST, Commit, Restore
+from twin_graph.snapshots.ledger import BY_REQUEST, OF_AN_IMPORT, Commit, Restore
 from twin_graph.targets.evaluations import matches
 from twin_graph.targets.policies import History, SnapshotPolicy, choice_stream
 
@@ -25,9 +25,9 @@ def removable(
 ) -> list[str]:
     """Ids of the snapshots whose weights are no longer needed.
 
-    Kept are each learner's newest `save.keep_last`, each `save.keep_every`-th, all that is pinned or best, and all
-    that a run resumed from the oldest resume point could want: the newest then, its target and its opponent, what their
-    policies could choose, what was committed later, and what people asked for.
+    Kept are each learner's newest `save.keep_last`, each `save.keep_every`-th, all that is pinned or best, those of
+    other runs that were restored, and all that a run resumed from the oldest resume point could want: the newest then,
+    its target and its opponent, what their policies could choose, what was committed later, and what people asked for.
 
     Args:
       run, store: just read.
@@ -40,8 +40,9 @@ def removable(
 
 
 def with_weights(store: SnapshotStore) -> list[Commit]:
-    """Those that retention may be about, abandoned ones too."""
-    return [s for s in [*store.available, *store.abandoned] if store.has_weights(s.id)]
+    """Those that retention may be about, abandoned ones and those of other runs too."""
+    arrived = [snapshot for snapshot in store.imports if snapshot.arrived_from]
+    return [s for s in [*store.available, *arrived, *store.abandoned] if store.has_weights(s.id)]
 
 
 def kept_anyway(run: Run, store: SnapshotStore, save: SaveSettings) -> set[str]:
@@ -52,6 +53,8 @@ def kept_anyway(run: Run, store: SnapshotStore, save: SaveSettings) -> set[str]:
         kept |= _every(store, save.keep_every)
     if best := store.best(run.scores()):
         kept.add(best.id)
+    for swap, _ in run.ledger.with_abandoned(Restore, text=OF_AN_IMPORT):  # which nobody here can train again
+        kept.update(swap.snapshots)
     for swap, holds in run.ledger.with_abandoned(Restore, text=BY_REQUEST):
         if not holds:  # it is repeated when the run gets there
             kept.update(swap.snapshots)
@@ -67,11 +70,12 @@ def kept_to_resume(
     beyond = run.ledger.beyond(point.known_bytes[run.ledger.path.name])
     later = {event.id for event in beyond if isinstance(event, Commit)}
     kept = later.union(*(event.snapshots for event in beyond if isinstance(event, Restore)), point.snapshots)
+    kept |= {s.id for s in store.imports if s.arrived_from and s.counters.agent_steps >= point.counters.agent_steps}
     evaluations = [line for line in run.evaluation_lines() if line["scheduled"]]
     played = matches(line for line in evaluations if line["played_at"]["updates"] <= then)
     turns = Turns(run.settings)
     for learner in turns.learners:
-        history = History.of(store, turns.source(learner), then, played)
+        history = History.of(store, turns.source(learner), point.counters, played)
         known = [snapshot for snapshot in history.snapshots if snapshot.id not in later]
         mine = (s for s in reversed(store.snapshots) if s.learner == learner and s.id not in later)
         kept |= {snapshot.id for snapshot in itertools.islice(mine, 1)}  # an evaluation that is due there plays it

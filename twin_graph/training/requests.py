@@ -122,7 +122,7 @@ class Requests:
         role = self._live.learners[undo.learner].roles.get(undo.into)
         if last.previous or not role:
             return last.previous, was_held
-        chosen = role.choose(self._live.tally.updates, self._live.matches.played)  # it was a player without snapshots
+        chosen = role.choose(self._live.tally.counters, self._live.matches.played)  # it was a player without snapshots
         return [snapshot.id for snapshot in chosen.snapshots], was_held
 
     def _usable(self, ids: Sequence[str], learner: str, into: str) -> list[Commit]:
