@@ -27,10 +27,12 @@ from twin_graph.experiments import trial
 from twin_graph.experiments.experiment import EXPERIMENTS, Experiment, State, look
 from twin_graph.experiments.runner import Begin, Runner, begin_here
 from twin_graph.records import code
+from twin_graph.remote.sending import check_writable
 from twin_graph.training.lines import RATE_SECONDS, clock
 
 from .display import Meter
 from .params import PATH, Count, extra_is_missing, json_option, print_json, say, stderr, stdout, trust_option
+from .remote import place_to_train_with
 from .tables import print_table
 
 if TYPE_CHECKING:
@@ -70,6 +72,12 @@ def experiment() -> None:
     help="Where to train: on this machine, or where Ray schedules it.",
 )
 @click.option(
+    "--remote",
+    metavar="URL",
+    help="With --executor ray: machines share no storage; each sends its runs to URL/NAME, and they are fetched from "
+    "there.",
+)
+@click.option(
     "--allow-edited",
     is_flag=True,
     help="Continue though a module of your own was edited after runs began. Reports then name their different code.",
@@ -83,6 +91,7 @@ def run(
     jobs: int,
     retries: int,
     executor: str,
+    remote: str | None,
     allow_edited: bool,
     dry_run: bool,
     as_json: bool,
@@ -94,8 +103,8 @@ def run(
     makes all runs save and stop.
 
     With --executor ray (pip install 'twin-graph[ray]') runs train on the machines of the Ray cluster at RAY_ADDRESS,
-    HOST:PORT, with storage that they all share; without an address, on a local Ray instance, started for this command
-    only.
+    HOST:PORT, with storage that they all share, or with --remote; without an address, on a local Ray instance, started
+    for this command only.
 
     \b
     Examples:
@@ -109,8 +118,14 @@ def run(
         except ImportError as error:
             raise extra_is_missing("--executor ray", "ray", error) from None
         on_ray.check_address()
+    if remote and executor != "ray":
+        raise UsageError("--remote is for --executor ray")
     plan = plans.read(file, lambda name: Experiment.origin_in(out or EXPERIMENTS / name))
     plans.check_plan(plan, file)
+    if remote:
+        if plan.origin:
+            raise UsageError(f"--remote: the runs of {file} are forks, which need the folder of the run they fork")
+        check_writable(place_to_train_with(f"{remote}/{plan.runs[0].name}"))
     folder = out or EXPERIMENTS / plan.name
     plans.check_new(plan, file, Experiment.open(folder).plan.conditions if Experiment.is_begun(folder) else ())
     if not dry_run:
@@ -125,7 +140,7 @@ def run(
         place: AbstractContextManager[Begin] = contextlib.nullcontext(begin_here)
         if executor == "ray":
             threads = max(run.threads for run in found.plan.runs)
-            place = on_ray.cluster(found.lock_file, threads, found.trial.memory)
+            place = on_ray.cluster(found.lock_file, threads, found.trial.memory, remote)
         with place as begin, found.lock(), ExperimentDisplay(found) as display:
             found.write()
             training = Runner(
@@ -135,17 +150,20 @@ def run(
     if as_json:
         print_json(_summary(found, states, jobs))
     if not dry_run:
-        again = _again(file, out, jobs, retries, executor, allow_edited=allow_edited)
+        again = _again(file, out, jobs, retries, executor, remote, allow_edited=allow_edited)
         _say_how_it_ended(found, states, again, interrupted=training.stop.is_set())
 
 
-def _again(file: Path, out: Path | None, jobs: int, retries: int, executor: str, *, allow_edited: bool) -> str:
+def _again(
+    file: Path, out: Path | None, jobs: int, retries: int, executor: str, remote: str | None, *, allow_edited: bool
+) -> str:
     """The command that continues, with those of the options that were given."""
     options = {
         "--out": out,
         "--jobs": jobs if jobs > 1 else None,
         "--retries": retries if retries != _RETRIES else None,
         "--executor": executor if executor != "local" else None,
+        "--remote": remote,
     }
     given = [word for option, value in options.items() if value is not None for word in (option, value)]
     return command("experiment", "run", file, *given, *(["--allow-edited"] if allow_edited else []))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -125,7 +124,8 @@ def pull(url: str, run_dir: Path | None, records_only: bool, snapshots: str | No
     say(f"{found.folder}: state {head.number} of {place.url}, at {head.agent_steps:,} agent steps")
 
 
-def _place_to_train_with(url: str) -> Place:
+def place_to_train_with(url: str) -> Place:
+    """Raises `UsageError` if nothing can be trained with it."""
     place = place_at(url)
     if place.is_only_for_publishing:
         raise UsageError(f"{url} keeps all that is ever sent, so it is for `push` and `pull` only; train with a bucket")
@@ -134,7 +134,7 @@ def _place_to_train_with(url: str) -> Place:
 
 def check_empty(url: str) -> None:
     """Raises `UsageError` if there is a run at a URL, OSError if it cannot be reached or written."""
-    place = _place_to_train_with(url)
+    place = place_to_train_with(url)
     if head := heads.newest(place):
         raise UsageError(
             f"{url} holds a run already, {head.name} at {head.agent_steps:,} agent steps: `{command('resume', url)}` "
@@ -158,7 +158,7 @@ def background(run: Run, url: str, *, take_over: bool = False) -> Background:
     Raises:
       UsageError: there is another run, or another copy of it.
     """
-    place = _place_to_train_with(url)
+    place = place_to_train_with(url)
     owner = owners.of(run, place.url)
     sends = Background(run, place, owner, take_over=take_over)
     try:
@@ -224,7 +224,7 @@ def send_the_rest(run: Run, sends: Background, *, interrupted: bool) -> None:
 
 def continued_here(url: str, run_dir: Path | None) -> Run:
     """Fetches the run at a URL, unless it is here already; `taken_over` takes it over when all else is clear."""
-    place = _place_to_train_with(url)
+    place = place_to_train_with(url)
     head = fetching.newest(place)
     folder = absolute(run_dir or RUNS / head.name)
     if (folder / DESCRIPTION).exists():
@@ -250,26 +250,29 @@ def taken_over(run: Run, url: str) -> Run:
         mine = head.model_copy(update={"number": head.number + 1, "owner": owner.owner, "time": utc_now()})
         here = run.points().newest()
         if (head := heads.claim(place, mine)) == mine and (not here or here.counters.agent_steps < head.agent_steps):
-            with scratch_folder(run.folder) as newer:
-                fetch(place, head, newer)
-                shutil.rmtree(run.folder)  # fetched a moment ago, and behind
-                newer.rename(run.folder)
-            run = Run(run.folder)
+            run = fetch(place, head, run.folder, replaces=True)  # it was fetched a moment ago, and is behind
     owners.keep(run, owner.of(head), to_train=True)
     return run
 
 
-def fetch(place: Place, head: Head, folder: Path, wanted: fetching.Wanted = fetching.everything) -> Run:
-    """Pulls, and shows how far it is."""
+def fetch(
+    place: Place,
+    head: Head,
+    folder: Path,
+    wanted: fetching.Wanted = fetching.everything,
+    *,
+    replaces: bool = False,
+) -> Run:
+    """Pulls, or replaces an older copy, and shows how far it is."""
     total = sum(file.bytes for file in head.files if wanted(file))
     with Meter() as meter:
-        return fetching.pull(
-            place,
-            head,
-            folder,
-            wanted=wanted,
-            tell=lambda done: meter.show("MB fetched", done // 10**6, total // 10**6),
-        )
+
+        def tell(done: int) -> None:
+            meter.show("MB fetched", done // 10**6, total // 10**6)
+
+        if replaces:
+            return fetching.replace(place, head, folder, tell=tell)
+        return fetching.pull(place, head, folder, wanted=wanted, tell=tell)
 
 
 def _named(place: Place, head: Head, folder: Path, references: list[str]) -> set[str]:

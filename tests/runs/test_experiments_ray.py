@@ -22,6 +22,7 @@ from experiment_files import changed
 from test_experiments import trainers, wait_for
 
 from twin_graph.records import report
+from twin_graph.snapshots.ledger import Start
 from twin_graph.snapshots.run import Run
 
 pytest.importorskip("ray", reason="needs the extra ray: pip install -e '.[dev,ray]'")
@@ -166,6 +167,29 @@ def test_when_a_machine_dies_its_run_goes_on_elsewhere(
     ends = [json.loads(line) for line in (folder / "outcomes.jsonl").read_text().splitlines()]
     assert sorted(end["error"] for end in ends) == ["", "", "killed by SIGKILL"]
     assert "its node has died" in "".join(log.read_text() for log in folder.glob("logs/*"))
+
+
+def test_with_a_remote_machines_share_no_storage(tmp_path: Path, expected: list[str]) -> None:
+    """Each has a folder of its own; what is left of killed runs is in the remote, and all is fetched in the end."""
+    folder = prepared(tmp_path, SECONDS)
+    env = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path / "policies")}
+    options = [*RUN, "--executor=ray", "--remote", (tmp_path / "remote").as_uri()]
+    command = [sys.executable, "-m", "twin_graph_cli", *options]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    runner = subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True, **pipes)
+    wait_for(lambda: len(list((tmp_path / "remote").glob("*/heads/00000003"))) == 2)
+    assert not [name for name in RUNS if (folder / name).exists()]
+    for process in [*children(runner), psutil.Process(runner.pid)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    runner.communicate()
+    again = twin_graph(*options, "--json", cwd=tmp_path, env=env, fresh=True)
+    assert again.returncode == 0, again.stderr
+    assert weights(folder) == expected
+    for name in RUNS:
+        assert len(Run(folder / name).ledger.events(Start)) == 2
+        assert "twin-graph resume file:///" in (folder / "logs" / f"{name}.log").read_text()
+        assert "weights_sha256" in (folder / "logs" / f"{name}.log").read_text()
 
 
 def answers(address: str) -> bool:

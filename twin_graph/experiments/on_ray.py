@@ -3,6 +3,9 @@
 A run is the same command as on this machine, in the same folder and environment; the child of a Ray actor, which
 passes signals on and returns the exit code. Ray ends the actor when this process or either machine is gone, and the
 child ends with it, see `twin_graph.base.leash`.
+
+With a remote, machines share no storage: each trains in a folder of its own and sends the run to `URL/NAME`, from where
+another continues it, and from where it is fetched when its process has ended.
 """
 
 from __future__ import annotations
@@ -14,15 +17,19 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import filelock
 
-from twin_graph.base.text import size
-from twin_graph.errors import UsageError
+from twin_graph.base.text import command, size
+from twin_graph.errors import TwinGraphError, UsageError
+from twin_graph.remote import fetching, heads
+from twin_graph.remote.urls import place_at
 from twin_graph.snapshots.files import acquire, file_lock
+from twin_graph.snapshots.run import DESCRIPTION, Run
 
 _ADDRESS = os.environ.get("RAY_ADDRESS") or "local"
 
@@ -36,15 +43,34 @@ from ray.exceptions import RayActorError  # noqa: E402
 
 if TYPE_CHECKING:
     from twin_graph.experiments.runner import Begin, Process
+    from twin_graph.remote.places import Place
+
+
+#: Stands in a command for a folder of the machine that runs it.
+_SCRATCH = "{scratch}"
 
 
 class _Trainer:
-    """A process on a machine of the cluster. `lock` is held by the process that started it."""
+    """A process on a machine of the cluster.
 
-    def __init__(self, arguments: list[str], log: Path, folder: Path, environment: dict[str, str], lock: Path) -> None:
+    Args:
+      arguments: of `twin-graph`.
+      environment: its environment variables.
+      shared: on storage that all machines share, its log, its working directory, and a lock that is held by the process
+        that started it; None if there is none.
+    """
+
+    def __init__(
+        self, arguments: list[str], environment: dict[str, str], shared: tuple[Path, Path, Path] | None
+    ) -> None:
+        self._own = None if shared else tempfile.TemporaryDirectory(prefix="twin-graph-")
+        scratch = Path(self._own.name) if self._own else Path()
+        self._log, folder, lock = shared or (scratch / "log", scratch, None)
+        arguments = [argument.replace(_SCRATCH, str(scratch)) for argument in arguments]
         command = [sys.executable, "-P", "-m", "twin_graph.base.leash", str(os.getpid()), "twin_graph_cli", *arguments]
-        with log.open("ab") as output:
-            check_storage(lock)
+        with self._log.open("ab") as output:
+            if lock:
+                check_storage(lock)
             self._process = subprocess.Popen(
                 command,
                 cwd=folder,
@@ -55,19 +81,27 @@ class _Trainer:
                 start_new_session=True,
             )
 
-    def wait(self) -> int:
-        return self._process.wait()
+    def wait(self) -> tuple[int, bytes]:
+        """Its exit code, and what it said if nobody else can read that."""
+        code = self._process.wait()
+        return code, self._log.read_bytes() if self._own else b""
 
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)
 
 
 class _Task:
-    """A `Process` on a machine of the cluster, or waiting for one that has room."""
+    """A `Process` on a machine of the cluster, or waiting for one that has room.
 
-    def __init__(self, trainer: Any, log: Path) -> None:
+    Args:
+      trainer: a `_Trainer` there.
+      log: of its run, here.
+      fetch: called when it has ended.
+    """
+
+    def __init__(self, trainer: Any, log: Path, fetch: Callable[[], object]) -> None:
         self._trainer = trainer
-        self._log = log
+        self._log, self._fetch = log, fetch
         self._begun = trainer.__ray_ready__.remote()
         # Asked again while the machine does not answer: until Ray has given it up, it would be given the next try too.
         self._ended = trainer.wait.options(max_task_retries=-1).remote()
@@ -77,6 +111,11 @@ class _Task:
         if self._code is None and ray.wait([self._ended], timeout=0)[0]:
             self._code = self._find_code()
             ray.kill(self._trainer)  # its threads are free for the next at once
+            try:
+                self._fetch()
+            except (OSError, TwinGraphError) as error:
+                self._say(f"Error: {error}\n")
+                self._code = self._code or 1
         return self._code
 
     def wait(self) -> int:
@@ -93,15 +132,44 @@ class _Task:
 
     def _find_code(self) -> int:
         try:
-            return int(ray.get(self._ended))
+            code, said = ray.get(self._ended)
         except RayActorError as error:
-            said = str(error).strip()
-            with self._log.open("a", encoding="utf-8") as log:
-                if error.actor_init_failed:
-                    log.write(f"Error: {said.splitlines()[-1]}\n")
-                    return 1
-                log.write(f"Ray lost this process: {said}\n")
+            words = str(error).strip()
+            if error.actor_init_failed:
+                self._say(f"Error: {words.splitlines()[-1]}\n")
+                return 1
+            self._say(f"Ray lost this process: {words}\n")
             return -signal.SIGKILL  # by its leash
+        self._say(said.decode(errors="replace"))
+        return int(code)
+
+    def _say(self, words: str) -> None:
+        with self._log.open("a", encoding="utf-8") as log:
+            log.write(words)
+
+
+def _elsewhere(arguments: list[str], place: Place) -> list[str]:
+    """A command that trains a run in a folder, as one for another machine, which knows only where the run is sent.
+
+    Raises:
+      UsageError: it was trained here, and not sent.
+    """
+    if heads.newest(place):
+        steps = arguments[arguments.index("--steps") + 1]
+        return ["resume", place.url, "--run-dir", f"{_SCRATCH}/run", "--steps", steps]
+    if arguments[0] != "train":
+        folder = arguments[1]
+        raise UsageError(f"{folder} is not at {place.url}: send it with `{command('push', folder, place.url)}`")
+    at = arguments.index("--run-dir") + 1
+    return [*arguments[:at], f"{_SCRATCH}/run", "--remote", place.url, *arguments[at + 1 :]]
+
+
+def _fetch(place: Place, folder: Path) -> None:
+    """Brings a run here up to what was sent, if anything was."""
+    head = heads.newest(place)
+    here = Run(folder).points().newest() if (folder / DESCRIPTION).exists() else None
+    if head and (here is None or here.counters.agent_steps < head.agent_steps):
+        fetching.replace(place, head, folder)
 
 
 def check_address() -> None:
@@ -116,13 +184,14 @@ def check_address() -> None:
 
 
 @contextlib.contextmanager
-def cluster(lock: Path, threads: int, memory: int) -> Iterator[Begin]:
+def cluster(lock: Path, threads: int, memory: int, remote: str | None) -> Iterator[Begin]:
     """Connects to the cluster that RAY_ADDRESS names, or starts one of this machine alone, for as long as it lasts.
 
     Args:
       lock: of the experiment, which the caller has by the time that a run begins.
       threads: of the run that has most.
       memory: bytes that a run needs.
+      remote: URL below which runs are sent; None where machines share storage.
 
     Raises:
       UsageError: no machine of the cluster has so much.
@@ -132,8 +201,14 @@ def cluster(lock: Path, threads: int, memory: int) -> Iterator[Begin]:
     def begin(arguments: list[str], log: Path, threads: int) -> Process:
         # Two calls at a time, so that a signal does not wait for `wait`.
         trainer = ray.remote(num_cpus=max(1, threads), memory=memory, max_concurrency=2)(_Trainer)
-        its = (arguments, log.absolute(), Path.cwd(), dict(os.environ), lock.absolute())
-        return _Task(trainer.remote(*its), log)
+        environment = dict(os.environ)
+        if remote is None:
+            shared = (log.absolute(), Path.cwd(), lock.absolute())
+            return _Task(trainer.remote(arguments, environment, shared), log, lambda: None)
+        folder = lock.absolute().parent / log.stem
+        place = place_at(f"{remote.rstrip('/')}/{log.stem}")
+        task = trainer.remote(_elsewhere(arguments, place), environment, None)
+        return _Task(task, log, lambda: _fetch(place, folder))
 
     # Ray prints what happens to its machines on stdout. What became of a run is in the run's log.
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):

@@ -16,7 +16,7 @@ from twin_graph.base.text import size
 from twin_graph.errors import DamagedError, UsageError
 from twin_graph.remote import heads
 from twin_graph.remote.heads import Stored
-from twin_graph.snapshots.files import fsync, make_folder, temporary_of
+from twin_graph.snapshots.files import fsync, make_folder, scratch_folder, temporary_of
 from twin_graph.snapshots.run import DESCRIPTION, POINTS, SNAPSHOTS, Run, make_run
 from twin_graph.snapshots.store import MANIFEST
 
@@ -82,6 +82,16 @@ def pull(
             raise DamagedError(f"{place.url} is damaged: its state {head.number} is of another run, {found}")
 
     return make_run(folder, fill)
+
+
+def replace(place: Place, head: Head, folder: Path, *, tell: Callable[[int], object] = lambda _: None) -> Run:
+    """Puts a state in the place of an older copy of the run, if there is one. Arguments and errors as of `pull`."""
+    with scratch_folder(folder) as newer:
+        pull(place, head, newer, tell=tell)
+        if folder.exists():
+            shutil.rmtree(folder)
+        newer.rename(folder)
+    return Run(folder)
 
 
 def _check_room(needed: int, folder: Path) -> None:
