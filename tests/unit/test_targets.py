@@ -211,6 +211,36 @@ def test_mix_takes_the_newest_with_its_probability_and_else_draws_from_the_windo
     assert abs(by_window / draws - (1 - probability)) < 0.035
 
 
+def arrived(number: int, agent_steps: int, url: str) -> Commit:
+    """A snapshot that arrived from another run's remote after so many agent steps."""
+    return snapshot(number, agent_steps // 4).model_copy(
+        update={
+            "snapshot": f"import-{number:012x}",
+            "number": None,
+            "lineage": "import",
+            "origin": f"{url}:{number:06d}-{number:08x}",
+        }
+    )
+
+
+@pytest.mark.parametrize("past", [0.0, 0.3, 1.0])
+def test_league_draws_the_own_past_and_the_other_runs_each_with_its_probability(past: float) -> None:
+    others = [arrived(i, 400, url) for i, url in enumerate(("s3://a/one", "s3://a/two", "file:///three"))]
+    draws = 3_000
+    choices = draw(f"league({past}, 2)", History(0, FIVE, league=others), draws)
+    counts = Counter(choice.snapshots[0].id for choice in choices)
+    expected = {one.id: past / 2 for one in FIVE[-2:]} | {one.id: (1 - past) / 3 for one in others}
+    for name, share in expected.items():
+        assert abs(counts[name] / draws - share) < 4.5 * np.sqrt(share * (1 - share) / draws) + 1e-9, name
+    assert all(list(choice.candidates) == [*FIVE[-2:], *others] for choice in choices)
+    assert {others[0].arrived_from, FIVE[0].arrived_from} == {"s3://a/one", ""}
+
+
+def test_league_is_of_the_own_past_until_another_run_is_there() -> None:
+    choices = draw("league(0, 2)", History(0, FIVE), 50)
+    assert {number for choice in choices for number in numbers(choice.snapshots)} == {3, 4}
+
+
 def test_draws_come_from_seed_and_updates_and_not_from_the_draws_before() -> None:
     draws = [choose("window(8)", History(0, FIVE), counter).draw for counter in (3, 1, 2, 3)]
     assert draws[0] == draws[3]

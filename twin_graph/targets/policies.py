@@ -405,7 +405,7 @@ def own_weights(history: History, random: np.random.Generator) -> Choice:  # noq
 
 POLICIES: dict[str, Callable[..., Choice]] = {
     function.__name__: function
-    for function in (latest, best, lag, window, mix, league, pinned, rollback, ensemble, average)
+    for function in (latest, best, lag, window, mix, pinned, rollback, ensemble, average, league)
 } | {"random": no_snapshot, "self": own_weights}
 
 #: The random stream of each role's choices.
