@@ -1,12 +1,14 @@
 """Kills what sends, fetches, trains with a remote and takes over, while the network fails; looks at what is left.
 
-    python tests/crash/kill_remote.py [--kills 300] [--seed 0] [--share 0.05] [--json FILE]
+    python tests/crash/kill_remote.py [--kills 300] [--races 50] [--seed 0] [--share 0.05] [--json FILE]
 
 A run is trained with a remote on a server that speaks S3 (tests/s3.py), of whose requests a share is lost, answered by
 half, late, with what was there before, or not answered. Each process is killed at a random moment, also while it sends
 or fetches. Next, the same machine continues, or another one takes over that knows nothing but the URL, or somebody
 pushes or pulls. After each kill, what is in the remote must be fetched whole, must not be behind what it had, and the
 run here must be whole. At its end its weights must be, bit for bit, those of a training that nobody killed.
+
+In a race, two machines continue one killed run at the same time: only one may complete it, the other has to stop.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from commands import Command
 
 from twin_graph.records.verify import verify
 from twin_graph.remote import fetching, heads
+from twin_graph.remote.heads import TakenOverError
 from twin_graph.remote.urls import place_at
 from twin_graph.snapshots.resumable import newest_point
 from twin_graph.snapshots.run import Run
@@ -109,6 +112,36 @@ class Harness:
             shutil.rmtree(self._folder / "scratch", ignore_errors=True)
             self._begin()
 
+    def race(self) -> None:
+        """Lets two machines continue a killed run; the one that lost has to stop, and the other to complete the run."""
+        self._server.faults = s3.none
+        while not (there := heads.newest(place_at(self._url))) or not 0 < there.agent_steps < STEPS:
+            self._begin()
+            to = ("--run-dir", self._machine.folder, "--remote", self._url)
+            command = self._command("train", self._machine, "cartpole", *self._settings, *to)
+            self._killed(command, self._draw.uniform(0.2, 0.8) * self._whole)
+        machines = [self._new_machine() for _ in range(2)]
+        commands = [self._command("resume", machine, self._url, "--run-dir", machine.folder) for machine in machines]
+        codes = [command.wait(120) for command in commands]
+        words = [command.communicate()[1] for command in commands]
+        assert 0 in codes, words
+        for machine, code, said in zip(machines, codes, words, strict=True):
+            if code == 0:
+                assert _weights(machine.folder) == self._wanted
+            else:
+                stopped = code == TakenOverError.exit_code
+                self.counts[f"races, the other {'was stopped' if stopped else 'came when it was complete'}"] += 1
+                assert stopped or f"is complete at {STEPS:,} agent steps" in said, said
+        self._steps = -1
+        self._check()
+        head = heads.newest(place_at(self._url))
+        assert head
+        assert head.agent_steps == STEPS
+        assert codes.count(0) == 1
+        for machine in machines:
+            shutil.rmtree(machine.folder.parent)
+        self._begin()
+
     def _next(self) -> tuple[str, Command]:
         self._server.faults = s3.at_random(self._draw.randrange(2**32), self._share)
         place = place_at(self._url)
@@ -179,12 +212,13 @@ def _weights(folder: Path) -> str:
 
 
 @click.command()
-@click.option("--kills", default=300, show_default=True, type=click.IntRange(min=1))
+@click.option("--kills", default=300, show_default=True, type=click.IntRange(min=0))
+@click.option("--races", default=0, show_default=True, type=click.IntRange(min=0))
 @click.option("--seed", default=0, show_default=True)
 @click.option("--share", default=0.05, show_default=True, type=click.FloatRange(0, 1), help="Of requests that fail.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Also write the figures here.")
-def main(kills: int, seed: int, share: float, path: Path | None) -> None:
-    """Kill KILLS processes."""
+def main(kills: int, races: int, seed: int, share: float, path: Path | None) -> None:
+    """Kill KILLS processes, and let two machines race RACES times."""
     console = Console(width=120, highlight=False)
     with s3.serve() as server, tempfile.TemporaryDirectory(prefix="twin-graph-") as folder:
         os.environ.update(server.environment)
@@ -192,11 +226,14 @@ def main(kills: int, seed: int, share: float, path: Path | None) -> None:
         for kill in track(range(kills), "kills", console=Console(stderr=True)):
             while harness.killed <= kill:
                 harness.kill_once()
+        for _ in track(range(races), "races", console=Console(stderr=True)):
+            harness.race()
         counts = {**harness.counts, **Counter(f"requests: {fault}" for fault, _ in server.met)}
     for what, count in sorted(counts.items()):
         console.print(f"{count:>6,} {what}")
     if path:
-        path.write_text(json.dumps({"kills": kills, "seed": seed, "share": share, **counts}, indent=1) + "\n")
+        figures = {"kills": kills, "races": races, "seed": seed, "share": share, **counts}
+        path.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

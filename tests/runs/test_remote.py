@@ -353,6 +353,38 @@ def test_a_copy_of_a_run_must_say_that_it_takes_over(trained: Callable, cartpole
         _push(run, place)
 
 
+def test_a_run_that_is_renamed_stays_the_same_copy_and_one_that_is_copied_does_not(
+    trained: Callable, cartpole: Callable, tmp_path: Path
+) -> None:
+    """Neither the path nor what is in the folder tells: two machines with one home can have both alike."""
+    run, url = trained(cartpole()), (tmp_path / "remote").as_uri()
+    _command("push", run.folder, url)
+    renamed = Run(run.folder.rename(tmp_path / "renamed"))
+    assert owners.of(renamed, url).state == 1
+    _command("push", renamed.folder, url)
+    shutil.copytree(renamed.folder, run.folder)
+    assert owners.of(Run(run.folder), url).state == 0
+    refused = twin_graph("push", str(run.folder), url, cwd=tmp_path)
+    assert refused.returncode == 4
+    assert "has another copy of" in refused.stderr
+
+
+def test_an_end_waits_not_long_where_nothing_can_be_sent(
+    trained: Callable, cartpole: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "_TROUBLE_SECONDS", 0.3)
+    run, place = trained(cartpole()), place_at((tmp_path / "remote").as_uri())
+    _push(run, place, owners.of(run, place.url).owner)
+    shutil.rmtree(tmp_path / "remote")
+    (tmp_path / "remote").write_text("in the way")
+    with Background(run, place, owners.of(run, place.url)) as sends:
+        sends.start()
+        began = time.monotonic()
+        assert not sends.close(60)
+    assert sends.trouble
+    assert time.monotonic() - began < 20
+
+
 def test_an_older_copy_at_the_same_path_is_no_newer_state(trained: Callable, cartpole: Callable, place: Place) -> None:
     whole = trained(cartpole(train__steps=1_600))
     head = _push(whole, place)

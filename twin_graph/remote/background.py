@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from twin_graph.errors import TwinGraphError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Seconds between looks for new parts of the replay.
 _LOOK_SECONDS = 2.0
+#: Seconds that an end waits at most where nothing can be sent.
+_TROUBLE_SECONDS = 60.0
 #: Seconds until it is tried again after an error: doubled each time, up to the second.
 _AGAIN_SECONDS, _AGAIN_AT_MOST = 5.0, 300.0
 
@@ -82,14 +85,18 @@ class Background:
         return newest is None or self._sent >= newest.number
 
     def close(self, seconds: float) -> bool:
-        """Sends what is left, for so many seconds at most. Returns whether all is sent."""
+        """Sends what is left, for so many seconds, or fewer if nothing can be sent. Returns whether all is there."""
         newest = self._run.points().newest()
         if newest:
             self._tell(newest.number)
         with self._changed:
             self._closing = True  # whoever waits to try again does not wait long
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._sent >= self._newest or self.taken_over is not None, seconds)
+            ends = time.monotonic() + seconds
+            while (left := ends - time.monotonic()) > 0 and self._sent < self._newest and self.taken_over is None:
+                if self.trouble and left < seconds - _TROUBLE_SECONDS:
+                    break
+                self._changed.wait(min(left, 1.0))
             self._ends = True
             self._changed.notify_all()
         self._thread.join(timeout=_LOOK_SECONDS)

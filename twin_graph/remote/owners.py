@@ -5,14 +5,16 @@ A run may come from a stranger, and a copy of its folder is another run to a rem
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import secrets
 from typing import TYPE_CHECKING, Any
 
 from twin_graph.base.counters import Whole
 from twin_graph.config.trust import configuration
 from twin_graph.errors import DamagedError, UsageError
-from twin_graph.snapshots.files import checked, file_lock, make_folder, read_file, write_file
+from twin_graph.snapshots.files import checked, file_lock, make_folder, open_plain, read_file, write_file, write_new
 from twin_graph.snapshots.forms import Record, problem
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
     from twin_graph.remote.heads import Head
     from twin_graph.snapshots.run import Run
+
+
+_MARK, _REMOTES = "copy", "remotes"
 
 
 class Owner(Record):
@@ -102,22 +107,27 @@ def keep_opponents(run: Run, urls: Sequence[str]) -> None:
 
 
 def _change(run: Run, changed: Callable[[_Kept], dict[str, Any]]) -> None:
-    path = _path(run)
+    mark, place = run.control / _MARK, configuration() / _REMOTES
     try:
-        make_folder(path.parent)
+        make_folder(mark.parent)
+        with contextlib.suppress(FileExistsError):
+            write_new(mark, secrets.token_hex(16).encode())
+        make_folder(place)
+        path = _path(run)
+        assert path
         with file_lock(path.with_suffix(".lock")):
             kept = _read(run)
             write_file(path, checked(kept.model_copy(update=changed(kept)).model_dump(mode="json"), indent=1))
     except OSError as error:
         raise UsageError(
-            f"cannot keep in {path.parent} where {run.name} is sent ({error.strerror}); set XDG_CONFIG_HOME to a "
-            "folder that can be written"
+            f"cannot keep in {place} where {run.name} is sent ({error.strerror}); set XDG_CONFIG_HOME to a folder that "
+            f"can be written, and let {run.control} be written"
         ) from None
 
 
 def _read(run: Run) -> _Kept:
     path = _path(run)
-    if not path.exists():
+    if path is None or not path.exists():
         return _Kept(run=run.id, folder=str(run.folder))
     record = read_file(path)
     if wrong := problem(_Kept, record):
@@ -125,6 +135,15 @@ def _read(run: Run) -> _Kept:
     return _Kept.model_validate(record)
 
 
-def _path(run: Run) -> Path:
-    name = hashlib.sha256(f"{run.id} in {run.folder.resolve()}".encode("utf-8", "surrogateescape")).hexdigest()
-    return configuration() / "remotes" / f"{name}.json"
+def _path(run: Run) -> Path | None:
+    """Where it is kept what the run in this folder is; None where nothing was kept yet.
+
+    A mark in the folder tells it from others, and the number of that file on its disk from copies: this stays when the
+    folder is renamed.
+    """
+    try:
+        with open_plain(run.control / _MARK) as file:
+            mark = f"{run.id} {file.read(64)!r} {os.fstat(file.fileno()).st_ino}"
+    except OSError:
+        return None
+    return configuration() / _REMOTES / f"{hashlib.sha256(mark.encode()).hexdigest()}.json"
