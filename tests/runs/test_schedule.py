@@ -182,7 +182,9 @@ def test_targets_that_were_prepared_are_those_of_the_target_of_their_update(
     train_prepared = Learners.train
 
     def look(learners: Learners, prepared: Prepared) -> Trained:
-        stale.append(not np.array_equal(prepared.q_target_t, learners.first.target.q_values(prepared.batch.s_t)))
+        stale.append(
+            not np.array_equal(prepared.by_target["q_target_t"], learners.first.target.q_values(prepared.batch.s_t))
+        )
         return train_prepared(learners, prepared)
 
     monkeypatch.setattr(Learners, "train", look)

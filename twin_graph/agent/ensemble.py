@@ -10,6 +10,7 @@ import numpy as np
 from twin_graph.errors import DamagedError
 
 if TYPE_CHECKING:
+    from twin_graph.config.settings import TrainSettings
     from twin_graph.snapshots.ledger import Commit
     from twin_graph.snapshots.store import SnapshotStore
     from twin_graph.twin.twin import Twin
@@ -99,9 +100,22 @@ class Ensemble:
         combined: np.ndarray = values[0] if len(values) == 1 else self._combine(values, axis=0)
         return combined
 
-    def in_blocks(self, observations: np.ndarray, noise_key: np.ndarray | None = None) -> np.ndarray:
-        """`supplied` of many observations, evaluated in blocks; all with the same noise, if there is any."""
-        return np.concatenate([self.supplied(block, noise_key) for block in blocks(observations)])
+    def for_updates(
+        self, train: TrainSettings, s_tm1: np.ndarray, s_t: np.ndarray, noise_key: np.ndarray | None
+    ) -> dict[str, np.ndarray]:
+        """What updates need of a target, by its name in `Model`; evaluated in blocks, with the same noise, if any.
+
+        Args:
+          train: settings.
+          s_tm1, s_t: of many examples, `[B, *observation_shape]`.
+          noise_key: as in `Twin.q_values`.
+        """
+        found = {}
+        if train.target_q:
+            found["q_target_t"] = np.concatenate([self.supplied(block, noise_key) for block in blocks(s_t)])
+        if train.munchausen:
+            found["q_target_tm1"] = np.concatenate([self.q_values(block, noise_key) for block in blocks(s_tm1)])
+        return found
 
     def weights(self) -> dict[str, np.ndarray]:
         """The members' mean weights by name."""

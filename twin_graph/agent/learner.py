@@ -39,23 +39,22 @@ class Prepared(NamedTuple):
       per_minibatch: updates that learn from one minibatch.
       batch: their minibatches, one after the other.
       snapshots: the snapshots in each learner's target.
-      q_target_t: what the target of each update's learner supplies at `s_t` of its minibatch, float32
-        `[updates * examples, A]`, or `[..., A, N]` of distributions; None without `train.target_q`.
+      by_target: what each update needs of its learner's target, by the name in `Model`: float32
+        `[updates * examples, A]`, or `[..., A, N]` of distributions; see `Ensemble.for_updates`.
     """
 
     updates: range
     per_minibatch: int
     batch: Batch
     snapshots: Sequence[tuple[str, ...]]
-    q_target_t: np.ndarray | None
+    by_target: Mapping[str, np.ndarray]
 
     def values(self, updates: Sequence[int]) -> dict[str, np.ndarray]:
         """The inputs of these updates, one after the other, by the names in `Model.fed`: `[N * examples, ...]`."""
         numbers = self.minibatches(updates)
         values = {name: self.rows(array, numbers) for name, array in self.batch._asdict().items()}
-        if self.q_target_t is not None:
-            values["q_target_t"] = self.rows(self.q_target_t, [update - self.updates.start for update in updates])
-        return values
+        which = [update - self.updates.start for update in updates]
+        return values | {name: self.rows(array, which) for name, array in self.by_target.items()}
 
     def minibatches(self, updates: Sequence[int]) -> list[int]:
         """Which of the minibatches in `batch`, from 0, each of these updates learns from."""
@@ -421,17 +420,17 @@ class Learners:
           batch: their minibatches, one after the other.
         """
         settings = self.turns.settings
-        prepared = Prepared(updates, settings.updates_per_minibatch, batch, self.target_snapshots, None)
-        if not settings.train.target_q:
-            return prepared
-        q = []
+        prepared = Prepared(updates, settings.updates_per_minibatch, batch, self.target_snapshots, {})
+        found = []
         with self._stopwatch.phase("target"):
             # At once what one target supplies with one draw of noise.
             draw = settings.model.noisy
             for (name, update), turn in itertools.groupby(updates, lambda u: (self.turns.learns(u), u if draw else 0)):
-                s_t = prepared.rows(batch.s_t, prepared.minibatches(list(turn)))
-                q.append(self[name].target.in_blocks(s_t, self._noise_of_target.at(update)))
-        return prepared._replace(q_target_t=np.concatenate(q))
+                numbers = prepared.minibatches(list(turn))
+                s_tm1, s_t = (prepared.rows(observations, numbers) for observations in (batch.s_tm1, batch.s_t))
+                key = self._noise_of_target.at(update)
+                found.append(self[name].target.for_updates(settings.train, s_tm1, s_t, key))
+        return prepared._replace(by_target={name: np.concatenate([one[name] for one in found]) for name in found[0]})
 
     def by_present_targets(self, prepared: Prepared) -> Prepared:
         """The same updates, evaluated again if a target has been refreshed since."""

@@ -25,6 +25,8 @@ _USED_ONLY: dict[tuple[str, ...], tuple[Callable[[Settings], bool], str]] = {
     ("model.atoms",): (lambda s: s.model.head != "scalar", "with model.head=categorical or quantile"),
     ("model.support",): (lambda s: s.model.head == "categorical", "with model.head=categorical"),
     ("model.noisy_sigma",): (lambda s: s.model.noisy, "with model.noisy=true"),
+    ("train.munchausen_",): (lambda s: s.train.munchausen > 0, "with train.munchausen=0.9 or the like"),
+    ("train.gauss_sigma",): (lambda s: s.loss == "hl_gauss", "with loss=hl_gauss"),
     ("train.clip_delta",): (lambda s: s.loss == "dqn3", "with loss=dqn3"),
     ("train.adam_",): (lambda s: s.train.optimizer == "adam" or ":" in s.train.optimizer, "with train.optimizer=adam"),
     ("train.rmsprop_",): (

@@ -25,6 +25,8 @@ def check_together(settings: Settings) -> None:
         other = "train.double=false" if train.double else "train.target_q=true"
         raise ValueError(f"train.minto takes the smaller of target and online Q for each action: it needs {other}")
     _check_distribution(settings)
+    if train.munchausen:
+        _check_munchausen(settings)
     if not train.target_q and settings.act.with_ == "target":
         raise ValueError("act.with=target needs a target: train.target_q=true")
     if not train.target_q and policy != "latest":
@@ -89,7 +91,12 @@ def _check_workers(settings: Settings, reach: int) -> None:
 
 
 def _check_distribution(settings: Settings) -> None:
-    """Raises ValueError if something is set that is of values, and has no meaning for distributions."""
+    """Raises ValueError if something is set that has no meaning for what the network says of each action."""
+    if settings.loss == "hl_gauss" and settings.model.head != "categorical":
+        raise ValueError(
+            f"loss=hl_gauss spreads a value over a fixed support: it needs model.head=categorical, not "
+            f"{settings.model.head}"
+        )
     if settings.model.head == "scalar":
         return
     head, train, (lowest, highest) = f"model.head={settings.model.head}", settings.train, settings.model.support
@@ -102,6 +109,24 @@ def _check_distribution(settings: Settings) -> None:
             f"model.support={settings.model.support}: {head} needs the lowest return, then the highest, and "
             "model.atoms=2 or more"
         )
+
+
+def _check_munchausen(settings: Settings) -> None:
+    """Raises ValueError if the log-policy of a target has no meaning with what else is set."""
+    train = settings.train
+    for is_set, what, other in (
+        (not train.target_q, "takes the policy of a target", "train.target_q=true"),
+        (train.double, "bootstraps from all actions, and chooses none", "train.double=false"),
+        (train.minto, "bootstraps from all actions, and compares none", "train.minto=false"),
+        (train.n_step > 1, "adds the bonus of one action to one reward", "train.n_step=1"),
+        (
+            settings.model.head == "categorical" and settings.loss != "hl_gauss",
+            "needs values, or quantiles, that its bonus can move",
+            "another model.head, or loss=hl_gauss",
+        ),
+    ):
+        if is_set:
+            raise ValueError(f"train.munchausen={train.munchausen:g} {what}: it needs {other}")
 
 
 def _check_rollouts(settings: Settings) -> None:

@@ -171,6 +171,11 @@ class ModelSettings(_Section):
         min_length=2,
         max_length=2,
     )
+    layer_norm: bool = _setting(
+        False,
+        "normalize each hidden layer over its channels or units, before its rectifier",
+        source="Ba et al. 2016; Gallici et al. 2025",
+    )
     noisy: bool = _setting(
         False,
         "learnt noise on the weights of all fully connected layers, by which the agent explores: a draw for each "
@@ -242,6 +247,31 @@ class TrainSettings(_Section):
     )
     minto: bool = _setting(
         False, "bootstrap from the smaller of target and online Q, for each action", source="Hendawy et al. 2025"
+    )
+    munchausen: float = _setting(
+        0.0,
+        "weight of the target's log-policy as a bonus to rewards, with its entropy in bootstrap values; 0 for none",
+        source="0.9 in Vieillard et al. 2020",
+        ge=0,
+        le=1,
+    )
+    munchausen_temperature: float = _setting(
+        0.03,
+        "temperature of the policy of train.munchausen",
+        unit="score",
+        source="Vieillard et al. 2020",
+        gt=0,
+        le=1e6,
+    )
+    munchausen_lowest: float = _setting(
+        -1.0, "lowest bonus of train.munchausen, before its weight", source="Vieillard et al. 2020", le=0, ge=-1e6
+    )
+    gauss_sigma: float = _setting(
+        0.75,
+        "standard deviation of the bell curve of loss=hl_gauss, in distances between neighbouring returns",
+        source="Farebrother et al. 2024",
+        gt=0,
+        le=100,
     )
     target_q: bool = _setting(True, "bootstrap from the target; if false, from the online twin itself", source=DQN3)
     clip_delta: float | None = _setting(1.0, "clip TD errors to plus or minus this (loss=dqn3)", source=DQN3, gt=0)
@@ -593,11 +623,12 @@ class Settings(_Section):
     mode: Literal["plain", "mutual"] = _setting(
         "plain", "mutual: two learners, a and b, each bootstrapping from the other's snapshots"
     )
-    loss: Annotated[str, Named("huber", "mse", "mse_all", "dqn3")] = _setting(
+    loss: Annotated[str, Named("huber", "mse", "mse_all", "dqn3", "hl_gauss")] = _setting(
         "huber",
-        "loss of the TD errors; dqn3 backpropagates them from the output layer, summed and clipped; module:function "
-        "for your own",
-        source=NATURE,
+        "loss of the TD errors, or the own loss of a distribution; dqn3 backpropagates errors from the output layer, "
+        "summed and clipped; hl_gauss makes a bell curve around a value the target of model.head=categorical; "
+        "module:function for your own",
+        source=NATURE + "; Farebrother et al. 2024",
     )
     env: EnvSettings = EnvSettings()
     model: ModelSettings = ModelSettings()

@@ -111,15 +111,14 @@ class Worker:
                 for update in self._actor.due_updates(self._tally.updates):
                     swap = self._follow_target()
                     batch = self._actor.sample(range(update, update + 1))
-                    q_target_t = None
-                    if self._settings.train.target_q:
-                        q_target_t = self._target.in_blocks(batch.s_t, self._noise_of_target.at(update))
+                    key = self._noise_of_target.at(update)
+                    by_target = self._target.for_updates(self._settings.train, batch.s_tm1, batch.s_t, key)
                     self._tally.updates += 1
                     if applying:
                         self._record(applying)
                     else:
                         self._copy.pull()  # others have trained while this one filled its replay
-                    applying = _Applying(gradients.submit(self._apply, batch, q_target_t), batch, swap)
+                    applying = _Applying(gradients.submit(self._apply, batch, by_target), batch, swap)
                 self._tell()
             if applying:
                 self._record(applying)
@@ -153,10 +152,10 @@ class Worker:
             self._followed = newest
         return self._followed
 
-    def _apply(self, batch: Batch, q_target_t: np.ndarray | None) -> Applied:
+    def _apply(self, batch: Batch, by_target: dict[str, np.ndarray]) -> Applied:
         """Gradients to the servers, then the renewed variables back; meanwhile the worker acts."""
         model, train, version = self._copy.twin.model, self._settings.train, self._copy.version
-        values = {**batch._asdict(), "q_target_t": q_target_t}
+        values = {**batch._asdict(), **by_target}
         parts = feeds(model, train, values)
         first = (version * self._run.settings.workers.count + self._index) * len(parts)
         key = self._noise.at(version)

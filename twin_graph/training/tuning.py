@@ -121,14 +121,11 @@ class _Trial:
         shape = self._updates * size, *spec.env.observation_shape
         observations = random.integers(0, 256, shape).astype(spec.env.observation_dtype)
         self._blocks = list(blocks(observations)) if train.target_q else []
-        model = self._online.model
         self._feed = {
-            model.s_tm1: observations[:size],
-            model.a_tm1: np.zeros(size, np.int32),
-            model.r_t: np.zeros(size, np.float32),
-            model.discount_t: np.ones(size, np.float32),
-            model.q_target_t: np.zeros((size, *model.q_target_t.shape[1:]), np.float32),
-            model.s_t: observations[:size],
+            tensor: observations[:size]
+            if name in ("s_tm1", "s_t")
+            else np.zeros((size, *tensor.shape[1:]), tensor.dtype.as_numpy_dtype)
+            for name, tensor in self._online.model.fed.items()
         }
         self._chunk()  # the first runs are slow
 

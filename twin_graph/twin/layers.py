@@ -19,6 +19,8 @@ Start = Callable[[int, int], tuple[Initializer, Initializer]]
 
 #: How the names of variables end that scale noise.
 SIGMA = "_sigma"
+#: What the names of variables end with that scale a normalized layer.
+NORM_SCALE = "norm_scale"
 #: The graph collection with the hidden layers' outputs, each named `LAYER/activation`.
 ACTIVATIONS = "activations"
 
@@ -98,6 +100,17 @@ def noisy_dense(name: str, x: Tensor, units: int, sigma: float, key: Tensor) -> 
     # The noise of the weights is of rank one, so that their matrix need not be made.
     moved = tf.matmul(x * tf.cast(of_inputs, x.dtype), tf.cast(weights_sigma, x.dtype)) * tf.cast(of_outputs, x.dtype)
     return mean + moved + tf.cast(bias + bias_sigma * of_outputs, x.dtype)
+
+
+def layer_norm(name: str, x: Tensor) -> Tensor:
+    """`scale * (x - mean) / sqrt(variance + 1e-6) + shift` over the last axis, for each example and pixel by itself (Ba
+    et al. 2016; over channels alone as in PQN, Gallici et al. 2025). In the type of `x`; computed in float32."""
+    with tf.variable_scope(name):
+        scale = tf.get_variable(NORM_SCALE, x.shape[-1:], initializer=tf.ones_initializer(), use_resource=True)
+        shift = tf.get_variable("norm_shift", x.shape[-1:], initializer=tf.zeros_initializer(), use_resource=True)
+    mean, variance = tf.nn.moments(tf.cast(x, tf.float32), axes=[-1], keepdims=True)
+    normalized = (tf.cast(x, tf.float32) - mean) * tf.math.rsqrt(variance + 1e-6)
+    return tf.cast(scale * normalized + shift, x.dtype)
 
 
 def relu(name: str, x: Tensor) -> Tensor:

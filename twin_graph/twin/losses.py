@@ -39,6 +39,46 @@ def q_learning_target(
     return tf.stop_gradient(r_t + discount_t * bootstrap)
 
 
+class SoftTarget(NamedTuple):
+    """What `munchausen` makes of a target's values.
+
+    Attributes:
+      bonus: added to rewards, float32 `[B]`.
+      policy_t: its policy at `s_t`, float32 `[B, A]`.
+      entropy_t: added to the value of each action at `s_t`, float32 `[B, A]`.
+    """
+
+    bonus: Tensor
+    policy_t: Tensor
+    entropy_t: Tensor
+
+    def value(self, supplied_t: Tensor) -> Tensor:
+        """`sum_a policy_t[a] (supplied_t[a] + entropy_t[a])` of values `[B, A]`, or of each quantile `[B, A, N]`."""
+        axes = [..., *[None] * (supplied_t.shape.rank - 2)]
+        return tf.reduce_sum(self.policy_t[axes] * (supplied_t + self.entropy_t[axes]), axis=1)
+
+
+def munchausen(q_target_tm1: Tensor, a_tm1: Tensor, q_target_t: Tensor, train: TrainSettings) -> SoftTarget:
+    """The log-policy of a target as a bonus, and its entropy (Vieillard et al. 2020, equations 1 and 2).
+
+    With `pi = softmax(q / tau)`, the bonus is `alpha * max(tau * log pi(a_tm1 | s_tm1), lowest)`, and `-tau * log pi`
+    is added to the value of each action at `s_t`.
+
+    Args:
+      q_target_tm1, q_target_t: Q values of the target at `s_tm1` and `s_t`, float32 `[B, A]`.
+      a_tm1: actions taken, int32 `[B]`.
+      train: alpha, tau and lowest are `train.munchausen`, `.munchausen_temperature` and `.munchausen_lowest`.
+    """
+    tau = train.munchausen_temperature
+
+    def scaled_log_policy(q: Tensor) -> Tensor:
+        return tau * tf.nn.log_softmax((q - tf.reduce_max(q, axis=1, keepdims=True)) / tau)
+
+    taken = tf.gather(scaled_log_policy(q_target_tm1), a_tm1, batch_dims=1)
+    log_t = scaled_log_policy(q_target_t)
+    return SoftTarget(train.munchausen * tf.maximum(taken, train.munchausen_lowest), tf.exp(log_t / tau), -log_t)
+
+
 def huber(td_error: Tensor, n_actions: int) -> Tensor:  # noqa: ARG001 - losses share one signature
     """Half the square up to 1, linear beyond: the gradient is the TD error clipped to +-1 (Mnih et al. 2015)."""
     size = tf.abs(td_error)
@@ -106,6 +146,7 @@ LOSSES = {
     "mse": Loss(mse),
     "mse_all": Loss(mse_all),
     "dqn3": Loss(huber, dqn3_gradients),
+    "hl_gauss": Loss(huber),  # of a distribution, whose loss is that of its head
 }
 
 
@@ -145,7 +186,7 @@ class Learning(NamedTuple):
         """From what a network says to gradients.
 
         Args:
-          fed: `a_tm1`, `r_t`, `discount_t`, `weight`, and `q_target_t` if there is a target; see `Model`.
+          fed: `a_tm1`, `r_t`, `discount_t`, `weight`, and of a target `q_target_t` and `q_target_tm1`; see `Model`.
           outputs_tm1: of the network at `s_tm1`, float32 `[B, A]`, or `[B, A, N]` of a distribution.
           outputs_t: of the same twin at `s_t`; None if nothing needs them.
           variables: differentiate with respect to these.
@@ -157,9 +198,19 @@ class Learning(NamedTuple):
             return self._of_values(fed, outputs_tm1, outputs_t, variables)
         q_own_t = self.head.q_values(outputs_t) if outputs_t is not None else None
         supplied_t = fed["q_target_t"] if self.train.target_q else self.head.supplied(outputs_t)
-        selector_t = q_own_t if self.train.double else self.head.expectation(supplied_t)
-        best_t = tf.gather(supplied_t, tf.argmax(selector_t, axis=1), batch_dims=1)
-        target = tf.stop_gradient(self.head.target(fed["r_t"], fed["discount_t"], best_t))
+        q_t, r_t = self.head.expectation(supplied_t), fed["r_t"]
+        if self.train.munchausen:
+            soft = munchausen(fed["q_target_tm1"], fed["a_tm1"], q_t, self.train)
+            r_t += soft.bonus
+            value_t, best_t = soft.value(q_t), soft.value(supplied_t)
+        else:
+            best = tf.argmax(q_own_t if self.train.double else q_t, axis=1)
+            value_t, best_t = (tf.gather(of_actions, best, batch_dims=1) for of_actions in (q_t, supplied_t))
+        if self.loss == "hl_gauss" and isinstance(self.head, heads.Categorical):
+            target = self.head.bell_curve(r_t + fed["discount_t"] * value_t, self.train.gauss_sigma)
+        else:
+            target = self.head.target(r_t, fed["discount_t"], best_t)
+        target = tf.stop_gradient(target)
         taken = tf.one_hot(fed["a_tm1"], int(outputs_tm1.shape[1]))
         taken_tm1 = tf.reduce_sum(outputs_tm1 * taken[:, :, None], axis=1)
         of_examples = _of_distribution(self.loss, self.head)(taken_tm1, target)
@@ -175,7 +226,11 @@ class Learning(NamedTuple):
         q_bootstrap_t = fed["q_target_t"] if train.target_q else q_own_t
         if train.minto:
             q_bootstrap_t = tf.minimum(q_bootstrap_t, q_own_t)
-        y = q_learning_target(fed["r_t"], fed["discount_t"], q_bootstrap_t, q_own_t if train.double else None)
+        if train.munchausen:
+            soft = munchausen(fed["q_target_tm1"], fed["a_tm1"], q_bootstrap_t, train)
+            y = tf.stop_gradient(fed["r_t"] + soft.bonus + fed["discount_t"] * soft.value(q_bootstrap_t))
+        else:
+            y = q_learning_target(fed["r_t"], fed["discount_t"], q_bootstrap_t, q_own_t if train.double else None)
         taken = tf.one_hot(fed["a_tm1"], n_actions)
         td_error = tf.subtract(y, tf.reduce_sum(q_tm1 * taken, axis=1), name="td_error")
         loss = tf.reduce_mean(fed["weight"] * loss_function.of_examples(td_error, n_actions), name="loss")
@@ -188,7 +243,7 @@ class Learning(NamedTuple):
 
 def _of_distribution(name: str, head: heads.Categorical | heads.Quantile) -> Callable[[Tensor, Tensor], Tensor]:
     """The loss of examples, float32 `[B]`, from what the network has for the action taken and its target, `[B, N]`."""
-    if name in LOSSES:  # `huber`, which is all that the settings let pass
+    if name in LOSSES:  # `huber` or `hl_gauss`, which is all that the settings let pass
         return heads.LOSSES[type(head)]
     found: Callable[..., Any] = lookup.find("loss", name, {})
 

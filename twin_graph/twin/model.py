@@ -95,6 +95,7 @@ class Inputs:
       discount_t: float32 `[B]`, 0 after a terminal step.
       q_target_t: float32 `[B, A]`, Q at `s_t` by the twin that supplies bootstrap values; with a distribution
         `[B, A, N]`, its probabilities or quantiles.
+      q_target_tm1: float32 `[B, A]`, Q at `s_tm1` by that twin, used by `munchausen`.
       s_t: `[B, *observation_shape]`, used by `double`, `minto` and without `target_q`.
       weight: float32 `[B]`, weight of each example; 1 if not fed.
       dropout_seed: int32 `[2]`, seed of the dropout masks; no dropout if not fed.
@@ -107,6 +108,7 @@ class Inputs:
     r_t: Tensor
     discount_t: Tensor
     q_target_t: Tensor
+    q_target_tm1: Tensor
     s_t: Tensor
     weight: Tensor
     dropout_seed: Tensor
@@ -116,13 +118,14 @@ class Inputs:
     @classmethod
     def add(cls, spec: ModelSpec, head: heads.Head) -> Inputs:
         """Adds them to the current default graph."""
-        env, noisy = spec.env, spec.model.noisy
+        env, noisy, soft = spec.env, spec.model.noisy, spec.train.munchausen > 0
         return cls(
             s_tm1=tf.placeholder(env.observation_dtype, [None, *env.observation_shape], name="s_tm1"),
             a_tm1=tf.placeholder(tf.int32, [None], name="a_tm1"),
             r_t=tf.placeholder(tf.float32, [None], name="r_t"),
             discount_t=tf.placeholder(tf.float32, [None], name="discount_t"),
             q_target_t=tf.placeholder(tf.float32, [None, env.n_actions, *head.axes], name="q_target_t"),
+            q_target_tm1=tf.placeholder(tf.float32, [None, env.n_actions], name="q_target_tm1") if soft else None,
             s_t=tf.placeholder(env.observation_dtype, [None, *env.observation_shape], name="s_t"),
             weight=tf.placeholder_with_default(tf.ones([1]), [None], name="weight"),
             dropout_seed=tf.placeholder_with_default(tf.constant(_NONE), [2], name="dropout_seed"),
@@ -134,6 +137,7 @@ class Inputs:
         """The per-example inputs that an update needs, by name."""
         names = ["s_tm1", "a_tm1", "r_t", "discount_t", "weight"]
         names += ["q_target_t"] if train.target_q else []
+        names += ["q_target_tm1"] if train.munchausen else []
         names += ["s_t"] if train.double or train.minto or not train.target_q else []
         return {name: getattr(self, name) for name in names}
 
@@ -305,7 +309,7 @@ def _learning(model: Model, network: _Network, outputs_tm1: Tensor, block: int) 
 
 def _check_variables(spec: ModelSpec, trainables: tuple[Any, ...]) -> None:
     """Raises `UsageError` if a custom network has nothing to train, has variables that no snapshot would contain, or
-    lacks the noise that was asked for."""
+    lacks the noise or the norm that was asked for."""
     if not trainables:
         raise UsageError(f"network={spec.network} makes no variables, so there is nothing to learn")
     if fixed := sorted(v.op.name for v in tf.global_variables() if all(v is not other for other in trainables)):
@@ -313,6 +317,8 @@ def _check_variables(spec: ModelSpec, trainables: tuple[Any, ...]) -> None:
             f"network={spec.network} makes {', '.join(fixed)} with trainable=False, and no snapshot would hold that; "
             "use a constant"
         )
+    if spec.model.layer_norm and not any(v.op.name.endswith(plain_layers.NORM_SCALE) for v in trainables):
+        raise UsageError(f"model.layer_norm=true, but network={spec.network} has no normalized layer: use build.relu")
     if spec.model.noisy and not any(v.op.name.endswith(plain_layers.SIGMA) for v in trainables):
         raise UsageError(
             f"model.noisy=true, but network={spec.network} has no noisy layer: use build.hidden and build.last_layer"

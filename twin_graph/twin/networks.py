@@ -25,6 +25,7 @@ from twin_graph.twin.layers import (
     glorot,
     he,
     last_layer,
+    layer_norm,
     looks_channels_last,
     noisy_dense,
     relu,
@@ -86,6 +87,10 @@ class Build(NamedTuple):
         outputs = self._noisy(name, x, units) if self.model.noisy else last_layer(name, x, units, start)
         return tf.reshape(outputs, [-1, actions, *axes]) if axes else outputs
 
+    def relu(self, name: str, x: Tensor) -> Tensor:
+        """The rectifier after the layer of this name; with `model.layer_norm` the layer is normalized before."""
+        return relu(name, layer_norm(name, x) if self.model.layer_norm else x)
+
     def _noisy(self, name: str, x: Tensor, units: int) -> Tensor:
         return noisy_dense(name, x, units, self.model.noisy_sigma, self.noise_key)
 
@@ -115,7 +120,7 @@ def dopamine(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     Bengio 2010).
     """
     x = _convolutions(observation, glorot, build)
-    x = relu("fc1", build.hidden("fc1", x, 512, glorot))
+    x = build.relu("fc1", build.hidden("fc1", x, 512, glorot))
     if not build.model.dueling:
         return build.last_layer("q", x, n_actions, glorot)
     return _dueling(build.last_layer("value", x, 1, glorot), build.last_layer("advantage", x, n_actions, glorot))
@@ -128,8 +133,8 @@ def mnih2013(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     """
 
     def convolutions(image: Tensor) -> Tensor:
-        x = relu("conv1", _first_convolution(image, 16, he, build))
-        return flatten(relu("conv2", build.layers.convolution("conv2", x, 4, 32, 2, build.model.padding, he)))
+        x = build.relu("conv1", _first_convolution(image, 16, he, build))
+        return flatten(build.relu("conv2", build.layers.convolution("conv2", x, 4, 32, 2, build.model.padding, he)))
 
     x = build.layers.in_parts(convolutions, observation)
     return _read_out("fc1", x, 256, n_actions, (he, torch_weights), build)
@@ -140,7 +145,7 @@ def pooled80(observation: Tensor, n_actions: int, build: Build) -> Tensor:
 
     Takes uint8 `[B, stack, 80, 80]`, frames first. Layers start as those of `nature`.
     """
-    x = relu("conv1", _first_convolution(observation, 32, he, build, "SAME"))
+    x = build.relu("conv1", _first_convolution(observation, 32, he, build, "SAME"))
     return build.last_layer("q", flatten(tf.nn.max_pool2d(x, 2, 2, "SAME")), n_actions, torch_weights)
 
 
@@ -150,7 +155,7 @@ def minatar(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     Takes uint8 `[B, 10, 10, C]` or `[B, C, 10, 10]`, or other images.
     """
     x = scaled(_channels_last(observation), build.dtype)
-    x = relu("conv1", build.layers.convolution("conv1", x, 3, 16, 1, build.model.padding, torch_default))
+    x = build.relu("conv1", build.layers.convolution("conv1", x, 3, 16, 1, build.model.padding, torch_default))
     return _read_out("fc1", flatten(x), 128, n_actions, (torch_default, torch_default), build)
 
 
@@ -160,7 +165,7 @@ def board(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     Takes `[B, H, W, C]` or `[B, C, H, W]`.
     """
     x = scaled(_channels_last(observation), build.dtype)
-    x = relu("conv1", build.layers.convolution("conv1", x, 4, 64, 1, build.model.padding, torch_default))
+    x = build.relu("conv1", build.layers.convolution("conv1", x, 4, 64, 1, build.model.padding, torch_default))
     return _read_out("fc1", flatten(x), 128, n_actions, (torch_default, torch_default), build)
 
 
@@ -173,7 +178,7 @@ def mlp(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     x = flatten(scaled(observation, build.dtype))
     *shared, last = build.model.hidden_units
     for i, units in enumerate(shared, start=1):
-        x = relu(f"fc{i}", build.hidden(f"fc{i}", x, units, torch_default))
+        x = build.relu(f"fc{i}", build.hidden(f"fc{i}", x, units, torch_default))
     return _read_out(f"fc{len(shared) + 1}", x, last, n_actions, (torch_default, torch_default), build)
 
 
@@ -187,7 +192,7 @@ def blob(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     """
     x = scaled(_channels_last(observation), build.dtype)
     for block in (1, 2):
-        x = relu(f"conv{block}", build.layers.convolution(f"conv{block}", x, 3, 256, 1, "VALID", glorot))
+        x = build.relu(f"conv{block}", build.layers.convolution(f"conv{block}", x, 3, 256, 1, "VALID", glorot))
         x = tf.nn.max_pool2d(x, 2, 2, "VALID")
         x = dropout(x, 0.2, tf.stack([build.dropout_seed[0], 2 * build.dropout_seed[1] + block]))
     x = build.hidden("fc1", flatten(x), 64, glorot)
@@ -199,9 +204,9 @@ def _convolutions(observation: Tensor, start: Start, build: Build) -> Tensor:
     layers, padding = build.layers, build.model.padding
 
     def convolutions(image: Tensor) -> Tensor:
-        x = relu("conv1", _first_convolution(image, 32, start, build))
-        x = relu("conv2", layers.convolution("conv2", x, 4, 64, 2, padding, start))
-        x = relu("conv3", layers.convolution("conv3", x, 3, 64, 1, padding, start))
+        x = build.relu("conv1", _first_convolution(image, 32, start, build))
+        x = build.relu("conv2", layers.convolution("conv2", x, 4, 64, 2, padding, start))
+        x = build.relu("conv3", layers.convolution("conv3", x, 3, 64, 1, padding, start))
         return flatten(x)
 
     return layers.in_parts(convolutions, observation)
@@ -258,7 +263,7 @@ def _read_out(name: str, x: Tensor, units: int, n_actions: int, starts: tuple[St
     before_rectifier, before_nothing = starts
 
     def stream(prefix: str, read_out: str, outputs: int) -> Tensor:
-        x_hidden = relu(prefix + name, build.hidden(prefix + name, x, units, before_rectifier))
+        x_hidden = build.relu(prefix + name, build.hidden(prefix + name, x, units, before_rectifier))
         return build.last_layer(read_out, x_hidden, outputs, before_nothing)
 
     if not build.model.dueling:
