@@ -120,7 +120,7 @@ def test_everything_in_a_table_can_be_chosen_and_one_of_ones_own(key: str, table
     [setting] = [setting for setting in config.describe(config.Settings()) if setting.key == key]
     assert setting.type == " | ".join([*table, "module:function"])
     for name in (*table, "my_module:mine"):
-        config.load("cartpole", {key: name})
+        config.load("cartpole", {key: name, "model.head": "categorical" if name == "hl_gauss" else "scalar"})
     with pytest.raises(UsageError, match=f"{key}=my_module: must be .* or module:function"):
         config.load("cartpole", {key: "my_module"})
 
