@@ -33,7 +33,8 @@ Make = Callable[..., Settings]
 Arrays = dict[str, np.ndarray]
 A, N, UNITS = 3, 7, 8
 SUPPORT = (-3.0, 5.0)
-HEADS = ("categorical", "quantile")
+HEADS = ("categorical", "quantile", "implicit")
+TARGET, ACTING = 5, 4  # levels that are drawn with the implicit head, besides N
 GAUSS = "categorical by hl_gauss"
 SIGMA = 0.6
 
@@ -75,13 +76,15 @@ def bell_curve(value: float) -> np.ndarray:
     return np.diff(below) / (below[-1] - below[0])
 
 
-def quantile_loss(theta: np.ndarray, target: np.ndarray, kappa: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+def quantile_loss(
+    theta: np.ndarray, target: np.ndarray, kappa: float = 1.0, levels: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Equation 10 and algorithm 1 of Dabney et al. 2018, and the derivative by `theta`, each number by itself."""
     loss, gradient, n = np.zeros(len(theta)), np.zeros_like(theta, np.float64), theta.shape[1]
     for b in range(len(theta)):
         for i in range(n):
             for goal in target[b]:
-                u, tau = float(goal) - float(theta[b, i]), (2 * i + 1) / (2 * n)
+                u, tau = float(goal) - float(theta[b, i]), (2 * i + 1) / (2 * n) if levels is None else levels[b, i]
                 weight = abs(tau - (u < 0)) / kappa / target.shape[1]
                 loss[b] += weight * (0.5 * u * u if abs(u) <= kappa else kappa * (abs(u) - kappa / 2))
                 gradient[b, i] -= weight * float(np.clip(u, -kappa, kappa))
@@ -157,6 +160,7 @@ def spec(head: str, *, model: dict[str, Any] | None = None, masked: bool = False
     loss = "hl_gauss" if head == GAUSS else "huber"
     head = head.partition(" ")[0]
     sizes: dict[str, Any] = {"hidden_units": [UNITS], "head": head, "atoms": N, "support": list(SUPPORT)}
+    sizes |= {"atoms_of_target": TARGET, "atoms_of_acting": ACTING}
     numbers = {"adam_epsilon": 1e-3, "double": False, "gauss_sigma": SIGMA, **train}
     chosen = config.load("cartpole").train.model_copy(update=numbers)
     env = EnvSpec((4 + A,), A, masked=True, seen_shape=(4,)) if masked else EnvSpec((4,), A)
@@ -166,7 +170,7 @@ def spec(head: str, *, model: dict[str, Any] | None = None, masked: bool = False
 def minibatch(head: str, size: int, seed: int, *, masked: bool = False) -> Arrays:
     """With terminal steps, and others as truncated ones are: bootstrapped."""
     random = np.random.default_rng(seed)
-    axes = (size, A) if head == "scalar" else (size, A, N)
+    axes = (size, A) if head == "scalar" else (size, A, TARGET if head == "implicit" else N)
     supplied = random.normal(size=axes).astype(np.float32)
     supplied = softmax(supplied) if head.startswith("categorical") else supplied
     q_target_tm1 = random.normal(size=(size, A)).astype(np.float32)
@@ -199,6 +203,21 @@ def normal(n: int) -> Callable[[np.ndarray], np.ndarray]:
         drawn = tf.random.stateless_normal([n], seed)
     session = tf.Session(graph=graph)
     return lambda value: session.run(drawn, {seed: value})
+
+
+@functools.cache
+def uniform(*shape: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Draws numbers from (0, 1) from a seed."""
+    with tf.Graph().as_default() as graph:
+        seed = tf.placeholder(tf.int32, [2])
+        drawn = tf.random.stateless_uniform(shape, seed)
+    session = tf.Session(graph=graph)
+    return lambda value: session.run(drawn, {seed: value})
+
+
+def levels(size: int, count: int, key: np.ndarray) -> np.ndarray:
+    """The levels of quantiles that are drawn with a key, `[size, count]`."""
+    return uniform(size, count)(np.array([key[0] ^ zlib.crc32(b"levels") >> 1, key[1]])).astype(np.float64)
 
 
 def noise(name: str, shape: tuple[int, ...], key: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -263,21 +282,34 @@ class Norm:
 class Network:
     """`mlp` with one hidden layer, in NumPy."""
 
-    def __init__(self, head: str, w: Arrays, key: np.ndarray | None) -> None:
-        self.n = 1 if head == "scalar" else N
+    def __init__(self, head: str, w: Arrays, key: np.ndarray | None, count: int = N) -> None:
+        self.is_implicit, self.key, self.count = head == "implicit", key, count
+        self.n = 1 if head in ("scalar", "implicit") else N
+        self.of_levels = Layer("levels", w, None) if self.is_implicit else None
         names = [("value_fc1", "value"), ("advantage_fc1", "advantage")] if "value/bias" in w else [("fc1", "q")]
         self.streams = [(Layer(hidden, w, key), Layer(last, w, key)) for hidden, last in names]
         self.norms = [Norm(hidden, w) for hidden, _ in names]
 
     def forward(self, s: np.ndarray) -> np.ndarray:
         """What it has of each action, `[B, A, n]`."""
+        self.x = x = s[:, :4].astype(np.float64)
+        if self.of_levels:  # equation 4 of Dabney et al. 2018b
+            assert self.key is not None
+            # Angles of up to 200, of which float32 leaves 1e-5: as they are there.
+            numbers = (np.pi * np.arange(1, 65)).astype(np.float32)
+            angles = levels(len(s), self.count, self.key)[:, :, None].astype(np.float32) * numbers
+            waves = np.cos(angles.astype(np.float64))
+            self.embedded = np.maximum(0, self.of_levels.forward(waves.reshape(-1, 64)))
+            x = (x[:, None, :] * self.embedded.reshape(len(s), -1, 4)).reshape(-1, 4)
         self.hidden = [
-            np.maximum(0, norm.forward(hidden.forward(s[:, :4].astype(np.float64))))
+            np.maximum(0, norm.forward(hidden.forward(x)))
             for norm, (hidden, _) in zip(self.norms, self.streams, strict=True)
         ]
         made = [
-            last.forward(h).reshape(len(s), -1, self.n) for h, (_, last) in zip(self.hidden, self.streams, strict=True)
+            last.forward(h).reshape(len(h), -1, self.n) for h, (_, last) in zip(self.hidden, self.streams, strict=True)
         ]
+        if self.is_implicit:  # a row for each level
+            made = [one.reshape(len(s), self.count, -1).transpose(0, 2, 1) for one in made]
         return made[0] if len(made) == 1 else made[0] + made[1] - made[1].mean(axis=1, keepdims=True)
 
     def back(self, slope: np.ndarray) -> Arrays:
@@ -285,8 +317,13 @@ class Network:
         found: Arrays = {}
         centred = slope - slope.mean(axis=1, keepdims=True)
         slopes = [slope] if len(self.streams) == 1 else [slope.sum(axis=1, keepdims=True), centred]
+        at_x = np.zeros(1)
         for of, h, norm, (hidden, last) in zip(slopes, self.hidden, self.norms, self.streams, strict=True):
-            hidden.back(norm.back(last.back(of.reshape(len(slope), -1), found) * (h > 0), found), found)
+            of_rows = (of.transpose(0, 2, 1) if self.is_implicit else of).reshape(len(h), -1)
+            at_x = at_x + hidden.back(norm.back(last.back(of_rows, found) * (h > 0), found), found)
+        if self.of_levels:
+            at_embedded = (at_x.reshape(len(slope), -1, 4) * self.x[:, None, :]).reshape(-1, 4)
+            self.of_levels.back(at_embedded * (self.embedded > 0), found)
         return found
 
 
@@ -313,7 +350,7 @@ def expected(
     selector = mean(supplied)
     r_t = batch["r_t"].astype(np.float64)
     if train.double:
-        own = Network(head, w, None if key is None else key + 1).forward(batch["s_t"])
+        own = Network(head, w, None if key is None else key + 1, ACTING).forward(batch["s_t"])
         selector = mean(softmax(own) if head == "categorical" else own)
         if batch["s_t"].shape[1] > 4:
             selector = np.where(batch["s_t"][:, 4:] > 0, selector, -np.inf)
@@ -335,11 +372,12 @@ def expected(
         slope = softmax(taken) - m
     else:
         target = r_t[:, None] + batch["discount_t"][:, None] * best
-        error, slope = quantile_loss(taken, target)
+        drawn = levels(size, N, key) if head == "implicit" and key is not None else None
+        error, slope = quantile_loss(taken, target, levels=drawn)
         if head == "scalar":
             error = (target - taken)[:, 0]
             slope = -np.clip(target - taken, -1, 1)
-    at_outputs = np.zeros((size, A, network.n))
+    at_outputs = np.zeros((size, A, slope.shape[1]))
     at_outputs[rows, batch["a_tm1"]] = slope * (batch["weight"] / size)[:, None]
     return error, network.back(at_outputs)
 
@@ -369,7 +407,7 @@ def test_an_update_is_that_of_the_papers(head: str, update: str) -> None:
         pytest.skip("is refused")
     made = spec(head, model=of_model, masked=masked, **of_training)
     rate, epsilon, parts = made.train.learning_rate, made.train.adam_epsilon, made.train.accumulate
-    keys = NoiseKeys(1, Purpose.NOISE, noisy=made.model.noisy)
+    keys = NoiseKeys(1, Purpose.NOISE, draws=made.model.draws)
     first, second = ({v.name: np.zeros(v.shape) for v in variables} for variables in 2 * [Twin("w", made).variables])
     with Twin("online", made, seed=1, compute=Compute(threads=1)) as twin:
         model = twin.model
@@ -424,10 +462,11 @@ def test_no_illegal_action_is_ever_the_best(head: str) -> None:
 
 def test_q_values_are_the_mean_of_the_distribution() -> None:
     observations = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
-    for head in ("scalar", *HEADS):
-        with Twin("online", spec(head), seed=1, compute=Compute(threads=1)) as twin:
+    for head, atoms in (("scalar", 1), ("categorical", N), ("quantile", N), ("implicit", TARGET)):
+        made = spec(head, model={"atoms_of_acting": TARGET})
+        with Twin("online", made, seed=1, compute=Compute(threads=1)) as twin:
             returns, probabilities = twin.distribution(observations)
-            assert returns.shape == probabilities.shape == (5, A, 1 if head == "scalar" else N)
+            assert returns.shape == probabilities.shape == (5, A, atoms)
             q = (returns * probabilities).sum(axis=2)
             np.testing.assert_allclose(q, twin.q_values(observations), rtol=1e-5, atol=1e-6)
 
@@ -488,10 +527,25 @@ def test_a_network_and_a_loss_of_ones_own_may_be_of_distributions() -> None:
         assert td_error.shape == (4,)
 
 
-@pytest.mark.parametrize("head", ["scalar", *HEADS])
+def test_levels_are_drawn_with_a_key_for_each_example_and_evenly_spread_without_one() -> None:
+    head = heads.Implicit(heads.Samples(N, TARGET, ACTING))
+    with tf.Graph().as_default(), tf.Session() as session:
+        one, again, other, even = session.run([head.levels(N, key, 50) for key in ([3, 4], [3, 4], [4, 4], [-1, -1])])
+    np.testing.assert_array_equal(one, again)
+    assert len(np.unique(one)) == len(np.unique(np.append(one, other))) / 2 == 50 * N
+    np.testing.assert_allclose(even, [[(i + 0.5) / N for i in range(N)]] * 50, rtol=1e-6)
+    s = np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32).repeat(3, axis=0)
+    with Twin("online", spec("implicit"), seed=1, compute=Compute(threads=1)) as twin:
+        key = NoiseKeys(1, Purpose.NOISE, draws=True).at(0)
+        assert len(np.unique(twin.q_values(s, noise_key=key), axis=0)) == 3
+        assert len(np.unique(twin.q_values(s), axis=0)) == 1
+        assert twin.supplied(s, key).shape == (3, A, TARGET)
+
+
+@pytest.mark.parametrize("head", ["scalar", "categorical", "quantile"])
 def test_noise_is_a_function_of_its_key_the_same_for_all_examples_and_absent_without_one(head: str) -> None:
     s = np.repeat(np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32), 3, axis=0)
-    keys = NoiseKeys(1, Purpose.NOISE, noisy=True)
+    keys = NoiseKeys(1, Purpose.NOISE, draws=True)
     with Twin("online", spec(head, model={"noisy": True}), seed=1, compute=Compute(threads=1)) as twin:
         one, again, other = (twin.q_values(s, noise_key=keys.at(i)) for i in (0, 0, 1))
         np.testing.assert_array_equal(one, again)

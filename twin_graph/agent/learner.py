@@ -134,7 +134,7 @@ class Learner:
         self._store = store
         self._stopwatch = stopwatch
         self._settings, self._settings_sha256 = settings, settings.sha256()
-        self._noise = NoiseKeys(settings.seed, Purpose.NOISE, noisy=settings.model.noisy)
+        self._noise = NoiseKeys(settings.seed, Purpose.NOISE, draws=settings.model.draws)
         compute = Compute(settings.twin.threads, settings.ops_at_once, settings.twin.precision)
         make = functools.partial(Twin, spec=spec, compute=compute)
         # Far from the seeds that other runs are likely to have. (TensorFlow takes seeds modulo 2**31 - 1.)
@@ -357,9 +357,9 @@ class Learners:
         self._tally = tally
         self._stopwatch = stopwatch
         self._frozen_at = 0
-        seed, noisy = turns.settings.seed, turns.settings.model.noisy
-        self._noise_of_acting = NoiseKeys(seed, Purpose.NOISE_OF_ACTING, noisy=noisy)
-        self._noise_of_target = NoiseKeys(seed, Purpose.NOISE_OF_TARGET, noisy=noisy)
+        seed, draws = turns.settings.seed, turns.settings.model.draws
+        self._noise_of_acting = NoiseKeys(seed, Purpose.NOISE_OF_ACTING, draws=draws)
+        self._noise_of_target = NoiseKeys(seed, Purpose.NOISE_OF_TARGET, draws=draws)
 
     def __iter__(self) -> Iterator[Learner]:
         return iter(self._learners.values())
@@ -424,7 +424,7 @@ class Learners:
         found = []
         with self._stopwatch.phase("target"):
             # At once what one target supplies with one draw of noise.
-            draw = settings.model.noisy
+            draw = settings.model.draws
             for (name, update), turn in itertools.groupby(updates, lambda u: (self.turns.learns(u), u if draw else 0)):
                 numbers = prepared.minibatches(list(turn))
                 s_tm1, s_t = (prepared.rows(observations, numbers) for observations in (batch.s_tm1, batch.s_t))

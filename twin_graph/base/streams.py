@@ -58,14 +58,14 @@ class NoiseKeys:
 
     Args:
       seed, purpose: see `stream`.
-      noisy: whether there is any noise.
+      draws: whether anything is drawn.
     """
 
-    def __init__(self, seed: int, purpose: Purpose, *, noisy: bool) -> None:
-        self._streams = Streams(seed, purpose) if noisy else None
+    def __init__(self, seed: int, purpose: Purpose, *, draws: bool) -> None:
+        self._streams = Streams(seed, purpose) if draws else None
 
     def at(self, counter: int) -> np.ndarray | None:
-        """Int32 `[2]`, not negative, also if 1 is added, which makes another key; None without noise."""
+        """Int32 `[2]`, not negative, also if 1 is added, which makes another key; None if nothing is drawn."""
         return self._streams.at(counter).integers(0, 2**31 - 1, size=2, dtype=np.int32) if self._streams else None
 
 

@@ -83,7 +83,7 @@ REFRESH_EVERY_UPDATES = 1_000
 #: Agent steps of a game in an evaluation where neither the environment nor `evaluate.max_steps` has a limit.
 EVALUATION_MAX_STEPS = 27_000
 #: Atoms of distributions where `model.atoms` is not set.
-ATOMS = {"categorical": 51, "quantile": 200}
+ATOMS = {"categorical": 51, "quantile": 200, "implicit": 64}
 #: Epsilon of evaluations on Atari where `evaluate.epsilon` is not set.
 ATARI_EVALUATION_EPSILON = 0.001
 
@@ -149,17 +149,31 @@ class ModelSettings(_Section):
     padding: Literal["VALID", "SAME"] = _setting(
         "VALID", "padding of the convolutions (not in `pooled80` and `blob`)", source=NATURE
     )
-    head: Literal["scalar", "categorical", "quantile"] = _setting(
+    head: Literal["scalar", "categorical", "quantile", "implicit"] = _setting(
         "scalar",
-        "what the network says of each action: its expected return, probabilities of returns (C51), or quantiles of "
-        "its return (QR-DQN)",
-        source="Bellemare et al. 2017; Dabney et al. 2018",
+        "what the network says of each action: its expected return, probabilities of returns (C51), quantiles of its "
+        "return (QR-DQN), or quantiles at levels that are drawn anew each time (IQN)",
+        source="Bellemare et al. 2017; Dabney et al. 2018, 2018b",
     )
     atoms: int | None = _setting(
         None,
         "returns, or quantiles, of each action's distribution; null: "
         + ", ".join(f"{atoms} with model.head={head}" for head, atoms in ATOMS.items()),
-        source="Bellemare et al. 2017; Dabney et al. 2018",
+        source="Bellemare et al. 2017; Dabney et al. 2018; Dopamine",
+        ge=1,
+        le=1024,
+    )
+    atoms_of_target: int = _setting(
+        64,
+        "quantiles of each action that the target supplies with model.head=implicit",
+        source="Dopamine",
+        ge=1,
+        le=1024,
+    )
+    atoms_of_acting: int = _setting(
+        32,
+        "quantiles of each action whose mean is its value with model.head=implicit",
+        source="Dabney et al. 2018b",
         ge=1,
         le=1024,
     )
@@ -189,6 +203,12 @@ class ModelSettings(_Section):
         ge=0,
         le=10,
     )
+
+    @property
+    def draws(self) -> bool:
+        """Whether the network draws random numbers, other than for dropout: noise, or levels of quantiles."""
+        return self.noisy or self.head == "implicit"
+
     hidden_units: list[Annotated[int, Field(ge=1, le=8192)]] = _setting(
         [256, 256],
         "widths of the hidden layers in `mlp`",

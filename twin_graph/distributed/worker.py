@@ -67,7 +67,7 @@ class Worker:
         self._shared, self._copy = shared, copy
         self._tally = Tally(env.spec.frames_per_step)
         self._actor = Actor(settings, self._tally, env.spec, env.count)
-        of_noise = functools.partial(NoiseKeys, settings.seed, noisy=settings.model.noisy)
+        of_noise = functools.partial(NoiseKeys, settings.seed, draws=settings.model.draws)
         self._noise, self._noise_of_target = of_noise(Purpose.NOISE), of_noise(Purpose.NOISE_OF_TARGET)
         self._noise_of_acting = of_noise(Purpose.NOISE_OF_ACTING)
         policy = policies.parse(settings.target.policy)

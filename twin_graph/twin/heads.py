@@ -2,7 +2,8 @@
 
 `model.head` names one. Each is a plain class with
 
-    axes                           of what a network has for each action: none of a value, N of a distribution
+    axes                           of what a target supplies of each action: none of a value, N of a distribution
+    samples                        how many levels are drawn for each use, None where none are
     q_values(outputs)              the expectation, float32 `[B, A]`
     supplied(outputs)              what a target supplies: the value `[B, A]`, probabilities or quantiles `[B, A, N]`
     expectation(supplied)          the expectation of that, float32 `[B, A]`
@@ -14,7 +15,8 @@ where outputs are what the network returns, `[B, A]` or `[B, A, N]`. B examples,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import zlib
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,13 +30,27 @@ if TYPE_CHECKING:
     from twin_graph.config.settings import ModelSettings
 
 Tensor = Any
+_SALT = zlib.crc32(b"levels") >> 1
 _FAR = 1e9  # between logits: the probability of the smaller is 0
+
+
+class Samples(NamedTuple):
+    """How many levels of quantiles are drawn: to learn, to supply a target, and to act. N, N' and K of Dabney et al.
+    2018b."""
+
+    learning: int
+    target: int
+    acting: int
+
+
+Use = Literal["learning", "target", "acting"]
 
 
 class Scalar:
     """The expected return of each action."""
 
     axes: tuple[int, ...] = ()
+    samples: Samples | None = None
 
     def q_values(self, outputs: Tensor) -> Tensor:
         return outputs
@@ -59,6 +75,8 @@ class Categorical:
     Attributes:
       returns: the N returns, float32.
     """
+
+    samples: Samples | None = None
 
     def __init__(self, support: tuple[float, float], atoms: int) -> None:
         self.axes = (atoms,)
@@ -141,6 +159,8 @@ class Quantile:
       atoms: N.
     """
 
+    samples: Samples | None = None
+
     def __init__(self, atoms: int) -> None:
         self.axes = (atoms,)
 
@@ -161,7 +181,30 @@ class Quantile:
         return r_t[:, None] + discount_t[:, None] * quantiles_t
 
 
-def quantile_huber(quantiles_tm1: Tensor, quantiles: Tensor, kappa: float = 1.0) -> Tensor:
+class Implicit(Quantile):
+    """Returns at levels that are drawn from (0, 1) for each example (IQN, Dabney et al. 2018b).
+
+    The network embeds the levels, see `networks.Build.features`, so that it can be asked for any number of them.
+
+    Args:
+      samples: how many levels are drawn.
+    """
+
+    def __init__(self, samples: Samples) -> None:
+        super().__init__(samples.target)
+        self.samples: Samples = samples
+
+    def levels(self, count: int, key: Tensor, batch: Tensor) -> Tensor:
+        """Levels of quantiles, float32 `[batch, count]`, a function of the key; evenly spread if its first number is
+        negative."""
+        even = (tf.range(count, dtype=tf.float32) + 0.5) / count
+        drawn = tf.random.stateless_uniform([batch, count], tf.bitwise.bitwise_xor(key, [_SALT, 0]))
+        return tf.where(key[0] < 0, tf.ones([batch, 1]) * even, drawn)
+
+
+def quantile_huber(
+    quantiles_tm1: Tensor, quantiles: Tensor, kappa: float = 1.0, levels: Tensor | None = None
+) -> Tensor:
     """`sum_i mean_j |tau_i - 1(u_ij < 0)| L_kappa(u_ij) / kappa` with `u_ij = target_j - quantile_i` (equation 10).
 
     Compiled by XLA, with its gradient, in a loop over targets: what is computed of all pairs at once leaves the caches.
@@ -171,18 +214,20 @@ def quantile_huber(quantiles_tm1: Tensor, quantiles: Tensor, kappa: float = 1.0)
       quantiles_tm1: of the action taken, at the levels `tau_i`, float32 `[B, N]`.
       quantiles: of its target, float32 `[B, N']`.
       kappa: up to which an error is squared.
+      levels: `tau_i`, float32 `[B, N]`; by default evenly spread.
 
     Returns:
       Each example's loss, float32 `[B]`.
     """
     atoms, goals = int(quantiles_tm1.shape[1]), int(quantiles.shape[1])
-    level = (np.arange(atoms, dtype=np.float32) + 0.5) / atoms
+    if levels is None:
+        levels = tf.constant((np.arange(atoms, dtype=np.float32) + 0.5) / atoms)
 
-    def loss_and_slope(quantiles_tm1: Tensor, quantiles: Tensor) -> tuple[Tensor, Tensor]:
+    def loss_and_slope(quantiles_tm1: Tensor, quantiles: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
         def add(j: Tensor, loss: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             error = tf.gather(quantiles, j, axis=1)[:, None] - quantiles_tm1
             inside = tf.clip_by_value(error, -kappa, kappa)
-            weighted = inside * tf.abs(level - tf.cast(error < 0, tf.float32))
+            weighted = inside * tf.abs(levels - tf.cast(error < 0, tf.float32))
             return j + 1, loss + weighted * (error - inside / 2), slope - weighted
 
         none = tf.zeros_like(quantiles_tm1)
@@ -191,16 +236,20 @@ def quantile_huber(quantiles_tm1: Tensor, quantiles: Tensor, kappa: float = 1.0)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def compiled(quantiles_tm1: Tensor, quantiles: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
-        loss, slope = function(loss_and_slope, jit_compile=True, autograph=False)(quantiles_tm1, quantiles)
+        loss, slope = function(loss_and_slope, jit_compile=True, autograph=False)(quantiles_tm1, quantiles, levels)
         return loss, lambda of_loss: (of_loss[:, None] * slope, None)
 
     found: Tensor = compiled(quantiles_tm1, quantiles)
     return found
 
 
-Head = Scalar | Categorical | Quantile
+Head = Scalar | Categorical | Quantile | Implicit
 #: What is minimized between the outputs for the action taken and its target, unless `loss` names a function.
-LOSSES: dict[type[Any], Callable[[Tensor, Tensor], Tensor]] = {Categorical: cross_entropy, Quantile: quantile_huber}
+LOSSES: dict[type[Any], Callable[[Tensor, Tensor], Tensor]] = {
+    Categorical: cross_entropy,
+    Quantile: quantile_huber,
+    Implicit: quantile_huber,
+}
 
 
 def of(model: ModelSettings) -> Head:
@@ -208,4 +257,6 @@ def of(model: ModelSettings) -> Head:
     if model.head == "scalar":
         return Scalar()
     atoms = model.atoms or ATOMS[model.head]
+    if model.head == "implicit":
+        return Implicit(Samples(atoms, model.atoms_of_target, model.atoms_of_acting))
     return Quantile(atoms) if model.head == "quantile" else Categorical((model.support[0], model.support[1]), atoms)

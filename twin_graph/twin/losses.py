@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -213,10 +214,20 @@ class Learning(NamedTuple):
         target = tf.stop_gradient(target)
         taken = tf.one_hot(fed["a_tm1"], int(outputs_tm1.shape[1]))
         taken_tm1 = tf.reduce_sum(outputs_tm1 * taken[:, :, None], axis=1)
-        of_examples = _of_distribution(self.loss, self.head)(taken_tm1, target)
+        of_examples = self._loss(fed)(taken_tm1, target)
         td_error = tf.identity(of_examples, name="td_error")
         loss = tf.reduce_mean(fed["weight"] * of_examples, name="loss")
         return td_error, loss, tf.gradients(loss / self.train.accumulate, variables)
+
+    def _loss(self, fed: Mapping[str, Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+        """Each example's loss, float32 `[B]`, from what there is for the action taken and its target, `[B, N]` each."""
+        if self.loss not in LOSSES:
+            return _own_loss_of_distribution(self.loss)
+        loss = heads.LOSSES[type(self.head)]  # `huber` and `hl_gauss` are all that the settings let pass
+        if isinstance(self.head, heads.Implicit):
+            levels = self.head.levels(self.head.samples.learning, fed["noise_key"], tf.shape(fed["a_tm1"])[0])
+            return functools.partial(heads.quantile_huber, levels=levels)
+        return loss
 
     def _of_values(
         self, fed: Mapping[str, Tensor], q_tm1: Tensor, q_own_t: Tensor | None, variables: Sequence[Tensor]
@@ -241,10 +252,7 @@ class Learning(NamedTuple):
         return td_error, loss, gradients
 
 
-def _of_distribution(name: str, head: heads.Categorical | heads.Quantile) -> Callable[[Tensor, Tensor], Tensor]:
-    """The loss of examples, float32 `[B]`, from what the network has for the action taken and its target, `[B, N]`."""
-    if name in LOSSES:  # `huber` or `hl_gauss`, which is all that the settings let pass
-        return heads.LOSSES[type(head)]
+def _own_loss_of_distribution(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     found: Callable[..., Any] = lookup.find("loss", name, {})
 
     def of_examples(outputs_tm1: Tensor, target: Tensor) -> Tensor:

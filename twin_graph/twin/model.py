@@ -99,7 +99,8 @@ class Inputs:
       s_t: `[B, *observation_shape]`, used by `double`, `minto` and without `target_q`.
       weight: float32 `[B]`, weight of each example; 1 if not fed.
       dropout_seed: int32 `[2]`, seed of the dropout masks; no dropout if not fed.
-      noise_key: int32 `[2]`, of which the noise of `model.noisy` is a function; no noise if not fed. None without.
+      noise_key: int32 `[2]`, of which the noise of `model.noisy`, and levels of quantiles with `model.head=implicit`,
+        are functions; no noise, and levels that are evenly spread, if not fed. None without both.
       learning_rate: float32 scalar; the settings' if it is not fed.
     """
 
@@ -118,7 +119,7 @@ class Inputs:
     @classmethod
     def add(cls, spec: ModelSpec, head: heads.Head) -> Inputs:
         """Adds them to the current default graph."""
-        env, noisy, soft = spec.env, spec.model.noisy, spec.train.munchausen > 0
+        env, draws, soft = spec.env, spec.model.draws, spec.train.munchausen > 0
         return cls(
             s_tm1=tf.placeholder(env.observation_dtype, [None, *env.observation_shape], name="s_tm1"),
             a_tm1=tf.placeholder(tf.int32, [None], name="a_tm1"),
@@ -129,7 +130,7 @@ class Inputs:
             s_t=tf.placeholder(env.observation_dtype, [None, *env.observation_shape], name="s_t"),
             weight=tf.placeholder_with_default(tf.ones([1]), [None], name="weight"),
             dropout_seed=tf.placeholder_with_default(tf.constant(_NONE), [2], name="dropout_seed"),
-            noise_key=tf.placeholder_with_default(tf.constant(_NONE), [2], name="noise_key") if noisy else None,
+            noise_key=tf.placeholder_with_default(tf.constant(_NONE), [2], name="noise_key") if draws else None,
             learning_rate=tf.placeholder_with_default(tf.constant(spec.train.learning_rate), [], name="learning_rate"),
         )
 
@@ -201,12 +202,20 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, learns: bool = True
     network = _Network(spec, dtype)
     x, head = Inputs.add(spec, network.head), network.head
     # Whoever does not learn has no dropout: its ops would hinder exports to formats that lack them.
-    outputs_tm1 = network(x.s_tm1, x.dropout_seed if learns else tf.constant(_NONE), x.noise_key)
-    q_tm1 = tf.identity(head.q_values(outputs_tm1), name="q_tm1")
+    use: heads.Use = "learning" if learns else "target"
+    outputs_tm1 = network(x.s_tm1, x.dropout_seed if learns else tf.constant(_NONE), x.noise_key, use)
     activations = tuple(tf.get_collection(plain_layers.ACTIVATIONS))
+
+    def outputs_for(other: heads.Use) -> Tensor:
+        if head.samples is None or other == use:
+            return outputs_tm1
+        with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+            return network(x.s_tm1, tf.constant(_NONE), x.noise_key, other)
+
+    q_tm1 = tf.identity(head.q_values(outputs_for("acting")), name="q_tm1")
     trainables = tuple(sorted(tf.trainable_variables(), key=lambda variable: str(variable.name)))
     _check_variables(spec, trainables)
-    supplied_tm1 = tf.identity(head.supplied(outputs_tm1), name="supplied_tm1") if head.axes else q_tm1
+    supplied_tm1 = tf.identity(head.supplied(outputs_for("target")), name="supplied_tm1") if head.axes else q_tm1
     model = Model(**vars(x), q_tm1=q_tm1, supplied_tm1=supplied_tm1, activations=activations, trainables=trainables)
     return _learning(model, network, outputs_tm1, block) if learns else model
 
@@ -232,11 +241,18 @@ class _Network:
         self.block_layers: networks.Layers = plain_layers if gpu else xla_layers
 
     def __call__(
-        self, observation: Tensor, dropout_seed: Tensor, noise_key: Tensor | None, layers: networks.Layers | None = None
+        self,
+        observation: Tensor,
+        dropout_seed: Tensor,
+        noise_key: Tensor | None,
+        use: heads.Use,
+        layers: networks.Layers | None = None,
     ) -> Tensor:
         """What the head needs of observations; the second call in a variable scope has to reuse its variables."""
-        using = layers or self._layers
-        build = networks.Build(self.spec.model, self._dtype, using, dropout_seed, self.head, noise_key)
+        using, levels = layers or self._layers, None
+        if isinstance(self.head, heads.Implicit):
+            levels = self.head.levels(getattr(self.head.samples, use), noise_key, tf.shape(observation)[0])
+        build = networks.Build(self.spec.model, self._dtype, using, dropout_seed, self.head, noise_key, levels)
         return networks.q_network(self._network, observation, self.spec.env, build)
 
     def td_learning(
@@ -251,7 +267,8 @@ class _Network:
         if "s_t" in x:
             with tf.variable_scope(tf.get_variable_scope(), reuse=True):
                 key = x.get("noise_key")
-                outputs_t = self(x["s_t"], tf.constant(_NONE), key if key is None else key + 1, layers)
+                use: heads.Use = "acting" if self.spec.train.target_q else "target"
+                outputs_t = self(x["s_t"], tf.constant(_NONE), key if key is None else key + 1, use, layers)
         learning = losses.Learning(self.spec.loss, self.spec.train, self.head)
         return learning.gradients(x, outputs_tm1, outputs_t, trainables)
 
@@ -261,7 +278,7 @@ def _learning(model: Model, network: _Network, outputs_tm1: Tensor, block: int) 
     spec, train, trainables = network.spec, network.spec.train, model.trainables
     fed = model.needed(train)
     with tf.variable_scope("frozen", custom_getter=_local):
-        q_acting = network.head.q_values(network(model.s_tm1, tf.constant(_NONE), model.noise_key))
+        q_acting = network.head.q_values(network(model.s_tm1, tf.constant(_NONE), model.noise_key, "acting"))
     _check_shared(spec, trainables)
     freeze = _freeze(trainables)
     # Of a value, differentiated from where it has its name.
@@ -286,7 +303,7 @@ def _learning(model: Model, network: _Network, outputs_tm1: Tensor, block: int) 
     def learn(x: Mapping[str, Tensor]) -> tuple[Any, Tensor, Tensor, Tensor]:
         """What `train_op` does, on the same variables, inside the block's loop."""
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-            outputs_tm1 = network(x["s_tm1"], x["dropout_seed"], x.get("noise_key"), network.block_layers)
+            outputs_tm1 = network(x["s_tm1"], x["dropout_seed"], x.get("noise_key"), "learning", network.block_layers)
         td_error, loss, gradients = network.td_learning(x, outputs_tm1, trainables, network.block_layers)
         applied = optimizer.apply(optimizers.clip(gradients, train), trainables, x["learning_rate"])
         return applied, loss, _q_mean(network.head.q_values(outputs_tm1)), td_error
@@ -297,7 +314,7 @@ def _learning(model: Model, network: _Network, outputs_tm1: Tensor, block: int) 
         freeze=freeze,
         td_error=td_error,
         loss=loss,
-        q_mean=_q_mean(model.q_tm1),
+        q_mean=_q_mean(network.head.q_values(outputs_tm1) if network.head.samples else model.q_tm1),
         train_op=train_op,
         accumulate_op=accumulate_op,
         gradients=tuple(gradients),

@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+
 from twin_graph.config import lookup
 from twin_graph.errors import ForeignError, UsageError, foreign_error
 from twin_graph.twin import keras_models
@@ -20,6 +22,7 @@ from twin_graph.twin.heads import Scalar
 from twin_graph.twin.layers import (
     Start,
     Tensor,
+    dense,
     dropout,
     flatten,
     glorot,
@@ -67,6 +70,7 @@ class Build(NamedTuple):
       dropout_seed: int32 `[2]`, seed of the dropout masks; no dropout if its first number is negative.
       head: what the last layer's numbers mean.
       noise_key: int32 `[2]`, of the noise of `model.noisy`; no noise if its first number is negative.
+      levels: of the quantiles that are asked for, float32 `[B, n]`; None unless the head samples them.
     """
 
     model: ModelSettings
@@ -75,6 +79,22 @@ class Build(NamedTuple):
     dropout_seed: Tensor
     head: Head = Scalar()
     noise_key: Tensor | None = None
+    levels: Tensor | None = None
+
+    def features(self, x: Tensor) -> Tensor:
+        """What goes into the last hidden layer, `[B, D]`: for each level of a quantile by itself, `[B * n, D]`.
+
+        As in Dabney et al. 2018b, equation 4: `x * relu(sum_i cos(pi i level) w_ij + b_j)`, with i from 1 to 64 as in
+        Dopamine. For another head it is `x`.
+        """
+        if self.levels is None:
+            return x
+        units = int(x.shape[1])
+        numbers = np.pi * np.arange(1, _WAVES + 1)
+        waves = tf.cos(tf.reshape(self.levels, [-1, 1]) * numbers.astype(np.float32))
+        embedded = relu("levels", dense("levels", tf.cast(waves, x.dtype), units, torch_default))
+        of_levels = tf.reshape(embedded, [-1, int(self.levels.shape[1]), units])
+        return tf.reshape(x[:, None, :] * of_levels, [-1, units])
 
     def hidden(self, name: str, x: Tensor, units: int, start: Start) -> Tensor:
         """A hidden fully connected layer, `[B, D]` to `[B, units]`; with `model.noisy` a noisy one."""
@@ -82,9 +102,11 @@ class Build(NamedTuple):
 
     def last_layer(self, name: str, x: Tensor, actions: int, start: Start) -> Tensor:
         """The numbers of the head for so many actions, `[B, actions]` or `[B, actions, N]`, in float32."""
-        axes = self.head.axes
+        axes = () if self.levels is not None else self.head.axes
         x, units = tf.cast(x, tf.float32), actions * math.prod(axes)
         outputs = self._noisy(name, x, units) if self.model.noisy else last_layer(name, x, units, start)
+        if self.levels is not None:
+            return tf.transpose(tf.reshape(outputs, [-1, int(self.levels.shape[1]), actions]), [0, 2, 1])
         return tf.reshape(outputs, [-1, actions, *axes]) if axes else outputs
 
     def relu(self, name: str, x: Tensor) -> Tensor:
@@ -119,7 +141,7 @@ def dopamine(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     Dopamine's padding is SAME (`model.padding=SAME`). Weights start uniform in +-sqrt(6/(fan_in + fan_out)) (Glorot and
     Bengio 2010).
     """
-    x = _convolutions(observation, glorot, build)
+    x = build.features(_convolutions(observation, glorot, build))
     x = build.relu("fc1", build.hidden("fc1", x, 512, glorot))
     if not build.model.dueling:
         return build.last_layer("q", x, n_actions, glorot)
@@ -146,7 +168,8 @@ def pooled80(observation: Tensor, n_actions: int, build: Build) -> Tensor:
     Takes uint8 `[B, stack, 80, 80]`, frames first. Layers start as those of `nature`.
     """
     x = build.relu("conv1", _first_convolution(observation, 32, he, build, "SAME"))
-    return build.last_layer("q", flatten(tf.nn.max_pool2d(x, 2, 2, "SAME")), n_actions, torch_weights)
+    x = build.features(flatten(tf.nn.max_pool2d(x, 2, 2, "SAME")))
+    return build.last_layer("q", x, n_actions, torch_weights)
 
 
 def minatar(observation: Tensor, n_actions: int, build: Build) -> Tensor:
@@ -195,7 +218,7 @@ def blob(observation: Tensor, n_actions: int, build: Build) -> Tensor:
         x = build.relu(f"conv{block}", build.layers.convolution(f"conv{block}", x, 3, 256, 1, "VALID", glorot))
         x = tf.nn.max_pool2d(x, 2, 2, "VALID")
         x = dropout(x, 0.2, tf.stack([build.dropout_seed[0], 2 * build.dropout_seed[1] + block]))
-    x = build.hidden("fc1", flatten(x), 64, glorot)
+    x = build.hidden("fc1", build.features(flatten(x)), 64, glorot)
     return build.last_layer("q", x, n_actions, glorot)
 
 
@@ -261,6 +284,7 @@ def _read_out(name: str, x: Tensor, units: int, n_actions: int, starts: tuple[St
     actions.
     """
     before_rectifier, before_nothing = starts
+    x = build.features(x)
 
     def stream(prefix: str, read_out: str, outputs: int) -> Tensor:
         x_hidden = build.relu(prefix + name, build.hidden(prefix + name, x, units, before_rectifier))
@@ -303,6 +327,7 @@ def _is_large_enough_for_blob(env: EnvSpec) -> bool:
     return _is_single_image(env) and min(shape[1:] if _looks_channels_first(shape) else shape[:2]) >= 10
 
 
+_WAVES = 64  # that embed a level: n of Dabney et al. 2018b
 _SMALLEST_SIDE = 36  # pixels: below this, the three convolutions of `nature` leave nothing
 
 NETWORKS = {
@@ -378,11 +403,14 @@ def _of_own(name: str, network: Function, observation: Tensor, n_actions: int, b
         raise
     except Exception as error:
         raise foreign_error(f"network={name}", error) from error
-    wanted = (None, n_actions, *build.head.axes)
+    axes = build.head.axes if build.levels is None else (int(build.levels.shape[1]),)
+    wanted = (None, n_actions, *axes)
     if not q.shape.is_compatible_with(wanted):
         what, advice = "Q values", ""
         if build.head.axes:
             what, advice = f"what model.head={build.model.head} needs,", ": end it with build.last_layer"
+            if build.levels is not None:
+                advice = ": give build.features(x) to its last hidden layer, and end it with build.last_layer"
         raise ForeignError(f"network={name} must return {what} of shape {wanted}, not {q.shape}{advice}")
     if q.dtype != tf.float32:
         raise ForeignError(
