@@ -105,6 +105,8 @@ HEADS: tuple[dict[str, Any], ...] = (
     {},
     {"model.head": "quantile", "model.atoms": 11},
     {"model.head": "categorical", "model.noisy": True},
+    {"model.head": "implicit", "model.atoms": 8, "model.layer_norm": True},
+    {"model.head": "categorical", "loss": "hl_gauss", "train.munchausen": 0.9, "train.n_step": 1},
     {"model.noisy": True},
 )
 

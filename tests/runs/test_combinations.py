@@ -28,7 +28,11 @@ SWITCHES: Mapping[str, Mapping[str, dict[str, Any]]] = {
         "scalar": {},
         "categorical": {"model__head": "categorical", "model__support": [0, 100]},
         "quantile": {"model__head": "quantile", "model__atoms": 11},
+        "implicit": {"model__head": "implicit", "model__atoms": 5, "model__atoms_of_target": 6},
+        "gauss": {"model__head": "categorical", "model__support": [0, 100], "loss": "hl_gauss"},
     },
+    "bonus": {"none": {}, "munchausen": {"train__munchausen": 0.9, "train__n_step": 1}},
+    "norm": {"none": {}, "layers": {"model__layer_norm": True}},
     "noise": {"none": {}, "noisy": {"model__noisy": True}},
     "loss": {
         "huber": {},
@@ -74,8 +78,12 @@ REFUSED = {
     frozenset({("choice", "double"), ("target", "own")}),
     *(
         frozenset({("head", head), other})
-        for head in ("categorical", "quantile")
+        for head in ("categorical", "quantile", "implicit", "gauss")
         for other in (("loss", "mse_all"), ("loss", "dqn3"), ("policy", "ensemble"))
+    ),
+    *(
+        frozenset({("bonus", "munchausen"), other})
+        for other in (*(("head", "categorical"), ("choice", "double"), ("target", "own"), ("sampler", "rollouts")),)
     ),
     *(frozenset({("target", "own"), ("policy", policy)}) for policy in ("lag", "ensemble", "best")),
     *(frozenset({("target", "own"), ("mode", mode)}) for mode in ("random", "both", "shared")),
@@ -96,7 +104,7 @@ def allowed(row: Row) -> bool:
 
 def rows() -> list[Row]:
     """Few rows in which all pairs that are allowed stand together at least once: the best of some drawn, each time."""
-    random = np.random.default_rng(2)  # of the seeds tried, the one with the fewest rows
+    random = np.random.default_rng(4)  # of the seeds tried, the one with the fewest rows
     every = [(switch, position) for switch, positions in SWITCHES.items() for position in positions]
     missing = {frozenset(p) for p in itertools.combinations(every, 2) if p[0][0] != p[1][0]} - REFUSED
     found: list[Row] = []
