@@ -194,12 +194,14 @@ class Implicit(Quantile):
         super().__init__(samples.target)
         self.samples: Samples = samples
 
-    def levels(self, count: int, key: Tensor, batch: Tensor) -> Tensor:
-        """Levels of quantiles, float32 `[batch, count]`, a function of the key; evenly spread if its first number is
-        negative."""
-        even = (tf.range(count, dtype=tf.float32) + 0.5) / count
+    def levels(self, count: int, key: Tensor | None, batch: Tensor) -> Tensor:
+        """Levels of quantiles, float32 `[batch, count]`, a function of the key; evenly spread without one, or if its
+        first number is negative."""
+        even = tf.ones(tf.stack([batch, 1])) * ((np.arange(count, dtype=np.float32) + 0.5) / count)
+        if key is None:
+            return even
         drawn = tf.random.stateless_uniform([batch, count], tf.bitwise.bitwise_xor(key, [_SALT, 0]))
-        return tf.where(key[0] < 0, tf.ones([batch, 1]) * even, drawn)
+        return tf.where(key[0] < 0, even, drawn)
 
 
 def quantile_huber(

@@ -70,7 +70,7 @@ def last_layer(name: str, x: Tensor, outputs: int, start: Start) -> Tensor:
     return dense(name, tf.cast(x, tf.float32), outputs, start)
 
 
-def noisy_dense(name: str, x: Tensor, units: int, sigma: float, key: Tensor) -> Tensor:
+def noisy_dense(name: str, x: Tensor, units: int, sigma: float, key: Tensor | None) -> Tensor:
     """A fully connected layer with factorized noise on its weights (Fortunato et al. 2018, equations 9 to 11).
 
     `y = (mu_w + sigma_w * f(p) f(q)^T)^T x + mu_b + sigma_b * f(q)`, with `f(z) = sgn(z) sqrt(|z|)` of normal numbers,
@@ -81,22 +81,25 @@ def noisy_dense(name: str, x: Tensor, units: int, sigma: float, key: Tensor) -> 
       x: `[B, D]`.
       units: of the output.
       sigma: initial size of the noise.
-      key: int32 `[2]`, of which the noise is a function; none if its first number is negative.
+      key: int32 `[2]`, of which the noise is a function; no noise without one, or if its first number is negative.
 
     Returns:
       `[B, units]`, in the type of `x`.
     """
     fan_in, salt = int(x.shape[1]), zlib.crc32(name.encode()) >> 1
 
+    shape, start = [fan_in, units], tf.constant_initializer(sigma * fan_in**-0.5)
+    weights, bias = weights_and_bias(name, shape, torch_default(fan_in, units))
+    weights_sigma, bias_sigma = weights_and_bias(name, shape, (start, start), suffix=SIGMA)
+    mean = tf.matmul(x, tf.cast(weights, x.dtype))
+    if key is None:
+        return mean + tf.cast(bias, x.dtype)
+
     def noise(size: int, which: int) -> Tensor:
         z = tf.random.stateless_normal([size], seed=tf.bitwise.bitwise_xor(key, [salt, which]))
         return tf.where(key[0] < 0, tf.zeros_like(z), tf.sign(z) * tf.sqrt(tf.abs(z)))
 
     of_inputs, of_outputs = noise(fan_in, 0), noise(units, 1)
-    shape, start = [fan_in, units], tf.constant_initializer(sigma * fan_in**-0.5)
-    weights, bias = weights_and_bias(name, shape, torch_default(fan_in, units))
-    weights_sigma, bias_sigma = weights_and_bias(name, shape, (start, start), suffix=SIGMA)
-    mean = tf.matmul(x, tf.cast(weights, x.dtype))
     # The noise of the weights is of rank one, so that their matrix need not be made.
     moved = tf.matmul(x * tf.cast(of_inputs, x.dtype), tf.cast(weights_sigma, x.dtype)) * tf.cast(of_outputs, x.dtype)
     return mean + moved + tf.cast(bias + bias_sigma * of_outputs, x.dtype)

@@ -117,9 +117,10 @@ class Inputs:
     learning_rate: Tensor
 
     @classmethod
-    def add(cls, spec: ModelSpec, head: heads.Head) -> Inputs:
+    def add(cls, spec: ModelSpec, head: heads.Head, *, learns: bool) -> Inputs:
         """Adds them to the current default graph."""
-        env, draws, soft = spec.env, spec.model.draws, spec.train.munchausen > 0
+        env, soft = spec.env, spec.train.munchausen > 0
+        draws = spec.model.draws and (learns or not spec.plain)  # formats of exports lack what draws
         return cls(
             s_tm1=tf.placeholder(env.observation_dtype, [None, *env.observation_shape], name="s_tm1"),
             a_tm1=tf.placeholder(tf.int32, [None], name="a_tm1"),
@@ -200,7 +201,7 @@ def build_model(spec: ModelSpec, dtype: Any = tf.float32, *, learns: bool = True
       block: updates that can be made in one run, apart from those of `train_op`; 0 for none.
     """
     network = _Network(spec, dtype)
-    x, head = Inputs.add(spec, network.head), network.head
+    x, head = Inputs.add(spec, network.head, learns=learns), network.head
     # Whoever does not learn has no dropout: its ops would hinder exports to formats that lack them.
     use: heads.Use = "learning" if learns else "target"
     outputs_tm1 = network(x.s_tm1, x.dropout_seed if learns else tf.constant(_NONE), x.noise_key, use)
