@@ -28,6 +28,7 @@ from twin_graph.experiments.experiment import EXPERIMENTS, Experiment, State, lo
 from twin_graph.experiments.runner import Begin, Runner, begin_here
 from twin_graph.records import code
 from twin_graph.remote.sending import check_writable
+from twin_graph.remote.urls import place_at
 from twin_graph.training.lines import RATE_SECONDS, clock
 
 from .display import Meter
@@ -125,7 +126,8 @@ def run(
     if remote:
         if plan.origin:
             raise UsageError(f"--remote: the runs of {file} are forks, which need the folder of the run they fork")
-        check_writable(place_to_train_with(f"{remote}/{plan.runs[0].name}"))
+        remote = remote.rstrip("/")
+        place_to_train_with(f"{remote}/{plan.runs[0].name}")
     folder = out or EXPERIMENTS / plan.name
     plans.check_new(plan, file, Experiment.open(folder).plan.conditions if Experiment.is_begun(folder) else ())
     if not dry_run:
@@ -136,7 +138,11 @@ def run(
     states = look(found)
     _check_room(found, states, jobs if executor == "local" else 1)
     _show_plan(found, states, jobs, stdout if dry_run and not as_json else stderr)
+    if remote:
+        on_ray.check_remote(found, remote)
     if not dry_run:
+        if remote:
+            check_writable(place_at(f"{remote}/{plan.runs[0].name}"))
         place: AbstractContextManager[Begin] = contextlib.nullcontext(begin_here)
         if executor == "ray":
             threads = max(run.threads for run in found.plan.runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,10 +57,9 @@ def push(run: str, url: str, take_over: bool, as_json: bool) -> None:
       twin-graph push pong-seed1-1 hf://our-lab/pong
     """
     found, place = find(run), place_at(url)
-    owner = owners.of(found, place.url)
+    owner = owners.claimed(found, place.url)
     sender = Sender(found, place, owner.owner)
     sender.begin(take_over=take_over)
-    owners.keep(found, owner)
     before = sender.head
     if place.is_only_for_publishing:
         add_card(found, place)
@@ -149,6 +149,11 @@ def remote_of(run: Run, url: str | None, *, stops: bool) -> str | None:
         owners.train_without(run)
         return None
     known = owners.trains_with(run)
+    if not url and not known and owners.is_copy(run):
+        say(
+            f"{run.folder} was copied from a run that is sent to a remote; this copy is sent nowhere, unless you give "
+            "--remote URL (with --take-over where the other one is)"
+        )
     return url or (known.url if known else None)
 
 
@@ -159,7 +164,7 @@ def background(run: Run, url: str, *, take_over: bool = False) -> Background:
       UsageError: there is another run, or another copy of it.
     """
     place = place_to_train_with(url)
-    owner = owners.of(run, place.url)
+    owner = owners.claimed(run, place.url)
     sends = Background(run, place, owner, take_over=take_over)
     try:
         sends.begin()
@@ -188,21 +193,35 @@ def check_opponents(settings: Settings, urls: Sequence[str]) -> None:
 
 
 def league(run: Run, settings: Settings, urls: Sequence[str]) -> League | None:
-    """What fetches opponents from other runs while a run trains; None without any."""
+    """What fetches opponents from other runs while a run trains: those named now, or before; None without any.
+
+    Raises:
+      UsageError: one that is named now plays another game.
+    """
     from twin_graph.remote.league import League
     from twin_graph.targets import policies
 
     opponent = policies.roles(settings).get("opponent")
-    if not urls:
-        if opponent and opponent.function is policies.league:
-            say(f"opponent.policy={opponent.text} has only own snapshots to choose from: name other runs by --opponent")
+    is_league = opponent is not None and opponent.function is policies.league
+    named = urls or owners.opponents(run)
+    if not named:
+        if is_league and (there := run.store().league(sys.maxsize)):
+            others = " ".join(f"--opponent {snapshot.arrived_from}" for snapshot in there)
+            say(f"nothing new of other runs is fetched; what has arrived is played. To fetch: {others}")
+        elif is_league:
+            say("opponent.policy=league has only own snapshots to choose from: name other runs by --opponent")
         return None
-    check_opponents(settings, urls)
-    found = League(run, [place_at(url) for url in dict.fromkeys(urls)])
+    found = League(run, [place_at(url) for url in dict.fromkeys(named)])
     try:
+        check_opponents(settings, named)
         for empty in found.check():
             say(f"there is no run at {empty} yet; it is looked at again while this one trains")
-    except OSError as error:
+    except UsageError as error:
+        if urls:
+            raise
+        say(f"no opponents are fetched: {error}. --no-opponents forgets them")
+        return None
+    except (OSError, DamagedError) as error:
         say(f"not all opponents can be reached ({error}); training goes on, and tries again")
     owners.keep_opponents(run, found.urls)
     say(f"opponents come from {', '.join(found.urls)}")

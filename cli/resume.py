@@ -125,7 +125,7 @@ def resume(
         sends = background(found, url, take_over=take_over) if url else None
         if no_opponents:
             owners.keep_opponents(found, ())
-        others = league(found, settings, opponents or owners.opponents(found))
+        others = league(found, settings, opponents)
         show_training(
             found, begun.env, point, cluster=described, remote=sends, others=others, as_json=as_json, verbose=verbose
         )

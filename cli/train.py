@@ -296,12 +296,9 @@ def show_training(
             sending.enter_context(remote)
             remote.start()
             progresses = remote.follow(progresses)
-        if others:
-            sending.enter_context(others)
-            progresses = others.follow(progresses)
         try:
-            with TrainingDisplay(stderr, verbose=verbose) as display:
-                for progress in progresses:
+            with others or contextlib.nullcontext(), TrainingDisplay(stderr, verbose=verbose) as display:
+                for progress in others.follow(progresses) if others else progresses:
                     display.show(progress)
                 assert progress is not None
                 display.show(progress)  # what was noticed when it ended

@@ -20,7 +20,7 @@ from twin_graph.base import doing
 from twin_graph.base.text import counted, printable
 from twin_graph.config import trust
 from twin_graph.config.settings import Settings
-from twin_graph.envs.legal import ILLEGAL, pick
+from twin_graph.envs.legal import is_illegal, pick
 from twin_graph.errors import CompleteError, UsageError
 from twin_graph.records import report
 from twin_graph.snapshots import run
@@ -286,7 +286,7 @@ class Policy:
         actions = np.asarray(q.argmax(axis=-1))
         if not deterministic:
             explore = self._random.random(actions.shape) < self.run.settings.act.epsilon_end
-            legal = (q > ILLEGAL).reshape(-1, q.shape[-1])
+            legal = ~is_illegal(q).reshape(-1, q.shape[-1])
             anything = pick(legal, self._random.random(len(legal))).reshape(actions.shape)
             actions = np.where(explore, anything, actions)
         if chosen := self.run.settings.env.actions:

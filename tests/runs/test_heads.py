@@ -20,7 +20,7 @@ from twin_graph import config, targets
 from twin_graph.base.streams import NoiseKeys, Purpose
 from twin_graph.config.settings import ModelSettings, Settings, TrainSettings
 from twin_graph.envs import EnvSpec
-from twin_graph.envs.legal import ILLEGAL
+from twin_graph.envs.legal import ILLEGAL, is_illegal, legal_only
 from twin_graph.errors import ForeignError, UsageError
 from twin_graph.layers import last_layer, torch_default
 from twin_graph.snapshots.run import create
@@ -586,6 +586,24 @@ def test_a_noisy_agent_acts_and_learns_with_a_draw_for_each_step_and_update(
     assert len(set(acting)) == len(acting) == 600 // chosen.env.count
     assert len({*updates, *acting, *supplied}) == len(updates) + len(acting) + len(supplied)
     assert all(key or not what.startswith(f"online {chosen.env.count}") for what, key in fed)
+
+
+def of_one_level(observation: Any, n_actions: int, build: Any) -> Any:
+    return build.last_layer("q", observation, n_actions, torch_default)
+
+
+def test_a_network_of_ones_own_that_asks_for_no_quantiles_is_told() -> None:
+    """Its rows would be taken for levels of other examples."""
+    made = dataclasses.replace(spec("implicit"), network=f"{__name__}:of_one_level")
+    with pytest.raises(UsageError, match=r"asks for no quantiles: give build.features\(x\) to its last hidden layer"):
+        Twin("online", made)
+
+
+@pytest.mark.parametrize("atoms", [9, 13, 1000])
+def test_the_mean_of_values_of_illegal_actions_is_that_of_one(atoms: int) -> None:
+    mean = np.full((1, A, atoms), ILLEGAL, np.float32).mean(axis=-1)
+    assert is_illegal(mean).all()
+    assert not len(legal_only(mean))
 
 
 def test_a_network_of_ones_own_that_leaves_the_noise_out_is_told() -> None:

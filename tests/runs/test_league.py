@@ -4,9 +4,11 @@ import contextlib
 import itertools
 import json
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from attempts import progress_of, wait_until
 from commands import Command, twin_graph
@@ -14,14 +16,18 @@ from commands import Command, twin_graph
 from twin_graph import config
 from twin_graph.analysis.reproduce import reproduce
 from twin_graph.records.verify import verify
-from twin_graph.remote import league
+from twin_graph.remote import fetching, league
 from twin_graph.remote.league import Arrival, League
 from twin_graph.remote.sending import Sender
 from twin_graph.remote.urls import place_at
+from twin_graph.snapshots.files import checked
 from twin_graph.snapshots.fork import fork
 from twin_graph.snapshots.ledger import Restore, is_import
 from twin_graph.snapshots.resumable import newest_point, point_at
 from twin_graph.snapshots.run import Run, create
+from twin_graph.snapshots.store import FileRecord
+from twin_graph.twin.tf import tf
+from twin_graph.twin.twin import weights_sha256
 
 Train = Callable[[config.Settings], Run]
 
@@ -55,7 +61,7 @@ def _train(run: Run, arrivals: dict[int, Arrival], cut_off: int | None = None) -
         for progress in progresses:
             for step in [step for step in left if progress.agent_steps >= step]:
                 arrival = left.pop(step)
-                progress.live.take_in(arrival.save, arrival.manifest, arrival.origin)
+                progress.live.take_in(arrival)
             if cut_off and progress.agent_steps >= cut_off:
                 break
 
@@ -109,6 +115,30 @@ def test_what_was_no_opponent_goes_and_what_was_one_stays(
     assert 1 < len(there) < 8
 
 
+def test_a_run_that_left_the_league_can_come_back(
+    tictactoe: Callable[..., config.Settings], trained: Train, tmp_path: Path
+) -> None:
+    """The newest of each run stays, though nothing plays it meanwhile."""
+    others = _arrivals(trained(tictactoe(seed=7)))
+    run = create(tmp_path / "run", tictactoe(opponent__policy="league(1)"))
+    _train(run, {100 * i: other for i, other in enumerate(others[:3], 1)})
+    for steps, policy in ((2_600, "latest"), (2_800, "league(0)")):
+        run.change_settings(config.change(run.settings, [("train.steps", steps), ("opponent.policy", policy)]))
+        _train(run, {})
+    assert is_import(_opponents(run)[-1])
+
+
+def test_of_two_that_arrived_in_the_wrong_order_the_newer_one_is_played(
+    tictactoe: Callable[..., config.Settings], trained: Train, tmp_path: Path
+) -> None:
+    """As after this run has resumed from before the first arrived."""
+    others = _arrivals(trained(tictactoe(seed=7)))
+    run = create(tmp_path / "run", tictactoe(opponent__policy="league(0)"))
+    _train(run, {300: others[-1], 600: others[0]})
+    [newest] = run.store().league(10**9)
+    assert newest.origin == others[-1].origin
+
+
 def test_two_runs_on_two_machines_play_each_others_newest_snapshots(
     tictactoe: Callable[..., config.Settings], tmp_path: Path
 ) -> None:
@@ -135,25 +165,55 @@ def test_two_runs_on_two_machines_play_each_others_newest_snapshots(
         assert f"number 1 of 1 other run: {urls['b' if name == 'a' else 'a']}:" in swaps[0].reason
 
 
+def _forged(run: Run) -> Run:
+    """Its newest manifest says the variables that it had, and the hash of the weights of another network."""
+    store = run.store()
+    newest = store.folder / store.newest.id
+    with tf.Graph().as_default(), tf.Session() as session:
+        names = [variable.name for variable in store.manifest(store.newest.id).variables]
+        variables = [tf.get_variable(name, [3], initializer=tf.zeros_initializer()) for name in names]
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver(variables).save(session, str(newest / "model"), write_meta_graph=False, write_state=False)
+    manifest = store.manifest(store.newest.id).model_copy(
+        update={
+            "weights_sha256": weights_sha256({name: np.zeros(3, np.float32) for name in names}),
+            "files": tuple(FileRecord.of(path) for path in sorted(newest.glob("model.*"))),
+        }
+    )
+    (newest / "manifest.json").write_bytes(checked(manifest.model_dump(mode="json")))
+    return run
+
+
 def test_only_what_fits_and_plays_the_same_game_arrives(
-    tictactoe: Callable[..., config.Settings], cartpole: Callable[..., config.Settings], trained: Train, tmp_path: Path
+    tictactoe: Callable[..., config.Settings],
+    cartpole: Callable[..., config.Settings],
+    trained: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mine = trained(tictactoe(opponent__policy="league(0.5)"))
     same = _push(trained(tictactoe(seed=7)), tmp_path / "same")
     wider = _push(trained(tictactoe(model__hidden_units=[32])), tmp_path / "wider")
     other = _push(trained(cartpole()), tmp_path / "other")
     itself = _push(mine, tmp_path / "itself")
+    forged = _push(_forged(trained(tictactoe(seed=8))), tmp_path / "forged")
     for url, words in ((other, "plays CartPole-v1, and this one OpenSpiel/tic_tac_toe"), (itself, "is this one")):
         refused = twin_graph("resume", str(mine.folder), "--steps", "1300", "--opponent", url, cwd=tmp_path)
         assert refused.returncode == 2
         assert words in refused.stderr
-    with League(mine, [place_at(same), place_at(wider)]) as found:
+    fetched: list[str] = []
+    add = fetching.add
+    monkeypatch.setattr(fetching, "add", lambda place, *rest: (fetched.append(place.url), add(place, *rest)))
+    with League(mine, [place_at(url) for url in (same, wider, forged)]) as found:
         assert found.check() == []
         mine.change_settings(config.change(mine.settings, [("train.steps", 10**6)]))
         with contextlib.closing(progress_of(mine)) as progresses:
             for progress in found.follow(progresses):
                 words = "\n".join(progress.notices)
-                if "does not fit" in words and "arrived" in words:
+                if all(what in words for what in ("does not fit", "arrived", "other weights than its manifest says")):
                     break
                 assert progress.agent_steps < 500_000, words
+        time.sleep(0.5)  # many looks
+        assert not list(Path(found._folder.name).iterdir())
     assert [one.arrived_from for one in mine.store().imports] == [same]
+    assert {url: fetched.count(url) for url in (same, wider, forged)} == {same: 4, wider: 3, forged: 4}

@@ -114,7 +114,8 @@ class Ensemble:
         if train.target_q:
             found["q_target_t"] = np.concatenate([self.supplied(block, noise_key) for block in blocks(s_t)])
         if train.munchausen:
-            found["q_target_tm1"] = np.concatenate([self.q_values(block, noise_key) for block in blocks(s_tm1)])
+            other = None if noise_key is None else noise_key + 1  # or levels of quantiles would be those at s_t
+            found["q_target_tm1"] = np.concatenate([self.q_values(block, other) for block in blocks(s_tm1)])
         return found
 
     def weights(self) -> dict[str, np.ndarray]:

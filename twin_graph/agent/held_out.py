@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from twin_graph.base.streams import Purpose, stream
-from twin_graph.envs.legal import ILLEGAL, legal_only
+from twin_graph.envs.legal import is_illegal, legal_only
 from twin_graph.snapshots.ledger import Health
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class HeldOut:
 
     def __init__(self, train: TrainSettings, tally: Tally) -> None:
         self._discount, self._rescaled = train.discount, train.rescale_r
+        self._bonus = -train.munchausen * train.munchausen_lowest
         self._tally = tally
         self.observations: np.ndarray | None = None
 
@@ -47,7 +48,7 @@ class HeldOut:
             return None
         q_abs = np.abs(legal_only(online.q_values(self.observations)))
         finite = bool(np.isfinite(q_abs).all())
-        largest = self._tally.reward_limit / (self._tally.r_max if self._rescaled else 1)
+        largest = self._tally.reward_limit / (self._tally.r_max if self._rescaled else 1) + self._bonus
         return Health(
             q_abs_mean=float(q_abs.mean()) if finite else None,
             q_abs_max=float(q_abs.max()) if finite else None,
@@ -83,7 +84,7 @@ class HeldOut:
 
 def q_distance(q: np.ndarray, other_q: np.ndarray) -> float:
     """The mean of |Q - other Q| over the legal actions, of Q values `[B, A]`."""
-    return float(np.abs(q - other_q)[~(q <= ILLEGAL)].mean())
+    return float(np.abs(q - other_q)[~is_illegal(q)].mean())
 
 
 def greedy_agreement(q: np.ndarray, other_q: np.ndarray) -> float:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import numpy as np
 
@@ -40,6 +40,18 @@ if TYPE_CHECKING:
 _ABANDONED = {KeyboardInterrupt: "aborted", GeneratorExit: "the caller stopped iterating"}
 _STATES: dict[Cause, Literal["stopped", "failed"]]
 _STATES = {"interrupted": "stopped", "abandoned": "stopped", "error": "failed"}
+
+
+class Arrival(Protocol):
+    """A snapshot of another run that fits: what it is there, from where it comes, and what writes its files."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    @property
+    def origin(self) -> str: ...
+
+    def save(self, prefix: Path) -> None: ...
 
 
 class LiveRun:
@@ -223,27 +235,24 @@ class LiveRun:
                 return self.learners[learner].swap_online(snapshot, self.tally.counters, why)
             return self.learners[learner].roles[into].swap(snapshots, self.tally.counters, why)
 
-    def take_in(self, save: Callable[[Path], None], theirs: Manifest, origin: str) -> Commit:
+    def take_in(self, arrival: Arrival) -> Commit:
         """Commits a snapshot of another run, which the opponent's policy can choose after the present agent step.
-
-        Args:
-          save: writes its files; see `SnapshotStore.commit`.
-          theirs: what it is there.
-          origin: from where, for the ledger.
 
         Raises:
           OSError: the disk is full or failed.
         """
+        theirs = arrival.manifest
         made = Provenance(
             lineage=IMPORT,
+            learner_updates=theirs.counters.updates,
             attempt=self.run.attempt,
             counters=self.tally.counters,
             settings_sha256=self.settings.sha256(),
             weights_sha256=theirs.weights_sha256,
             variables=theirs.variables,
-            origin=origin,
+            origin=arrival.origin,
         )
-        return self.store.commit(save, made)
+        return self.store.commit(arrival.save, made)
 
     def log(self, values: Mapping[str, Any], counters: Counters | None = None) -> None:
         """Writes values, with counters, to `metrics.jsonl`, and those that are numbers to TensorBoard.

@@ -11,6 +11,12 @@ import numpy as np
 ILLEGAL = np.float32(-1e9)
 
 
+def is_illegal(q: np.ndarray) -> np.ndarray:
+    """Of Q values, whether each is of an illegal action: the mean of several `ILLEGAL` may be a little above one."""
+    illegal: np.ndarray = q <= ILLEGAL / 2
+    return illegal
+
+
 def pick(legal: np.ndarray, draw: np.ndarray) -> np.ndarray:
     """Legal actions, int64 `[B]`, chosen by draws from [0, 1), float64 `[B]`; each mask of `[B, A]` allows some."""
     number = (draw * legal.sum(axis=1)).astype(np.int64)
@@ -20,5 +26,5 @@ def pick(legal: np.ndarray, draw: np.ndarray) -> np.ndarray:
 
 def legal_only(q: np.ndarray) -> np.ndarray:
     """Q values of legal actions, one after the other, of Q values `[B, A]`; also those that are not finite."""
-    legal: np.ndarray = q[(q > ILLEGAL) | ~np.isfinite(q)]
+    legal: np.ndarray = q[~is_illegal(q) | ~np.isfinite(q)]
     return legal

@@ -16,7 +16,7 @@ import numpy as np
 
 from twin_graph import envs
 from twin_graph.base import new_files
-from twin_graph.envs.legal import ILLEGAL, legal_only
+from twin_graph.envs.legal import is_illegal, legal_only
 from twin_graph.errors import UsageError
 from twin_graph.evaluation import fonts
 from twin_graph.snapshots.files import fsync, publish, remove_leftovers, temporary_of
@@ -317,7 +317,7 @@ class _Panel:
         for row, action in enumerate(actions):
             top, bottom = _BARS_TOP + self._row * row, _BARS_TOP + self._row * (row + 0.72)
             q = moment.q[action]
-            if q <= ILLEGAL or not np.isfinite(q):
+            if is_illegal(q) or not np.isfinite(q):
                 continue
             length = (right - left) * (0.03 + 0.97 * (float(q) - low) / (high - low))
             pen.rounded_rectangle([k * left, k * top, k * right, k * bottom], k * 2, _GRID)
@@ -395,7 +395,7 @@ class _Panel:
             y, q = _BARS_TOP + self._row * (row + 0.36), moment.q[action]
             colour = _TEXT if action in (greedy, moment.action) else _DIM
             write(pen, (left, y), self._names[action], size, colour, width=_NAMES - 14)
-            write(pen, (right, y), "illegal" if q <= ILLEGAL else _value(q), size, colour, anchor="rm")
+            write(pen, (right, y), "illegal" if is_illegal(q) else _value(q), size, colour, anchor="rm")
         write(pen, (left, top - 14), "VALUE (MAX Q)", 10, _DIM)
         write(pen, (right, top - 14), _value(self._values[-1]), 12, _GREEDY, anchor="rm")
         low, high = _range(min(self._values), max(self._values))

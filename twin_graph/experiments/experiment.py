@@ -194,17 +194,22 @@ class Experiment:
         if not (folder / DESCRIPTION).exists():
             return None
         run = Run(folder)
-        for key, ours, theirs in config.differences(planned.settings, run.settings):
-            if key not in (*_MEASURED, "train.steps"):
-                raise UsageError(
-                    f"{folder} is not what the file says: {key} is {theirs} there and {ours} in the file; remove that "
-                    "folder to train the run anew, or choose another --out"
-                )
+        for key, ours, theirs in self.differences(planned, run.settings):
+            raise UsageError(
+                f"{folder} is not what the file says: {key} is {theirs} there and {ours} in the file; remove that "
+                "folder to train the run anew, or choose another --out"
+            )
         if planned.point and not planned.nudge:
             origin = run.description.get("forked_from") or {}
             if origin.get("weights_sha256") != planned.point.weights_sha256:
                 raise UsageError(f"{folder} does not begin with the weights of resume point {planned.point.number}")
         return run
+
+    @staticmethod
+    def differences(planned: PlannedRun, settings: config.Settings) -> Iterator[tuple[str, Any, Any]]:
+        """What keeps settings from being those of a planned run: name, value in the plan, and here."""
+        differing = config.differences(planned.settings, settings)
+        return ((key, ours, theirs) for key, ours, theirs in differing if key not in (*_MEASURED, "train.steps"))
 
     def code_of(self, planned: PlannedRun) -> code.Code:
         """The users' modules with which a run was trained; none if it has not begun, or is damaged."""

@@ -20,15 +20,17 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import filelock
 
 from twin_graph.base.text import command, size
 from twin_graph.errors import TwinGraphError, UsageError
 from twin_graph.remote import fetching, heads
+from twin_graph.remote.heads import TakenOverError
 from twin_graph.remote.urls import place_at
 from twin_graph.snapshots.files import acquire, file_lock
+from twin_graph.snapshots.forms import LEDGER
 from twin_graph.snapshots.run import DESCRIPTION, Run
 
 _ADDRESS = os.environ.get("RAY_ADDRESS") or "local"
@@ -42,6 +44,7 @@ import ray  # noqa: E402
 from ray.exceptions import RayActorError  # noqa: E402
 
 if TYPE_CHECKING:
+    from twin_graph.experiments.experiment import Experiment
     from twin_graph.experiments.runner import Begin, Process
     from twin_graph.remote.places import Place
 
@@ -66,6 +69,8 @@ class _Trainer:
         self._own = None if shared else tempfile.TemporaryDirectory(prefix="twin-graph-")
         scratch = Path(self._own.name) if self._own else Path()
         self._log, folder, lock = shared or (scratch / "log", scratch, None)
+        if self._own:
+            environment = environment | {"XDG_CONFIG_HOME": str(scratch / "home")}
         arguments = [argument.replace(_SCRATCH, str(scratch)) for argument in arguments]
         command = [sys.executable, "-P", "-m", "twin_graph.base.leash", str(os.getpid()), "twin_graph_cli", *arguments]
         with self._log.open("ab") as output:
@@ -84,7 +89,11 @@ class _Trainer:
     def wait(self) -> tuple[int, bytes]:
         """Its exit code, and what it said if nobody else can read that."""
         code = self._process.wait()
-        return code, self._log.read_bytes() if self._own else b""
+        if self._own is None:
+            return code, b""
+        said = self._log.read_bytes()
+        self._own.cleanup()  # no exit handler runs where Ray kills an actor
+        return code, said
 
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -96,10 +105,10 @@ class _Task:
     Args:
       trainer: a `_Trainer` there.
       log: of its run, here.
-      fetch: called when it has ended.
+      fetch: with a remote, brings the run here when it has ended.
     """
 
-    def __init__(self, trainer: Any, log: Path, fetch: Callable[[], object]) -> None:
+    def __init__(self, trainer: Any, log: Path, fetch: Callable[[], object] | None = None) -> None:
         self._trainer = trainer
         self._log, self._fetch = log, fetch
         self._begun = trainer.__ray_ready__.remote()
@@ -112,7 +121,8 @@ class _Task:
             self._code = self._find_code()
             ray.kill(self._trainer)  # its threads are free for the next at once
             try:
-                self._fetch()
+                if self._fetch:
+                    self._fetch()
             except (OSError, TwinGraphError) as error:
                 self._say(f"Error: {error}\n")
                 self._code = self._code or 1
@@ -141,35 +151,72 @@ class _Task:
             self._say(f"Ray lost this process: {words}\n")
             return -signal.SIGKILL  # by its leash
         self._say(said.decode(errors="replace"))
-        return int(code)
+        # Who has taken it over is no trainer here, whose end one could wait for.
+        return 1 if self._fetch and code == TakenOverError.exit_code else int(code)
 
     def _say(self, words: str) -> None:
         with self._log.open("a", encoding="utf-8") as log:
             log.write(words)
 
 
-def _elsewhere(arguments: list[str], place: Place) -> list[str]:
+def _elsewhere(arguments: list[str], place: Place, folder: Path) -> list[str]:
     """A command that trains a run in a folder, as one for another machine, which knows only where the run is sent.
 
     Raises:
-      UsageError: it was trained here, and not sent.
+      UsageError: what is here was not sent, or something else is there.
     """
-    if heads.newest(place):
+    head, here = heads.newest(place), _copy_in(folder)
+    if here and (head is None or head.run != here.id or head.agent_steps < here.agent_steps):
+        push = command("push", folder, place.url)
+        raise UsageError(f"{folder} is not what is at {place.url}: send it with `{push}`, or choose another --remote")
+    if head:
         steps = arguments[arguments.index("--steps") + 1]
         return ["resume", place.url, "--run-dir", f"{_SCRATCH}/run", "--steps", steps]
-    if arguments[0] != "train":
-        folder = arguments[1]
-        raise UsageError(f"{folder} is not at {place.url}: send it with `{command('push', folder, place.url)}`")
     at = arguments.index("--run-dir") + 1
     return [*arguments[:at], f"{_SCRATCH}/run", "--remote", place.url, *arguments[at + 1 :]]
 
 
+class _Copy(NamedTuple):
+    """What is here of a run: its id, how far its newest resume point is, and the length of its ledger."""
+
+    id: str
+    agent_steps: int
+    ledger_bytes: int
+
+
+def _copy_in(folder: Path) -> _Copy | None:
+    if not (folder / DESCRIPTION).exists():
+        return None
+    run = Run(folder)
+    point = run.points().newest()
+    return _Copy(run.id, point.counters.agent_steps if point else 0, (folder / LEDGER).stat().st_size)
+
+
 def _fetch(place: Place, folder: Path) -> None:
-    """Brings a run here up to what was sent, if anything was."""
-    head = heads.newest(place)
-    here = Run(folder).points().newest() if (folder / DESCRIPTION).exists() else None
-    if head and (here is None or here.counters.agent_steps < head.agent_steps):
+    """Brings a run here up to what was sent, if anything was. Raises `UsageError` if that is another run."""
+    head, here = heads.newest(place), _copy_in(folder)
+    if head is None:
+        return
+    if here and here.id != head.run:
+        raise UsageError(f"{place.url} holds another run than {folder}; choose another --remote")
+    sent = next((file.bytes for file in head.files if file.name == LEDGER), 0)
+    if here is None or (here.agent_steps <= head.agent_steps and here.ledger_bytes != sent):
         fetching.replace(place, head, folder)
+
+
+def check_remote(experiment: Experiment, remote: str) -> None:
+    """Raises `UsageError` if a run that is not here yet has another in its place in the remote."""
+    for planned in experiment.plan.runs:
+        place = place_at(f"{remote}/{planned.name}")
+        if experiment.found(planned) or not (head := heads.newest(place)):
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            fetching.add(place, [file for file in head.files if file.name == DESCRIPTION], Path(scratch))
+            theirs = Run(Path(scratch)).settings
+        if differing := [key for key, _, _ in experiment.differences(planned, theirs)]:
+            raise UsageError(
+                f"{place.url} holds a run with other settings ({', '.join(differing[:3])}); choose another --remote"
+            )
 
 
 def check_address() -> None:
@@ -204,10 +251,10 @@ def cluster(lock: Path, threads: int, memory: int, remote: str | None) -> Iterat
         environment = dict(os.environ)
         if remote is None:
             shared = (log.absolute(), Path.cwd(), lock.absolute())
-            return _Task(trainer.remote(arguments, environment, shared), log, lambda: None)
+            return _Task(trainer.remote(arguments, environment, shared), log)
         folder = lock.absolute().parent / log.stem
-        place = place_at(f"{remote.rstrip('/')}/{log.stem}")
-        task = trainer.remote(_elsewhere(arguments, place), environment, None)
+        place = place_at(f"{remote}/{log.stem}")
+        task = trainer.remote(_elsewhere(arguments, place, folder), environment, None)
         return _Task(task, log, lambda: _fetch(place, folder))
 
     # Ray prints what happens to its machines on stdout. What became of a run is in the run's log.

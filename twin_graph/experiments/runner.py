@@ -184,7 +184,14 @@ class Runner:
         with log.open("a", encoding="utf-8") as file:
             file.write(f"--- {utc_now()} twin-graph {' '.join(command)}\n")
             printed = file.tell()
-        process = self._begin(command, log, planned.threads)
+        try:
+            process = self._begin(command, log, planned.threads)
+        except (OSError, TwinGraphError) as error:  # where others can go on
+            self._tries[planned.name] -= 1
+            if self._tries[planned.name] > 0 and not isinstance(error, UsageError):
+                self._waiting.append(planned)
+            self.states[planned.name] = state._replace(state="failed", error=str(error))
+            return
         self.states[planned.name] = state._replace(state="running", error="")
         self._jobs.append(_Job(planned, process, command[0], time.monotonic(), printed))
 

@@ -90,7 +90,7 @@ class _Now(NamedTuple):
 def _now(run: Run, store: SnapshotStore) -> _Now:
     metrics, point = run.newest_metrics(), _newest_point(run)
     targets, opponent, known = _newest_swaps(run)
-    known += [snapshot.counters for snapshot in [*store.snapshots[-1:], *store.imports]]
+    known += [snapshot.counters for snapshot in store.snapshots[-1:]]
     if point:
         known.append(point.counters)
     if metrics.get("attempt") == max(1, run.ledger.attempt) and run.state() == "running":

@@ -53,6 +53,7 @@ class Background:
         self._changed, self._closing, self._ends = threading.Condition(), False, False
         self.taken_over: TakenOverError | None = None
         self.trouble = ""
+        self._moved = 0.0  # when something was sent last
         self._thread = threading.Thread(target=self._work, name="remote", daemon=True)
 
     def begin(self) -> None:
@@ -92,9 +93,9 @@ class Background:
         with self._changed:
             self._closing = True  # whoever waits to try again does not wait long
             self._changed.notify_all()
-            ends = time.monotonic() + seconds
+            ends, self._moved = time.monotonic() + seconds, time.monotonic()
             while (left := ends - time.monotonic()) > 0 and self._sent < self._newest and self.taken_over is None:
-                if self.trouble and left < seconds - _TROUBLE_SECONDS:
+                if self.trouble and time.monotonic() - self._moved > _TROUBLE_SECONDS:
                     break
                 self._changed.wait(min(left, 1.0))
             self._ends = True
@@ -137,7 +138,7 @@ class Background:
     def _send(self) -> None:
         newest = self._newest
         if newest > self._sent:
-            head = self._sender.send()
+            head = self._sender.send(self._has_moved)
             with self._changed:
                 self._sent = newest
                 self._changed.notify_all()
@@ -145,6 +146,9 @@ class Background:
             self._note()
         else:
             self._sender.send_segments()
+
+    def _has_moved(self, done: int, total: int) -> None:  # noqa: ARG002 - as `Sender.send` calls it
+        self._moved = time.monotonic()
 
     def _note(self) -> None:
         """For `status`: what there is to say of the remote."""

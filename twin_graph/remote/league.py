@@ -6,6 +6,7 @@ then on nothing of it is asked of the network: a run that resumes, a fork and `r
 
 from __future__ import annotations
 
+import math
 import queue
 import shutil
 import tempfile
@@ -15,11 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from twin_graph.errors import TwinGraphError, UsageError
+from twin_graph.errors import DamagedError, TwinGraphError, UsageError
 from twin_graph.remote import fetching, heads
-from twin_graph.snapshots.ledger import is_import
+from twin_graph.snapshots.ledger import IMPORT, is_import
 from twin_graph.snapshots.run import DESCRIPTION, SNAPSHOTS, Run
-from twin_graph.snapshots.store import MODEL_PREFIX, Manifest
+from twin_graph.snapshots.store import MANIFEST, MODEL_PREFIX, FileRecord, Manifest, Variable
 from twin_graph.twin.twin import weights_sha256
 from twin_graph.twin.weights import read_checkpoint
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from twin_graph.remote.places import Place
     from twin_graph.training.progress import Progress
 
+#: Bytes of a record of another run, or of a checkpoint beside its weights, at most.
+_MOST_OF_RECORD = 2**22
 #: Seconds between looks at the remotes.
 _LOOK_SECONDS = 10.0
 
@@ -51,10 +54,8 @@ class Arrival(NamedTuple):
 
     def save(self, prefix: Path) -> None:
         """Writes its weights; see `SnapshotStore.commit`."""
-        for file in self.manifest.files:
-            suffix = file.name.removeprefix(MODEL_PREFIX)
-            if suffix.startswith((".index", ".data-")):
-                shutil.copyfile(self.folder / file.name, f"{prefix}{suffix}")
+        for file in filter(_is_model, self.manifest.files):
+            shutil.copyfile(self.folder / file.name, prefix.with_name(file.name))
 
 
 class League:
@@ -70,11 +71,14 @@ class League:
 
     def __init__(self, run: Run, places: Sequence[Place]) -> None:
         self._run, self._places, self.urls = run, places, [place.url for place in places]
+        # What the thread has to know of the run, whose records are the trainer's.
+        self._variables: frozenset[Variable] = frozenset()
+        self._known: set[str] = set()
         self._arrived: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._notices: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._looked_at: dict[str, int] = {}
         self._ends = threading.Event()
-        self._folder = tempfile.TemporaryDirectory(prefix="twin-graph-league-")
+        self._folder = tempfile.TemporaryDirectory(prefix="twin-graph-league-", ignore_cleanup_errors=True)
         self._thread = threading.Thread(target=self._work, name="league", daemon=True)
 
     def check(self) -> list[str]:
@@ -95,14 +99,17 @@ class League:
     def follow(self, progresses: Iterable[Progress]) -> Iterator[Progress]:
         """The same, taking in what has arrived: only between two advances, so that a resumed run can do the same."""
         for progress in progresses:
+            store = progress.live.store
             if self._thread.ident is None:  # only now there is a snapshot to compare others with
+                self._variables = frozenset(store.manifest(store.newest.id).variables)
+                self._known = {str(snapshot.origin) for snapshot in store.imports}
                 self._thread.start()
             while progress.agent_steps and not self._arrived.empty():
                 arrival = self._arrived.get()
-                if progress.live.store.lineage_of(f"import-{arrival.manifest.weights_sha256[:12]}") is None:
-                    taken = progress.live.take_in(arrival.save, arrival.manifest, arrival.origin)
+                if store.lineage_of(f"{IMPORT}-{arrival.manifest.weights_sha256[:12]}") is None:
+                    taken = progress.live.take_in(arrival)
                     progress.notices.append(f"{taken.id} arrived: {arrival.origin}")
-                shutil.rmtree(arrival.folder)
+                shutil.rmtree(arrival.folder.parent.parent)
             while not self._notices.empty():
                 progress.notices.append(self._notices.get())
             yield progress
@@ -135,14 +142,19 @@ class League:
         head = heads.newest(place)
         if head is None or head.number == self._looked_at.get(place.url):
             return
-        if place.url not in self._looked_at:
-            self._check_game(place, head)
-        newest = _newest_with_weights(head)
-        if newest and f"{place.url}:{newest}" not in {one.origin for one in self._run.store().imports}:
-            folder = Path(tempfile.mkdtemp(dir=self._folder.name))
-            files = [file for file in head.files if file.name.startswith(f"{SNAPSHOTS}/{newest}/")]
-            fetching.add(place, files, folder)
-            self._arrived.put(self._checked(f"{place.url}:{newest}", folder / SNAPSHOTS / newest))
+        try:
+            if place.url not in self._looked_at:
+                self._check_game(place, head)
+            newest = _newest_with_weights(head)
+            origin = f"{place.url}:{newest}"
+            if newest and origin not in self._known and not self._ends.is_set():
+                self._arrived.put(self._fetched(place, head, newest, origin))
+                self._known.add(origin)
+        except OSError:  # the network, perhaps: it is tried again
+            raise
+        except Exception:
+            self._looked_at[place.url] = head.number  # nothing better comes of it before there is another state
+            raise
         self._looked_at[place.url] = head.number
 
     def _check_game(self, place: Place, head: Head) -> None:
@@ -150,25 +162,50 @@ class League:
         if head.run == self._run.id:
             raise UsageError(f"the run at {place.url} is this one, whose past opponent.policy knows already")
         with tempfile.TemporaryDirectory() as scratch:
-            fetching.add(place, [file for file in head.files if file.name == DESCRIPTION], Path(scratch))
+            _fetch(place, head, [DESCRIPTION], Path(scratch), _MOST_OF_RECORD)
             theirs, ours = Run(Path(scratch)).settings.env.id, self._run.settings.env.id
         if theirs != ours:
             raise UsageError(f"the run at {place.url} plays {theirs}, and this one {ours}: it can be no opponent here")
 
-    def _checked(self, origin: str, folder: Path) -> Arrival:
-        """What was fetched, if it is what its records say and fits. Raises `UsageError`, `DamagedError`."""
-        manifest, store = Manifest.read(folder), self._run.store()
-        for file in manifest.files:
-            file.check_in(folder)
-        ours = store.manifest(store.newest.id).variables
-        if differing := sorted({variable.name for variable in {*ours} ^ {*manifest.variables}}):
-            raise UsageError(f"{origin} does not fit this run's network: {', '.join(differing)} differ")
-        weights = read_checkpoint(folder / MODEL_PREFIX)
-        if weights_sha256(weights) != manifest.weights_sha256:
-            raise UsageError(f"{origin} has other weights than its manifest says")
-        if not all(np.isfinite(value).all() for value in weights.values()):
-            raise UsageError(f"{origin} has weights that are not finite")
+    def _fetched(self, place: Place, head: Head, snapshot: str, origin: str) -> Arrival:
+        """A snapshot of another run, if it is what its records say and fits. Raises `UsageError`, `DamagedError`."""
+        whole = Path(tempfile.mkdtemp(dir=self._folder.name))
+        try:
+            inside = f"{SNAPSHOTS}/{snapshot}"
+            _fetch(place, head, [f"{inside}/{MANIFEST}"], whole, _MOST_OF_RECORD)
+            folder = whole / SNAPSHOTS / snapshot
+            manifest = Manifest.read(folder)
+            if differing := sorted({variable.name for variable in self._variables ^ {*manifest.variables}}):
+                raise UsageError(f"{origin} does not fit this run's network: {', '.join(differing)} differ")
+            weights = sum(math.prod(v.shape) * np.dtype(v.dtype).itemsize for v in self._variables)
+            names = [file.name for file in manifest.files if _is_model(file)]
+            _fetch(place, head, [f"{inside}/{name}" for name in names], whole, weights + _MOST_OF_RECORD)
+            for file in manifest.files:
+                if file.name in names:
+                    file.check_in(folder)
+            found = read_checkpoint(folder / MODEL_PREFIX)
+            held = {Variable(name=name, shape=value.shape, dtype=value.dtype.name) for name, value in found.items()}
+            if held != self._variables or weights_sha256(found) != manifest.weights_sha256:
+                raise UsageError(f"{origin} holds other weights than its manifest says")
+            if not all(np.isfinite(value).all() for value in found.values()):
+                raise UsageError(f"{origin} has weights that are not finite")
+        except BaseException:
+            shutil.rmtree(whole, ignore_errors=True)
+            raise
         return Arrival(origin, folder, manifest)
+
+
+def _is_model(file: FileRecord) -> bool:
+    """Whether a snapshot's file is one of the two that hold its weights."""
+    return file.name in (f"{MODEL_PREFIX}.index", f"{MODEL_PREFIX}.data-00000-of-00001")
+
+
+def _fetch(place: Place, head: Head, names: Sequence[str], folder: Path, most: int) -> None:
+    """Adds files of a state to a folder. Raises `DamagedError` if they are larger than `most` bytes."""
+    files = [file for file in head.files if file.name in names]
+    if (size_ := sum(file.bytes for file in files)) > most:
+        raise DamagedError(f"{place.url} has {size_:,} bytes where {most:,} would be enough")
+    fetching.add(place, files, folder)
 
 
 def _newest_with_weights(head: Head) -> str | None:

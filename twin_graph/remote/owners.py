@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 from twin_graph.base.counters import Whole
 from twin_graph.config.trust import configuration
 from twin_graph.errors import DamagedError, UsageError
-from twin_graph.snapshots.files import checked, file_lock, make_folder, open_plain, read_file, write_file, write_new
+from twin_graph.snapshots.files import (
+    checked,
+    file_lock,
+    fsync,
+    make_folder,
+    open_plain,
+    read_file,
+    temporary_of,
+    write_file,
+)
 from twin_graph.snapshots.forms import Record, problem
 
 if TYPE_CHECKING:
@@ -69,6 +78,19 @@ def of(run: Run, url: str) -> Owner:
     return known[0] if known else Owner(url=url, owner=secrets.token_hex(16))
 
 
+def claimed(run: Run, url: str) -> Owner:
+    """The same, kept: two processes that come at once are one owner. Raises as `keep`."""
+    found: list[Owner] = []
+
+    def changed(kept: _Kept) -> dict[str, Any]:
+        known = [owner for owner in kept.owners if owner.url == url]
+        found.append(known[0] if known else Owner(url=url, owner=secrets.token_hex(16)))
+        return {} if known else {"owners": (*kept.owners, found[0])}
+
+    _change(run, changed)
+    return found[0]
+
+
 def trains_with(run: Run) -> Owner | None:
     """What it is to the remote to which it is sent while it trains; None if there is none."""
     kept = _read(run)
@@ -107,27 +129,23 @@ def keep_opponents(run: Run, urls: Sequence[str]) -> None:
 
 
 def _change(run: Run, changed: Callable[[_Kept], dict[str, Any]]) -> None:
-    mark, place = run.control / _MARK, configuration() / _REMOTES
+    _mark(run)
+    path = _path(run)
     try:
-        make_folder(mark.parent)
-        with contextlib.suppress(FileExistsError):
-            write_new(mark, secrets.token_hex(16).encode())
-        make_folder(place)
-        path = _path(run)
-        assert path
+        make_folder(path.parent)
         with file_lock(path.with_suffix(".lock")):
             kept = _read(run)
             write_file(path, checked(kept.model_copy(update=changed(kept)).model_dump(mode="json"), indent=1))
     except OSError as error:
         raise UsageError(
-            f"cannot keep in {place} where {run.name} is sent ({error.strerror}); set XDG_CONFIG_HOME to a folder that "
-            f"can be written, and let {run.control} be written"
+            f"cannot keep in {path.parent} where {run.name} is sent ({error.strerror}); set XDG_CONFIG_HOME to a "
+            "folder that can be written"
         ) from None
 
 
 def _read(run: Run) -> _Kept:
     path = _path(run)
-    if path is None or not path.exists():
+    if not path.exists():
         return _Kept(run=run.id, folder=str(run.folder))
     record = read_file(path)
     if wrong := problem(_Kept, record):
@@ -135,15 +153,34 @@ def _read(run: Run) -> _Kept:
     return _Kept.model_validate(record)
 
 
-def _path(run: Run) -> Path | None:
-    """Where it is kept what the run in this folder is; None where nothing was kept yet.
+def is_copy(run: Run) -> bool:
+    """Whether this is a copy of a run that is sent somewhere, and nothing is kept of the copy."""
+    return (run.control / _MARK).exists() and not _path(run).exists()
+
+
+def _mark(run: Run) -> None:
+    """Gives the run in this folder a mark of its own, unless it has one, or nothing can be written there."""
+    mark = run.control / _MARK
+    temporary = temporary_of(mark)
+    with contextlib.suppress(OSError):
+        make_folder(mark.parent)
+        write_file(temporary, secrets.token_hex(16).encode())
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, mark)  # whole, and the first of two that come at once
+        fsync(mark.parent)
+    with contextlib.suppress(OSError):
+        temporary.unlink()
+
+
+def _path(run: Run) -> Path:
+    """Where it is kept what the run in this folder is.
 
     A mark in the folder tells it from others, and the number of that file on its disk from copies: this stays when the
-    folder is renamed.
+    folder is renamed. Without a mark its path does.
     """
     try:
         with open_plain(run.control / _MARK) as file:
             mark = f"{run.id} {file.read(64)!r} {os.fstat(file.fileno()).st_ino}"
     except OSError:
-        return None
+        mark = f"{run.id} in {run.folder.resolve()!r}"
     return configuration() / _REMOTES / f"{hashlib.sha256(mark.encode()).hexdigest()}.json"

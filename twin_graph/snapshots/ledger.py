@@ -267,8 +267,8 @@ BY_HAND, UNDO = "by hand", "undo"
 BY_REQUEST = '"request": "'
 #: Lineage of what came from outside.
 IMPORT = "import"
-#: Occurs in the line of a swap of one of those, and in that of no other swap.
-OF_AN_IMPORT = f'"snapshots": ["{IMPORT}-'
+#: Occurs in the line of a swap of one of those, or one that could have been.
+OF_AN_IMPORT = f'"{IMPORT}-'
 
 #: How a line begins as `Ledger.append` writes it: enough to pass over those that nobody asks for.
 _BEGINNING = re.compile(rb'\{"attempt": (\d+), "time": "[^"\\]*", "event": "(\w+)", ')

@@ -241,10 +241,12 @@ class Snapshots:
         return list(self._available.values())
 
     def league(self, agent_steps: int) -> list[Commit]:
-        """The newest of each other run that arrived from its remote before this agent step."""
+        """The newest of each other run among those that arrived from its remote before this agent step."""
         before = [s for s in self.imports if s.arrived_from and s.counters.agent_steps < agent_steps]
-        before.sort(key=lambda snapshot: snapshot.counters.agent_steps)
-        return list({snapshot.arrived_from: snapshot for snapshot in before}.values())
+        # Newest by what it has learned: after this run has resumed from before, an older one may arrive later.
+        before.sort(key=lambda snapshot: (snapshot.learner_updates or 0, snapshot.counters.agent_steps))
+        newest = {snapshot.arrived_from: snapshot for snapshot in before}
+        return [newest[url] for url in sorted(newest)]
 
     @property
     def newest(self) -> Commit:
@@ -411,7 +413,8 @@ class SnapshotStore(Snapshots):
             raise DamagedError(f"{self.folder / name} holds other weights than its name says; move it away")
         # An attempt that saves at other moments may come to the same weights after more agent steps.
         same = all(getattr(manifest, key) == value for key, value in record.items() if key not in ("attempt", "health"))
-        fits = record["lineage"] == IMPORT or (same and manifest.settings_sha256 == settings_sha256)
+        by_hand = record["lineage"] == IMPORT and not record["counters"].agent_steps
+        fits = by_hand or (same and manifest.settings_sha256 == settings_sha256)
         return manifest if fits else None
 
     @contextlib.contextmanager

@@ -428,7 +428,8 @@ class SnapshotPolicy(NamedTuple):
 
     def check_settings(self, settings: Settings) -> None:
         """Raises `UsageError` if the other settings do not let this policy work."""
-        if not self.members and self.setting == "target.policy":  # there is nothing to bootstrap from
+        # There is nothing to bootstrap from, or what others have learned of another Q.
+        if self.setting == "target.policy" and (not self.members or self.function is league):
             raise UsageError(f"{self.setting}={self.text} needs a game to play: it is for opponent.policy")
         if self.combine not in get_args(Combine):
             raise UsageError(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from twin_graph.config.turns import Turns
 from twin_graph.snapshots import control
-from twin_graph.snapshots.ledger import BY_REQUEST, OF_AN_IMPORT, Commit, Restore
+from twin_graph.snapshots.ledger import BY_REQUEST, OF_AN_IMPORT, Commit, Restore, is_import
 from twin_graph.targets.evaluations import matches
 from twin_graph.targets.policies import History, SnapshotPolicy, choice_stream
 
@@ -53,8 +54,9 @@ def kept_anyway(run: Run, store: SnapshotStore, save: SaveSettings) -> set[str]:
         kept |= _every(store, save.keep_every)
     if best := store.best(run.scores()):
         kept.add(best.id)
+    kept |= {snapshot.id for snapshot in store.league(sys.maxsize)}
     for swap, _ in run.ledger.with_abandoned(Restore, text=OF_AN_IMPORT):  # which nobody here can train again
-        kept.update(swap.snapshots)
+        kept.update(filter(is_import, swap.snapshots))
     for swap, holds in run.ledger.with_abandoned(Restore, text=BY_REQUEST):
         if not holds:  # it is repeated when the run gets there
             kept.update(swap.snapshots)

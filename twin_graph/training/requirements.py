@@ -18,6 +18,7 @@ from twin_graph.config import turns
 from twin_graph.errors import TwinGraphError
 from twin_graph.replay.ring import Replay
 from twin_graph.snapshots.run import POINTS, SNAPSHOTS
+from twin_graph.twin import heads
 from twin_graph.twin.model import Model, ModelSpec, build_model
 from twin_graph.twin.tf import tf
 
@@ -143,7 +144,9 @@ def _in_memory(settings: Settings, env: VectorEnv, model: Model, replay: int, pr
     observation = int(np.prod(shape)) * np.dtype(env.spec.observation_dtype).itemsize
     # By layer: some work on a minibatch in parts.
     activations = {tensor.op.name.partition("/")[0]: tensor.shape[1:].num_elements() for tensor in model.activations}
-    minibatch = train.batch_size * 4 * (2 * sum(activations.values()) + int(np.prod(shape)))
+    head = heads.of(settings.model)
+    rows = train.batch_size * (head.samples.learning if head.samples else 1)  # of most layers
+    minibatch = 4 * (rows * 2 * sum(activations.values()) + train.batch_size * int(np.prod(shape)))
     yield Need("minibatches", trainers * (2 * 2 * prepared * observation + minibatch), "lower train.batch_size")
 
 

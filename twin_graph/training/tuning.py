@@ -154,4 +154,4 @@ class _Trial:
 
     def _evaluate(self) -> None:
         for block in self._blocks:
-            self._target.q_values(block)
+            self._target.supplied(block)

@@ -49,6 +49,11 @@ class ModelSpec:
         networks.check_fits(settings.network, settings.env.id, env)
         _check_players(settings, env)
         _check_shift(settings, env)
+        if env.masked and settings.train.munchausen and settings.model.head == "categorical":
+            raise UsageError(
+                f"train.munchausen with loss=hl_gauss gives illegal actions a probability, and {settings.env.id} has "
+                "some; use --set model.head=quantile --set loss=huber"
+            )
         return cls(env, settings.network, settings.loss, settings.model, settings.train)
 
 
@@ -327,7 +332,7 @@ def _learning(model: Model, network: _Network, outputs_tm1: Tensor, block: int) 
 
 def _check_variables(spec: ModelSpec, trainables: tuple[Any, ...]) -> None:
     """Raises `UsageError` if a custom network has nothing to train, has variables that no snapshot would contain, or
-    lacks the noise or the norm that was asked for."""
+    lacks the noise, the norm or the quantiles that were asked for."""
     if not trainables:
         raise UsageError(f"network={spec.network} makes no variables, so there is nothing to learn")
     if fixed := sorted(v.op.name for v in tf.global_variables() if all(v is not other for other in trainables)):
@@ -337,6 +342,11 @@ def _check_variables(spec: ModelSpec, trainables: tuple[Any, ...]) -> None:
         )
     if spec.model.layer_norm and not any(v.op.name.endswith(plain_layers.NORM_SCALE) for v in trainables):
         raise UsageError(f"model.layer_norm=true, but network={spec.network} has no normalized layer: use build.relu")
+    if spec.model.head == "implicit" and not any(v.op.name.startswith(f"{networks.LEVELS}/") for v in trainables):
+        raise UsageError(
+            f"model.head=implicit, but network={spec.network} asks for no quantiles: give build.features(x) to its "
+            "last hidden layer"
+        )
     if spec.model.noisy and not any(v.op.name.endswith(plain_layers.SIGMA) for v in trainables):
         raise UsageError(
             f"model.noisy=true, but network={spec.network} has no noisy layer: use build.hidden and build.last_layer"

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from twin_graph.twin.heads import Head
 
 
+LEVELS = "levels"  # the layer that embeds them
+_WAVES = 64  # that embed a level: n of Dabney et al. 2018b
+
+
 class Layers(Protocol):
     """What `layers`, `cpu_layers` and `xla_layers` all provide."""
 
@@ -92,7 +96,7 @@ class Build(NamedTuple):
         units = int(x.shape[1])
         numbers = np.pi * np.arange(1, _WAVES + 1)
         waves = tf.cos(tf.reshape(self.levels, [-1, 1]) * numbers.astype(np.float32))
-        embedded = relu("levels", dense("levels", tf.cast(waves, x.dtype), units, torch_default))
+        embedded = relu(LEVELS, dense(LEVELS, tf.cast(waves, x.dtype), units, torch_default))
         of_levels = tf.reshape(embedded, [-1, int(self.levels.shape[1]), units])
         return tf.reshape(x[:, None, :] * of_levels, [-1, units])
 
@@ -327,7 +331,6 @@ def _is_large_enough_for_blob(env: EnvSpec) -> bool:
     return _is_single_image(env) and min(shape[1:] if _looks_channels_first(shape) else shape[:2]) >= 10
 
 
-_WAVES = 64  # that embed a level: n of Dabney et al. 2018b
 _SMALLEST_SIDE = 36  # pixels: below this, the three convolutions of `nature` leave nothing
 
 NETWORKS = {
