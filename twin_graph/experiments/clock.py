@@ -73,6 +73,8 @@ def predicted(run: Result) -> Curve:
     what lies beyond the depth is left, and nothing outside of the support is ever expected.
     """
     settings = run.planned.settings
+    if settings.train.munchausen:  # it expects more than rewards: bonuses, and an entropy
+        return {}
     reward, discount = step_reward(run.planned), settings.train.discount
     lowest, highest = settings.model.support if settings.model.head == "categorical" else (-math.inf, math.inf)
     untrained = (lowest + highest) / 2 if math.isfinite(highest) else 0.0
