@@ -312,8 +312,8 @@ class Policy:
     def predict_distribution(self, observations: Any, action_masks: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """The returns that the snapshot expects of each action, and how probable it takes each to be.
 
-        With `model.head=categorical` N returns that are the same for all, with `quantile` and `implicit` N quantiles of equal
-        probability, with `scalar` the Q value alone. Arguments and errors as of `q_values`.
+        With `model.head=categorical` N returns that are the same for all, with `quantile` and `implicit` N quantiles of
+        equal probability, with `scalar` the Q value alone. Arguments and errors as of `q_values`.
 
         Returns:
           Returns and probabilities, float32 `[B, A, N]` each; `[A, N]` of a single observation. What illegal actions

@@ -455,7 +455,7 @@ def test_every_part_of_an_update_has_its_own_mask_and_so_has_every_worker(cartpo
                     _index=index,
                     _noise=NoiseKeys(settings.seed, Purpose.NOISE, draws=False),
                 )
-                Worker._apply(cast(Worker, worker), batch, np.zeros((8, 2)))
+                Worker._apply(cast(Worker, worker), batch, {"q_target_t": np.zeros((8, 2))})
     assert len(set(seeds)) == len(seeds) == 24
     assert {seed for seed, _ in seeds} == {settings.seed}
 

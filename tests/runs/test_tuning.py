@@ -87,13 +87,13 @@ def test_targets_are_measured_in_the_blocks_of_the_training(
     cartpole: Make, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], at_once: set[int]
 ) -> None:
     sizes = set()
-    q_values = Twin.q_values
+    supplied = Twin.supplied
 
     def seen(twin: Twin, observations: np.ndarray) -> np.ndarray:
         sizes.add(len(observations))
-        return q_values(twin, observations)
+        return supplied(twin, observations)
 
-    monkeypatch.setattr(Twin, "q_values", seen)
+    monkeypatch.setattr(Twin, "supplied", seen)
     monkeypatch.setattr(tuning, "_ROUND_SECONDS", 0.05)
     monkeypatch.setattr(ensemble, "_FEW_NUMBERS", 0)  # as if CartPole's observations were images
     chosen = cartpole(train__batch_size=32, twin__threads=0, twin__precision="fp32", **settings)
