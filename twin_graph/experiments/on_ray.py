@@ -66,6 +66,7 @@ class _Trainer:
     def __init__(
         self, arguments: list[str], environment: dict[str, str], shared: tuple[Path, Path, Path] | None
     ) -> None:
+        self._said = b""
         self._own = None if shared else tempfile.TemporaryDirectory(prefix="twin-graph-")
         scratch = Path(self._own.name) if self._own else Path()
         self._log, folder, lock = shared or (scratch / "log", scratch, None)
@@ -89,11 +90,11 @@ class _Trainer:
     def wait(self) -> tuple[int, bytes]:
         """Its exit code, and what it said if nobody else can read that."""
         code = self._process.wait()
-        if self._own is None:
-            return code, b""
-        said = self._log.read_bytes()
-        self._own.cleanup()  # no exit handler runs where Ray kills an actor
-        return code, said
+        if self._own:  # only once: Ray asks again if the answer is lost
+            self._said = self._log.read_bytes()
+            self._own.cleanup()  # no exit handler runs where Ray kills an actor
+            self._own = None
+        return code, self._said
 
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)

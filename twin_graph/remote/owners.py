@@ -74,21 +74,22 @@ class _Kept(Record):
 
 def of(run: Run, url: str) -> Owner:
     """What a run here is to a remote; if that is not known, a new owner, which is not kept yet."""
-    known = [owner for owner in _read(run).owners if owner.url == url]
-    return known[0] if known else Owner(url=url, owner=secrets.token_hex(16))
+    return _of(_read(run), url)
 
 
 def claimed(run: Run, url: str) -> Owner:
     """The same, kept: two processes that come at once are one owner. Raises as `keep`."""
-    found: list[Owner] = []
 
     def changed(kept: _Kept) -> dict[str, Any]:
-        known = [owner for owner in kept.owners if owner.url == url]
-        found.append(known[0] if known else Owner(url=url, owner=secrets.token_hex(16)))
-        return {} if known else {"owners": (*kept.owners, found[0])}
+        owner = _of(kept, url)
+        return {} if owner in kept.owners else {"owners": (*kept.owners, owner)}
 
     _change(run, changed)
-    return found[0]
+    return of(run, url)
+
+
+def _of(kept: _Kept, url: str) -> Owner:
+    return next((owner for owner in kept.owners if owner.url == url), Owner(url=url, owner=secrets.token_hex(16)))
 
 
 def trains_with(run: Run) -> Owner | None:
@@ -161,6 +162,8 @@ def is_copy(run: Run) -> bool:
 def _mark(run: Run) -> None:
     """Gives the run in this folder a mark of its own, unless it has one, or nothing can be written there."""
     mark = run.control / _MARK
+    if mark.exists():
+        return
     temporary = temporary_of(mark)
     with contextlib.suppress(OSError):
         make_folder(mark.parent)

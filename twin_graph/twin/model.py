@@ -320,7 +320,7 @@ def _learning(model: Model, network: _Network, outputs_tm1: Tensor, block: int) 
         freeze=freeze,
         td_error=td_error,
         loss=loss,
-        q_mean=_q_mean(network.head.q_values(outputs_tm1) if network.head.samples else model.q_tm1),
+        q_mean=_q_mean(network.head.q_values(outputs_tm1)),
         train_op=train_op,
         accumulate_op=accumulate_op,
         gradients=tuple(gradients),
